@@ -155,7 +155,7 @@ def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: Telemetr
 
 
 def _one_step(run: Run, step: int, *, is_first: bool) -> None:
-    settings, started_s = run.settings, time.perf_counter()
+    settings, started_s, cpu_s = run.settings, time.perf_counter(), time.process_time()
     parts = StepParts()
     run.telemetry.begin(step)
     if run.traces.modules is not None:
@@ -176,6 +176,7 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
         mean_loss=float(mean_loss),
         grad_norm=None if grad_norm is None else float(grad_norm),
         seconds=time.perf_counter() - started_s,
+        cpu_s=time.process_time() - cpu_s,
         parts=parts,
     )
     run.telemetry.end(result)

@@ -37,6 +37,7 @@ TOKENS, LAYERS = "model.seq_len", "model.layers"
 
 class Quantity(StrEnum):
     SECONDS = "time"
+    PROCESSOR = "processor time"  # what a machine with other work does not stretch
     BYTES = "memory"
     NODES = "autograd nodes"
 

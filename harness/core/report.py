@@ -211,6 +211,8 @@ class StepCost:
     batch: int
     seconds: float | None  # the median of the steps that count
     error: float  # the standard error of that median, as a share of it
+    cpu_s: float | None  # processor seconds of all threads of rank 0, as seconds
+    cpu_error: float
     steps: int  # how many count: not the first one
     nodes: int | None  # of the autograd graph
     bytes: int | None  # that the graph keeps for the backward pass

@@ -9,7 +9,7 @@ from nsa_harness.core.fits import LAYERS, TOKENS, Fit, Interval, Quantity, Size
 from nsa_harness.core.report import Outcome, StepCost
 from nsa_harness.render import words
 
-COST_HEAD = ("run", "a step:", "tokens/s:", "kept for backward:", "autograd nodes:")
+COST_HEAD = ("run", "a step:", "processor:", "tokens/s:", "kept for backward:", "autograd nodes:")
 _LETTERS = {TOKENS: "T", LAYERS: "L"}
 _NOTHING = 0.005  # an exponent that is told as 0.00
 
@@ -18,6 +18,7 @@ def cost_row(cost: StepCost) -> tuple[str, ...]:
     """Of one cell, in the columns behind its name."""
     return (
         words.seconds(cost.seconds),
+        words.seconds(cost.cpu_s),
         words.UNKNOWN if cost.tokens_per_s is None else f"{cost.tokens_per_s:.0f}",
         size_text(cost.bytes),
         words.UNKNOWN if cost.nodes is None else str(cost.nodes),
@@ -84,7 +85,7 @@ def interval_text(quantity: Quantity, one: Interval) -> str:
 
 
 def amount_text(quantity: Quantity, amount: float) -> str:
-    if quantity is Quantity.SECONDS:
+    if quantity in (Quantity.SECONDS, Quantity.PROCESSOR):
         return words.seconds(amount)
     return size_text(amount) if quantity is Quantity.BYTES else f"{amount:.0f}"
 

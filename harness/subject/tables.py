@@ -90,19 +90,24 @@ def _implementations(table: Table) -> Row:
 
 
 def _time(table: Table) -> Row:
-    """The median of the steps after the first, which is none like the others, and how sure it is.
+    """The median of the steps after the first, which is none like the others, and how sure it is."""
+    rows = (table("training.csv") or ())[1:]
+    wall, processor = (_median(rows, name) for name in ("seconds", "cpu_s"))
+    timed: Row = {"seconds": wall[0], "error": wall[1], "steps": float(len(rows))} if wall else {}
+    return timed | ({"cpu_s": processor[0], "cpu_error": processor[1]} if processor else {})
 
-    The standard error of a median is 1.25 times that of a mean; the spread comes from the quartiles, which a step that
-    was held up does not move.
+
+def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
+    """With its standard error as a share of it: 1.25 times that of a mean.
+
+    The spread comes from the quartiles, which a step that was held up does not move.
     """
-    rows = table("training.csv") or ()
-    seconds = sorted(value for row in rows[1:] if isinstance(value := row.get("seconds"), float) and value > 0)
-    if not seconds:
-        return {}
-    middle = median(seconds)
-    low, high = (seconds[round(share * (len(seconds) - 1))] for share in (0.25, 0.75))
-    error = 1.2533 * (high - low) / 1.349 / math.sqrt(len(seconds)) / middle
-    return {"seconds": middle, "error": error, "steps": float(len(seconds))}
+    values = sorted(value for row in rows if isinstance(value := row.get(name), float) and value > 0)
+    if not values:
+        return None
+    middle = median(values)
+    low, high = (values[round(share * (len(values) - 1))] for share in (0.25, 0.75))
+    return middle, 1.2533 * (high - low) / 1.349 / math.sqrt(len(values)) / middle
 
 
 def _is_number(value: object) -> bool:

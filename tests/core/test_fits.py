@@ -126,6 +126,8 @@ def cell(
         batch=1,
         seconds=seconds,
         error=0.01,
+        cpu_s=2 * seconds,
+        cpu_error=0.01,
         steps=6,
         nodes=424,
         bytes=1000 * tokens,

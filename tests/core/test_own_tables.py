@@ -144,7 +144,7 @@ def test_what_a_step_cost_is_read_from_three_tables() -> None:
                 {"part": "sel", "implementation": "fused_cpu", "reason": "short", "count": 2.0, "until_tokens": 1024.0},
                 {"part": "cmp", "implementation": "fused_cpu", "reason": "auto", "count": 2.0},
             ],
-            training=[{"seconds": value} for value in (9.0, 1.0, 1.2, 1.1, 4.0, 1.0)],
+            training=[{"seconds": value, "cpu_s": 2.0} for value in (9.0, 1.0, 1.2, 1.1, 4.0, 1.0)],
         )
     )
     (row,) = rows
@@ -164,6 +164,8 @@ def test_what_a_step_cost_is_read_from_three_tables() -> None:
         batch=1,
         seconds=1.1,
         error=pytest.approx(1.2533 * 0.2 / 1.349 / 5**0.5 / 1.1),
+        cpu_s=2.0,
+        cpu_error=0.0,
         steps=5,
         nodes=424,
         bytes=7,

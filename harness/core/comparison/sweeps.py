@@ -36,11 +36,8 @@ class Regime:
     def _points(self, quantity: Quantity) -> Sequence[Point]:
         """None unless every cell has it."""
         values = [(cost, measured(cost, quantity)) for cost in self.costs]
-        timed = quantity is Quantity.SECONDS
         points = [
-            Point(size=size_of(cost), value=value, error=max(cost.error, _LEAST_ERROR) if timed else 0.0)
-            for cost, value in values
-            if value
+            Point(size=size_of(cost), value=value, error=_error(cost, quantity)) for cost, value in values if value
         ]
         return points if len(points) == len(values) else ()
 
@@ -90,8 +87,8 @@ class Sweep:
             )
         if above is not None and size.tokens > regime.last and regime.until is None:
             return Refused(
-                reason=f"from {above.first} tokens on the cells ran{above.by}, up to {regime.last} tokens{regime.by}, and"
-                " where between it changes no cell says"
+                reason=f"from {above.first} tokens on the cells ran{above.by}, up to {regime.last} tokens{regime.by},"
+                " and where between it changes no cell says"
             )
         if not regime.fits:
             return Refused(reason=_unfitted(regime))
@@ -122,10 +119,18 @@ def measured(cost: StepCost, quantity: Quantity) -> float | None:
     match quantity:
         case Quantity.SECONDS:
             return cost.seconds if cost.steps >= _LEAST_STEPS else None
+        case Quantity.PROCESSOR:
+            return cost.cpu_s if cost.steps >= _LEAST_STEPS else None
         case Quantity.BYTES:
             return cost.bytes
         case Quantity.NODES:
             return cost.nodes
+
+
+def _error(cost: StepCost, quantity: Quantity) -> float:
+    """What is counted is exact."""
+    errors = {Quantity.SECONDS: cost.error, Quantity.PROCESSOR: cost.cpu_error}
+    return max(errors[quantity], _LEAST_ERROR) if quantity in errors else 0.0
 
 
 def size_of(cost: StepCost) -> Size:

@@ -49,6 +49,7 @@ class SecondRun(StrEnum):
     CHECKPOINT_DEBUG = "checkpoint_debug"  # checkpointing tells which operation it recomputes otherwise
     LAUNCH_BLOCKING = "launch_blocking"  # a kernel fails on the line that launched it
     OTHER_BACKEND = "gloo"
+    GROWTH = "growth"  # what lives after two steps is told by the line that allocated it
     AGAIN = "again"  # nothing
 
 
@@ -1669,6 +1670,7 @@ class Cause(StrEnum):
         beside=True,
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
+        second_run=(SecondRun.GROWTH,),
         shown_by=(by_program("silent_leak_cache"), by_program("silent_leak_graphs")),
         advice=(
             "Look for what a step appends to and nothing empties: losses kept with their graph (use .item() or"
@@ -1682,7 +1684,8 @@ class Cause(StrEnum):
         *likely* at most: a cache that fills for a whole first epoch looks the same.
         """,
         proven_by="""
-        `rank<r>/looks.jsonl`; the slope is the median over all pairs of looks.
+        `rank<r>/looks.jsonl`; the slope is the median over all pairs of looks. With `--deepen` a second run counts what
+        lives after steps 9 and 17, by the line that allocated it, and names the line that keeps most.
         """,
         remedy="""
         look for what a step appends to and nothing empties: losses kept with their graph, caches without a bound, hooks
