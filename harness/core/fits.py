@@ -123,17 +123,6 @@ class Fit:
         return Interval(value=main.value, low=low, high=max(one.high for one in (main, *rest)))
 
     @property
-    def square_share(self) -> float:
-        """How much of the largest cell is of the part that grows with the square of the tokens."""
-        largest = self.points[-1]
-        if not self.form.terms:
-            return 0.0
-        solved = _solved(self.form, self.points)
-        parts = [c * _term(term, largest.size) for term, c in zip(self.form.terms, solved.coefficients, strict=True)]
-        square = sum(part for term, part in zip(self.form.terms, parts, strict=True) if term[0] == 2)
-        return square / sum(parts)
-
-    @property
     def is_square(self) -> bool:
         """It grows with the square of the tokens, and more than the doubt about that."""
         exponent = self.exponent

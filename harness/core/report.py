@@ -217,7 +217,7 @@ class StepCost:
     nodes: int | None  # of the autograd graph
     bytes: int | None  # that the graph keeps for the backward pass
     peak_bytes: int | None  # of the GPU, or of the process
-    implementations: tuple[str, ...]  # "sel blockwise", by part
+    implementations: tuple[str, ...]  # of each part of the model, with the part's name
     until_tokens: int | None  # from which length on another implementation runs; None = no length is known
 
     @property

@@ -138,7 +138,7 @@ def gate_collapse(case: Case) -> Explanation | None:
 
 # A layer of this model has about two hundred nodes, at every length.
 _NODES_OF_A_TOKEN, _NODES_OF_A_LAYER = 4, 2000
-_COST_PROOF = ("nsa/step_cost.csv",)
+_COST_PROOF = ("step_cost.csv",)
 
 
 def _counted(case: Case) -> tuple[dict[str, float]] | None:

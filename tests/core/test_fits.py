@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from runs import run
 
-from nsa_harness.core.comparison.sweeps import Refused, Sweep, sweeps, unfitted
+from nsa_harness.core.comparison.sweeps import Refused, Sweep, sweeps, unfitted, with_growth
 from nsa_harness.core.fits import CONFIDENCE, Fit, Point, Quantity, Size, fitted
 from nsa_harness.core.report import Outcome, Status, StepCost
 from nsa_harness.core.statistics import student
@@ -210,3 +210,12 @@ def test_a_time_from_two_steps_is_no_time() -> None:
     told = one_sweep(*hasty).predicted(FAR)
     assert not isinstance(told, Refused)
     assert set(told) == {Quantity.BYTES, Quantity.NODES}
+
+
+def test_the_largest_run_of_a_sweep_says_that_its_time_grows_with_the_square() -> None:
+    square = [cell(tokens, 1e-7 * tokens**2, "sel dense") for tokens in (256, 512, 1024, 2048)]
+    told = with_growth(square)
+    assert [[one.code for one in run.findings] for run in told] == [[], [], [], ["quadratic_cost"]]
+    assert told[-1].findings[0].claim == "the time of a step grows as T^2.0 (2.0 to 2.0) from 256 to 2048 tokens"
+    assert with_growth(told) == told
+    assert with_growth(LONG) == tuple(LONG)

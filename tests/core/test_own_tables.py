@@ -190,3 +190,8 @@ def test_a_step_that_was_cut_short_has_told_what_its_graph_has() -> None:
         },
     )
     assert reported(tables(step_cost=[{"moment": "forward", "batch": 1.0, "seq_len": 64.0}]))[1] == ()
+
+
+def test_each_finding_of_a_cost_stands_beside_the_others_in_the_order_of_how_much_it_explains() -> None:
+    all_of_it = cost(nodes=10**6, saved_bytes=4e9, square_bytes=3e9)
+    assert codes(all_of_it) == ["per_token_nodes", "quadratic_cost", "memory_excess"]

@@ -51,6 +51,7 @@ ADDED = {
     "commands: ready", "commands: ready <SHAPE>", "commands: ready <[KEY=VALUE]>",
     *(f"commands: ready --{name}" for name in ("checklist", "jobs", "dry-run", "json", "out", "probe")),
     *(f"commands: ready --{name}" for name in ("no-redact", "git-diff")),
+    "commands: fit", "commands: fit <[RUN...]>", *(f"commands: fit --{name}" for name in ("tokens", "layers", "out")),
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}

@@ -7,11 +7,14 @@ and a size at which another one runs, or may, is not predicted: what is refused 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from nsa_harness.core.diagnosis.case import explained
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.fits import LAYERS, LEAST_SIZES, TOKENS, Fit, Interval, Point, Quantity, Size, fitted
-from nsa_harness.core.report import Outcome, Status, StepCost
+from nsa_harness.core.report import Finding, Outcome, Status, StepCost
 
 _LEAST_STEPS = 3  # besides the first one, for a median
 _LEAST_ERROR = 0.02  # of a time: what holds a machine up for some steps holds up all of a cell
@@ -56,7 +59,7 @@ class Regime:
 
     @property
     def by(self) -> str:
-        """ " with sel blockwise"."""
+        """Behind a verb, empty where all cells of the sweep are alike in that."""
         return f" with {self.named}" if self.named else ""
 
 
@@ -145,6 +148,35 @@ def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
             alike.setdefault(_apart_from_size(outcome), {}).setdefault(size_of(outcome.cost), outcome)
     ordered = ([cells[size] for size in sorted(cells, key=_by_size)] for cells in alike.values())
     return tuple(_sweep(cells) for cells in ordered if len(cells) >= LEAST_SIZES)
+
+
+def with_growth(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """The outcomes, in their order: the largest of a sweep whose time grows with the square says so.
+
+    Applied twice it changes nothing more.
+    """
+    told: dict[int, Finding] = {}
+    for regime in (regime for sweep in sweeps(outcomes) for regime in sweep.regimes):
+        largest = regime.cells[-1]
+        square = next((fit for fit in regime.fits if fit.quantity in _TIMES and fit.is_square), None)
+        if square is not None and all(one.code != Cause.QUADRATIC_COST for one in largest.findings):
+            told[id(largest)] = _quadratic(regime, square)
+    return tuple(replace(one, findings=(*one.findings, told[id(one)])) if id(one) in told else one for one in outcomes)
+
+
+_TIMES = (Quantity.SECONDS, Quantity.PROCESSOR)
+
+
+def _quadratic(regime: Regime, fit: Fit) -> Finding:
+    exponent = fit.exponent
+    assert exponent is not None
+    grows = f"T^{exponent.value:.1f} ({exponent.low:.1f} to {exponent.high:.1f})"
+    return explained(
+        Cause.QUADRATIC_COST,
+        f"the {fit.quantity.value} of a step grows as {grows} from {regime.first} to {regime.last} tokens{regime.by}",
+        seen=Seen.EFFECT,
+        proof=tuple(f"{cell.dir}/verdict.json" for cell in regime.cells),
+    ).finding
 
 
 def _by_size(size: Size) -> tuple[int, int]:

@@ -1733,12 +1733,11 @@ class Cause(StrEnum):
         that, and every other rank waits: it looks like a hang, and is none.
         """,
         proven_by="""
-        `nsa/step_cost.csv`: nsa.train counts the nodes after its first forward pass, before the backward pass begins,
+        `step_cost.csv`: nsa.train counts the nodes after its first forward pass, before the backward pass begins,
         so that one step tells, also one that never ends.
         """,
         remedy="""
-        compute all tokens in one call. `fallback_counters.csv` names the implementation of each branch; `nsa-harness
-        fit` says what more tokens would cost.
+        compute all tokens in one call. `nsa-harness fit` says what more tokens would cost.
         """,
     )
 
@@ -1759,7 +1758,7 @@ class Cause(StrEnum):
         its largest run, where the time of a step grows with an exponent of 1.5 or more, doubt included.
         """,
         proven_by="""
-        `nsa/step_cost.csv` of a run with `trace.step_cost=true` (`square_bytes`); for a sweep its fit, in SUMMARY.md.
+        `step_cost.csv` of a run with `trace.step_cost=true` (`square_bytes`); for a sweep its fit, in SUMMARY.md.
         """,
         remedy="""
         use an attention that keeps no scores. A length that equals a width of the model is not told apart: run another.
@@ -1785,7 +1784,7 @@ class Cause(StrEnum):
         *likely*: of a process on a CPU other things grow as well.
         """,
         proven_by="""
-        `nsa/step_cost.csv`: `expected_bytes` beside `saved_bytes`, or `peak_bytes` less `begin_bytes`.
+        `step_cost.csv`: `expected_bytes` beside `saved_bytes`, or `peak_bytes` less `begin_bytes`.
         """,
         remedy="""
         look for scores of all tokens against all, for a mask that was expanded, for activations that a loop keeps.
