@@ -74,25 +74,25 @@ def main() -> int:
 def side_of(side: Side) -> dict[str, Any]:
     """What was measured, predicted and found."""
     before = circumstances(__file__, sys.argv[1:])
-    cells = run(side.keys, LENGTHS, side.steps)
-    (truth,) = run(side.keys, (TARGET,), side.target_steps)
+    cells = [run(side.keys, tokens, side.steps) for tokens in LENGTHS]
+    truth = run(side.keys, TARGET, side.target_steps)
     known = {"layers": LAYERS, "target_tokens": TARGET, "load_1min_after": os.getloadavg()[0]}
     return {**before, **known, **judged(cells, truth)}
 
 
-def run(keys: Sequence[str], lengths: Sequence[int], steps: int) -> Sequence[Outcome]:
-    """Real runs of the sweep; raises where one of them did not pass."""
+def run(keys: Sequence[str], tokens: int, steps: int) -> Outcome:
+    """A real run of one length of the sweep; raises where it did not pass."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "nsa_harness", "run", "sweep_seq_len", "--out", folder),
-            *("--matrix", f"model.seq_len={','.join(map(str, lengths))}"),
+            *("--matrix", f"model.seq_len={tokens}"),
             *(f"model.layers={LAYERS}", f"train.steps={steps}", *keys),
         ]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         reports = sorted(Path(folder).glob("*/report.json"))
         if done.returncode or not reports:
             raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-        return from_json(reports[-1].read_text(encoding="utf-8")).outcomes
+        return from_json(reports[-1].read_text(encoding="utf-8")).outcomes[0]
 
 
 def judged(cells: Sequence[Outcome], truth: Outcome) -> dict[str, Any]:
