@@ -52,7 +52,7 @@ def report_of(*outcomes: Outcome) -> Report:
 
 def stored(directory: Path, *outcomes: Outcome) -> Path:
     directory.mkdir()
-    (directory / "run.json").write_text("{}")
+    (directory / "run.json").write_text('{"schema": 1, "plan": []}')
     (directory / "report.json").write_text(to_json(report_of(*outcomes)))
     return directory
 
@@ -63,7 +63,7 @@ def test_a_larger_step_is_predicted_with_the_run_that_checks_it(tmp_path: Path) 
     told = "\n".join(answer.lines)
     assert "Memory grows" not in told
     assert (
-        "Time grows as T^0.8 (0.7 to 0.8), processor time grows as T^0.8 (0.7 to 0.8), memory grows as T^1.0, autograd"
+        "Time grows as T^0.8 (0.7 to 0.9), processor time grows as T^0.8 (0.7 to 0.9), memory grows as T^1.0, autograd"
         " nodes do not grow, from 1024 to 2048 tokens with sel blockwise." in told
     )
     assert "8192 tokens, 2 layers:\n  time: 2.6 s (" in told
@@ -120,9 +120,8 @@ def test_the_summary_and_the_screen_tell_the_cells_and_how_they_grow() -> None:
     report = report_of(*SWEEP)
     text = summary_md(report, PLAYBOOK)
     assert "## What a step costs: sweep\n" in text
-    assert "| 2048" in text or "model.seq\\_len=2048" in text
-    assert "0.71 s | 1.4 s | 2867 | 102 MB | 424 |" in text
-    assert "autograd nodes do not grow, from 256 to 768 tokens with sel fused" in text.replace("\\_", "_")
+    assert "| sweep@model.seq_len=2048 [PASS](#run-7) | 0.71 s | 1.4 s | 2867 | 102 MB | 424 |\n" in text
+    assert "autograd nodes do not grow, from 256 to 768 tokens with sel fused_cpu.\n" in text
     screen = " ".join(" ".join(done_lines(report, PLAYBOOK, Path("reports/r"), 100)).split())
     assert "growth Time grows as T^1.0" in screen
     assert "from 1024 to 2048 tokens with sel blockwise." in screen
