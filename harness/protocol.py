@@ -30,6 +30,7 @@ ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # set by the process that took RANK for its
 ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is one process without RANK, which is rank 0
 ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # switch autograd's anomaly detection on; absent = leave it
 ENV_CHECKPOINT_DEBUG = "_NSA_HARNESS_CHECKPOINT_DEBUG"  # the same of activation checkpointing's debug mode
+ENV_GROWTH = "_NSA_HARNESS_GROWTH"  # count what lives after two steps, by the line that allocated it
 ENV_FAULT = "_NSA_HARNESS_FAULT"  # JSON of the planted fault, absent without one
 ENV_PREFIX = "_NSA_HARNESS_"
 

@@ -328,6 +328,12 @@ OPTIONS = (
         default=False,
         about="autograd's anomaly detection: a NaN in backward is an error that names the forward call",
     ),
+    Option(
+        name="step_cost",
+        parse=switch,
+        default=False,
+        about="count the bytes that the first forward pass keeps for its backward pass",
+    ),
     Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW"),
     Option(name="clip", parse=positive, default=1.0, about="largest norm of all gradients together"),
     Option(name="freeze", parse=str, default=None, about="parameters to freeze, a pattern such as *.gate_mlp.*"),
@@ -402,6 +408,7 @@ class Settings:
     mem_dump_every: int
     profile_memory: bool
     detect_anomaly: bool
+    step_cost: bool
     learning_rate: float
     clip: float
     freeze: str | None  # None: nothing is frozen

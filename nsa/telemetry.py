@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.profiler import ProfilerActivity, profile
 
+from .config import NSAConfig
+from .cost import KeptTensors, expected_bytes, graph_nodes
 from .observe import EVERY_STEPS, Observer
 from .ops.dispatch import UsedImplementation
 from .world import World
@@ -124,8 +126,23 @@ class StepParts:
 
 TRAINING_COLUMNS = (
     "step", "loss", "grad_norm", "tokens_per_s", "seconds", "forward_s", "backward_s", "optimizer_s",
-    "peak_rss_bytes", "peak_gpu_bytes",
+    "peak_rss_bytes", "peak_gpu_bytes", "cpu_s",
 )  # fmt: skip
+
+
+COST_COLUMNS = (
+    "moment", "batch", "seq_len", "layers", "nodes", "saved_bytes", "square_bytes", "expected_bytes", "begin_bytes",
+    "peak_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """Of what a step's cost depends on, besides the program."""
+
+    config: NSAConfig
+    batch: int
+    parameter_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +153,7 @@ class StepResult:
     phase: str
     tokens: int  # of all ranks together
     seconds: float
+    cpu_s: float | None = None  # of all threads of this process
     loss: float | None = None
     mean_loss: float | None = None
     grad_norm: float | None = None
@@ -177,6 +195,8 @@ class Telemetry:
         self._training = self._table("training.csv", ",".join(TRAINING_COLUMNS))
         self._selection = self._table("k_stats.csv", "step,layer,mean,min,max,forced_share,empty_share")
         self._gates = self._table("gate_health.csv", "step,layer,branch,mean,std,saturated_share")
+        self._costs = self._table("step_cost.csv", ",".join(COST_COLUMNS))
+        self._begin_bytes = self._peak_bytes()
         self._beat(0, "start")
         if mem_dump_every:
             self._dump_memory(0)
@@ -198,11 +218,36 @@ class Telemetry:
             row = (result.step, result.mean_loss, result.grad_norm, result.tokens_per_s, result.seconds)
             parts = astuple(result.parts) if result.parts else (None, None, None)
             peak_gpu_bytes = (gpu_bytes(self._world.device) or {}).get("peak")
-            self._training.write(*row, *parts, peak_rss_bytes(), peak_gpu_bytes)
+            self._training.write(*row, *parts, peak_rss_bytes(), peak_gpu_bytes, result.cpu_s)
         if self._observer is not None and self._sampling:
             self._sample(self._observer, result.step)
         if self._mem_dump_every and result.step % self._mem_dump_every == 0:
             self._dump_memory(result.step)
+
+    def count_graph(self, shape: StepShape, loss: Tensor, kept: KeptTensors | None) -> None:
+        """What the forward pass of a step has made, before the backward pass takes it apart. `kept`: if it was asked.
+
+        It is on disk when the backward pass begins: of a step that takes too long, this is known.
+        """
+        if not self._world.is_first:
+            return
+        counted = (graph_nodes(loss), kept and kept.size_bytes, kept and kept.square_bytes)
+        self._write_cost("forward", shape, *counted)
+
+    def count_step(self, shape: StepShape) -> None:
+        """How much memory the whole step took at most."""
+        if self._world.is_first:
+            self._write_cost("step", shape, None, None, None)
+
+    def _write_cost(self, moment: str, shape: StepShape, *counted: int | None) -> None:
+        config = shape.config
+        expected = expected_bytes(config, shape.parameter_bytes, shape.batch)
+        memory = (expected, self._begin_bytes, self._peak_bytes())
+        self._costs.write(moment, shape.batch, config.seq_len, config.layers, *counted, *memory)
+
+    def _peak_bytes(self) -> int:
+        """On a GPU what torch has given out at most, on a CPU the highest resident memory of the process."""
+        return (gpu_bytes(self._world.device) or {}).get("peak") or peak_rss_bytes()
 
     def audit_dtypes(self, optimizer: torch.optim.Optimizer) -> None:
         """Which dtypes parameters, gradients, activations and optimizer state really have."""
@@ -213,7 +258,7 @@ class Telemetry:
 
     def close(self) -> None:
         self._count_implementations()
-        for file in (self._heartbeat, self._training, self._selection, self._gates):
+        for file in (self._heartbeat, self._training, self._selection, self._gates, self._costs):
             file.close()
 
     def _sample(self, observer: Observer, step: int) -> None:
@@ -288,10 +333,10 @@ def implementations_csv(model: nn.Module) -> str:
             runs.setdefault(name.rsplit(".", 1)[-1], Counter()).update(counted)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["part", "implementation", "reason", "count"])
+    writer.writerow(["part", "implementation", "reason", "count", "until_tokens"])
     for part, implementations in runs.items():
         for used, count in implementations.items():
-            writer.writerow([part, used.name, used.reason, count])
+            writer.writerow([part, used.name, used.reason, count, "" if used.until is None else used.until])
     return text.getvalue()
 
 

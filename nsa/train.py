@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .checkpoints import load_checkpoint, save_checkpoint
+from .cost import KeptTensors
 from .data import Batches
 from .model import TinyLM, count_parameters
 from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
@@ -28,7 +29,7 @@ from .parallelize import (
     without_reduction,
 )
 from .settings import SHARDED, Phase, Settings, SettingsError, Wrapper, read_settings
-from .telemetry import StepParts, StepResult, Telemetry, memory_profile
+from .telemetry import StepParts, StepResult, StepShape, Telemetry, memory_profile
 from .warmup import uses_fused_kernels, warm_up
 from .world import CannotRunError, World, joined
 
@@ -55,6 +56,7 @@ class Run:
     scaler: torch.amp.GradScaler
     traces: Traces
     telemetry: Telemetry
+    shape: StepShape
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,6 +109,7 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
     if settings.freeze:
         freeze(bare, settings.freeze)
     parameters = count_parameters(bare)
+    parameter_bytes = sum(one.numel() * one.element_size() for one in bare.parameters())
     traces = Traces(buckets=BucketTrace(rank=world.rank) if settings.trace_buckets else None)
     order_file = settings.out_dir / f"grad_order_rank{world.rank}.jsonl"
     if settings.trace_grads and settings.wrapper is Wrapper.FSDP1:
@@ -134,6 +137,7 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
         traces=traces,
         telemetry=telemetry,
+        shape=StepShape(config=settings.model, batch=settings.batch, parameter_bytes=parameter_bytes),
     )
 
 
@@ -151,7 +155,7 @@ def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: Telemetr
 
 
 def _one_step(run: Run, step: int, *, is_first: bool) -> None:
-    settings, started_s = run.settings, time.perf_counter()
+    settings, started_s, cpu_s = run.settings, time.perf_counter(), time.process_time()
     parts = StepParts()
     run.telemetry.begin(step)
     if run.traces.modules is not None:
@@ -172,11 +176,13 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
         mean_loss=float(mean_loss),
         grad_norm=None if grad_norm is None else float(grad_norm),
         seconds=time.perf_counter() - started_s,
+        cpu_s=time.process_time() - cpu_s,
         parts=parts,
     )
     run.telemetry.end(result)
     if is_first:
         run.telemetry.audit_dtypes(run.optimizer)
+        run.telemetry.count_step(run.shape)
     run.optimizer.zero_grad()
     if run.world.is_first:
         say(result.line())
@@ -199,10 +205,13 @@ def _micro_batch(run: Run, step: int, micro: int, parts: StepParts, *, is_first:
     tokens, targets = run.batches.fetch(step, micro, run.world.rank)
     if is_first and micro == 0:
         say(f"batch rank={run.world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}")
-    last = micro == run.settings.accumulate - 1
+    last, counts = micro == run.settings.accumulate - 1, is_first and micro == 0
+    kept = KeptTensors(run.bare, run.settings.model.seq_len) if counts and run.settings.step_cost else None
     with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
-        with parts.of("forward_s"), _autocast(run.settings, run.world):
+        with parts.of("forward_s"), _autocast(run.settings, run.world), kept or nullcontext():
             loss = loss_of(run.model(tokens), targets)
+        if counts:
+            run.telemetry.count_graph(run.shape, loss, kept)
         if run.settings.phase is not Phase.FORWARD:
             with parts.of("backward_s"):
                 run.scaler.scale(loss / run.settings.accumulate).backward()

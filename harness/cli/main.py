@@ -16,6 +16,7 @@ import typer
 
 from nsa_harness.cli import bisect as cli_bisect
 from nsa_harness.cli import claim as cli_claim
+from nsa_harness.cli import fit as cli_fit
 from nsa_harness.cli import health as cli_health
 from nsa_harness.cli import ready as cli_ready
 from nsa_harness.cli import run as cli_run
@@ -50,6 +51,10 @@ nsa-harness attach 4711 --for 300   look for five minutes""",
 nsa-harness read ./logs                          all that is below it
 nsa-harness read slurm-4711.out /tmp/nccl_trace_rank_*
 nsa-harness read logs stacks/rank3.txt --out reports""",
+    "fit": """
+nsa-harness fit                              the newest sweep
+nsa-harness fit --tokens 8192                what such a step will cost
+nsa-harness fit SWEEP CHECK --tokens 8192    the same, held against a run at half the size""",
     "wrong": """
 nsa-harness wrong reports/latest --line train.py:41 --cause rank0_only_collective --rank 0
 nsa-harness wrong reports/latest/ddp --verdict PASS --note 'it was still loading'""",
@@ -87,6 +92,7 @@ app.command(cls=GroupedCommand, epilog=_epilog("ready"))(cli_ready.ready)
 app.command(cls=GroupedCommand, epilog=_epilog("watch"))(cli_watch.watch)
 app.command(cls=GroupedCommand, epilog=_epilog("attach"))(cli_watch.attach)
 app.command(cls=GroupedCommand, epilog=_epilog("read"))(cli_watch.read)
+app.command(cls=GroupedCommand, epilog=_epilog("fit"))(cli_fit.fit)
 app.command(cls=GroupedCommand)(cli_health.doctor)
 app.command(cls=GroupedCommand)(cli_health.selftest)
 app.add_typer(ci_app)

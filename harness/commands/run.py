@@ -40,6 +40,7 @@ from nsa_harness.core.comparison.decisions import with_decisions
 from nsa_harness.core.comparison.deepening import with_deeper_runs
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.comparison.severity import strict_exit_code
+from nsa_harness.core.comparison.sweeps import with_growth
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.core.schedule import as_expected
@@ -280,7 +281,7 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
         machine=record.machine,
         command=run.redaction.typed(record.command),
         interrupted=record.interrupted,
-        outcomes=with_deeper_runs(with_flakiness(in_order), WHAT_FOLLOWS),
+        outcomes=with_growth(with_deeper_runs(with_flakiness(in_order), WHAT_FOLLOWS)),
         not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in started),
     )
     return run.redaction.value(with_decisions(report, _agreed(run, record)))

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 from nsa_harness.core.alignment.reasons import last_agreed
 from nsa_harness.core.callstacks import call_stacks
-from nsa_harness.core.diagnosis.case import at, counted, explained, layer_of, shorten
+from nsa_harness.core.diagnosis.case import at, bytes_text, counted, explained, layer_of, shorten
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.grades import Seen
@@ -31,6 +31,7 @@ from nsa_harness.core.report import (
     Place,
     Standing,
     Status,
+    StepCost,
     Timing,
     Usage,
     Verdict,
@@ -324,6 +325,38 @@ def outcome_of(
             for one in call_stacks(evidence, judgement, culprit)
         ),
         divergence=diagnosis.divergence,
+        cost=_cost(evidence),
+    )
+
+
+def _cost(evidence: Evidence) -> StepCost | None:
+    """From the row of the program's own tables that tells of it."""
+    row = next((row for row in evidence.reported if "step_cost" in row), None)
+    if row is None:
+        return None
+
+    def number(name: str) -> float | None:
+        value = row.get(name)
+        return float(value) if isinstance(value, float | int) else None
+
+    def whole(name: str) -> int | None:
+        value = number(name)
+        return None if value is None else int(value)
+
+    return StepCost(
+        tokens=whole("seq_len") or 0,
+        layers=whole("layers") or 0,
+        batch=whole("batch") or 0,
+        seconds=number("seconds"),
+        error=number("error") or 0.0,
+        cpu_s=number("cpu_s"),
+        cpu_error=number("cpu_error") or 0.0,
+        steps=whole("steps") or 0,
+        nodes=whole("nodes"),
+        bytes=whole("saved_bytes"),
+        peak_bytes=whole("peak_bytes"),
+        implementations=tuple(one for one in str(row.get("implementations", "")).split(", ") if one),
+        until_tokens=whole("until_tokens"),
     )
 
 
@@ -590,6 +623,8 @@ def shown_deeper(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
     yield from list(filter(None, map(_forward, ranks)))[:1]
     if spec.deepening.change == "names":
         yield from list(filter(None, map(_parameters, ranks)))[:1]
+    if spec.deepening.change == "growth":
+        yield from list(filter(None, map(_grown, ranks)))[:1]
 
 
 def _failed_at_s(rank: RankEvidence) -> float:
@@ -624,6 +659,22 @@ def _parameters(rank: RankEvidence) -> Finding | None:
     place = Place(parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0]))
     proof = rank.raised.proof if rank.raised else f"rank{rank.rank}/stderr.log"
     return _finding(rank, f"the {noun} {shorten(', '.join(names[:_SHOWN_NAMES]))}{more}", place, proof, _WHO_OWNS)
+
+
+_MUCH_BYTES = 1 << 20
+
+
+def _grown(rank: RankEvidence) -> Finding | None:
+    """The line that made most of what is kept."""
+    most = next((one for one in rank.looks.grown if one.size_bytes >= _MUCH_BYTES), None) if rank.looks else None
+    if most is None:
+        return None
+    more = f"{bytes_text(most.size_bytes)} more live after step {most.last_step} than after step {most.first_step}"
+    claim = f"{more}, allocated{at(most.place)}"
+    return _finding(rank, claim, most.place, f"rank{rank.rank}/looks.jsonl", _LET_GO)
+
+
+_LET_GO = "Look for who keeps what this line makes: a list, a cache, a hook. Of a loss keep .item(), or .detach() it."
 
 
 def _names(texts: Sequence[str]) -> list[str]:

@@ -203,6 +203,29 @@ class ProgramFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """What a step cost, and of which size it was; None = the program did not say."""
+
+    tokens: int  # of a sequence
+    layers: int
+    batch: int
+    seconds: float | None  # the median of the steps that count
+    error: float  # the standard error of that median, as a share of it
+    cpu_s: float | None  # processor seconds of all threads of rank 0, as seconds
+    cpu_error: float
+    steps: int  # how many count: not the first one
+    nodes: int | None  # of the autograd graph
+    bytes: int | None  # that the graph keeps for the backward pass
+    peak_bytes: int | None  # of the GPU, or of the process
+    implementations: tuple[str, ...]  # of each part of the model, with the part's name
+    until_tokens: int | None  # from which length on another implementation runs; None = no length is known
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.batch * self.tokens / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """One attempt of one scenario."""
 
@@ -252,6 +275,7 @@ class Outcome:
     showed: str | None = None  # of a deepening: what it says about that attempt
     stacks: tuple[CallStack, ...] = ()  # the culprit's first
     divergence: Divergence | None = None
+    cost: StepCost | None = None
 
 
 class GateState(StrEnum):

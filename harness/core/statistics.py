@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, comb, hypot, log, sqrt
+from functools import cache
+from math import ceil, comb, cos, hypot, log, pi, sqrt, tan
 from statistics import NormalDist
 
 # Turner, Ly and Grünwald, "Generic E-variables for exact sequential k-sample tests" (arXiv:2106.02693), section 4:
@@ -30,6 +31,15 @@ def more_often(first: tuple[int, int], second: tuple[int, int], confidence: floa
     all_bad, ways = bad + other_bad, comb(of + other_of, of)
     chance = sum(comb(all_bad, k) * comb(of + other_of - all_bad, of - k) for k in range(bad, min(of, all_bad) + 1))
     return chance <= (1 - confidence) * ways
+
+
+@cache
+def student(confidence: float, freedom: int) -> float:
+    """Within how many standard errors of its mean a value lies at that confidence, by Student's distribution."""
+    # With t as the root of the degrees of freedom times the tangent of an angle, the density is a power of its cosine.
+    whole = _cosines(freedom - 1, pi / 2)
+    share = _where(lambda share: _cosines(freedom - 1, share * pi / 2) < confidence * whole)
+    return sqrt(freedom) * tan(share * pi / 2)
 
 
 class Separation:
@@ -117,6 +127,15 @@ def _at_least(bad: int, of: int, rate: float) -> float:
 
 def _exactly(bad: int, of: int, rate: float) -> float:
     return comb(of, bad) * rate**bad * (1 - rate) ** (of - bad)
+
+
+_SLICES = 256
+
+
+def _cosines(power: int, end: float) -> float:
+    """The integral of that power of the cosine from 0 on, by Simpson's rule."""
+    values = [max(0.0, cos(end * i / _SLICES)) ** power for i in range(_SLICES + 1)]
+    return end / (3 * _SLICES) * (values[0] + values[-1] + 4 * sum(values[1::2]) + 2 * sum(values[2:-1:2]))
 
 
 def _where(below: Callable[[float], bool]) -> float:

@@ -159,6 +159,12 @@ class ProcessProbe:
         from .looks import install
 
         self._looks = install(sys.modules["torch"], board, self.trouble, self._directory, names, given_up)
+        if protocol.ENV_GROWTH in os.environ:
+            from .growth import Growth
+
+            growth = Growth(sys.modules["torch"], board, self.trouble)
+            growth.watch()
+            self._looks.at_the_end.append(growth.records)
 
     def _watch_autograd(self, board: BoardWriter) -> None:
         from .autograd import watch_checkpoints, watch_graph

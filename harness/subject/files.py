@@ -13,6 +13,7 @@ _TELEMETRY = (
     ("k_stats.csv", CountedIn.ROWS),
     ("gate_health.csv", CountedIn.ROWS),
     ("fallback_counters.csv", CountedIn.ROWS),
+    ("step_cost.csv", CountedIn.ROWS),
     ("dtypes_report.txt", CountedIn.LINES),
 )
 

@@ -118,6 +118,7 @@ def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
         "mem-dump-every": trace.mem_dump_every,
         "profile-memory": trace.profile_memory,
         "detect-anomaly": trace.detect_anomaly,
+        "step-cost": trace.step_cost,
     }
     return tuple(word for name, value in options.items() for word in _option(name, value))
 

@@ -1,15 +1,15 @@
-"""What nsa.train tells of itself in its own tables: the numbers of its training, and the gates of its attention."""
+"""What nsa.train tells of itself in its own tables: numbers of its training, gates of its attention, cost of a step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
-from nsa_harness.core.diagnosis.case import Case, Explanation, counted, explained
+from nsa_harness.core.diagnosis.case import Case, Explanation, bytes_text, counted, explained
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.phases import RulePhase, given, rule
 from nsa_harness.core.report import Place
 from nsa_harness.core.scenario.program import Row, Table
 
@@ -17,13 +17,14 @@ _LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the
 _MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
 _RATES = ("seconds", "tokens_per_s")
 _MAX_GATES = 256
+_MAX_PARTS = 64
 _OF_A_GATE = ("step", "layer", "mean", "std", "saturated_share")
 _SHUT, _SATURATED = 0.01, 0.99
 
 
 def reported(table: Table) -> tuple[dict[str, float], tuple[Row, ...]]:
-    """Its metrics, by the names that `expect.metrics` takes, and the rows that the rule below reads."""
-    return _metrics(table), _gates(table)
+    """Its metrics, by the names that `expect.metrics` takes, and the rows that the rules below read."""
+    return _metrics(table), (*_gates(table), *_step_cost(table))
 
 
 def _metrics(table: Table) -> dict[str, float]:
@@ -64,13 +65,62 @@ def _is_of_a_gate(row: Row) -> bool:
     return all(isinstance(number, float) and math.isfinite(number) for number in numbers)
 
 
+_SIZES = ("batch", "seq_len", "layers")
+_COUNTED = ("nodes", "saved_bytes", "square_bytes", "expected_bytes", "begin_bytes", "peak_bytes")
+
+
+def _step_cost(table: Table) -> Iterator[Row]:
+    """One: what a step was seen to cost, with the size that it had and who computed it."""
+    rows = [row for row in table("step_cost.csv") or () if all(_is_number(row.get(name)) for name in _SIZES)]
+    if not rows:
+        return
+    cost: Row = {"step_cost": "of the first step", **{name: rows[0][name] for name in _SIZES}}
+    for name in _COUNTED:
+        values = [value for row in rows if isinstance(value := row.get(name), float) and math.isfinite(value)]
+        cost |= {name: max(values)} if values else {}
+    yield cost | _implementations(table) | _time(table)
+
+
+def _implementations(table: Table) -> Row:
+    """Those that compute; of one that was chosen for its length also where that ends."""
+    rows = [row for row in table("fallback_counters.csv") or () if "implementation" in row][:_MAX_PARTS]
+    named = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
+    ends = [value for row in rows if isinstance(value := row.get("until_tokens"), float)]
+    return {"implementations": ", ".join(named)} | ({"until_tokens": min(ends)} if ends else {})
+
+
+def _time(table: Table) -> Row:
+    """The median of the steps after the first, which is none like the others, and how sure it is."""
+    rows = (table("training.csv") or ())[1:]
+    wall, processor = (_median(rows, name) for name in ("seconds", "cpu_s"))
+    timed: Row = {"seconds": wall[0], "error": wall[1], "steps": float(len(rows))} if wall else {}
+    return timed | ({"cpu_s": processor[0], "cpu_error": processor[1]} if processor else {})
+
+
+def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
+    """With its standard error as a share of it: 1.25 times that of a mean.
+
+    The spread comes from the quartiles, which a step that was held up does not move.
+    """
+    values = sorted(value for row in rows if isinstance(value := row.get(name), float) and value > 0)
+    if not values:
+        return None
+    middle = median(values)
+    low, high = (values[round(share * (len(values) - 1))] for share in (0.25, 0.75))
+    return middle, 1.2533 * (high - low) / 1.349 / math.sqrt(len(values)) / middle
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value) and value >= 1
+
+
 @rule(RulePhase.SILENT, Cause.GATE_COLLAPSE, outranks=("dirty_exit",), outranked_by=("memory_growth",))
 def gate_collapse(case: Case) -> Explanation | None:
     """A branch whose gate is shut for practically every token."""
     shut = [
         gate
         for gate in case.evidence.reported
-        if float(gate["mean"]) <= _SHUT and float(gate["saturated_share"]) >= _SATURATED
+        if "branch" in gate and float(gate["mean"]) <= _SHUT and float(gate["saturated_share"]) >= _SATURATED
     ]
     if not shut:
         return None
@@ -86,4 +136,77 @@ def gate_collapse(case: Case) -> Explanation | None:
     )
 
 
-RULES = (gate_collapse,)
+# A layer of this model has about two hundred nodes, at every length.
+_NODES_OF_A_TOKEN, _NODES_OF_A_LAYER = 4, 2000
+_COST_PROOF = ("step_cost.csv",)
+
+
+def _counted(case: Case) -> tuple[dict[str, float]] | None:
+    """What the step was seen to cost: its numbers."""
+    row = next((row for row in case.evidence.reported if "step_cost" in row), None)
+    return ({name: float(value) for name, value in row.items() if not isinstance(value, str)},) if row else None
+
+
+@rule(RulePhase.SILENT, Cause.PER_TOKEN_NODES, outranks=("quadratic_cost",), outranked_by=("gate_collapse",))
+@given(_counted)
+def per_token_nodes(_: Case, cost: dict[str, float]) -> Explanation | None:
+    """A graph that has nodes for each token."""
+    nodes, layers, tokens = cost.get("nodes", 0.0), cost["layers"], cost["batch"] * cost["seq_len"]
+    each = nodes / (tokens * layers)
+    if each < _NODES_OF_A_TOKEN or nodes < _NODES_OF_A_LAYER * layers:
+        return None
+    return explained(
+        Cause.PER_TOKEN_NODES,
+        f"the graph of the first step has {nodes:.0f} autograd nodes, {each:.0f} for each of {tokens:.0f} tokens in"
+        f" each of {counted(int(layers), 'layer')}: the program computes token by token",
+        seen=Seen.FACT,
+        proof=_COST_PROOF,
+    )
+
+
+_SQUARE_SHARE, _SQUARE_BYTES = 0.5, 16 << 20
+
+
+@rule(RulePhase.SILENT, Cause.QUADRATIC_COST, outranks=("memory_excess",))
+@given(_counted)
+def quadratic_cost(_: Case, cost: dict[str, float]) -> Explanation | None:
+    """Most of what the graph keeps has a row and a column for each token."""
+    square, kept = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
+    if square < max(_SQUARE_BYTES, _SQUARE_SHARE * kept):
+        return None
+    return explained(
+        Cause.QUADRATIC_COST,
+        f"of {bytes_text(kept)} that the graph of the first step keeps, {bytes_text(square)} are of tensors with a row"
+        f" and a column for each of {cost['seq_len']:.0f} tokens: twice the tokens take four times that",
+        seen=Seen.FACT,
+        proof=_COST_PROOF,
+    )
+
+
+_TIMES = 4
+_KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # above what is expected; of a process other things grow as well
+
+
+@rule(RulePhase.SILENT, Cause.MEMORY_EXCESS, outranks=("idle_device",))
+@given(_counted)
+def memory_excess(_: Case, cost: dict[str, float]) -> Explanation | None:
+    """More memory than parameters, optimizer and activations of the shape explain."""
+    expected = cost.get("expected_bytes", math.inf)
+    kept, grown = cost.get("saved_bytes", 0.0), cost.get("peak_bytes", 0.0) - cost.get("begin_bytes", math.inf)
+    if kept > max(_TIMES * expected, expected + _KEPT_BYTES):
+        what, taken, seen = "the graph of the first step keeps", kept, Seen.FACT
+    elif grown > max(_TIMES * expected, expected + _GROWN_BYTES):
+        what, taken, seen = "the first step took", grown, Seen.PART
+    else:
+        return None
+    return explained(
+        Cause.MEMORY_EXCESS,
+        f"{what} {bytes_text(taken)}, {taken / expected:.0f} times the {bytes_text(expected)} that parameters,"
+        f" gradients, optimizer and activations of {counted(int(cost['layers']), 'layer')} and"
+        f" {cost['batch']:.0f} x {cost['seq_len']:.0f} tokens need",
+        seen=seen,
+        proof=_COST_PROOF,
+    )
+
+
+RULES = (gate_collapse, memory_excess, per_token_nodes, quadratic_cost)

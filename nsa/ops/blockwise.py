@@ -150,6 +150,11 @@ def slower_reason(queries: int, places: int, select_len: int) -> str | None:
     return None
 
 
+def shortest(places: int, select_len: int) -> int:
+    """From how many tokens on it is not slower."""
+    return max(SHORTEST, 2 * places * select_len)
+
+
 @torch.library.custom_op(f"{NAMESPACE}::blockwise", mutates_args=())
 def _blockwise(
     q_NhTD: Tensor, k_NSD: Tensor, v_NSE: Tensor, indices_NTn: Tensor, select_len: int, scale: float

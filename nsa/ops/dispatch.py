@@ -19,7 +19,7 @@ from .backends import (
     flash_attn_sliding,
     torch_flash_sliding,
 )
-from .blockwise import slower_reason
+from .blockwise import shortest, slower_reason
 from .dense import DenseBackend
 from .fused import MOST_HEADS, WIDEST
 from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
@@ -36,6 +36,7 @@ class UsedImplementation:
 
     name: str
     reason: str
+    until: int | None = None  # sequences of so many tokens go another way
 
 
 class MissingImplementationError(Exception):
@@ -90,7 +91,8 @@ def implementation_of_selected(
     if backend is not _FUSED_CPU:
         return backend, used
     if reason := slower_reason(q_BHTD.shape[2], places, select_len):
-        return backend, UsedImplementation(used.name, f"{used.reason}: {reason}")
+        until = shortest(places, select_len)
+        return backend, UsedImplementation(used.name, f"{used.reason}: {reason}", until)
     return _BLOCKWISE, UsedImplementation("blockwise", f"{used.reason}: {q_BHTD.shape[2]} tokens")
 
 

@@ -15,6 +15,7 @@ from nsa_harness.core.comparison.deepening import MOST_RUNS, deepened, lesson, n
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.evidence.evidence import Debugged
+from nsa_harness.core.evidence.looks import Grown, Looks
 from nsa_harness.core.outcome import shown_deeper
 from nsa_harness.core.plan import Deepening, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
@@ -179,6 +180,30 @@ def test_the_forward_line_becomes_the_place_and_is_said_by_both() -> None:
     assert base.findings[-1].confidence >= 0.9
     assert severity(base.findings[-1], base) is Severity.INFO
     assert with_deeper_runs([base, told]) == (base, told)
+
+
+def leaking(**changes: Any) -> Outcome:
+    return run("ddp", PASS, findings=(found("memory_growth", confidence=0.8),), **changes)
+
+
+def test_memory_that_grows_beside_a_pass_is_looked_into_once() -> None:
+    assert planned(leaking()) == ["growth"]
+    assert planned(leaking(), probe="board") == []
+    assert planned(run("ddp", PASS)) == []
+    assert planned(bad("slow"), program=OURS) == []
+
+
+def test_where_it_was_allocated_is_said_by_the_run_that_passed_too() -> None:
+    grown = Grown(place=FORWARD, first_step=9, last_step=17, size_bytes=8 << 20)
+    small = replace(grown, size_bytes=1 << 19)
+    spent = replace(launch(), deepening=Deepening(of=1, change="growth", says="tracemalloc"))
+    seen = evidence_of(rank_evidence(0, looks=Looks(grown=(small,))), rank_evidence(1, looks=Looks(grown=(grown,))))
+    (own,) = shown_deeper(spent, seen)
+    assert own.claim == "8.0 MiB more live after step 17 than after step 9, allocated at ada/model.py:11"
+    base, _ = with_deeper_runs([leaking(), look("growth", PASS, says="tracemalloc", findings=(own,))])
+    assert [one.code for one in base.findings] == ["memory_growth", "deepened"]
+    assert base.findings[1].claim == f"with tracemalloc (attempt 2) {own.claim}"
+    assert (base.findings[1].place, base.culprit) == (FORWARD, None)
 
 
 def test_a_look_that_failed_otherwise_moves_no_place_and_is_not_certain() -> None:

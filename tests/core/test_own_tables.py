@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import case, evidence, rank_evidence, spec
 
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.outcome import outcome_of
-from nsa_harness.core.report import Place
+from nsa_harness.core.report import Place, StepCost
+from nsa_harness.core.scenario.program import Row, Table
 from nsa_harness.core.verdict.verdict import judge
-from nsa_harness.subject.tables import RULES, gate_collapse
+from nsa_harness.subject.tables import (
+    RULES,
+    gate_collapse,
+    memory_excess,
+    per_token_nodes,
+    quadratic_cost,
+    reported,
+)
 
 
 def gates(mean: float, share: float) -> Evidence:
@@ -37,3 +47,151 @@ def test_a_rule_of_one_program_is_asked_only_where_it_is_passed_in() -> None:
     assert "gate_collapse" not in [one.code for one in diagnose(seen, judge(seen)).findings]
     told = outcome_of(spec(), seen, attempt=1, directory="a", artifacts=(), metrics={}, repeat="r", own_rules=RULES)
     assert "gate_collapse" in [one.code for one in told.findings]
+
+
+def cost(**numbers: float) -> Evidence:
+    """A step of four layers with two sequences of 512 tokens, healthy unless said otherwise."""
+    row = {"seq_len": 512, "layers": 4, "batch": 2, "nodes": 832, "saved_bytes": 30e6, "square_bytes": 0}
+    row |= {"expected_bytes": 83e6, "begin_bytes": 240e6, "peak_bytes": 450e6} | numbers
+    return evidence(rank_evidence(0), reported=({"step_cost": "of the first step", **row},))
+
+
+def codes(seen: Evidence) -> list[str]:
+    return [one.code for one in diagnose(seen, judge(seen), RULES).findings]
+
+
+def test_a_step_that_costs_what_its_shape_says_is_no_finding() -> None:
+    assert codes(cost()) == []
+    assert codes(evidence(rank_evidence(0), reported=({"step_cost": "", "seq_len": 8, "layers": 1, "batch": 1},))) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "layers", "said"), [(16_384, 4, True), (16_383, 4, False), (8_192, 2, True), (400, 1, False)]
+)
+def test_four_nodes_for_each_token_and_layer_are_a_loop_over_tokens(nodes: int, layers: int, said: bool) -> None:
+    assert (codes(cost(nodes=nodes, layers=layers)) == ["per_token_nodes"]) is said
+
+
+def test_few_tokens_have_few_nodes_each_whatever_computes_them() -> None:
+    """A layer has its two hundred nodes for sixteen tokens too: that is no loop."""
+    assert codes(cost(nodes=800, seq_len=16, batch=1)) == []
+    one = per_token_nodes(case(cost(nodes=125 * 512 * 2 * 4)))
+    assert one is not None
+    assert one.finding.confidence == 1.0
+    assert one.finding.claim == (
+        "the graph of the first step has 512000 autograd nodes, 125 for each of 1024 tokens in each of 4 layers:"
+        " the program computes token by token"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kept", "square", "said"),
+    [(90e6, 46e6, True), (90e6, 44e6, False), (20e6, 16e6, False), (20e6, 17e6, True)],
+)
+def test_what_has_a_row_and_a_column_for_each_token_is_quadratic(kept: float, square: float, said: bool) -> None:
+    one = quadratic_cost(case(cost(saved_bytes=kept, square_bytes=square)))
+    assert (one is not None) is said
+
+
+def test_a_length_that_is_also_a_width_says_nothing_of_squares() -> None:
+    unknown = cost()
+    (row,) = unknown.reported
+    assert (
+        quadratic_cost(case(replace(unknown, reported=({k: v for k, v in row.items() if k != "square_bytes"},))))
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "confidence"),
+    [
+        ({"saved_bytes": 333e6}, 1.0),
+        ({"saved_bytes": 331e6}, None),
+        ({"saved_bytes": 0, "peak_bytes": 240e6 + 621e6}, 0.8),
+        ({"saved_bytes": 0, "peak_bytes": 240e6 + 610e6}, None),  # the rest of a process grows as well
+        ({"expected_bytes": 10e6, "saved_bytes": 76e6}, None),
+        ({"expected_bytes": 10e6, "saved_bytes": 78e6}, 1.0),
+        ({"peak_bytes": 240e6 + 73e9}, 0.8),
+    ],
+)
+def test_memory_that_no_shape_explains_is_an_excess(numbers: dict[str, float], confidence: float | None) -> None:
+    one = memory_excess(case(cost(**numbers)))
+    assert (one and one.finding.confidence) == confidence
+
+
+def test_the_seeds_memory_is_told_with_what_the_shape_needs() -> None:
+    one = memory_excess(case(cost(peak_bytes=240e6 + 73 * 2**30, layers=5)))
+    assert one is not None
+    assert one.finding.claim == (
+        "the first step took 73.0 GiB, 944 times the 79.2 MiB that parameters, gradients, optimizer and activations of"
+        " 5 layers and 2 x 512 tokens need"
+    )
+
+
+def tables(**csv: list[dict[str, float | str]]) -> Table:
+    return lambda name: csv.get(name.removesuffix(".csv"))
+
+
+def test_what_a_step_cost_is_read_from_three_tables() -> None:
+    sizes: Row = {"batch": 1.0, "seq_len": 512.0, "layers": 2.0, "expected_bytes": 9.0, "begin_bytes": 5.0}
+    _, rows = reported(
+        tables(
+            step_cost=[
+                {**sizes, "moment": "forward", "nodes": 424.0, "saved_bytes": 7.0, "peak_bytes": 6.0},
+                {**sizes, "moment": "step", "peak_bytes": 8.0},
+            ],
+            fallback_counters=[
+                {"part": "sel", "implementation": "fused_cpu", "reason": "short", "count": 2.0, "until_tokens": 1024.0},
+                {"part": "cmp", "implementation": "fused_cpu", "reason": "auto", "count": 2.0},
+            ],
+            training=[{"seconds": value, "cpu_s": 2.0} for value in (9.0, 1.0, 1.2, 1.1, 4.0, 1.0)],
+        )
+    )
+    (row,) = rows
+    told = outcome_of(
+        spec(),
+        evidence(rank_evidence(0), reported=rows),
+        attempt=1,
+        directory="a",
+        artifacts=(),
+        metrics={},
+        repeat="r",
+    )
+    assert "square_bytes" not in row
+    assert told.cost == StepCost(
+        tokens=512,
+        layers=2,
+        batch=1,
+        seconds=1.1,
+        error=pytest.approx(1.2533 * 0.2 / 1.349 / 5**0.5 / 1.1),
+        cpu_s=2.0,
+        cpu_error=0.0,
+        steps=5,
+        nodes=424,
+        bytes=7,
+        peak_bytes=8,
+        implementations=("cmp fused_cpu", "sel fused_cpu"),
+        until_tokens=1024,
+    )
+
+
+def test_a_step_that_was_cut_short_has_told_what_its_graph_has() -> None:
+    _, rows = reported(
+        tables(step_cost=[{"moment": "forward", "batch": 1.0, "seq_len": 64.0, "layers": 1.0, "nodes": 9.0}])
+    )
+    assert rows == (
+        {
+            "step_cost": "of the first step",
+            "batch": 1.0,
+            "seq_len": 64.0,
+            "layers": 1.0,
+            "nodes": 9.0,
+            "implementations": "",
+        },
+    )
+    assert reported(tables(step_cost=[{"moment": "forward", "batch": 1.0, "seq_len": 64.0}]))[1] == ()
+
+
+def test_each_finding_of_a_cost_stands_beside_the_others_in_the_order_of_how_much_it_explains() -> None:
+    all_of_it = cost(nodes=10**6, saved_bytes=4e9, square_bytes=3e9)
+    assert codes(all_of_it) == ["per_token_nodes", "quadratic_cost", "memory_excess"]

@@ -27,7 +27,7 @@ from builders import (
 
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot
-from nsa_harness.core.evidence.host import HostMemory, SentSignal
+from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal
 from nsa_harness.core.report import HangKind, Place, Status
 from nsa_harness.core.verdict.verdict import is_shutting_down, judge
 
@@ -332,3 +332,52 @@ def test_a_run_that_cannot_be_judged_for_want_of_records_on_a_full_disk_says_so(
     assert found.findings[0].claim == (
         f"the disk of the run was full ({FULL}): nobody saw how the run ended: the record of its processes is missing"
     )
+
+
+def gpu(index: int, utilisation: float, used_mib: int, *pids: int) -> Gpu:
+    return Gpu(
+        index=index,
+        name="A100",
+        utilisation=utilisation,
+        used_bytes=used_mib << 20,
+        total_bytes=80 << 30,
+        ecc_errors=0,
+        pids=pids,
+    )
+
+
+def with_gpus(*looks: tuple[Gpu, ...]) -> Evidence:
+    """Two ranks that wait for each other, as seed 3 recorded their GPUs."""
+    ranks = (rank_evidence(0, pid=71), rank_evidence(1, pid=72))
+    seen = stalled(in_all_reduce(0), in_all_reduce(1), ranks=ranks)
+    return replace(
+        seen, snapshots=tuple(replace(one, gpus=gpus) for one, gpus in zip(seen.snapshots, looks, strict=True))
+    )
+
+
+BOTH_ON_ONE = (gpu(0, 1.0, 73_260, 71, 72), gpu(1, 0.0, 4))
+EACH_ITS_OWN = (gpu(0, 1.0, 40_000, 71), gpu(1, 0.0, 40_000, 72))
+
+
+def test_a_gpu_that_nobody_uses_beside_two_ranks_on_one_is_idle() -> None:
+    (found,) = [one for one in diagnosed(with_gpus(BOTH_ON_ONE, BOTH_ON_ONE)).findings if one.code == "idle_device"]
+    assert found.claim == (
+        "GPU 1 is at 0 % and holds 4 MiB, and no process uses it, while 2 ranks share 1: GPU 0 is at 100 % and holds"
+        " 73260 MiB"
+    )
+    assert (found.ranks, found.confidence) == ((0, 1), 0.8)
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        (EACH_ITS_OWN, EACH_ITS_OWN),  # a rank's GPU may rest
+        ((*EACH_ITS_OWN, gpu(2, 0.0, 4)), (*EACH_ITS_OWN, gpu(2, 0.0, 4))),  # a GPU that the run does not need
+        ((gpu(0, 1.0, 73_260, 71, 72), gpu(1, 0.4, 4)), BOTH_ON_ONE),  # it did something before
+        ((gpu(0, 1.0, 73_260, 71, 72), gpu(1, 0.0, 900, 5)),) * 2,  # somebody else's
+        ((gpu(0, 0.1, 73_260, 71, 72), gpu(1, 0.0, 4)),) * 2,  # nothing works at all
+        ((), ()),
+    ],
+)
+def test_a_gpu_that_rests_for_another_reason_is_not_idle(looks: tuple[tuple[Gpu, ...], ...]) -> None:
+    assert [one for one in diagnosed(with_gpus(*looks)).findings if one.code == "idle_device"] == []

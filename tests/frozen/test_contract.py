@@ -28,7 +28,7 @@ ADDED = {
     "events: done (bisect): answer.bounds",
     "bisect.json: detail.subject.in_a_row",
     *(f"commands: bisect --{name}" for name in ("ordered", "choice", "seeds", "items", "env-file")),
-    "bisect.json: probes[].step_s",
+    "bisect.json: probes[].step_s", "scenario: trace.step_cost",
     "ci summary: jobs[].outcomes[].detail.chosen", "events: outcome: outcome.detail.chosen", "outcome: detail.chosen",
     "report.json: outcomes[].detail.chosen",
     "scenario: expect.findings", "scenario: expect.findings[]", "scenario: fault.parameters", "scenario: fault.value",
@@ -51,18 +51,20 @@ ADDED = {
     "commands: ready", "commands: ready <SHAPE>", "commands: ready <[KEY=VALUE]>",
     *(f"commands: ready --{name}" for name in ("checklist", "jobs", "dry-run", "json", "out", "probe")),
     *(f"commands: ready --{name}" for name in ("no-redact", "git-diff")),
+    "commands: fit", "commands: fit <[RUN...]>", *(f"commands: fit --{name}" for name in ("tokens", "layers", "out")),
 }  # fmt: skip
 # A command that gave it goes on as before.
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}
 SHOWN_OTHERWISE = {"commands: run -t"}  # in the help
 MAY_BE_NULL = {"scenario: fault.rank"}  # every rank; a file that gives it goes on as before
-ADDED_TO_DEFAULTS = {"scenario: expect": {"findings": []}}
+ADDED_TO_DEFAULTS = {"scenario: expect": {"findings": []}, "scenario: trace": {"step_cost": False}}
 # Further words that a key takes; those it took before mean what they meant.
 WORDS_ADDED = {
     "scenario: model.impl": ["per_token", "dense"],
     "scenario: fault.kind": ["leak", "set_parameters", "starved_loader"],
 }
-ADDED_BELOW = ("detail.stacks", "detail.divergence", ".left_open")  # what a value of such a key holds is new as a whole
+# What a value of such a key holds is new as a whole.
+ADDED_BELOW = ("detail.stacks", "detail.divergence", "detail.cost", ".left_open")
 
 
 def test_everything_that_programs_relied_on_is_still_there_with_its_type() -> None:

@@ -51,9 +51,16 @@ CHECKPOINT_DEBUG = Change(
 LAUNCH_BLOCKING = Change(
     name=SecondRun.LAUNCH_BLOCKING, says="CUDA_LAUNCH_BLOCKING=1", env=(("CUDA_LAUNCH_BLOCKING", "1"),)
 )
+GROWTH = Change(
+    name=SecondRun.GROWTH,
+    says="tracemalloc, and what lives after two steps",
+    env=((protocol.ENV_GROWTH, "1"),),
+)
 AGAIN = Change(name=SecondRun.AGAIN, says="nothing changed, the same seed")
 
 _OF_ANY_PROGRAM = (NAMES, CHECKPOINT_DEBUG, ANOMALY, LAUNCH_BLOCKING)
+# What is noted beside a verdict, a PASS too, and that a run of its own tells more about.
+_BESIDE = (GROWTH,)
 
 
 def next_change(
@@ -64,10 +71,14 @@ def next_change(
     `outcome` is the attempt of `spec` that counts, `made` the changes that were made already, `own` what the program of
     `spec` can do otherwise by its command line; of a change that any program takes, it is its own way to make it.
     """
+    if len(made) >= MOST_RUNS:
+        return None
+    asked = {run for one in outcome.findings for run in row_of(one.code).second_run or ()}
+    beside = (change for change in _BESIDE if change.name in asked and change.name not in made)
+    if (noted := next((change for change in beside if _can(change, spec, outcome, probe)), None)) is not None:
+        return noted
     more = row_of(outcome.verdict.cause).second_run
     if outcome.verdict.status not in (Status.FAIL, Status.HANG) or more is None:
-        return None
-    if len(made) >= MOST_RUNS:
         return None
     changes = {change.name: change for change in (*_OF_ANY_PROGRAM, *own, AGAIN)}
     wanted = (changes[run] for run in _worth_asking(outcome, more, changes) if run in changes)
@@ -131,6 +142,8 @@ def _can(change: Change, spec: RunSpec, outcome: Outcome, probe: str) -> bool:
             asked = outcome.verdict.cause == Cause.CHECKPOINT_RECOMPUTE_MISMATCH
             about = asked or _RECOMPUTED.search(outcome.verdict.summary)
             return failed and probe != protocol.PROBE_OFF and bool(about)
+        case SecondRun.GROWTH:
+            return probe == protocol.PROBE_FULL and protocol.ENV_GROWTH not in declared
         case SecondRun.LAUNCH_BLOCKING:
             return spec.device == "cuda" and "CUDA_LAUNCH_BLOCKING" not in declared
     return True
@@ -210,7 +223,7 @@ def _own(deeper: Outcome) -> Finding | None:
 
 
 def _how(base: Outcome, deeper: Outcome) -> str:
-    if deeper.verdict.status is Status.PASS:
+    if Status.PASS is deeper.verdict.status is not base.verdict.status:
         return PASSED
     alike = (base.verdict.status, base.verdict.cause) == (deeper.verdict.status, deeper.verdict.cause)
     asked = deeper.deepening

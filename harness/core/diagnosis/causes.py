@@ -49,6 +49,7 @@ class SecondRun(StrEnum):
     CHECKPOINT_DEBUG = "checkpoint_debug"  # checkpointing tells which operation it recomputes otherwise
     LAUNCH_BLOCKING = "launch_blocking"  # a kernel fails on the line that launched it
     OTHER_BACKEND = "gloo"
+    GROWTH = "growth"  # what lives after two steps is told by the line that allocated it
     AGAIN = "again"  # nothing
 
 
@@ -1672,6 +1673,7 @@ class Cause(StrEnum):
         beside=True,
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
+        second_run=(SecondRun.GROWTH,),
         shown_by=(by_program("silent_leak_cache"), by_program("silent_leak_graphs")),
         advice=(
             "Look for what a step appends to and nothing empties: losses kept with their graph (use .item() or"
@@ -1685,7 +1687,8 @@ class Cause(StrEnum):
         *likely* at most: a cache that fills for a whole first epoch looks the same.
         """,
         proven_by="""
-        `rank<r>/looks.jsonl`; the slope is the median over all pairs of looks.
+        `rank<r>/looks.jsonl`; the slope is the median over all pairs of looks. With `--deepen` a second run counts what
+        lives after steps 9 and 17, by the line that allocated it, and names the line that keeps most.
         """,
         remedy="""
         look for what a step appends to and nothing empties: losses kept with their graph, caches without a bound, hooks
@@ -1712,6 +1715,104 @@ class Cause(StrEnum):
         remedy="""
         a branch that is shut gets no gradient and never opens again. Look at the gate's initial bias and at the
         learning rate.
+        """,
+    )
+
+    PER_TOKEN_NODES = Row(
+        code="per_token_nodes",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        certain_by=(Seen.FACT,),
+        shown_by=(by_test("tests/end_to_end/test_step_costs.py", "only nsa.train counts the nodes of its graph"),),
+        advice=(
+            "Compute all tokens in one call: a batched matmul or attention with a mask, or a kernel. Until then run"
+            " fewer tokens; more ranks, another backend or less checkpointing change nothing."
+        ),
+        means="""
+        the autograd graph of a step has nodes for each token: four or more for each token and layer, and two thousand
+        or more a layer, where a layer of this model has about two hundred whatever the length. A Python loop over
+        tokens builds it. Forward and backward then take minutes at full CPU and an idle GPU, checkpointing doubles
+        that, and every other rank waits: it looks like a hang, and is none.
+        """,
+        proven_by="""
+        `step_cost.csv`: nsa.train counts the nodes after its first forward pass, before the backward pass begins,
+        so that one step tells, also one that never ends.
+        """,
+        remedy="""
+        compute all tokens in one call. `nsa-harness fit` says what more tokens would cost.
+        """,
+    )
+
+    QUADRATIC_COST = Row(
+        code="quadratic_cost",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        certain_by=(Seen.FACT,),
+        shown_by=(by_test("tests/end_to_end/test_step_costs.py", "only nsa.train tells what its graph keeps"),),
+        advice=(
+            "Keep no scores of all tokens against all: scaled_dot_product_attention, or a kernel that goes by tiles,"
+            " needs memory that grows with the tokens alone."
+        ),
+        means="""
+        a step costs what grows with the square of the tokens. Of one run it is said of memory: half or more of what the
+        graph keeps, and 16 MiB or more, are tensors with a row and a column for each token. Of a sweep it is said of
+        its largest run, where the time of a step grows with an exponent of 1.5 or more, doubt included.
+        """,
+        proven_by="""
+        `step_cost.csv` of a run with `trace.step_cost=true` (`square_bytes`); for a sweep its fit, in SUMMARY.md.
+        """,
+        remedy="""
+        use an attention that keeps no scores. A length that equals a width of the model is not told apart: run another.
+        """,
+    )
+
+    MEMORY_EXCESS = Row(
+        code="memory_excess",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        certain_by=(Seen.FACT,),
+        shown_by=(by_test("tests/end_to_end/test_step_costs.py", "only nsa.train tells what its shape needs"),),
+        advice=(
+            "Run it with trace.step_cost=true, which tells tensors that grow with the square of the tokens, and with"
+            " trace.profile_memory=true, which names the operators that take most."
+        ),
+        means="""
+        a step took four times the memory, or more, that its shape needs: parameters, their gradients, two moments of
+        the optimizer, and activations of 32 times the width for each token and layer and four times the vocabulary for
+        each token, all in float32. What the graph keeps counts where it was asked for (`trace.step_cost=true`), from 64
+        MiB above that on, and is *certain*; else the memory of the first step, from 512 MiB above it on, which is
+        *likely*: of a process on a CPU other things grow as well.
+        """,
+        proven_by="""
+        `step_cost.csv`: `expected_bytes` beside `saved_bytes`, or `peak_bytes` less `begin_bytes`.
+        """,
+        remedy="""
+        look for scores of all tokens against all, for a mask that was expanded, for activations that a loop keeps.
+        """,
+    )
+
+    IDLE_DEVICE = Row(
+        code="idle_device",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        shown_by=(by_test("tests/core/test_resources.py", "two GPUs were never at hand: recorded values alone"),),
+        advice=(
+            "Print torch.cuda.current_device() on each rank: call torch.cuda.set_device(LOCAL_RANK) before the first"
+            " tensor, and look whether CUDA_VISIBLE_DEVICES leaves each rank its own GPU."
+        ),
+        means="""
+        at every look a GPU of the node was at 0 % and held nothing of the run, while ranks of it worked on fewer GPUs
+        than there are ranks. It is *likely* at most, and has been tested with recorded values alone, never on two GPUs.
+        """,
+        proven_by="""
+        what nvidia-smi said at each look, in `dumps/`.
+        """,
+        remedy="""
+        give each rank its own GPU. Where two ranks share one on purpose, this is none.
         """,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from nsa_harness.core.evidence.looks import (
     Arrived,
     Broken,
     GivenUp,
+    Grown,
     Looks,
     Memory,
     Part,
@@ -71,6 +72,8 @@ class _Reader:
             self._change(given_up=(*self._state.given_up, _given_up(record))[:_MAX_LINES])
         elif kind == "gradients":
             self._change(arrived=(*self._state.arrived, _arrived(record))[:_MAX_MODELS])
+        elif kind == "grown":
+            self._change(grown=tuple(_grown(record))[:_MAX_LINES])
         elif kind == "exit":
             self._change(open_group=bool(record["open_group"]), steps=max(self._state.steps, int(record["step"])))
             self._count_losses(record)
@@ -162,6 +165,18 @@ def _arrived(record: dict[str, Any]) -> Arrived:
         unset=_names(record["unset"]),
         unset_value=str(record["unset_value"])[:_MAX_TEXT],
     )
+
+
+def _grown(record: dict[str, Any]) -> Iterator[Grown]:
+    for line in record["lines"][:_MAX_LINES]:
+        place = read_place(str(line["place"]))
+        if place is not None:
+            yield Grown(
+                place=place,
+                first_step=int(record["first"]),
+                last_step=int(record["last"]),
+                size_bytes=int(line["bytes"]),
+            )
 
 
 def _replica(record: dict[str, Any]) -> Replica:

@@ -104,6 +104,16 @@ class Broken:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Grown:
+    """A line whose allocations were more after a later step than after an earlier one."""
+
+    place: Place
+    first_step: int
+    last_step: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Looks:
     """All looks of one rank."""
 
@@ -125,6 +135,7 @@ class Looks:
     unwaited: tuple[Unwaited, ...] = ()
     given_up: tuple[GivenUp, ...] = ()
     arrived: tuple[Arrived, ...] = ()
+    grown: tuple[Grown, ...] = ()  # what grew most first; only of a launch that asked
     open_group: bool | None = None  # a process group was still open at the end; None = no orderly end
 
 

@@ -296,6 +296,7 @@ class Trace(_Section):
     mem_dump_every: Count = Field(default=0, description="steps between memory dumps; 0 = none")
     profile_memory: bool = False
     detect_anomaly: bool = False
+    step_cost: bool = False
 
 
 class LimitSection(_Section):

@@ -51,6 +51,7 @@ OUTCOME_DETAIL = (
     "showed",
     "stacks",
     "divergence",
+    "cost",
 )
 _DERIVED = ("hypotheses",)  # below detail of the report: what its outcomes say together
 REPORT_DETAIL = ("command", "interrupted", "not_run", "tree")

@@ -11,6 +11,7 @@ from nsa_harness.core.comparison.config_matrix import config_matrix
 from nsa_harness.core.comparison.decisions import Playbook, explained, fired, fitting
 from nsa_harness.core.comparison.gates import failed, named
 from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side, answers, worth_a_row
+from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.report import (
     Artifact,
     GateAnswer,
@@ -24,6 +25,7 @@ from nsa_harness.core.report import (
 )
 from nsa_harness.render import words
 from nsa_harness.render.answer import sentence
+from nsa_harness.render.costs import COST_HEAD, cost_row, fit_lines
 
 _RUNS_IN_A_CELL = 6
 
@@ -81,6 +83,7 @@ def tables(report: Report, playbook: Playbook) -> tuple[Table, ...]:
         _tree(report),
         _untested(report, playbook),
         _matrix(report, _numbers(report)),
+        *_costs(report, _numbers(report)),
         _files(report),
     )
     return tuple(table for table in made if table is not None)
@@ -256,6 +259,26 @@ def _matrix_cell(runs: Sequence[Outcome], numbers: dict[int, int]) -> Cell:
     ]
     more = len(runs) - len(parts)
     return tuple(parts) + (text(f"and {more} more") if more else ())
+
+
+def _costs(report: Report, numbers: dict[int, int]) -> Iterator[Table]:
+    """What a step of each run cost, a table for each scenario that was swept, and how that grows."""
+    swept: dict[str, list[Outcome]] = {}
+    for outcome in report.outcomes:
+        if outcome.final and outcome.cost is not None and "@" in outcome.scenario:
+            swept.setdefault(outcome.scenario.partition("@")[0], []).append(outcome)
+    for name, cells in swept.items():
+        if len(cells) > 1:
+            yield Table(
+                title=f"What a step costs: {name}",
+                said=(
+                    "The median of the steps after the first; what the graph of the first keeps for its backward pass,"
+                    " and its nodes.",
+                ),
+                head=COST_HEAD,
+                rows=tuple((_run(one, numbers), *map(text, cost_row(one.cost))) for one in cells if one.cost),
+                after=tuple(line for sweep in sweeps(cells) for line in fit_lines(sweep)),
+            )
 
 
 def _files(report: Report) -> Table | None:

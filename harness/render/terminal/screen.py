@@ -10,10 +10,12 @@ from pathlib import Path
 from nsa_harness.core.comparison.decisions import Playbook, fitting, next_commands
 from nsa_harness.core.comparison.hypotheses import Answer, answers, worth_a_row
 from nsa_harness.core.comparison.severity import silent_faults
+from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.evidence.live import FirstLook, Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import RUNS_ON, Finding, MachineFacts, Outcome, Report, Status
 from nsa_harness.render import answer, words
+from nsa_harness.render.costs import fit_lines
 from nsa_harness.render.terminal.answer import LABEL_WIDTH, answer_lines, at_most, headline, ranks_table
 from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, paragraph, table
 from nsa_harness.render.text import escape, escaped
@@ -200,6 +202,8 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
         yield from paragraph(words.counts_line(report), width, "", "  ")
         yield from labelled("expected", _expectations(report), width, LABEL_WIDTH)
         yield from _hypotheses(report, playbook, width)
+        grown = [line for sweep in sweeps(report.outcomes) for line in fit_lines(sweep)]
+        yield from (row for line in grown for row in labelled("growth", line, width, LABEL_WIDTH))
     elif report.outcomes[0].verdict.status is Status.PASS:
         log = f"{run_dir}/{report.outcomes[0].dir}/output.log"
         yield from command("output", escape(log), width, LABEL_WIDTH)

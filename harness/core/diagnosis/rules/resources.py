@@ -26,10 +26,10 @@ from nsa_harness.core.diagnosis.case import (
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import ranks_text
-from nsa_harness.core.diagnosis.phases import RulePhase, rule_given
+from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
 from nsa_harness.core.diagnosis.rules.threads import line_behind
-from nsa_harness.core.evidence.evidence import Raised
-from nsa_harness.core.evidence.host import killed_pids
+from nsa_harness.core.evidence.evidence import Raised, Snapshot
+from nsa_harness.core.evidence.host import Gpu, killed_pids
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, is_shutting_down
 from nsa_harness.core.verdict.wait import Wait
 
@@ -243,6 +243,38 @@ def _refused(raised: Raised) -> str | None:
 
 def _words(text: str) -> str | None:
     return next((words for known, words in _REFUSED_TEXTS if known.search(text)), None)
+
+
+_AT_WORK, _NOTHING_BYTES = 0.5, 64 << 20  # of a driver alone, which holds some MiB on each GPU
+
+
+@rule(RulePhase.SILENT, Cause.IDLE_DEVICE, outranks=("dirty_exit",), outranked_by=("memory_growth",))
+def idle_device(case: Case) -> Explanation | None:
+    """A GPU that no rank uses, while several of them use another one together."""
+    looks = [look for look in case.evidence.snapshots if look.gpus]
+    ranks = {rank.pid for rank in case.evidence.ranks if rank.pid is not None}
+    idle = [gpu for gpu in looks[-1].gpus if all(_is_idle(look, gpu.index) for look in looks)] if looks else []
+    used = [gpu for gpu in looks[-1].gpus if ranks & set(gpu.pids)] if looks else []
+    if not idle or not 0 < len(used) < len(ranks) or not any((gpu.utilisation or 0) >= _AT_WORK for gpu in used):
+        return None
+    busy = max(used, key=lambda gpu: gpu.utilisation or 0)
+    return explained(
+        Cause.IDLE_DEVICE,
+        f"{_gpu(idle[0])}, and no process uses it, while {len(ranks)} ranks share {len(used)}: {_gpu(busy)}",
+        ranks=tuple(rank.rank for rank in case.evidence.ranks if rank.pid in busy.pids),
+        seen=Seen.PART,
+        proof=tuple(rank.proof for rank in looks[-1].ranks if rank.proof),
+    )
+
+
+def _is_idle(look: Snapshot, index: int) -> bool:
+    gpu = next((one for one in look.gpus if one.index == index), None)
+    return gpu is not None and gpu.utilisation == 0 and not gpu.pids and (gpu.used_bytes or 0) <= _NOTHING_BYTES
+
+
+def _gpu(gpu: Gpu) -> str:
+    used, share = gpu.used_bytes or 0, gpu.utilisation or 0
+    return f"GPU {gpu.index} is at {100 * share:.0f} % and holds {used >> 20} MiB"
 
 
 def _over(case: Case) -> tuple[Wait, tuple[int, ...]] | None:

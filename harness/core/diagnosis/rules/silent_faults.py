@@ -17,6 +17,7 @@ from nsa_harness.core.diagnosis.case import (
     Case,
     Explanation,
     at,
+    bytes_text,
     counted,
     explained,
     layer_of,
@@ -49,8 +50,6 @@ _GROWTH_BYTES, _GROWTH_SHARE = 48 << 20, 0.15
 _FEWER_STEPS, _LARGE_SHARE, _STEADY = 20, 0.5, 0.98  # of less steps more is asked: growth, and no look without it
 _GOES_ON = 0.6  # of the earlier slope
 _RISING = 0.8  # of all pairs of looks
-_GIB, _MIB = 1 << 30, 1 << 20
-
 
 Looked = TypeVar("Looked")
 ByRank = list[tuple[int, Looked]]
@@ -230,8 +229,8 @@ def memory_growth(case: Case) -> Explanation | None:
     return _noted(
         Cause.MEMORY_GROWTH,
         ranks,
-        f"the {kind} memory of {ranks_text(ranks)} grows by {_bytes(slope)} a step and does not level off:"
-        f" {_bytes(grown)} more from step {begin} to {end}",
+        f"the {kind} memory of {ranks_text(ranks)} grows by {bytes_text(slope)} a step and does not level off:"
+        f" {bytes_text(grown)} more from step {begin} to {end}",
         seen=Seen.PART,
     )
 
@@ -260,12 +259,6 @@ def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> tup
 def _slope(points: Sequence[tuple[int, int]]) -> float:
     """Of Theil and Sen: the median over all pairs, which a few outliers do not move."""
     return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2) if y > x)
-
-
-def _bytes(amount: float) -> str:
-    if amount >= _GIB:
-        return f"{amount / _GIB:.1f} GiB"
-    return f"{amount / _MIB:.1f} MiB" if amount >= _MIB / 10 else f"{amount / 1024:.1f} KiB"
 
 
 @rule(RulePhase.SILENT, Cause.NO_GRADIENT, outranks=("memory_growth",))
