@@ -5,9 +5,9 @@ over what was measured. It does not predict: a step has a part that does not gro
 perhaps one with their square, so that its exponent rises with the size, and one exponent over all falls short of what
 comes. What predicts is the sum of such parts, none of them negative. How many of them, the cells themselves decide:
 each form is fitted without the largest ones and asked for those, and of the forms that come close, there and at the
-cells that they were fitted to, the shortest counts. Where the power law itself comes closer, it counts as a form like
-the others. What is said of a larger step is as sure as the cells allow: a part with the square of the tokens that is
-too small to be seen in them is in the interval all the same.
+cells that they were fitted to, the shortest counts. The power law itself is a form like the others, for where no sum
+of parts comes close. What is said of a larger step is as sure as the cells allow: a part with the square of the tokens
+that is too small to be seen in them is in the interval all the same.
 
 A fit holds for one implementation. Cells in which another one ran are another fit, and no prediction crosses from one
 to the other.
@@ -29,7 +29,8 @@ LEAST_SIZES = 3  # of the tokens, or the layers: two points lie on every line
 _EXACT = 1e-5  # the error of what is counted
 _LEAST_MISS = 0.002  # of a form that is not quite that of the cells, and good enough
 _MANY = 30  # degrees of freedom where the cells' own errors, each from several steps, explain all that is left over
-_AS_GOOD = 1.5  # times the error of the best form: among those the shortest counts
+_AS_GOOD = 2.0  # times what the best form is off: it may be one of these
+_NO_BETTER = 1.2  # times what the best sum is off: among those the shortest counts
 _SURE_OF_SQUARE = 1.5  # an exponent above that is no straight line with a constant
 
 TOKENS, LAYERS = "model.seq_len", "model.layers"
@@ -143,13 +144,12 @@ def fitted(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
     misses = {form: miss for form in forms if (miss := _miss(form, by_size, over)) is not None}
     if not misses:
         return None
-    away = {form: _off(form, by_size, by_size, over) for form in misses}
+    scores = {form: miss + _off(form, by_size, by_size, over) for form, miss in misses.items()}
     doubt = max(_LEAST_MISS, *(point.error for point in by_size))
-    close = [
-        form for form in misses if all(at[form] <= _AS_GOOD * max(min(at.values()), doubt) for at in (misses, away))
-    ]
-    close = close or [min(misses, key=lambda form: misses[form])]
-    best = min(close, key=lambda form: (form.coefficients, misses[form]))
+    close = [form for form in scores if scores[form] <= _AS_GOOD * max(min(scores.values()), doubt)]
+    sums = [form for form in close if form.terms] or close
+    bound = _NO_BETTER * min(scores[form] for form in sums) + _LEAST_MISS
+    best = min((form for form in sums if scores[form] <= bound), key=lambda form: (form.coefficients, scores[form]))
     others = tuple(form for form in close if form is not best)
     return Fit(quantity=quantity, over=over, points=by_size, form=best, others=others)
 
