@@ -3,7 +3,7 @@
 Two things are fitted to the same cells. The exponent of one power law, least squares over logarithms, says how it grew
 over what was measured. It does not predict: a step has a part that does not grow, one that grows with the tokens and
 perhaps one with their square, so that its exponent rises with the size, and one exponent over all falls short of what
-comes. What predicts is the sum of such parts, none of them negative. How many of them, the cells themselves decide:
+comes. What predicts is the sum of such parts, none of a time negative. How many of them, the cells themselves decide:
 each form is fitted without the largest ones and asked for those, and of the forms that come close, there and at the
 cells that they were fitted to, the shortest counts. The power law itself is a form like the others, for where no sum
 of parts comes close. What is said of a larger step is as sure as the cells allow: a part with the square of the tokens
@@ -136,9 +136,10 @@ def fitted(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
     over = _varied(by_size)
     if not over or any(one.value <= 0 for one in by_size):
         return None
+    counted = quantity in (Quantity.BYTES, Quantity.NODES)
     few = len(by_size) == LEAST_SIZES  # a power law with its doubt says nothing of what is beyond so few
     known = (form for form in _forms(over) if form.coefficients < len(by_size) and (form.terms or not few))
-    forms = [form for form in known if _holds(form, by_size, over)]
+    forms = [form for form in known if _holds(form, by_size, over, counted)]
     if not forms:
         return None
     misses = {form: miss for form in forms if (miss := _miss(form, by_size, over)) is not None}
@@ -185,12 +186,15 @@ def _is_within(one: Size, other: Size) -> bool:
     return one.tokens <= other.tokens and one.layers <= other.layers
 
 
-def _holds(form: Form, points: Sequence[Point], over: tuple[str, ...]) -> bool:
-    """No part of it is negative: less than nothing costs nobody."""
+def _holds(form: Form, points: Sequence[Point], over: tuple[str, ...], counted: bool) -> bool:
+    """No part is negative, but a constant of what is counted: what the first tokens are spared, no later one has."""
     if not form.terms:
         return _power(points, over[0])[1] >= 0
     try:
-        return min(_solved(form, points).coefficients) >= 0
+        if min(_value(form, points, over, point.size) for point in points) <= 0:
+            return False
+        parts = zip(form.terms, _solved(form, points).coefficients, strict=True)
+        return min(part for term, part in parts if not counted or term != (0, 0) or form.coefficients == 1) >= 0
     except ZeroDivisionError:
         return False
 
