@@ -3,11 +3,11 @@
 Two things are fitted to the same cells. The exponent of one power law, least squares over logarithms, says how it grew
 over what was measured. It does not predict: a step has a part that does not grow, one that grows with the tokens and
 perhaps one with their square, so that its exponent rises with the size, and one exponent over all falls short of what
-comes. What predicts is the sum of such parts, none of them negative. How many of them, the cells themselves decide:
+comes. What predicts is the sum of such parts, none of a time negative. How many of them, the cells themselves decide:
 each form is fitted without the largest ones and asked for those, and of the forms that come close, there and at the
-cells that they were fitted to, the shortest counts. Where the power law itself comes closer, it counts as a form like
-the others. What is said of a larger step is as sure as the cells allow: a part with the square of the tokens that is
-too small to be seen in them is in the interval all the same.
+cells that they were fitted to, the shortest counts. The power law itself is a form like the others, for where no sum
+of parts comes close. What is said of a larger step is as sure as the cells allow: a part with the square of the tokens
+that is too small to be seen in them is in the interval all the same.
 
 A fit holds for one implementation. Cells in which another one ran are another fit, and no prediction crosses from one
 to the other.
@@ -29,7 +29,8 @@ LEAST_SIZES = 3  # of the tokens, or the layers: two points lie on every line
 _EXACT = 1e-5  # the error of what is counted
 _LEAST_MISS = 0.002  # of a form that is not quite that of the cells, and good enough
 _MANY = 30  # degrees of freedom where the cells' own errors, each from several steps, explain all that is left over
-_AS_GOOD = 1.5  # times the error of the best form: among those the shortest counts
+_AS_GOOD = 2.0  # times what the best form is off: it may be one of these
+_NO_BETTER = 1.2  # times what the best sum is off: among those the shortest counts
 _SURE_OF_SQUARE = 1.5  # an exponent above that is no straight line with a constant
 
 TOKENS, LAYERS = "model.seq_len", "model.layers"
@@ -135,21 +136,21 @@ def fitted(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
     over = _varied(by_size)
     if not over or any(one.value <= 0 for one in by_size):
         return None
+    counted = quantity in (Quantity.BYTES, Quantity.NODES)
     few = len(by_size) == LEAST_SIZES  # a power law with its doubt says nothing of what is beyond so few
     known = (form for form in _forms(over) if form.coefficients < len(by_size) and (form.terms or not few))
-    forms = [form for form in known if _holds(form, by_size, over)]
+    forms = [form for form in known if _holds(form, by_size, over, counted)]
     if not forms:
         return None
     misses = {form: miss for form in forms if (miss := _miss(form, by_size, over)) is not None}
     if not misses:
         return None
-    away = {form: _off(form, by_size, by_size, over) for form in misses}
+    scores = {form: miss + _off(form, by_size, by_size, over) for form, miss in misses.items()}
     doubt = max(_LEAST_MISS, *(point.error for point in by_size))
-    close = [
-        form for form in misses if all(at[form] <= _AS_GOOD * max(min(at.values()), doubt) for at in (misses, away))
-    ]
-    close = close or [min(misses, key=lambda form: misses[form])]
-    best = min(close, key=lambda form: (form.coefficients, misses[form]))
+    close = [form for form in scores if scores[form] <= _AS_GOOD * max(min(scores.values()), doubt)]
+    sums = [form for form in close if form.terms] or close
+    bound = _NO_BETTER * min(scores[form] for form in sums) + _LEAST_MISS
+    best = min((form for form in sums if scores[form] <= bound), key=lambda form: (form.coefficients, scores[form]))
     others = tuple(form for form in close if form is not best)
     return Fit(quantity=quantity, over=over, points=by_size, form=best, others=others)
 
@@ -185,12 +186,15 @@ def _is_within(one: Size, other: Size) -> bool:
     return one.tokens <= other.tokens and one.layers <= other.layers
 
 
-def _holds(form: Form, points: Sequence[Point], over: tuple[str, ...]) -> bool:
-    """No part of it is negative: less than nothing costs nobody."""
+def _holds(form: Form, points: Sequence[Point], over: tuple[str, ...], counted: bool) -> bool:
+    """No part is negative, but a constant of what is counted: what the first tokens are spared, no later one has."""
     if not form.terms:
         return _power(points, over[0])[1] >= 0
     try:
-        return min(_solved(form, points).coefficients) >= 0
+        if min(_value(form, points, over, point.size) for point in points) <= 0:
+            return False
+        parts = zip(form.terms, _solved(form, points).coefficients, strict=True)
+        return min(part for term, part in parts if not counted or term != (0, 0) or form.coefficients == 1) >= 0
     except ZeroDivisionError:
         return False
 

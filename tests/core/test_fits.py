@@ -85,6 +85,13 @@ def test_a_form_with_a_part_of_less_than_nothing_is_none() -> None:
     assert fit.predicted(Size(tokens=40, layers=1)).value > 3.4 * 5
 
 
+def test_what_the_first_tokens_are_spared_is_a_constant_below_nothing() -> None:
+    """A loop over tokens: the first ones see few blocks, so that the line begins below zero."""
+    fit = fitted(Quantity.NODES, points(lambda tokens: 65.0 * tokens - 1200.0))
+    assert fit is not None
+    assert fit.predicted(FAR).value == pytest.approx(65 * 8192 - 1200, rel=1e-6)
+
+
 def test_the_exponent_is_told_with_its_interval() -> None:
     told = [fit_of(points(FORMS["a power between"], 0.02, seed=seed)).exponent for seed in range(20)]
     known = [one for one in told if one is not None]

@@ -374,7 +374,7 @@ def test_a_gpu_that_nobody_uses_beside_two_ranks_on_one_is_idle() -> None:
         (EACH_ITS_OWN, EACH_ITS_OWN),  # a rank's GPU may rest
         ((*EACH_ITS_OWN, gpu(2, 0.0, 4)), (*EACH_ITS_OWN, gpu(2, 0.0, 4))),  # a GPU that the run does not need
         ((gpu(0, 1.0, 73_260, 71, 72), gpu(1, 0.4, 4)), BOTH_ON_ONE),  # it did something before
-        ((gpu(0, 1.0, 73_260, 71, 72), gpu(1, 0.0, 900, 5)),) * 2,  # somebody else's
+        ((gpu(0, 1.0, 73_260, 71, 72), gpu(1, 0.0, 4, 5)),) * 2,  # somebody else's
         ((gpu(0, 0.1, 73_260, 71, 72), gpu(1, 0.0, 4)),) * 2,  # nothing works at all
         ((), ()),
     ],

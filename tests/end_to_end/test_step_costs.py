@@ -6,7 +6,7 @@ import pytest
 
 from .conftest import Workspace
 
-# Three lengths of one model that is no width of it, so that tensors of T x T are told from others.
+# Lengths that are no width of the model, so that tensors of T x T are told from others.
 SMALL = ("model.layers=2", "model.seq_len=576", "train.batch=1", "trace.step_cost=true")
 
 
@@ -25,21 +25,21 @@ def test_the_seeds_loop_over_tokens_is_told_by_its_first_step(workspace: Workspa
 
 @pytest.mark.slow
 def test_the_seeds_memory_is_told_as_a_square_and_as_more_than_the_shape_needs(workspace: Workspace) -> None:
-    told = codes(workspace, "model.impl=dense", "model.seq_len=1152")
+    told = codes(workspace, "model.impl=dense", "model.seq_len=1440")
     assert set(told) == {"quadratic_cost", "memory_excess"}
-    assert "are of tensors with a row and a column for each of 1152 tokens" in told["quadratic_cost"]
+    assert "are of tensors with a row and a column for each of 1440 tokens" in told["quadratic_cost"]
 
 
 @pytest.mark.slow
 def test_the_healthy_twin_has_neither(workspace: Workspace) -> None:
     assert codes(workspace) == {}
-    assert codes(workspace, "model.seq_len=1152") == {}
+    assert codes(workspace, "model.seq_len=1440") == {}
 
 
 @pytest.mark.slow
 def test_growth_is_followed_to_its_line_by_a_second_run(workspace: Workspace) -> None:
     """A list that keeps what each step computed: no step fails, and the memory is of the line that made it."""
-    program = workspace.path / "leaks.py"
+    program = workspace.directory / "leaks.py"
     program.write_text(LEAKS)
     ran = workspace.harness("run", str(program), "--ranks", "2", "--deepen", "--json")
     (found,) = [one for one in ran.outcomes[0]["findings"] if one["code"] == "deepened"]
