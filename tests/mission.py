@@ -54,6 +54,7 @@ MISSION = {
     "4 against 5 layers of the reproduction": ["repro@model.layers=4", "repro@model.layers=5"],
     "controls": ["control_vanilla", "control_stock"],
     "sweeps": ["sweep_layers@*", "sweep_seq_len@*", "sweep_dtype@*", "sweep_gc@*"],
+    "the cost of the production shape before anybody waits for it": ["sweep_production@*"],
     "phases apart": [f"phases@train.phase={phase}" for phase in ("data", "forward", "backward", "step")],
     "launch blocking and C++ stacks": ["launch_blocking", "cpp_stacktraces"],
     "memory profile": ["memory_profile"],

@@ -73,7 +73,7 @@ def test_every_cpu_form_is_said_aloud_and_small_enough_for_a_laptop() -> None:
         assert (spec.backend, spec.device) == ("gloo", "cpu"), name
         assert spec.notes[0] == "CPU form, chosen because this machine has no GPU", name
         shape = SHAPES[re.match(r"shape (\w+)", spec.subject)[1]]  # type: ignore[index]
-        assert shape.vocab == 256, name
+        assert shape.vocab == 256 or "cost" in spec.tags, name  # a few of its layers, to foretell what all cost
 
 
 def test_a_box_with_two_gpus_skips_nothing() -> None:

@@ -515,6 +515,8 @@ def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, 
 def _settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
     """The scenario's own, and the planted fault: a run with one is comparable only to a run with the same."""
     planted = asdict(spec.fault) if spec.fault else {}
+    if not planted.get("parameters"):
+        planted.pop("value", None)  # it is theirs
     fault = {f"fault.{key}": str(value) for key, value in planted.items() if value is not None}
     return tuple(sorted({**dict(spec.settings), **fault}.items()))
 

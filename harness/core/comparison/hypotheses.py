@@ -30,7 +30,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Outcome, Status, Verdict
 from nsa_harness.core.statistics import more_often, tries
 
-CONFIDENCE = 0.95
+_BY_CHANCE = 0.05  # as often may an answer by counts be wrong
 _SHOWN = 2  # runs
 NO_CONTROL = "no control run"
 
@@ -215,12 +215,12 @@ def _answer(kind: HypothesisKind, one: Contrast, rate: float | None) -> tuple[An
 def _by_counts(kind: HypothesisKind, one: Contrast, rate: float) -> tuple[Answer, str]:
     """Something fails by chance, at that rate or more often: by Fisher's exact test, at 95 %."""
     control, changed = one.controls, one.changes
-    if more_often((changed.bad, changed.of), (control.bad, control.of), CONFIDENCE):
+    if more_often((changed.bad, changed.of), (control.bad, control.of), 1 - _BY_CHANCE):
         return (Answer.REFUTED if kind is HypothesisKind.NEED else Answer.SUPPORTED), "fails more often with it"
-    if more_often((control.bad, control.of), (changed.bad, changed.of), CONFIDENCE):
+    if more_often((control.bad, control.of), (changed.bad, changed.of), 1 - _BY_CHANCE):
         return (Answer.REFUTED if kind is HypothesisKind.CAUSE else Answer.SUPPORTED), "fails less often with it"
     if control.steady and changed.steady and bool(control.bad) == bool(changed.bad):
-        enough = tries(rate, CONFIDENCE) if not control.bad else tries(1 - rate, CONFIDENCE)
+        enough = tries(rate, 1 - _BY_CHANCE) if not control.bad else tries(1 - rate, 1 - _BY_CHANCE)
         if min(control.of, changed.of) >= enough and (not control.bad or _ended_alike(one)):
             return Answer.REFUTED, "ends the same way with and without it, each time"
     return Answer.UNDECIDED, "something here fails by chance, and these are too few runs"
