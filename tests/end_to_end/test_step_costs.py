@@ -41,8 +41,8 @@ def test_growth_is_followed_to_its_line_by_a_second_run(workspace: Workspace) ->
     """A list that keeps what each step computed: no step fails, and the memory is of the line that made it."""
     program = workspace.directory / "leaks.py"
     program.write_text(LEAKS)
-    ran = workspace.harness("run", str(program), "--ranks", "2", "--deepen", "--json")
-    (found,) = [one for one in ran.outcomes[0]["findings"] if one["code"] == "deepened"]
+    ran = workspace.harness("run", str(program), "--ranks", "2", "--deepen")
+    (found,) = [one for one in ran.report["outcomes"][0]["findings"] if one["code"] == "deepened"]
     statement = LEAKS.splitlines()[found["place"]["line"] - 1].strip()
     assert statement == "features = inputs.repeat(1, 4).sin()"
     assert found["claim"].startswith("with tracemalloc, and what lives after two steps (attempt 2) ")
