@@ -162,7 +162,9 @@ def test_there_are_twelve_faults_or_more_each_with_its_twin_and_every_kind_is_am
     faults = [one for one in plantings if one.must_say.cause is not None]
     assert len(faults) >= 12
     assert [one.name for one in plantings if one not in faults] == [f"{one.name}_twin" for one in faults]
-    assert {one.fault.kind for one in faults} == set(FaultKind)
+    # The rest is planted by -t seed-failures: with the first two a run passes, the last one is in the loader.
+    by_seeds = {FaultKind.LEAK, FaultKind.SET_PARAMETERS, FaultKind.STARVED_LOADER}
+    assert {one.fault.kind for one in faults} == set(FaultKind) - by_seeds
     assert len({one.name for one in plantings}) == len(plantings)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from .conftest import PROGRAMS
@@ -9,7 +11,7 @@ from .conftest import PROGRAMS
 
 @pytest.mark.parametrize(
     "command",
-    ['[python, -I, -c, "print(1)"]', '[sh, -c, "echo 1"]'],
+    [f'[{sys.executable}, -I, -c, "print(1)"]', '[sh, -c, "echo 1"]'],
     ids=["isolated interpreter", "not Python"],
 )
 def test_a_rank_that_takes_no_probe_passes_and_the_report_says_what_was_not_seen(workspace, command):
