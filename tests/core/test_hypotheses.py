@@ -128,7 +128,8 @@ def test_no_test_is_proposed_where_it_would_tell_nothing(harmless: Outcome) -> N
 
 
 def test_what_this_machine_could_not_run_it_is_not_asked_for_again() -> None:
-    outcomes = [run("ddp", PASS), run("nccl", SKIP, {"needs.backend": "nccl"}, backend="", device="")]
+    planted = {"fault.kind": "raise"}
+    outcomes = [run("ddp", PASS, planted), run("nccl", SKIP, {"needs.backend": "nccl"}, backend="", device="")]
     (row,) = rows(outcomes, "NCCL is the cause")
     assert (row.answer, row.reason, row.command) == (Answer.NOT_TESTED, "nccl was SKIP", None)
 

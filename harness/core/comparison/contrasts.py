@@ -216,11 +216,11 @@ def _steps(outcome: Outcome) -> float:
 
 
 def differences(one: Outcome, other: Outcome) -> set[str]:
-    """The keys in which two runs differ. What a run that was never made would have run on is not known."""
+    """The keys in which two runs differ. Of a run that was never made only what its scenario asked for is known."""
     left, right = _decided(one), _decided(other)
     skipped = Status.SKIP in (one.verdict.status, other.verdict.status)
     unknown = {"device", *dict((*one.chosen, *other.chosen))} if skipped else set()
-    keys = {*left, *right} - unknown
+    keys = {key for key in {*left, *right} - unknown if not (skipped and key.startswith("fault."))}
     return {key for key in keys if _value(left, key) != _value(right, key)}
 
 
