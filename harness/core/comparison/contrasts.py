@@ -29,6 +29,9 @@ _EVIDENCE = frozenset({Status.PASS, Status.FAIL, Status.HANG})
 _STEPS = "train.steps"
 _ONLY_LOGS = ("run.env.NCCL_DEBUG", "run.env.TORCH_CPP_LOG_LEVEL", "run.env.TORCH_SHOW_CPP_STACKTRACES")
 
+# Over gloo nothing reads what steers NCCL, so that it makes no difference between the two.
+NCCL_SETTINGS = ("run.env.NCCL_", "run.env.TORCH_NCCL_")
+
 Test = Callable[[str], bool]
 
 
@@ -74,6 +77,11 @@ class Contrast:
     def steady(self) -> bool:
         """No attempts of one side disagree."""
         return self.controls.steady and self.changes.steady
+
+    @property
+    def ends_alike(self) -> bool:
+        one, other = self.control.verdict, self.changed.verdict
+        return (one.status, one.kind, one.cause) == (other.status, other.kind, other.cause)
 
 
 def one_of(*values: str) -> Test:
@@ -129,7 +137,7 @@ def endings(outcomes: Sequence[Outcome]) -> Callable[[Outcome], Endings]:
 def contrasts(factor: Factor, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
     """Every contrast of that factor, plainest first, the same whatever the order of the outcomes."""
     of = endings(outcomes)
-    standing = _one_of_each(one for one in sorted(outcomes, key=_plainness) if _judged(one))
+    standing = _one_of_each(one for one in sorted(outcomes, key=plainness) if _judged(one))
     return tuple(
         Contrast(control=control, changed=changed, controls=of(control), changes=of(changed))
         for control, changed in _candidates(factor, standing)
@@ -147,6 +155,11 @@ def blocked_pairs(factor: Factor, outcomes: Sequence[Outcome]) -> tuple[tuple[Ou
     return tuple(
         pair for pair in _candidates(factor, [one for one in outcomes if one.final]) if not all(map(_judged, pair))
     )
+
+
+def plainness(outcome: Outcome) -> tuple[object, ...]:
+    """Whole, so that equal runs stand in one order."""
+    return len(outcome.settings), outcome.scenario, outcome.spec_hash, outcome.attempt, outcome.dir
 
 
 def _judged(outcome: Outcome) -> bool:
@@ -241,10 +254,6 @@ def _comparable(control: Outcome, changed: Outcome) -> bool:
 
 def _criteria(outcome: Outcome, prefixes: tuple[str, ...]) -> Mapping[str, str]:
     return {key: value for key, value in outcome.criteria if key.startswith(prefixes)} if prefixes else {}
-
-
-def _plainness(outcome: Outcome) -> tuple[object, ...]:
-    return len(outcome.settings), outcome.scenario, outcome.spec_hash, outcome.attempt, outcome.dir
 
 
 def _plainest(pair: tuple[Outcome, Outcome]) -> tuple[object, ...]:

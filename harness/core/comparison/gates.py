@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nsa_harness.core.comparison.contrasts import (
+    NCCL_SETTINGS,
     Contrast,
     Factor,
     is_number,
@@ -244,9 +245,7 @@ _RULES: Mapping[Form, Callable[[Condition, Sequence[Outcome]], Reply]] = {
 
 
 def _fails_alike(pair: Contrast) -> bool:
-    one, other = pair.control.verdict, pair.changed.verdict
-    same = (one.status, one.kind, one.cause) == (other.status, other.kind, other.cause)
-    return same and failed(pair.control)
+    return pair.ends_alike and failed(pair.control)
 
 
 _HOLDS: Mapping[Form, Callable[[Contrast], bool]] = {
@@ -296,8 +295,7 @@ def _factor(condition: Condition) -> Factor:
     asked = [one.test for one in condition.of.values if one.key == key]
     related = _RELATED.get(asked[0]) if asked else None
     fits = is_number if related else _anything
-    # Over gloo nothing reads what steers NCCL, so that it makes no difference between the two.
-    besides = ("run.env.NCCL_", "run.env.TORCH_NCCL_") if "needs.backend" in condition.differ_in else ()
+    besides = NCCL_SETTINGS if "needs.backend" in condition.differ_in else ()
     keys = tuple(map(_kept_as, condition.differ_in))
     return Factor(keys=keys, without=fits, with_it=fits, related=related or operator.ne, besides=besides)
 

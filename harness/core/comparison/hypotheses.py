@@ -12,6 +12,7 @@ from enum import StrEnum
 from statistics import median
 
 from nsa_harness.core.comparison.contrasts import (
+    NCCL_SETTINGS,
     Contrast,
     Endings,
     Factor,
@@ -24,6 +25,7 @@ from nsa_harness.core.comparison.contrasts import (
     one_of,
     other_than,
     passed,
+    plainness,
     setting,
 )
 from nsa_harness.core.diagnosis.causes import Cause
@@ -35,10 +37,15 @@ _SHOWN = 2  # runs
 NO_CONTROL = "no control run"
 
 
+def takes_our_keys(outcome: Outcome) -> bool:
+    """The program is ours. A foreign one knows nothing of model, gc and parallel, and chooses its device itself."""
+    return outcome.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
+
+
 class HypothesisKind(StrEnum):
     CAUSE = "cause"  # without it a run passes, with it it does not
     CHANGE = "change"  # with and without it, one run passes and the other does not
-    NEED = "need"  # with it a run passes, without it it does not: one pass without it is enough to refute that
+    NEED = "need"  # with it a run passes, without it it does not; refuted where all pass without it that it concerns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +54,7 @@ class Hypothesis:
     kind: HypothesisKind
     factor: Factor
     prominent: bool = False  # has a row of its own also where nothing tests it
-    concerns: Callable[[Outcome], bool] = passed  # of a need: the runs in which it would matter
+    concerns: Callable[[Outcome], bool] = takes_our_keys  # of a need: the runs in which it would matter
 
 
 def switch(key: str, on: str, *, off: str = "") -> Factor:
@@ -78,8 +85,7 @@ def rising(key: str, example: tuple[str, str] | None = None) -> Factor:
     )
 
 
-_NCCL_SETTINGS = ("run.env.NCCL_", "run.env.TORCH_NCCL_")
-NCCL = replace(swap("backend", ("gloo",), ("nccl",), typed="needs.backend"), besides=_NCCL_SETTINGS)
+NCCL = replace(swap("backend", ("gloo",), ("nccl",), typed="needs.backend"), besides=NCCL_SETTINGS)
 NCCL_HYPOTHESIS = Hypothesis(text="NCCL is the cause", kind=HypothesisKind.CAUSE, factor=NCCL, prominent=True)
 ENVIRONMENT_HYPOTHESES = tuple(
     Hypothesis(text=f"{name} changes it", kind=HypothesisKind.CHANGE, factor=switch(f"run.env.{name}", "1"))
@@ -136,15 +142,6 @@ def worth_a_row(row: HypothesisRow) -> bool:
     return row.hypothesis.prominent and (row.command is not None or row.reason != NO_CONTROL)
 
 
-def override_command(scenario: str, *overrides: str) -> str:
-    return f"nsa-harness run {shlex.join((scenario, *overrides))}"
-
-
-def takes_our_keys(outcome: Outcome) -> bool:
-    """The program is ours. A foreign one knows nothing of model, gc and parallel, and chooses its device itself."""
-    return outcome.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
-
-
 def silenced(factor: Factor, outcomes: Sequence[Outcome]) -> str:
     """ "ddp_nccl was SKIP": why runs that would have answered say nothing; empty where there are none."""
     for pair in blocked_pairs(factor, outcomes)[:1]:
@@ -175,12 +172,12 @@ def _rows(
     found = contrasts(hypothesis.factor, outcomes)
     if not found:
         yield _without_it(hypothesis, outcomes, of) or _not_tested(hypothesis, outcomes)
-    answers = [(*_answer(hypothesis.kind, one, rate), one) for one in found]
-    supported = any(given is Answer.SUPPORTED for given, _, _ in answers)
+    said = [(*_answer(hypothesis.kind, one, rate), one) for one in found]
+    supported = any(given is Answer.SUPPORTED for given, _, _ in said)
     # What breaks it in one place need not do so in every other one.
-    elsewhere = [one for given, _, one in answers if supported and given is Answer.REFUTED and passed(one.changed)]
+    elsewhere = [one for given, _, one in said if supported and given is Answer.REFUTED and passed(one.changed)]
     for answer in Answer:
-        saying = [(reason, one) for given, reason, one in answers if given is answer and one not in elsewhere]
+        saying = [(reason, one) for given, reason, one in said if given is answer and one not in elsewhere]
         if saying:
             reason, one = saying[0]
             if answer is Answer.SUPPORTED and elsewhere:
@@ -204,7 +201,7 @@ def _answer(kind: HypothesisKind, one: Contrast, rate: float | None) -> tuple[An
     if passed(one.control) == passed(one.changed):
         if passed(one.control):
             return Answer.REFUTED, "passes with and without it"
-        if _ended_alike(one):
+        if one.ends_alike:
             return Answer.REFUTED, "ends the same way with and without it"
         return Answer.UNDECIDED, "ends badly with and without it, not alike"
     if passed(one.control):
@@ -221,14 +218,9 @@ def _by_counts(kind: HypothesisKind, one: Contrast, rate: float) -> tuple[Answer
         return (Answer.REFUTED if kind is HypothesisKind.CAUSE else Answer.SUPPORTED), "fails less often with it"
     if control.steady and changed.steady and bool(control.bad) == bool(changed.bad):
         enough = tries(rate, 1 - _BY_CHANCE) if not control.bad else tries(1 - rate, 1 - _BY_CHANCE)
-        if min(control.of, changed.of) >= enough and (not control.bad or _ended_alike(one)):
+        if min(control.of, changed.of) >= enough and (not control.bad or one.ends_alike):
             return Answer.REFUTED, "ends the same way with and without it, each time"
     return Answer.UNDECIDED, "something here fails by chance, and these are too few runs"
-
-
-def _ended_alike(one: Contrast) -> bool:
-    control, changed = one.control.verdict, one.changed.verdict
-    return (control.status, control.kind, control.cause) == (changed.status, changed.kind, changed.cause)
 
 
 def _without_it(
@@ -246,7 +238,7 @@ def _without_it(
     ]
     if hypothesis.kind is not HypothesisKind.NEED or not runs or not all(map(passed, runs)):
         return None
-    run = min(runs, key=_plainest)
+    run = min(runs, key=plainness)
     return HypothesisRow(
         hypothesis=hypothesis,
         answer=Answer.REFUTED,
@@ -282,7 +274,7 @@ def _base(factor: Factor, outcomes: Sequence[Outcome]) -> Outcome | None:
     key = factor.keys[0]
     bad = [one for one in ours if not (passed(one) or one.expected) and factor.with_it(setting(one, key))]
     fitting = bad or [one for one in ours if passed(one) and _either(factor, setting(one, key))]
-    return min(fitting, key=_plainest, default=None)
+    return min(fitting, key=plainness, default=None)
 
 
 def _either(factor: Factor, value: str) -> bool:
@@ -301,8 +293,6 @@ def _test_command(factor: Factor, base: Outcome) -> str | None:
         blamed = factor.with_it(value) and not factor.without(value) and factor.related(control, value)
         changed = value if blamed else example
         return f"nsa-harness claim {shlex.join((base.scenario, f'{key}={control},{changed}'))}"
-    return override_command(base.scenario, *factor.undo) if factor.undo and factor.with_it(value) else None
-
-
-def _plainest(outcome: Outcome) -> tuple[object, ...]:
-    return len(outcome.settings), outcome.scenario, outcome.attempt, outcome.spec_hash, outcome.dir
+    if factor.undo and factor.with_it(value):
+        return f"nsa-harness run {shlex.join((base.scenario, *factor.undo))}"
+    return None
