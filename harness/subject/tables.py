@@ -65,6 +65,7 @@ def _is_of_a_gate(row: Row) -> bool:
     return all(isinstance(number, float) and math.isfinite(number) for number in numbers)
 
 
+_LONGEST_S = 1e9  # of a step; a sum of several stays a number
 _SIZES = ("batch", "seq_len", "layers")
 _COUNTED = ("nodes", "saved_bytes", "square_bytes", "expected_bytes", "begin_bytes", "peak_bytes")
 
@@ -76,7 +77,7 @@ def _step_cost(table: Table) -> Iterator[Row]:
         return
     cost: Row = {"step_cost": "of the first step", **{name: rows[0][name] for name in _SIZES}}
     for name in _COUNTED:
-        values = [value for row in rows if isinstance(value := row.get(name), float) and math.isfinite(value)]
+        values = _finite(rows, name)
         cost |= {name: max(values)} if values else {}
     yield cost | _implementations(table) | _time(table)
 
@@ -85,7 +86,7 @@ def _implementations(table: Table) -> Row:
     """Those that compute; of one that was chosen for its length also where that ends."""
     rows = [row for row in table("fallback_counters.csv") or () if "implementation" in row][:_MAX_PARTS]
     named = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
-    ends = [value for row in rows if isinstance(value := row.get("until_tokens"), float)]
+    ends = _finite(rows, "until_tokens")
     return {"implementations": ", ".join(named)} | ({"until_tokens": min(ends)} if ends else {})
 
 
@@ -102,12 +103,17 @@ def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
 
     The spread comes from the quartiles, which a step that was held up does not move.
     """
-    values = sorted(value for row in rows if isinstance(value := row.get(name), float) and value > 0)
+    values = sorted(value for value in _finite(rows, name) if 0 < value < _LONGEST_S)
     if not values:
         return None
     middle = median(values)
     low, high = (values[round(share * (len(values) - 1))] for share in (0.25, 0.75))
     return middle, 1.2533 * (high - low) / 1.349 / math.sqrt(len(values)) / middle
+
+
+def _finite(rows: Sequence[Row], name: str) -> list[float]:
+    """What stands in a column, but for what no program of ours writes: a table may be torn, or somebody else's."""
+    return [value for row in rows if isinstance(value := row.get(name), float) and math.isfinite(value)]
 
 
 def _is_number(value: object) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from builders import case, evidence, rank_evidence, spec
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import Evidence
@@ -190,6 +193,18 @@ def test_a_step_that_was_cut_short_has_told_what_its_graph_has() -> None:
         },
     )
     assert reported(tables(step_cost=[{"moment": "forward", "batch": 1.0, "seq_len": 64.0}]))[1] == ()
+
+
+@given(numbers=st.lists(st.floats(), min_size=3, max_size=6))
+def test_whatever_a_table_says_what_a_step_cost_are_finite_numbers(numbers: list[float]) -> None:
+    _, rows = reported(
+        tables(
+            step_cost=[{"batch": 1.0, "seq_len": 64.0, "layers": 1.0, "nodes": numbers[0]}],
+            fallback_counters=[{"part": "sel", "implementation": "eager", "until_tokens": value} for value in numbers],
+            training=[{"seconds": value, "cpu_s": -value} for value in numbers],
+        )
+    )
+    assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
 
 
 def test_each_finding_of_a_cost_stands_beside_the_others_in_the_order_of_how_much_it_explains() -> None:
