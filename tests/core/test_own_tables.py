@@ -6,12 +6,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from builders import case, evidence, rank_evidence, spec
+from builders import case, ended, evidence, rank_evidence, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.diagnosis.engine import diagnose
-from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.diagnosis.grades import LIKELY
+from nsa_harness.core.evidence.evidence import Ending, Evidence
 from nsa_harness.core.outcome import outcome_of
 from nsa_harness.core.report import Place, StepCost
 from nsa_harness.core.scenario.program import Row, Table
@@ -73,6 +74,21 @@ def test_a_step_that_costs_what_its_shape_says_is_no_finding() -> None:
 )
 def test_four_nodes_for_each_token_and_layer_are_a_loop_over_tokens(nodes: int, layers: int, said: bool) -> None:
     assert (codes(cost(nodes=nodes, layers=layers)) == ["per_token_nodes"]) is said
+
+
+@pytest.mark.parametrize(
+    ("ending", "nodes", "said"),
+    [(Ending.DEADLINE, 323_166, True), (Ending.DEADLINE, 424, False), (Ending.EXITED, 323_166, False)],
+    ids=["slow", "slow for another reason", "failed otherwise"],
+)
+def test_a_loop_over_tokens_is_the_reason_of_a_run_that_is_slow(ending: Ending, nodes: int, said: bool) -> None:
+    by_us = ending is Ending.DEADLINE
+    late = replace(cost(nodes=nodes), ending=ending, launcher=ended(None if by_us else 1, 1, by_us=by_us))
+    found = diagnose(late, judge(late), RULES).findings
+    assert (found[0].code == "slow") == by_us
+    assert found[0].claim.endswith("; the program computes token by token (per_token_nodes)") == said
+    assert (found[0].confidence == LIKELY) == said
+    assert ("per_token_nodes" in [one.code for one in found]) == (nodes > 424)
 
 
 def test_few_tokens_have_few_nodes_each_whatever_computes_them() -> None:
