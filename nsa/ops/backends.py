@@ -9,14 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from .attend import compressed_attention, selected_attention, sliding_attention
 from .kernels import Kernel
-from .packed import compressed_starts
+from .packed import compressed_starts, one_by_one
 from .selection import Selection, select_blocks
 
 Attended = tuple[Tensor, Tensor]
@@ -124,11 +124,7 @@ class TiledBackend:
         memo_number: Tensor | None = None,
         starts: Starts = None,
     ) -> Tensor:
-        if starts is None:
-            return select_blocks(q, k, selection, memo_number)
-        blocks = compressed_starts(starts, selection.block_len, selection.block_stride)
-        (indices,) = one_by_one(lambda q, k: (select_blocks(q, k, selection),), (q, starts), (k, blocks))
-        return indices
+        return select_blocks(q, k, selection, memo_number, starts=starts)
 
     def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
         gates = gates_cBHT.unsqueeze(-1)
@@ -148,13 +144,6 @@ class SlidingBackend:
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
     ) -> tuple[Tensor, None]:
         return self.attend(q, k, v, window=window, scale=scale, starts=starts), None
-
-
-def one_by_one(operation: Callable[..., tuple[Tensor, ...]], *packed: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
-    """The operation on each sequence's part of the tensors [1, *, rows, *], each with its own starts."""
-    parts = [tensor.split(starts.diff().tolist(), 2) for tensor, starts in packed]
-    results = [operation(*sequence) for sequence in zip(*parts, strict=True) if sequence[0].shape[2]]
-    return tuple(torch.cat(tensors, 2) for tensors in zip(*results, strict=True))
 
 
 InOneRow = Callable[..., Tensor]

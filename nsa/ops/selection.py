@@ -20,6 +20,7 @@ from . import NAMESPACE
 from .attend import CompletedBlocks
 from .cores import shares, side_by_side
 from .kernels import compute_dtype, exactly_in_the_dtype_of, tiles
+from .packed import compressed_starts, one_by_one
 
 EMPTY = -1
 LONGEST_TILE = 512
@@ -72,7 +73,7 @@ def select_blocks(
     Blocks 0, the current and the previous one come first, then the most important; equal ones by the lower index.
     The query heads of a group share one row. Nothing is random and nothing depends on tokens after the query.
     With the number of a memo that is already filled, what stands there. `ranked_by` is a name of RANKERS; the fused
-    one takes the log-sum-exp of the queries over the keys, and packed sequences by their starts (nsa/ops/packed.py).
+    one takes the log-sum-exp of the queries over the keys. `starts` are those of packed sequences (nsa/ops/packed.py).
     """
     with torch.no_grad():
         return _select(
@@ -122,8 +123,14 @@ def _(q_BHTD: Tensor, k_BGSD: Tensor, _l: int, _d: int, _size: int, count: int, 
 
 
 def _by_tiles(
-    q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection, _lse: Tensor | None, _starts: Tensor | None
+    q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection, _lse: Tensor | None, starts: Tensor | None
 ) -> Tensor:
+    if starts is not None:
+        blocks = compressed_starts(starts, selection.block_len, selection.block_stride)
+        (indices,) = one_by_one(
+            lambda q, k: (_by_tiles(q, k, selection, None, None),), (q_BHTD, starts), (k_BGSD, blocks)
+        )
+        return indices
     batch, _, queries, width = q_BHTD.shape
     groups = k_BGSD.shape[1]
     rows = batch * groups
