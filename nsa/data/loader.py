@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Attention
-from ..settings import Data, HubData, Packing, Settings
+from ..settings import Data, Packing, Settings
 from ..world import CannotRunError, World
 from .maps import Maps
+from .named import shards_of
 from .packing import Row
 from .prefetch import Ordered
-from .shards import TEXT_ENDINGS, TOKEN_ENDING, FileShard, HubShard, Shard, files_at, has_ending
-from .stories import all_stories
+from .shards import TEXT_ENDINGS, TOKEN_ENDING, files_at, has_ending
 from .streams import Documents
 from .tokens import BYTES, Tokenizer, tokenizer_named
 from .trouble import Trouble
@@ -50,7 +49,7 @@ class _Collated(NamedTuple):
     tokens: NDArray[np.int64]  # [B, T + 1]
     targets: NDArray[np.int64]
     lengths: tuple[int, ...] | None
-    position: dict[str, Any] | None  # where a stream goes on behind it
+    position: dict[str, Any]  # where the source goes on behind it
 
 
 class Batches:
@@ -67,7 +66,7 @@ class Batches:
         self._source = self._opened()
         self.packing = self._decided_packing()
         self._row = 0
-        self._position: dict[str, Any] | None = None
+        self._position = self._source.position()  # not further than the newest batch that was given
         self._ahead: Ordered[range, _Collated] | None = None
         self._first: _Collated | None = None
         self.ready_s: float | None = None  # how long the first batch took; None: nobody has asked for it
@@ -104,8 +103,7 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """The position behind the newest batch, as plain values. The same on every rank, for any world size."""
-        position = self._source.position() if self._position is None else self._position
-        return {"version": VERSION, **self._identity(), "row": self._row, "position": dict(position)}
+        return {"version": VERSION, **self._identity(), "row": self._row, "position": dict(self._position)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there. Raises CannotRunError, with every difference, for a position in other data."""
@@ -186,7 +184,7 @@ class Batches:
 
     def _collated(self, rows: Sequence[Row]) -> _Collated:
         tokens = np.stack([row.tokens for row in rows]).astype(np.int64)
-        position = self._source.position() if isinstance(self._source, Documents) else None
+        position = self._source.position()
         if self.packing is Packing.STREAM:
             return _Collated(tokens, tokens[:, 1:], None, position)
         targets = tokens[:, 1:].copy()
@@ -219,12 +217,11 @@ class Batches:
         if self._draws_windows():
             assert isinstance(data, Data | Path)
             return Windows(data, model, settings.seed, self._geometry)
-        files = files_at(data) if isinstance(data, Path) else []
-        if files and has_ending(files[0], TOKEN_ENDING):
+        if isinstance(data, Path) and has_ending((files := files_at(data))[0], TOKEN_ENDING):
             return Maps(files, model.vocab, self.trouble, length=model.seq_len, seed=settings.seed)
         tokenizer = self._fitting(tokenizer_named(settings.tokenizer))
         return Documents(
-            self._shards(files),
+            shards_of(data, settings.text_field),
             tokenizer,
             self.trouble,
             length=model.seq_len,
@@ -242,19 +239,6 @@ class Batches:
         if isinstance(data, Path):
             return data.is_file() and not has_ending(data, *TEXT_ENDINGS[1:], TOKEN_ENDING)
         return data is Data.TEXT
-
-    def _shards(self, files: Sequence[Path]) -> Sequence[Shard]:
-        data, field = self._settings.data, self._settings.text_field
-        if isinstance(data, HubData):
-            return [HubShard(path=data.path, config=data.config, split=data.split, text_field=field)]
-        if data is Data.STORIES:
-            return all_stories()
-        if data is Data.TEXT:
-            files = [Path(str(resources.files(__package__).joinpath("..", "texts", "village.txt")))]
-        unknown = [path for path in files if not has_ending(path, *TEXT_ENDINGS)]
-        if unknown:
-            raise CannotRunError(f"--data {unknown[0]}: expected a file that ends with {', '.join(TEXT_ENDINGS)}")
-        return [FileShard(path=path, text_field=field) for path in files]
 
     def _fitting(self, tokenizer: Tokenizer) -> Tokenizer:
         settings = self._settings

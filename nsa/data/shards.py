@@ -8,7 +8,7 @@ import importlib
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ LONGEST_TEXT = 1 << 20
 _READ = 1 << 16
 
 Record = str | BadRecordError
+Watch = Callable[[IO[bytes]], None]
 
 
 class Shard(Protocol):
@@ -43,6 +44,7 @@ class FileShard:
 
     path: Path
     text_field: str
+    watch: Watch | None = None  # is given the file once it is open
 
     @property
     def name(self) -> str:
@@ -58,7 +60,7 @@ class FileShard:
         packed = self.path.suffix in (".gz", ".zst")
         read = _READERS[(self.path.with_suffix("") if packed else self.path).suffix]
         try:
-            yield from read(self.path, self.text_field)
+            yield from read(self.path, self.text_field, self.watch)
         except FileNotFoundError as error:
             raise BadShardError("has vanished") from error
         except EOFError as error:
@@ -69,15 +71,15 @@ class FileShard:
             raise BadShardError(f"cannot be read ({error.strerror or error})") from error
 
 
-def _texts(path: Path, _field: str) -> Iterator[Record]:
+def _texts(path: Path, _field: str, watch: Watch | None) -> Iterator[Record]:
     """Whole lines, so that no character is cut."""
-    with _opened(path) as file:
+    with _opened(path, watch) as file:
         while lines := file.readlines(LONGEST_TEXT):
             yield _decoded(b"".join(lines))
 
 
-def _lines(path: Path, field: str) -> Iterator[Record]:
-    with _opened(path) as file:
+def _lines(path: Path, field: str, watch: Watch | None) -> Iterator[Record]:
+    with _opened(path, watch) as file:
         for line in file:
             if line.strip():
                 yield _text_of(line, field)
@@ -110,11 +112,11 @@ def _decoded(content: bytes) -> Record:
         return BadRecordError(f"is not UTF-8 (byte {error.start} of it)")
 
 
-def _parquet(path: Path, field: str) -> Iterator[Record]:
+def _parquet(path: Path, field: str, watch: Watch | None) -> Iterator[Record]:
     parquet = needed("pyarrow.parquet", path)
     errors = needed("pyarrow", path).ArrowException
     try:
-        with path.open("rb") as opened, parquet.ParquetFile(opened) as file:
+        with _raw(path, watch) as opened, parquet.ParquetFile(opened) as file:
             if field not in (names := file.schema_arrow.names):
                 raise BadShardError(f'has no column "{field}", only {", ".join(names) or "nothing"}')
             for batch in file.iter_batches(batch_size=256, columns=[field]):
@@ -125,18 +127,24 @@ def _parquet(path: Path, field: str) -> Iterator[Record]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def _raw(path: Path, watch: Watch | None) -> Iterator[IO[bytes]]:
+    with path.open("rb") as file:
+        if watch is not None:
+            watch(file)
+        yield file
+
+
+@contextmanager
+def _opened(path: Path, watch: Watch | None) -> Iterator[IO[bytes]]:
     """The bytes of a file, unpacked."""
-    if path.suffix == ".gz":
-        with gzip.open(path, "rb") as file:
-            yield file  # type: ignore[misc]
-    elif path.suffix == ".zst":
-        library = needed("zstandard", path)
-        with path.open("rb") as packed:
-            yield io.BufferedReader(_Unpacked(packed, library), _READ)
-    else:
-        with path.open("rb") as file:
-            yield file
+    with _raw(path, watch) as raw:
+        if path.suffix == ".gz":
+            with gzip.GzipFile(fileobj=raw) as file:
+                yield file  # type: ignore[misc]
+        elif path.suffix == ".zst":
+            yield io.BufferedReader(_Unpacked(raw, needed("zstandard", path)), _READ)
+        else:
+            yield raw
 
 
 class _Unpacked(io.RawIOBase):

@@ -10,6 +10,8 @@ from ..settings import BadShards
 from ..world import CannotRunError
 
 EXAMPLES = 5
+# So many places are known again when the next epoch comes to them.
+MOST_PLACES = 100_000
 
 
 class BadShardError(Exception):
@@ -27,16 +29,17 @@ class Trouble:
         self._policy = policy
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._places: set[str] = set()
         self._examples: list[str] = []
         self._slow: Counter[str] = Counter()
 
     def shard(self, place: str, problem: str) -> None:
         """Raises CannotRunError where a bad shard stops the run."""
-        self._report("shards", place, problem)
+        self._report_once("shards", place, problem)
 
     def record(self, place: str, problem: str) -> None:
         """The same for one record."""
-        self._report("records", place, problem)
+        self._report_once("records", place, problem)
 
     def row(self, place: str, problem: str) -> None:
         """The same for a row of tokens, in whose place another one is trained on."""
@@ -47,6 +50,14 @@ class Trouble:
         with self._lock:
             self._slow[place] += 1
         self._note(f"{place}: a read took {seconds:.1f} s")
+
+    def _report_once(self, kind: str, place: str, problem: str) -> None:
+        with self._lock:
+            known = place in self._places
+            if len(self._places) < MOST_PLACES:
+                self._places.add(place)
+        if not known:
+            self._report(kind, place, problem)
 
     def _report(self, kind: str, place: str, problem: str) -> None:
         if self._policy is BadShards.STOP:

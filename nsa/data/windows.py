@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 from ..config import NSAConfig
 from ..settings import Data
 from ..world import CannotRunError
+from .named import shipped_text
 from .packing import Row
 
 # Weights and data draw from different streams of one seed.
@@ -100,8 +100,3 @@ def _bytes_of(source: Data | Path, model: NSAConfig) -> Tensor:
     if model.vocab < 256:
         raise CannotRunError(f"--data {source}: bytes need a vocabulary of 256, shape {model.name} has {model.vocab}")
     return torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-
-
-def shipped_text() -> bytes:
-    """The text that comes with the package."""
-    return resources.files(__package__).joinpath("..", "texts", "village.txt").read_bytes()

@@ -293,7 +293,7 @@ def test_the_stories_are_five_megabytes_of_english_that_never_change() -> None:
     assert story(0).splitlines()[0] == FIRST_TITLE
 
 
-FIRST_TITLE = "Simon and the useful barrel of salt"
+FIRST_TITLE = "Rosa and the beautiful coat"
 
 
 def losses(directory: Path) -> list[float]:
