@@ -79,7 +79,8 @@ class TokenFile:
         except OSError as error:
             raise BadShardError(f"cannot be read ({error.strerror})") from error
         if len(content) < count * width:
-            raise BadShardError(f"has shrunk: token {first + len(content) // width} is no longer there")
+            left = os.fstat(self._descriptor).st_size // width
+            raise BadShardError(f"has shrunk from {self.tokens} tokens to {left}")
         return np.frombuffer(content, self._dtype)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Alone, Program
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_harness.nsa.data import IGNORED, Batch, Batches, shipped_text
@@ -203,6 +203,7 @@ def test_every_document_of_an_epoch_comes_once_and_each_epoch_has_an_order_of_it
     batches.close()
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(0, 30), min_size=1, max_size=30), length=st.integers(1, 12), data=st.data())
 def test_rows_cut_a_line_of_documents_and_go_on_from_each_cursor(
     lengths: list[int], length: int, data: st.DataObject
@@ -229,6 +230,7 @@ def test_rows_cut_a_line_of_documents_and_go_on_from_each_cursor(
         assert [row.lengths for row, _ in later] == [row.lengths for row, _ in cut[at + 1 :]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40))
 def test_a_window_is_cut_behind_each_token_that_ends_a_document(window: list[int]) -> None:
     row = row_of_window(np.array(window, np.uint16), 0)

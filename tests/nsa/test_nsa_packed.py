@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ranks import run_forks
 from torch import Tensor
@@ -72,6 +72,7 @@ def test_so_it_is_when_layers_run_again(tiny: NSAConfig, mode: Recompute, attent
     assert_each_is_as_alone(model, LENGTHS, rows=2)
 
 
+@settings(max_examples=40, deadline=None)
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=7))
 def test_any_lengths_do(lengths: list[int]) -> None:
     torch.manual_seed(sum(lengths))
@@ -82,6 +83,7 @@ def test_any_lengths_do(lengths: list[int]) -> None:
     assert_each_is_as_alone(TinyLM.from_config(config), lengths, rows=1)
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), block_len=st.integers(1, 9), data=st.data())
 def test_the_blocks_of_a_row_are_the_complete_ones_of_its_documents(
     lengths: list[int], block_len: int, data: st.DataObject
