@@ -155,8 +155,8 @@ def test_all_mistakes_of_all_sources_are_reported_together(tmp_path: Path) -> No
         ),
         (
             ("--data", "no/such/file"),
-            "--data: expected synthetic, text, stories, hf:PATH, or the path of a file, a folder or a pattern of files, "
-            'got "no/such/file"',
+            "--data: expected synthetic, text, stories, hf:PATH, or the path of a file, a folder or a pattern of "
+            'files, got "no/such/file"',
         ),
     ],
 )
