@@ -14,9 +14,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .attend import compressed_attention, selected_attention, sliding_attention
-from .kernels import Kernel
-from .packed import compressed_starts, one_by_one
+from .attend import (
+    compressed_attention,
+    packed_compressed_attention,
+    packed_selected_attention,
+    packed_sliding_attention,
+    selected_attention,
+    sliding_attention,
+)
+from .kernels import BlockwiseKernel, Kernel
+from .packed import one_by_one
 from .selection import Selection, select_blocks
 
 Attended = tuple[Tensor, Tensor]
@@ -78,7 +85,7 @@ class Selected(Protocol):
 
 @dataclass(frozen=True)
 class TiledBackend:
-    """Query tiles in plain torch; packed sequences one after the other."""
+    """Query tiles in plain torch, of one sequence a row or of packed ones."""
 
     kernel: Kernel
 
@@ -89,15 +96,10 @@ class TiledBackend:
     def compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
     ) -> Attended:
-        def alone(q: Tensor, k: Tensor, v: Tensor) -> Attended:
-            return compressed_attention(
-                q, k, v, block_len=block_len, block_stride=block_stride, scale=scale, kernel=self.kernel
-            )
-
+        numbers = {"block_len": block_len, "block_stride": block_stride, "scale": scale, "kernel": self.kernel}
         if starts is None:
-            return alone(q, k, v)
-        blocks = compressed_starts(starts, block_len, block_stride)
-        return one_by_one(alone, (q, starts), (k, blocks), (v, blocks))
+            return compressed_attention(q, k, v, **numbers)
+        return packed_compressed_attention(q, k, v, **numbers, starts=starts)
 
     def selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
@@ -107,13 +109,15 @@ class TiledBackend:
 
         if starts is None:
             return alone(q, k, v, indices)
-        return one_by_one(alone, (q, starts), (k, starts), (v, starts), (indices, starts))
+        if self.kernel.name == BlockwiseKernel.name:  # taken where sequences are long, so that there are few of them
+            return one_by_one(alone, (q, starts), (k, starts), (v, starts), (indices, starts))
+        numbers = {"select_len": select_len, "scale": scale, "kernel": self.kernel}
+        return packed_selected_attention(q, k, v, indices, **numbers, starts=starts)
 
     def sliding(self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None) -> Attended:
-        def alone(q: Tensor, k: Tensor, v: Tensor) -> Attended:
+        if starts is None:
             return sliding_attention(q, k, v, window=window, scale=scale, kernel=self.kernel)
-
-        return alone(q, k, v) if starts is None else one_by_one(alone, (q, starts), (k, starts), (v, starts))
+        return packed_sliding_attention(q, k, v, window=window, scale=scale, kernel=self.kernel, starts=starts)
 
     def select(
         self,

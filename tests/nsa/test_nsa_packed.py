@@ -117,6 +117,23 @@ def test_a_layer_of_documents_that_runs_again_reads_the_blocks_of_its_first_pass
     assert all(torch.equal(one, made[0]) for one in read)
 
 
+def test_the_graph_has_as_many_nodes_for_any_number_of_documents(tiny: NSAConfig) -> None:
+    """And no step of it is taken once a document: many short ones would look like a hang."""
+    model = TinyLM.from_config(replace(tiny, d_v=6))
+    tokens = torch.randint(tiny.vocab, (1, 120))
+    assert len({nodes(model(tokens, lengths)) for lengths in ((120,), (60, 60), (1,) * 120, (7, 90, 23))}) == 1
+
+
+def nodes(output: Tensor) -> int:
+    seen, waiting = set(), [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [parent for parent, _ in node.next_functions]
+    return len(seen)
+
+
 def test_a_later_document_changes_nothing_and_an_earlier_one_neither(tiny: NSAConfig) -> None:
     model = TinyLM.from_config(tiny).double()
     tokens = torch.randint(tiny.vocab, (1, 40))
