@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,34 @@ from .config import ALL_BRANCHES, SHAPES, Attention, Branch, Compression, Implem
 class Data(StrEnum):
     SYNTHETIC = "synthetic"
     TEXT = "text"
+    STORIES = "stories"
+
+
+@dataclass(frozen=True)
+class HubData:
+    """A data set of the Hugging Face hub, as `hf:PATH[:CONFIG[:SPLIT]]`."""
+
+    path: str
+    config: str | None = None
+    split: str = "train"
+
+    def __str__(self) -> str:
+        return ":".join(("hf", self.path, self.config or "", self.split))
+
+
+# By the name that the reports use.
+FINEWEB_EDU = HubData("HuggingFaceFW/fineweb-edu", "sample-10BT")
+
+
+class Packing(StrEnum):
+    AUTO = "auto"  # documents, where the data has them and the model takes them
+    DOCUMENTS = "documents"  # none sees another one
+    STREAM = "stream"  # a row is one sequence, whatever is in it
+
+
+class BadShards(StrEnum):
+    SKIP = "skip"
+    STOP = "stop"
 
 
 class Phase(StrEnum):
@@ -150,13 +179,27 @@ def not_negative(text: str) -> float:
     return number
 
 
-def data_source(text: str) -> Data | Path:
-    """A named source, or a file that can be read."""
+def data_source(text: str) -> Data | Path | HubData:
+    """A named source, a data set of the hub, or local files: one, a folder of them, or a pattern."""
     if text in set(Data):
         return Data(text)
-    if not Path(text).is_file():
-        raise ValueError(f'expected {", ".join(Data)} or the path of a file, got "{text}"')
+    if text == "fineweb_edu":
+        return FINEWEB_EDU
+    if text.startswith("hf:"):
+        path, config, split, *more = [*text.removeprefix("hf:").split(":"), "", ""]
+        if not path or any(more):
+            raise ValueError(f'expected hf:PATH, hf:PATH:CONFIG or hf:PATH:CONFIG:SPLIT, got "{text}"')
+        return HubData(path, config or None, split or "train")
+    if not Path(text).exists() and not (set("*?[") & set(text) and glob(text, recursive=True)):
+        names = f"{', '.join(Data)}, hf:PATH"
+        raise ValueError(f'expected {names}, or the path of a file, a folder or a pattern of files, got "{text}"')
     return Path(text)
+
+
+def tokenizer_source(text: str) -> str:
+    if text != "bytes" and not Path(text).is_file():
+        raise ValueError(f'expected bytes or the path of a tokenizer.json or a file of ranks, got "{text}"')
+    return text
 
 
 def existing_file(text: str) -> Path:
@@ -239,8 +282,33 @@ OPTIONS = (
         name="data",
         parse=data_source,
         default=Data.SYNTHETIC,
-        about="synthetic, text, or a file of bytes",
+        about="synthetic, text, stories, fineweb_edu, hf:PATH[:CONFIG[:SPLIT]], or files: one, a folder, a pattern",
         spellings=("--dataset",),
+    ),
+    Option(
+        name="tokenizer",
+        parse=tokenizer_source,
+        default="bytes",
+        about="of texts: bytes, a tokenizer.json, or a file of ranks such as r50k_base.tiktoken",
+    ),
+    Option(name="text_field", parse=str, default="text", about="the field or column of a record that is its text"),
+    Option(
+        name="packing",
+        parse=one_of(Packing),
+        default=Packing.AUTO,
+        about="auto, documents (none sees another one) or stream (a row is one sequence)",
+    ),
+    Option(
+        name="workers",
+        parse=whole(0),
+        default=None,
+        about="threads that read ahead; 0: none. Without it 2, or none for what is in memory",
+    ),
+    Option(
+        name="bad_shards",
+        parse=one_of(BadShards),
+        default=BadShards.STOP,
+        about="data that cannot be read: stop, or skip and count it",
     ),
     Option(name="seed", parse=whole(0), default=0, about="seed of weights and data; the data differs per rank"),
     Option(name="phase", parse=one_of(Phase), default=Phase.STEP, about="how far a step goes"),
@@ -386,7 +454,12 @@ class Settings:
     steps: int
     batch: int
     accumulate: int
-    data: Data | Path
+    data: Data | Path | HubData
+    tokenizer: str
+    text_field: str
+    packing: Packing
+    workers: int | None  # None: as many as the source needs
+    bad_shards: BadShards
     seed: int
     phase: Phase
     gc: Layers
@@ -536,6 +609,13 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             yield f"--impl: attention {model.attention} has one implementation; use --impl auto"
         if model.stop_gradient_gates:
             yield f"--stop-gradient-gates: attention {model.attention} has no gates; use --attention nsa"
+    if settings.packing is Packing.DOCUMENTS:
+        if model.attention is Attention.STOCK:
+            yield "--packing: documents need an attention that keeps them apart, and stock is torch's own; use stream"
+        if settings.compile:
+            yield "--packing: documents have other lengths in each step, which --compile would compile anew; use stream"
+    if settings.data is Data.SYNTHETIC and settings.tokenizer != "bytes":
+        yield "--tokenizer: --data synthetic is tokens already; use --data text"
     if settings.comm_hook != "none" and wrapper is not Wrapper.DDP:
         yield f"--comm-hook: {settings.comm_hook} is a hook of DDP and --wrapper is {wrapper}; use --wrapper ddp"
     if settings.dtype == "float16" and wrapper in SHARDED:

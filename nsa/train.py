@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 from .checkpoints import load_checkpoint, save_checkpoint
 from .cost import KeptTensors
-from .data import Batches
+from .data import IGNORED, Batch, Batches
 from .model import TinyLM, count_parameters
 from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
 from .ops.dispatch import MissingImplementationError, implementation_of_sliding, like_a_layer
@@ -32,6 +33,9 @@ from .settings import SHARDED, Phase, Settings, SettingsError, Wrapper, read_set
 from .telemetry import StepParts, StepResult, StepShape, Telemetry, memory_profile
 from .warmup import uses_fused_kernels, warm_up
 from .world import CannotRunError, World, joined
+
+# A step that waits longer than this, and longer than it computes, is named.
+STARVED_S = 1.0
 
 
 @dataclass(kw_only=True)
@@ -75,13 +79,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(settings: Settings, world: World) -> None:
     """All steps of a run."""
     torch.manual_seed(settings.seed)
-    batches = Batches(settings.data, settings.model, settings.batch, settings.seed, world.device)
-    if settings.phase is Phase.DATA:
-        _only_data(settings, world, batches)
-        return
+    with closing(Batches(settings, world)) as batches:
+        if settings.phase is Phase.DATA:
+            _only_data(settings, world, batches)
+        else:
+            _all_steps(settings, world, batches)
+
+
+def _all_steps(settings: Settings, world: World, batches: Batches) -> None:
     run = _prepare(settings, world, batches)
     try:
         first = _first_step(run)
+        _wait_for_data(settings, world, batches, run.telemetry)
         last = first + settings.steps - 1
         for step in range(first, last + 1):
             if run.traces.buckets is not None:
@@ -90,12 +99,15 @@ def train(settings: Settings, world: World) -> None:
                 _one_step(run, step, is_first=step == first)
     finally:
         run.telemetry.close()
+        _tell_of_data(settings, world, batches)
 
 
 def _first_step(run: Run) -> int:
     if run.settings.resume is None:
         return 1
-    return load_checkpoint(run.settings.resume, run.model, run.settings.model, run.optimizer) + 1
+    done = load_checkpoint(run.settings.resume, run.model, run.settings.model, run.optimizer)
+    run.batches.skip_steps(done)
+    return done + 1
 
 
 def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
@@ -160,8 +172,12 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     run.telemetry.begin(step)
     if run.traces.modules is not None:
         run.traces.modules.step = step
-    losses = [_micro_batch(run, step, micro, parts, is_first=is_first) for micro in range(settings.accumulate)]
-    loss = torch.stack(losses).mean()
+    batches, fetch_s = _fetched(run.batches, settings.accumulate)
+    if is_first:
+        say(_shape_line(run.world, batches[0]))
+    counted = _targets_of_all(run.world, batches)
+    losses = [_micro_batch(run, batch, micro, parts, counted, is_first=is_first) for micro, batch in enumerate(batches)]
+    loss = torch.stack(losses).mean() if counted is None else torch.stack(losses).sum()
     grad_norm = _finish_gradients(run, step) if settings.phase is not Phase.FORWARD else None
     if settings.phase is Phase.STEP:
         with parts.of("optimizer_s"):
@@ -186,6 +202,8 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     run.optimizer.zero_grad()
     if run.world.is_first:
         say(result.line())
+    if fetch_s > max(STARVED_S, result.seconds / 2):
+        say(f"[DATA] rank={run.world.rank} step {step} waited {fetch_s:.1f} s of {result.seconds:.1f} s for its batch")
     if settings.checkpoint_every and step % settings.checkpoint_every == 0:
         save_checkpoint(settings.out_dir, step, run.model, settings.model, run.optimizer, run.world)
 
@@ -200,28 +218,72 @@ def _looked_into(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
         yield
 
 
-def _micro_batch(run: Run, step: int, micro: int, parts: StepParts, *, is_first: bool) -> Tensor:
-    """Forward and backward of one micro-batch; gradients add up over those of a step and are reduced in the last."""
-    tokens, targets = run.batches.fetch(step, micro, run.world.rank)
-    if is_first and micro == 0:
-        say(f"batch rank={run.world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}")
+def _fetched(batches: Batches, count: int) -> tuple[list[Batch], float]:
+    """The micro-batches of a step, and how long they took."""
+    fetched, seconds = [], 0.0
+    for _ in range(count):
+        fetched.append(batches.fetch())
+        seconds += batches.last_fetch_s
+    return fetched, seconds
+
+
+def _shape_line(world: World, batch: Batch) -> str:
+    tokens, targets, lengths, _ = batch
+    documents = "" if lengths is None else f" documents={len(lengths)}"
+    return (
+        f"batch rank={world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}{documents}"
+    )
+
+
+def _targets_of_all(world: World, batches: Sequence[Batch]) -> float | None:
+    """How many targets the step counts on a rank, on average; None where that is every target.
+
+    Behind a document none is counted, so ranks and micro-batches differ in how many they have. A mean of their means
+    would be another loss than that of one process with the joint batch.
+    """
+    if all(batch.lengths is None for batch in batches):
+        return None
+    counted = torch.tensor(float(sum(batch.counted for batch in batches)), dtype=torch.float64, device=world.device)
+    return max(1.0, float(world.average_over_ranks(counted)))
+
+
+def _micro_batch(
+    run: Run, batch: Batch, micro: int, parts: StepParts, counted: float | None, *, is_first: bool
+) -> Tensor:
+    """Forward and backward of one micro-batch; gradients add up over those of a step and are reduced in the last.
+
+    The loss is the mean of the micro-batch, or its part of that of the step.
+    """
     last, counts = micro == run.settings.accumulate - 1, is_first and micro == 0
     kept = KeptTensors(run.bare, run.settings.model.seq_len) if counts and run.settings.step_cost else None
     with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
         with parts.of("forward_s"), _autocast(run.settings, run.world), kept or nullcontext():
-            loss = loss_of(run.model(tokens), targets)
+            if counted is None:
+                loss = loss_of(run.model(batch.tokens), batch.targets)
+                scaled = loss / run.settings.accumulate
+            else:
+                scaled = loss = summed_loss(run.model(batch.tokens, batch.lengths), batch.targets) / counted
         if counts:
             run.telemetry.count_graph(run.shape, loss, kept)
         if run.settings.phase is not Phase.FORWARD:
             with parts.of("backward_s"):
-                run.scaler.scale(loss / run.settings.accumulate).backward()
+                run.scaler.scale(scaled).backward()
     return loss.detach()
 
 
 def loss_of(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Mean cross entropy of the next token, in float32 at least."""
-    logits = logits_BTV if logits_BTV.dtype is torch.float64 else logits_BTV.float()
-    return functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
+    return functional.cross_entropy(_wide(logits_BTV).flatten(0, 1), targets_BT.flatten())
+
+
+def summed_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """The sum of it over the targets that are not ignored."""
+    logits, targets = _wide(logits_BTV).flatten(0, 1), targets_BT.flatten()
+    return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype is torch.float64 else logits.float()
 
 
 def _finish_gradients(run: Run, step: int) -> Tensor:
@@ -248,10 +310,11 @@ def _only_data(settings: Settings, world: World, batches: Batches) -> None:
     """The data pipeline alone: no model is built."""
     telemetry = Telemetry(settings.out_dir, world, None, settings.mem_dump_every, steps=settings.steps)
     try:
+        _wait_for_data(settings, world, batches, telemetry)
         for step in range(1, settings.steps + 1):
             started_s = time.perf_counter()
-            tokens = [batches.fetch(step, micro, world.rank)[0] for micro in range(settings.accumulate)]
-            count = world.size * sum(part.numel() for part in tokens)
+            fetched, _ = _fetched(batches, settings.accumulate)
+            count = world.size * sum(batch.tokens.numel() for batch in fetched)
             seconds = time.perf_counter() - started_s
             result = StepResult(step=step, phase=settings.phase, tokens=count, seconds=seconds)
             telemetry.end(result)
@@ -259,6 +322,29 @@ def _only_data(settings: Settings, world: World, batches: Batches) -> None:
                 say(result.line())
     finally:
         telemetry.close()
+        _tell_of_data(settings, world, batches)
+
+
+def _wait_for_data(settings: Settings, world: World, batches: Batches, telemetry: Telemetry) -> None:
+    """The first batch is there; a phase of its own where somebody works ahead for it."""
+    if batches.workers:
+        telemetry.enter("loader")
+    ready_s = batches.ready()
+    _write_report(settings, world, batches)
+    if world.is_first:
+        say(f"nsa.train loader ready in {ready_s:.2f} s: {batches.introduction()}")
+
+
+def _tell_of_data(settings: Settings, world: World, batches: Batches) -> None:
+    _write_report(settings, world, batches)
+    problems = batches.trouble.sentence()
+    if problems is not None and world.is_first:
+        say(f"nsa.train data: {problems}")
+
+
+def _write_report(settings: Settings, world: World, batches: Batches) -> None:
+    path = settings.out_dir / f"loader_rank{world.rank}.json"
+    path.write_text(json.dumps(batches.report(), indent=1) + "\n", encoding="utf-8")
 
 
 def _introduction(settings: Settings, world: World, parameters: int, dtype: torch.dtype) -> str:

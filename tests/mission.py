@@ -64,6 +64,7 @@ MISSION = {
     "checkpoints": ["ready_checkpoint"],
     "a checkpoint of a run that was killed": ["ready_killed", "ready_resume"],
     "data pipeline": ["ready_data"],
+    "documents packed into rows, read ahead": ["stories_train"],
     "data pipeline under load": ["ready_data_load", "ready_load"],
     "before production, each part by itself": [
         "ready_phases@*",

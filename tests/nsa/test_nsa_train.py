@@ -16,9 +16,7 @@ import torch
 from conftest import Alone, Program
 
 from nsa_harness import nsa
-from nsa_harness.nsa.config import CI
 from nsa_harness.nsa.data import Batches, shipped_text
-from nsa_harness.nsa.settings import Data
 
 
 def losses(directory: Path) -> list[float]:
@@ -138,16 +136,6 @@ def test_a_data_file_that_is_too_short_is_an_error(alone: Alone, tmp_path: Path)
     status, _, error = alone("--data", "short.txt")
     assert status == 2
     assert error == "nsa.train: error: --data short.txt: 9 bytes are too few for sequences of 256 tokens\n"
-
-
-def test_targets_are_the_next_tokens_and_batches_repeat() -> None:
-    batches = Batches(Data.TEXT, CI, 3, 0, torch.device("cpu"))
-    inputs, targets = batches.fetch(1, 0, 0)
-    assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    assert bytes(inputs[0].to(torch.uint8).tolist()) in shipped_text()
-    assert torch.equal(batches.fetch(1, 0, 0)[0], inputs)
-    others = [batches.fetch(*place)[0] for place in ((2, 0, 0), (1, 1, 0), (1, 0, 1))]
-    assert all(not torch.equal(other, inputs) for other in others)
 
 
 def test_the_shipped_text_is_long_enough_to_learn_from() -> None:
