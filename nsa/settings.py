@@ -28,6 +28,12 @@ class Phase(StrEnum):
     BACKWARD = "backward"
 
 
+class Decay(StrEnum):
+    NONE = "none"
+    COSINE = "cosine"
+    LINEAR = "linear"
+
+
 class Wrapper(StrEnum):
     NONE = "none"
     DDP = "ddp"
@@ -150,6 +156,16 @@ def not_negative(text: str) -> float:
     return number
 
 
+def fraction(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < 1.0:
+        raise ValueError(f'expected a number of at least 0 and below 1, got "{text}"')
+    return number
+
+
 def data_source(text: str) -> Data | Path:
     """A named source, or a file that can be read."""
     if text in set(Data):
@@ -241,6 +257,12 @@ OPTIONS = (
         default=Data.SYNTHETIC,
         about="synthetic, text, or a file of bytes",
         spellings=("--dataset",),
+    ),
+    Option(
+        name="loss",
+        parse=word("cross_entropy", "mean"),
+        default="cross_entropy",
+        about="cross_entropy of the next token, or the mean of all logits",
     ),
     Option(name="seed", parse=whole(0), default=0, about="seed of weights and data; the data differs per rank"),
     Option(name="phase", parse=one_of(Phase), default=Phase.STEP, about="how far a step goes"),
@@ -334,8 +356,24 @@ OPTIONS = (
         default=False,
         about="count the bytes that the first forward pass keeps for its backward pass",
     ),
-    Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW"),
-    Option(name="clip", parse=positive, default=1.0, about="largest norm of all gradients together"),
+    Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW, the highest of its schedule"),
+    Option(name="warmup_steps", parse=whole(0), default=0, about="the rate rises from 0 over so many steps"),
+    Option(
+        name="lr_decay",
+        parse=one_of(Decay),
+        default=Decay.NONE,
+        about="how the rate falls from the warm-up to --decay-steps: none, cosine or linear",
+    ),
+    Option(name="decay_steps", parse=whole(0), default=0, about="the step from which on the rate is --min-lr"),
+    Option(name="min_lr", parse=not_negative, default=0.0, about="where the decay ends"),
+    Option(name="weight_decay", parse=not_negative, default=0.01, about="of AdamW, on every parameter"),
+    Option(name="beta1", parse=fraction, default=0.9, about="of AdamW"),
+    Option(name="beta2", parse=fraction, default=0.999, about="of AdamW"),
+    Option(name="clip", parse=not_negative, default=1.0, about="largest norm of all gradients together; 0: any"),
+    Option(name="eval_every", parse=whole(0), default=0, about="evaluate every so many steps; 0: never"),
+    Option(name="eval_data", parse=data_source, default=None, about="what is held out, as --data takes it"),
+    Option(name="eval_batches", parse=whole(1), default=8, about="batches per rank of one evaluation"),
+    Option(name="log_every", parse=whole(1), default=1, about="print every so many steps; files have each"),
     Option(name="freeze", parse=str, default=None, about="parameters to freeze, a pattern such as *.gate_mlp.*"),
     Option(
         name="checkpoint_every", parse=whole(0), default=0, about="write a checkpoint every so many steps; 0: never"
@@ -387,6 +425,7 @@ class Settings:
     batch: int
     accumulate: int
     data: Data | Path
+    loss: str
     seed: int
     phase: Phase
     gc: Layers
@@ -410,7 +449,18 @@ class Settings:
     detect_anomaly: bool
     step_cost: bool
     learning_rate: float
-    clip: float
+    warmup_steps: int
+    lr_decay: Decay
+    decay_steps: int
+    min_lr: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    clip: float  # 0: no limit
+    eval_every: int  # 0: never
+    eval_data: Data | Path | None  # None: as the training, in batches of its own
+    eval_batches: int
+    log_every: int
     freeze: str | None  # None: nothing is frozen
     checkpoint_every: int
     resume: Path | None  # None: start from step 1
@@ -540,6 +590,33 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield f"--comm-hook: {settings.comm_hook} is a hook of DDP and --wrapper is {wrapper}; use --wrapper ddp"
     if settings.dtype == "float16" and wrapper in SHARDED:
         yield f"--dtype: float16 needs loss scaling, which --wrapper {wrapper} does not share; use --dtype bfloat16"
+    yield from _of_the_rate(settings)
+    yield from _of_evaluation(settings)
+
+
+def _of_the_rate(settings: Settings) -> Iterator[str]:
+    """The end of the decay is named, so that a run that goes on decays as one that was never interrupted."""
+    decay, end, warmup = settings.lr_decay, settings.decay_steps, settings.warmup_steps
+    if decay is Decay.NONE:
+        if end:
+            yield f"--decay-steps: {end}, and nothing decays; add --lr-decay cosine"
+        if settings.min_lr:
+            yield f"--min-lr: {settings.min_lr:g}, and nothing decays; add --lr-decay cosine"
+        return
+    if end <= warmup:
+        yield f"--lr-decay: {decay} needs --decay-steps above the {warmup} of --warmup-steps, got {end}"
+    if settings.min_lr > settings.learning_rate:
+        highest = f"{settings.learning_rate:g}"
+        yield f"--min-lr: expected at most --learning-rate, which is {highest}, got {settings.min_lr:g}"
+
+
+def _of_evaluation(settings: Settings) -> Iterator[str]:
+    if settings.eval_data is not None and not settings.eval_every:
+        yield f"--eval-data: {settings.eval_data} is read by evaluations alone; add --eval-every"
+    if settings.eval_every and settings.phase is Phase.DATA:
+        yield "--eval-every: --phase data has no model; use --phase step"
+    if settings.eval_every and settings.eval_data is None and settings.data is not Data.SYNTHETIC:
+        yield f"--eval-every: nothing of --data {settings.data} is held out; name it with --eval-data"
 
 
 def _model(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> NSAConfig | None:
