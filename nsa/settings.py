@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import ALL_BRANCHES, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
+from .elsewhere import instead_of
 
 
 class Data(StrEnum):
@@ -479,10 +480,11 @@ class _Given:
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Command line before environment before file before the shape's own defaults.
 
-    Raises SettingsError with every mistake of all three. Usage and help are argparse's.
+    Raises SettingsError with every mistake of all three. Help is argparse's.
     """
-    command = vars(parser().parse_args(arguments))
-    mistakes = _unknown_names(environment)
+    known, unknown = parser().parse_known_args(list(map(_with_dashes, arguments)))
+    command = vars(known)
+    mistakes = [*_unknown_words(unknown), *_unknown_names(environment)]
     path = command.pop("config") or environment.get(CONFIG_ENV)
     file, shape_fields = _read_file(Path(path), mistakes) if path else ({}, {})
     sources = (_from_command(command), _from_environment(environment, mistakes), file)
@@ -491,6 +493,26 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     if settings is None or mistakes:
         raise SettingsError("\n".join(mistakes))
     return settings
+
+
+def _with_dashes(word: str) -> str:
+    """An option that is written with underscores, as in a file, is the same one."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
+def _unknown_words(words: Sequence[str]) -> Iterator[str]:
+    """Words of the command line that are no option of this program; their values are not told apart."""
+    flags = [option.flag for option in OPTIONS]
+    for word in words:
+        name = word.partition("=")[0]
+        there = instead_of("config/FILE.py" if name.startswith("config/") else name.removeprefix("--"))
+        if there is not None:
+            yield f"{name}: another program's; here: {there}"
+        elif name.startswith("--"):
+            yield f"{name}: no such option{_did_you_mean(name, flags)}"
+        elif word == words[0]:
+            yield f"{word}: expected an option"
 
 
 def _from_command(command: Mapping[str, Any]) -> dict[str, _Given]:
@@ -538,7 +560,9 @@ def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _Given], dict
         elif key in dimensions:
             mistakes.append(f'{path}: {key}: expected a whole number, got "{value}"')
         else:
-            mistakes.append(f"{path}: {key}: no such option{_did_you_mean(str(key), [*options, *dimensions])}")
+            there = instead_of(str(key))
+            known = f"; here: {there}" if there else _did_you_mean(str(key), [*options, *dimensions])
+            mistakes.append(f"{path}: {key}: no such option{known}")
     return found, shape_fields
 
 
