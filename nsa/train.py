@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from torch.nn import functional
 from .checkpoints import load_checkpoint, save_checkpoint
 from .cost import KeptTensors
 from .data import IGNORED, Batch, Batches
+from .evaluation import Evaluation
 from .model import TinyLM, count_parameters
 from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
 from .ops.dispatch import MissingImplementationError, implementation_of_sliding, like_a_layer
@@ -29,7 +32,8 @@ from .parallelize import (
     parallelize,
     without_reduction,
 )
-from .settings import SHARDED, Phase, Settings, SettingsError, Wrapper, read_settings
+from .schedule import learning_rate
+from .settings import MEAN, SHARDED, Phase, Settings, SettingsError, Wrapper, read_settings
 from .telemetry import StepParts, StepResult, StepShape, Telemetry, memory_profile
 from .warmup import uses_fused_kernels, warm_up
 from .world import CannotRunError, World, joined
@@ -61,6 +65,7 @@ class Run:
     traces: Traces
     telemetry: Telemetry
     shape: StepShape
+    evaluation: Evaluation | None  # None: nothing is held out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +138,8 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         _warm_up(settings, world, bare, telemetry)
     model = parallelize(bare, settings, world, traces.buckets)
     if settings.trace_grads and traces.gradients is None:
-        traces.gradients = GradientTrace(bare.named_parameters(), order_file)
+        held = traces.buckets.taken if traces.buckets is not None else dict
+        traces.gradients = GradientTrace(bare.named_parameters(), order_file, held)
     if settings.trace_module_bwd:
         traces.modules = ModuleBackwardTrace(traced_modules(bare, compiled=settings.compile))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -145,12 +151,28 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         batches=batches,
         bare=bare,
         model=model,
-        optimizer=torch.optim.AdamW(trainable, lr=settings.learning_rate),
+        optimizer=torch.optim.AdamW(trainable, lr=settings.learning_rate, **_adamw(settings)),
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
         traces=traces,
         telemetry=telemetry,
         shape=StepShape(config=settings.model, batch=settings.batch, parameter_bytes=parameter_bytes),
+        evaluation=_evaluation(settings, world, model),
     )
+
+
+def _adamw(settings: Settings) -> dict[str, Any]:
+    return {"betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
+
+
+def _evaluation(settings: Settings, world: World, model: nn.Module) -> Evaluation | None:
+    def loss(batch: Batch) -> Tensor:
+        with _autocast(settings, world):
+            logits = _logits(model, batch)
+            if settings.loss == MEAN:
+                return loss_of(logits, batch.targets, MEAN) * batch.counted
+            return summed_loss(logits, batch.targets)
+
+    return Evaluation(settings, world, model, loss) if settings.eval_every else None
 
 
 def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: Telemetry) -> None:
@@ -175,12 +197,15 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     batches, fetch_s = _fetched(run.batches, settings.accumulate)
     if is_first:
         say(_shape_line(run.world, batches[0]))
-    counted = _targets_of_all(run.world, batches)
+    counted = None if settings.loss == MEAN else _targets_of_all(run.world, batches)
     losses = [_micro_batch(run, batch, micro, parts, counted, is_first=is_first) for micro, batch in enumerate(batches)]
     loss = torch.stack(losses).mean() if counted is None else torch.stack(losses).sum()
     grad_norm = _finish_gradients(run, step) if settings.phase is not Phase.FORWARD else None
     if settings.phase is Phase.STEP:
         with parts.of("optimizer_s"):
+            # Those of a checkpoint are of the run before.
+            for group in run.optimizer.param_groups:
+                group.update(lr=learning_rate(settings, step), **_adamw(settings))
             run.scaler.step(run.optimizer)
             run.scaler.update()
     mean_loss = run.world.average_over_ranks(loss)
@@ -194,16 +219,19 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
         seconds=time.perf_counter() - started_s,
         cpu_s=time.process_time() - cpu_s,
         parts=parts,
+        learning_rate=learning_rate(settings, step) if settings.phase is Phase.STEP else None,
     )
     run.telemetry.end(result)
     if is_first:
         run.telemetry.audit_dtypes(run.optimizer)
         run.telemetry.count_step(run.shape)
     run.optimizer.zero_grad()
-    if run.world.is_first:
+    if run.world.is_first and (is_first or step % settings.log_every == 0):
         say(result.line())
     if fetch_s > max(STARVED_S, result.seconds / 2):
         say(f"[DATA] rank={run.world.rank} step {step} waited {fetch_s:.1f} s of {result.seconds:.1f} s for its batch")
+    if run.evaluation is not None and step % settings.eval_every == 0:
+        run.evaluation.after(step)
     if settings.checkpoint_every and step % settings.checkpoint_every == 0:
         save_checkpoint(settings.out_dir, step, run.model, settings.model, run.optimizer, run.world)
 
@@ -258,11 +286,12 @@ def _micro_batch(
     kept = KeptTensors(run.bare, run.settings.model.seq_len) if counts and run.settings.step_cost else None
     with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
         with parts.of("forward_s"), _autocast(run.settings, run.world), kept or nullcontext():
+            logits = _logits(run.model, batch)
             if counted is None:
-                loss = loss_of(run.model(batch.tokens), batch.targets)
+                loss = loss_of(logits, batch.targets, run.settings.loss)
                 scaled = loss / run.settings.accumulate
             else:
-                scaled = loss = summed_loss(run.model(batch.tokens, batch.lengths), batch.targets) / counted
+                scaled = loss = summed_loss(logits, batch.targets) / counted
         if counts:
             run.telemetry.count_graph(run.shape, loss, kept)
         if run.settings.phase is not Phase.FORWARD:
@@ -271,13 +300,20 @@ def _micro_batch(
     return loss.detach()
 
 
-def loss_of(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross entropy of the next token, in float32 at least."""
-    return functional.cross_entropy(_wide(logits_BTV).flatten(0, 1), targets_BT.flatten())
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch.tokens) if batch.lengths is None else model(batch.tokens, batch.lengths)
+
+
+def loss_of(logits_BTV: Tensor, targets_BT: Tensor, kind: str = "cross_entropy") -> Tensor:
+    """Mean cross entropy of the next token, or the mean of all logits, in float32 at least."""
+    logits = _wide(logits_BTV)
+    if kind == MEAN:
+        return logits.mean()
+    return functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
 
 def summed_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """The sum of it over the targets that are not ignored."""
+    """The sum of the cross entropy over the targets that are not ignored."""
     logits, targets = _wide(logits_BTV).flatten(0, 1), targets_BT.flatten()
     return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
@@ -295,7 +331,7 @@ def _finish_gradients(run: Run, step: int) -> Tensor:
     if run.traces.gradients is not None:
         run.traces.gradients.after_backward(step)
     run.scaler.unscale_(run.optimizer)
-    return clip_gradients(run.model, run.settings.wrapper, run.settings.clip)
+    return clip_gradients(run.model, run.settings.wrapper, run.settings.clip or math.inf)
 
 
 def _autocast(settings: Settings, world: World, *, sharded_too: bool = False) -> AbstractContextManager[object]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, raised_alike, shorten
-from nsa_harness.core.diagnosis.causes import Cause, Doubt
+from nsa_harness.core.diagnosis.causes import Doubt, row_of
 from nsa_harness.core.diagnosis.grades import CERTAIN, LIKELY, confidence
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.evidence.evidence import Ending, RankSnapshot
@@ -49,7 +49,7 @@ def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
 def with_reason(found: Finding, besides: Sequence[Finding]) -> Finding:
     """The cause with the reason that stands beside it, where that one is certain and is one: likely, if it was less."""
     for one in besides:
-        row = Cause(one.code).row
+        row = row_of(one.code)
         if row.reason_of == found.code and one.confidence >= CERTAIN:
             sure = max(found.confidence, LIKELY)
             return replace(found, claim=f"{found.claim}; {row.as_reason} ({one.code})", confidence=sure)
