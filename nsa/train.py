@@ -16,6 +16,8 @@ from torch.nn import functional
 from .checkpoints import load_checkpoint, save_checkpoint
 from .cost import KeptTensors
 from .data import Batches
+from .dtypes import HALF, Expected, expected_dtypes
+from .memory import memory_profile
 from .model import TinyLM, count_parameters
 from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
 from .ops.dispatch import MissingImplementationError, implementation_of_sliding, like_a_layer
@@ -29,7 +31,7 @@ from .parallelize import (
     without_reduction,
 )
 from .settings import SHARDED, Phase, Settings, SettingsError, Wrapper, read_settings
-from .telemetry import StepParts, StepResult, StepShape, Telemetry, memory_profile
+from .telemetry import NoTelemetry, StepParts, StepResult, StepShape, Telemetry
 from .warmup import uses_fused_kernels, warm_up
 from .world import CannotRunError, World, joined
 
@@ -55,7 +57,8 @@ class Run:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     traces: Traces
-    telemetry: Telemetry
+    telemetry: NoTelemetry
+    expected: Expected
     shape: StepShape
 
 
@@ -114,9 +117,7 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
     order_file = settings.out_dir / f"grad_order_rank{world.rank}.jsonl"
     if settings.trace_grads and settings.wrapper is Wrapper.FSDP1:
         traces.gradients = ViewGradientTrace(bare, order_file)
-    telemetry = Telemetry(
-        settings.out_dir, world, bare, settings.mem_dump_every, steps=settings.steps, compiled=settings.compile
-    )
+    telemetry = _telemetry(settings, world, bare)
     if uses_fused_kernels(bare, world.device, dtype):
         _warm_up(settings, world, bare, telemetry)
     model = parallelize(bare, settings, world, traces.buckets)
@@ -137,11 +138,30 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
         traces=traces,
         telemetry=telemetry,
+        expected=expected_dtypes(dtype, autocast=dtype in HALF and settings.wrapper not in SHARDED),
         shape=StepShape(config=settings.model, batch=settings.batch, parameter_bytes=parameter_bytes),
     )
 
 
-def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: Telemetry) -> None:
+def _telemetry(settings: Settings, world: World, model: TinyLM | None) -> NoTelemetry:
+    """With `--telemetry off` nothing is written but what other options ask for by name."""
+    if not settings.telemetry:
+        settings.out_dir.mkdir(parents=True, exist_ok=True)
+        return NoTelemetry()
+    return Telemetry(
+        settings.out_dir,
+        world,
+        model,
+        settings.mem_dump_every,
+        steps=settings.steps,
+        compiled=settings.compile,
+        sharded=settings.wrapper in SHARDED,
+        tensorboard=settings.tensorboard,
+        mem_snapshot=settings.mem_snapshot,
+    )
+
+
+def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: NoTelemetry) -> None:
     telemetry.enter("warmup")
     done = warm_up(
         bare,
@@ -181,7 +201,7 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     )
     run.telemetry.end(result)
     if is_first:
-        run.telemetry.audit_dtypes(run.optimizer)
+        run.telemetry.audit_dtypes(run.optimizer, run.expected)
         run.telemetry.count_step(run.shape)
     run.optimizer.zero_grad()
     if run.world.is_first:
@@ -202,7 +222,8 @@ def _looked_into(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
 
 def _micro_batch(run: Run, step: int, micro: int, parts: StepParts, *, is_first: bool) -> Tensor:
     """Forward and backward of one micro-batch; gradients add up over those of a step and are reduced in the last."""
-    tokens, targets = run.batches.fetch(step, micro, run.world.rank)
+    with parts.of("fetch_s"):
+        tokens, targets = run.batches.fetch(step, micro, run.world.rank)
     if is_first and micro == 0:
         say(f"batch rank={run.world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}")
     last, counts = micro == run.settings.accumulate - 1, is_first and micro == 0
@@ -246,14 +267,14 @@ def _autocast(settings: Settings, world: World, *, sharded_too: bool = False) ->
 
 def _only_data(settings: Settings, world: World, batches: Batches) -> None:
     """The data pipeline alone: no model is built."""
-    telemetry = Telemetry(settings.out_dir, world, None, settings.mem_dump_every, steps=settings.steps)
+    telemetry = _telemetry(settings, world, None)
     try:
         for step in range(1, settings.steps + 1):
-            started_s = time.perf_counter()
-            tokens = [batches.fetch(step, micro, world.rank)[0] for micro in range(settings.accumulate)]
+            parts = StepParts()
+            with parts.of("fetch_s"):
+                tokens = [batches.fetch(step, micro, world.rank)[0] for micro in range(settings.accumulate)]
             count = world.size * sum(part.numel() for part in tokens)
-            seconds = time.perf_counter() - started_s
-            result = StepResult(step=step, phase=settings.phase, tokens=count, seconds=seconds)
+            result = StepResult(step=step, phase=settings.phase, tokens=count, seconds=parts.fetch_s, parts=parts)
             telemetry.end(result)
             if world.is_first:
                 say(result.line())
