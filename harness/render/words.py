@@ -295,7 +295,7 @@ def numbers(outcome: Outcome) -> Iterator[str]:
     steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
     for told_elsewhere in ("peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
         metrics.pop(told_elsewhere, None)
-    parts = [(part, metrics.pop(f"{part}_s", None)) for part in ("forward", "backward", "optimizer")]
+    parts = [(part, metrics.pop(f"{part}_s", None)) for part in ("fetch", "forward", "backward", "optimizer")]
     rate = metrics.pop("tokens_per_s", outcome.usage.tokens_per_s)
     if steps is not None:
         yield f"{number(steps)} step{'' if steps == 1 else 's'}"
