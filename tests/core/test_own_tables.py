@@ -53,7 +53,7 @@ def test_a_rule_of_one_program_is_asked_only_where_it_is_passed_in() -> None:
     assert "gate_collapse" in [one.code for one in told.findings]
 
 
-@given(st.lists(st.sampled_from([0.0, 0.0099, 0.0101, 0.5, 0.9999]), min_size=1, max_size=200))
+@given(st.lists(st.sampled_from([0.0, 0.0099, 0.0101, 0.5, 0.9999]), min_size=2, max_size=200))
 def test_the_column_says_collapsed_where_the_rule_does(values: list[float]) -> None:
     (row,) = gate_rows("0", torch.tensor([values], dtype=torch.double), ["sel"])
     seen = evidence(
