@@ -398,7 +398,11 @@ def _stacks_read(seen: RankSnapshot) -> str:
     if not seen.stacks:
         return "its stacks could not be read"
     source = seen.stacks[0].source
-    return "faulthandler answered SIGUSR" if source == "faulthandler" else f"its stacks were read by {source}"
+    return (
+        "faulthandler answered from its signal handler"
+        if source == "faulthandler"
+        else f"its stacks were read by {source}"
+    )
 
 
 def _acted(ended: Exit | None) -> str:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ _CUDA_WHEELS = ("cu13", "cu12")
 _TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
 
 
+@cache
 def _cuda() -> dict[str, str | None]:
     """What torch was built with and what drives the GPU, without importing the one or waking the other.
 
