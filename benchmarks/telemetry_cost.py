@@ -4,9 +4,8 @@
     python benchmarks/telemetry_cost.py --pairs 2 --out F   a quick look
 
 Each run is a process of its own, `nsa.train` with the `ci` shape, the shipped text and one thread; the order is turned
-round from pair to pair, so that a machine that slows down hits both alike. The step is timed from outside of what
-telemetry does in it: around the whole of it, by a hook that both runs have. The first steps, in which torch warms up and
-telemetry audits, are not of a kind and are counted apart.
+round from pair to pair, so that a machine that slows down hits both alike. The whole step is timed, by a wrapper around
+it that both runs have. The first ten steps, in which torch warms up and telemetry audits dtypes, do not count.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.circumstances import circumstances  # noqa: E402
 from nsa_harness.core.statistics import student  # noqa: E402
 
-WARM = 10  # steps that do not count: the next sampled one ends them
+WARM = 10  # steps that do not count
 CONFIDENCE = 0.95
 LIMIT_PERCENT = 1.0
-# One step more than are timed, and `_one_step` is all that training does in a step, telemetry and the line for people.
+# `_one_step` is all that training does in a step, telemetry and the line for people among it.
 TIMED = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])

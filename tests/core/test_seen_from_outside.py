@@ -192,14 +192,14 @@ box:71:71 [0] NCCL INFO Bootstrap: Using eth0:10.0.0.1<0>
 box:71:71 [0] NCCL INFO NCCL version 2.27.5+cuda12.9
 box:71:90 [0] NCCL INFO NET/IB : No device found.
 box:71:90 [0] NCCL INFO Using network Socket
-box:71:90 [0] NCCL INFO ncclCommInitRankConfig comm 0x5581 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0x9f - Init START
+box:71:90 [0] NCCL INFO ncclCommInitRankConfig comm 0x5581 rank 0 nranks 2 busId 1000 commId 0x9f - Init START
 box:71:90 [0] NCCL INFO comm 0x5581 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0 MNNVL 0
 box:71:91 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
 box:71:91 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
 box:71:91 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/Socket/0
 box:71:91 [0] NCCL INFO Connected all rings
 box:71:90 [0] NCCL INFO 4 coll channels, 4 collnet channels, 0 nvls channels, 8 p2p channels, 2 p2p channels per peer
-box:71:90 [0] NCCL INFO ncclCommInitRankConfig comm 0x5581 rank 0 nranks 2 cudaDev 0 busId 1000 commId 0x9f - Init COMPLETE
+box:71:90 [0] NCCL INFO ncclCommInitRankConfig comm 0x5581 rank 0 nranks 2 busId 1000 commId 0x9f - Init COMPLETE
 """
 
 
