@@ -158,6 +158,11 @@ def switch(text: str) -> bool:
     return text.lower() in ("1", "true", "yes", "on")
 
 
+def on_or_off(text: str) -> bool:
+    """A switch that is spelled with its value: on in most runs, so that off is what one writes."""
+    return switch(text)
+
+
 def whole(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.isdigit() or int(text) < least:
@@ -415,6 +420,12 @@ OPTIONS = (
         about="write which operators took most memory in the second step",
     ),
     Option(
+        name="mem_snapshot",
+        parse=switch,
+        default=False,
+        about="CUDA: record every allocation with its lines; written with each memory dump and at the end",
+    ),
+    Option(
         name="detect_anomaly",
         parse=switch,
         default=False,
@@ -426,6 +437,8 @@ OPTIONS = (
         default=False,
         about="count the bytes that the first forward pass keeps for its backward pass",
     ),
+    Option(name="telemetry", parse=on_or_off, default=True, about="on, or off: no heartbeat, no table, no look inside"),
+    Option(name="tensorboard", parse=switch, default=False, about="event files for TensorBoard, where it is installed"),
     Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW, the highest of its schedule"),
     Option(name="warmup_steps", parse=whole(0), default=0, about="the rate rises from 0 over so many steps"),
     Option(
@@ -523,6 +536,9 @@ class Settings:
     profile_memory: bool
     detect_anomaly: bool
     step_cost: bool
+    mem_snapshot: bool
+    telemetry: bool
+    tensorboard: bool
     learning_rate: float
     warmup_steps: int
     lr_decay: Decay
@@ -691,6 +707,13 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             yield "--packing: documents have other lengths in each step, which --compile would compile anew; use stream"
     if settings.data is Data.SYNTHETIC and settings.tokenizer != "bytes":
         yield "--tokenizer: --data synthetic is tokens already; use --data text"
+    if not settings.telemetry:
+        needed = ("mem_dump_every", "mem_snapshot", "tensorboard", "step_cost")
+        yield from (
+            f"--{name.replace('_', '-')}: it is part of what --telemetry off leaves out; keep one of them"
+            for name in needed
+            if getattr(settings, name)
+        )
     if settings.comm_hook != "none" and wrapper is not Wrapper.DDP:
         yield f"--comm-hook: {settings.comm_hook} is a hook of DDP and --wrapper is {wrapper}; use --wrapper ddp"
     if settings.dtype == "float16" and wrapper in SHARDED:

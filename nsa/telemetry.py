@@ -1,4 +1,4 @@
-"""The files a run leaves in its output directory, and how much memory it uses.
+"""The files a run leaves in its output directory; docs/telemetry.md has every file and column.
 
 They are written line by line, so that a killed run has them too.
 """
@@ -6,11 +6,9 @@ They are written line by line, so that a killed run has them too.
 from __future__ import annotations
 
 import csv
-import gc
 import io
 import json
 import os
-import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,102 +19,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
-from torch.profiler import ProfilerActivity, profile
 
 from .config import NSAConfig
 from .cost import KeptTensors, expected_bytes, graph_nodes
-from .observe import EVERY_STEPS, Observer
+from .dtypes import Expected, dtypes_text
+from .memory import AllocatorHistory, gpu_bytes, memory_dump, peak_rss_bytes, rss_bytes
 from .ops.dispatch import UsedImplementation
-from .world import World
-
-_LARGEST = 20
-_OPERATORS = 10
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process; 0 where the system does not say."""
-    try:
-        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    except OSError:
-        return 0
-    return int(pages) * resource.getpagesize()
-
-
-def peak_rss_bytes() -> int:
-    """Highest resident memory so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def gpu_bytes(device: torch.device) -> dict[str, int] | None:
-    """Allocated, reserved and peak memory on the GPU; None on a CPU. Asks the allocator, not the device."""
-    if device.type != "cuda":
-        return None
-    return {
-        "allocated": torch.cuda.memory_allocated(device),
-        "reserved": torch.cuda.memory_reserved(device),
-        "peak": torch.cuda.max_memory_allocated(device),
-    }
-
-
-def memory_text(device: torch.device) -> str:
-    """Totals, then the largest groups of live tensors of equal shape. Walks all objects: for dumps, not for steps."""
-    lines = [f"rss_bytes {rss_bytes()}", f"peak_rss_bytes {peak_rss_bytes()}"]
-    lines += [f"gpu_{name}_bytes {size}" for name, size in (gpu_bytes(device) or {}).items()]
-    lines += ["", "bytes count tensor"]
-    sizes: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for shape, size in _live_tensors():
-        sizes[shape] += size
-        counts[shape] += 1
-    lines += [f"{size} {counts[shape]} {shape}" for shape, size in sizes.most_common(_LARGEST)]
-    if device.type == "cuda":
-        lines += ["", torch.cuda.memory_summary(device)]
-    return "\n".join(lines) + "\n"
-
-
-@contextmanager
-def memory_profile(path: Path, device: torch.device) -> Iterator[None]:
-    """Writes the operators that took most memory in here, each shape of its inputs a row, by torch's profiler."""
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with profile(activities=activities, profile_memory=True, record_shapes=True) as profiler:
-        yield
-    order = "self_cuda_memory_usage" if device.type == "cuda" else "self_cpu_memory_usage"
-    rows = profiler.key_averages(group_by_input_shape=True)
-    path.write_text(rows.table(sort_by=order, row_limit=_OPERATORS) + "\n", encoding="utf-8")
-
-
-def _live_tensors() -> list[tuple[str, int]]:
-    seen, found = set(), []
-    for thing in gc.get_objects():
-        # type() and not isinstance(): some objects run code when asked for their class.
-        if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), FakeTensor):
-            continue
-        if thing.layout is not torch.strided:
-            continue
-        storage = thing.untyped_storage()
-        try:
-            address = storage.data_ptr()
-        except RuntimeError:
-            continue  # a sharded tensor: its part is in the list by itself
-        if address in seen:
-            continue
-        seen.add(address)
-        found.append((f"{tuple(thing.shape)} {thing.dtype} {thing.device}", storage.nbytes()))
-    return found
+from .samples import EVERY_STEPS, Observer, mean_gates
+from .world import CannotRunError, World
 
 
 @dataclass(kw_only=True)
 class StepParts:
     """Seconds of the host in the parts of a step; a GPU may still be at work when a part ends."""
 
+    fetch_s: float = 0.0
     forward_s: float = 0.0
     backward_s: float = 0.0
     optimizer_s: float = 0.0
 
     @contextmanager
     def of(self, part: str) -> Iterator[None]:
-        """What runs in here belongs to `forward_s`, `backward_s` or `optimizer_s`."""
+        """What runs in here belongs to `fetch_s`, `forward_s`, `backward_s` or `optimizer_s`."""
         started_s = time.perf_counter()
         try:
             yield
@@ -124,16 +48,33 @@ class StepParts:
             setattr(self, part, getattr(self, part) + time.perf_counter() - started_s)
 
 
-TRAINING_COLUMNS = (
-    "step", "loss", "grad_norm", "tokens_per_s", "seconds", "forward_s", "backward_s", "optimizer_s",
-    "peak_rss_bytes", "peak_gpu_bytes", "cpu_s", "learning_rate",
-)  # fmt: skip
+# New columns stand at the end: whoever reads by place still reads what was there.
+TABLES = {
+    "training.csv": (
+        "step", "loss", "grad_norm", "tokens_per_s", "seconds", "forward_s", "backward_s", "optimizer_s",
+        "peak_rss_bytes", "peak_gpu_bytes", "cpu_s", "learning_rate", "fetch_s",
+    ),
+    "k_stats.csv": (
+        "step", "layer", "mean", "min", "max", "forced_share", "empty_share", "distance_mean", "distance_max",
+        "overlap", "entropy_bits", "blocks",
+    ),
+    "gate_health.csv": (
+        "step", "layer", "branch", "mean", "std", "saturated_share", "shut_share", "open_share", "collapsed",
+    ),
+    "step_cost.csv": (
+        "moment", "batch", "seq_len", "layers", "nodes", "saved_bytes", "square_bytes", "expected_bytes",
+        "begin_bytes", "peak_bytes",
+    ),
+    "fallback_counters.csv": ("part", "implementation", "reason", "count", "until_tokens"),
+}  # fmt: skip
+# What the reports call otherwise where the model is sharded: k_stats_fsdp.csv, mem_fsdp_rank0_step2.txt.
+_SHARDED = frozenset({"k_stats.csv", "fallback_counters.csv", "dtypes_report.txt"})
 
 
-COST_COLUMNS = (
-    "moment", "batch", "seq_len", "layers", "nodes", "saved_bytes", "square_bytes", "expected_bytes", "begin_bytes",
-    "peak_bytes",
-)  # fmt: skip
+def file_name(name: str, *, sharded: bool) -> str:
+    """The name under which a run writes this file."""
+    stem, dot, ending = name.rpartition(".")
+    return f"{stem}_fsdp{dot}{ending}" if sharded and name in _SHARDED else name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +115,35 @@ class StepResult:
         return " ".join([*parts, f"{self.tokens_per_s:.0f} tokens/s", f"{self.seconds:.3f} s"])
 
 
-class Telemetry:
+class NoTelemetry:
+    """What training tells of itself goes nowhere: nothing is written and nothing looked into."""
+
+    def enter(self, phase: str) -> None:
+        """A phase before the first step."""
+
+    def begin(self, step: int) -> None:
+        """A step begins; some are looked into."""
+
+    def end(self, result: StepResult) -> None:
+        """A step is over."""
+
+    def count_graph(self, shape: StepShape, loss: Tensor, kept: KeptTensors | None) -> None:
+        """What the forward pass of a step has made, before the backward pass takes it apart. `kept`: if it was asked.
+
+        It is on disk when the backward pass begins: of a step that takes too long, this is known.
+        """
+
+    def count_step(self, shape: StepShape) -> None:
+        """How much memory the whole step took at most."""
+
+    def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: Expected) -> None:
+        """Which dtypes parameters, gradients, activations and optimizer state really have."""
+
+    def close(self) -> None:
+        """The run is over, whichever way."""
+
+
+class Telemetry(NoTelemetry):
     """Every rank writes its heartbeat and memory; rank 0 writes the tables that are the same everywhere."""
 
     def __init__(
@@ -186,57 +155,59 @@ class Telemetry:
         *,
         steps: int,
         compiled: bool = False,
+        sharded: bool = False,
+        tensorboard: bool = False,
+        mem_snapshot: bool = False,
     ) -> None:
+        """Raises CannotRunError where this machine lacks what was asked for by name."""
+        event_writer = _event_writer() if tensorboard else None
+        self._history = AllocatorHistory(world.device) if mem_snapshot else None
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._world, self._model = directory, world, model
-        self._mem_dump_every, self._steps = mem_dump_every, steps
+        self._mem_dump_every, self._steps, self._sharded = mem_dump_every, steps, sharded
         self._observer = Observer(model, compiled=compiled) if model is not None and world.is_first else None
         self._sampling = self._sampled = False
+        self._mean_gates: dict[str, float] | None = None
+        self._last_step = 0
         self._heartbeat = (directory / f"heartbeat_rank{world.rank}.jsonl").open("a", encoding="utf-8")
-        self._training = self._table("training.csv", ",".join(TRAINING_COLUMNS))
-        self._selection = self._table("k_stats.csv", "step,layer,mean,min,max,forced_share,empty_share")
-        self._gates = self._table("gate_health.csv", "step,layer,branch,mean,std,saturated_share")
-        self._costs = self._table("step_cost.csv", ",".join(COST_COLUMNS))
+        self._training = self._table("training.csv")
+        self._selection = self._table("k_stats.csv")
+        self._gates = self._table("gate_health.csv")
+        self._costs = self._table("step_cost.csv")
+        # Every rank has asked whether it is there, so that none waits for one that has left; one writes.
+        self._events = event_writer(str(directory / "tensorboard")) if event_writer and world.is_first else None
         self._begin_bytes = self._peak_bytes()
         self._beat(0, "start")
         if mem_dump_every:
             self._dump_memory(0)
 
     def enter(self, phase: str) -> None:
-        """A phase before the first step."""
         self._beat(0, phase)
 
     def begin(self, step: int) -> None:
         """The first step and every tenth are looked into."""
         self._sampling = self._observer is not None and (not self._sampled or step % EVERY_STEPS == 0)
-        self._sampled = True
         if self._observer is not None and self._sampling:
-            self._observer.watch()
+            self._observer.watch(dtypes=not self._sampled)
+        self._sampled = True
 
     def end(self, result: StepResult) -> None:
-        self._beat(result.step, result.phase, result)
-        if self._world.is_first:
-            row = (result.step, result.mean_loss, result.grad_norm, result.tokens_per_s, result.seconds)
-            parts = astuple(result.parts) if result.parts else (None, None, None)
-            peak_gpu_bytes = (gpu_bytes(self._world.device) or {}).get("peak")
-            self._training.write(*row, *parts, peak_rss_bytes(), peak_gpu_bytes, result.cpu_s, result.learning_rate)
+        self._last_step = result.step
         if self._observer is not None and self._sampling:
             self._sample(self._observer, result.step)
+        self._beat(result.step, result.phase, result)
+        if self._world.is_first:
+            self._write_step(result)
         if self._mem_dump_every and result.step % self._mem_dump_every == 0:
             self._dump_memory(result.step)
 
     def count_graph(self, shape: StepShape, loss: Tensor, kept: KeptTensors | None) -> None:
-        """What the forward pass of a step has made, before the backward pass takes it apart. `kept`: if it was asked.
-
-        It is on disk when the backward pass begins: of a step that takes too long, this is known.
-        """
         if not self._world.is_first:
             return
         counted = (graph_nodes(loss), kept and kept.size_bytes, kept and kept.square_bytes)
         self._write_cost("forward", shape, *counted)
 
     def count_step(self, shape: StepShape) -> None:
-        """How much memory the whole step took at most."""
         if self._world.is_first:
             self._write_cost("step", shape, None, None, None)
 
@@ -250,31 +221,51 @@ class Telemetry:
         """On a GPU what torch has given out at most, on a CPU the highest resident memory of the process."""
         return (gpu_bytes(self._world.device) or {}).get("peak") or peak_rss_bytes()
 
-    def audit_dtypes(self, optimizer: torch.optim.Optimizer) -> None:
-        """Which dtypes parameters, gradients, activations and optimizer state really have."""
+    def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: Expected) -> None:
         if self._observer is None or self._model is None:
             return
-        text = dtypes_text(self._model, optimizer, self._observer.activation_dtypes())
-        (self._directory / "dtypes_report.txt").write_text(text, encoding="utf-8")
+        text = dtypes_text(self._model, optimizer, self._observer.activation_dtypes(), expected)
+        self._path("dtypes_report.txt").write_text(text, encoding="utf-8")
 
     def close(self) -> None:
         self._count_implementations()
+        if self._history is not None:
+            self._snapshot_memory(self._last_step)
+            self._history.close()
         for file in (self._heartbeat, self._training, self._selection, self._gates, self._costs):
             file.close()
+        if self._events is not None:
+            self._events.close()
+
+    def _write_step(self, result: StepResult) -> None:
+        parts = result.parts or StepParts()
+        row = (result.step, result.mean_loss, result.grad_norm, result.tokens_per_s, result.seconds)
+        host = (parts.forward_s, parts.backward_s, parts.optimizer_s) if result.parts else (None, None, None)
+        gpu = gpu_bytes(self._world.device) or {}
+        memory = (peak_rss_bytes(), gpu.get("peak"))
+        fetch_s = parts.fetch_s if result.parts else None
+        self._training.write(*row, *host, *memory, result.cpu_s, result.learning_rate, fetch_s)
+        if self._events is not None:
+            for name, value in _scalars(result, gpu).items():
+                self._events.add_scalar(name, value, result.step)
 
     def _sample(self, observer: Observer, step: int) -> None:
         observer.release()
         for selection in observer.selections():
             self._selection.write(step, *astuple(selection))
-        for gate in observer.gates():
-            self._gates.write(step, *astuple(gate))
+        gates = observer.gates()
+        for gate in gates:
+            self._gates.write(step, *astuple(gate), int(gate.collapsed))
+        self._mean_gates = mean_gates(gates) or None
+        if self._events is not None:
+            for branch, mean in mean_gates(gates).items():
+                self._events.add_scalar(f"gates/{branch}", mean, step)
         self._count_implementations()
 
     def _count_implementations(self) -> None:
         if self._model is None or not self._world.is_first:
             return
-        path = self._directory / "fallback_counters.csv"
-        path.write_text(implementations_csv(self._model), encoding="utf-8")
+        self._path("fallback_counters.csv").write_text(implementations_csv(self._model), encoding="utf-8")
 
     def _beat(self, step: int, phase: str, result: StepResult | None = None) -> None:
         device_bytes = gpu_bytes(self._world.device)
@@ -284,25 +275,72 @@ class Telemetry:
             "phase": phase,
             "loss": result and result.loss,
             "mean_loss": result and result.mean_loss,
+            "grad_norm": result and result.grad_norm,
             "tokens_per_s": result and result.tokens_per_s,
+            "fetch_s": result and result.parts and result.parts.fetch_s,
+            "gates": self._mean_gates,
             "t": time.time(),
             "monotonic_s": time.monotonic(),
             "rss_bytes": rss_bytes(),
+            "allocated_bytes": device_bytes and device_bytes["allocated"],
+            "reserved_bytes": device_bytes and device_bytes["reserved"],
             "gpu_bytes": device_bytes,
             "gpu_peak_bytes": device_bytes and device_bytes["peak"],
             "pid": os.getpid(),
             "rank": self._world.rank,
-            "backend": self._world.backend,
+            # The reports' word for it; which library moves the bytes stands beside it.
+            "backend": "FSDP" if self._sharded else self._world.backend,
+            "process_group": self._world.backend,
         }
         self._heartbeat.write(json.dumps(record) + "\n")
         self._heartbeat.flush()
 
     def _dump_memory(self, step: int) -> None:
-        path = self._directory / f"mem_rank{self._world.rank}_step{step}.txt"
-        path.write_text(memory_text(self._world.device), encoding="utf-8")
+        dump = memory_dump(self._world.device, step=step, rank=self._world.rank)
+        stem = self._dump_name(step)
+        (self._directory / f"{stem}.txt").write_text(dump.text(), encoding="utf-8")
+        (self._directory / f"{stem}.json").write_text(json.dumps(dump.record()) + "\n", encoding="utf-8")
+        self._snapshot_memory(step)
 
-    def _table(self, name: str, header: str) -> _Table:
-        return _Table(self._directory / name, header) if self._world.is_first else _Table(Path(os.devnull), header)
+    def _snapshot_memory(self, step: int) -> None:
+        if self._history is not None:
+            self._history.dump(self._directory / f"mem_snapshot_rank{self._world.rank}_step{step}.pickle")
+
+    def _dump_name(self, step: int) -> str:
+        return f"mem_{'fsdp_' if self._sharded else ''}rank{self._world.rank}_step{step}"
+
+    def _path(self, name: str) -> Path:
+        return self._directory / file_name(name, sharded=self._sharded)
+
+    def _table(self, name: str) -> _Table:
+        path = self._path(name) if self._world.is_first else Path(os.devnull)
+        return _Table(path, ",".join(TABLES[name]))
+
+
+def _event_writer() -> Any:
+    """TensorBoard's SummaryWriter. Raises CannotRunError where TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
+    except ImportError as error:
+        raise CannotRunError(
+            f"--tensorboard: {error}; install the extra nsa-harness[tensorboard], or leave it out"
+        ) from None
+    return SummaryWriter
+
+
+def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
+    """What TensorBoard shows of a step: the numbers of training.csv and of the heartbeat."""
+    known: dict[str, float | None] = {
+        "train/loss": result.mean_loss,
+        "train/grad_norm": result.grad_norm,
+        "speed/tokens_per_s": result.tokens_per_s,
+        "speed/step_s": result.seconds,
+        "speed/fetch_s": result.parts and result.parts.fetch_s,
+        "memory/rss_bytes": rss_bytes(),
+        "memory/allocated_bytes": gpu.get("allocated"),
+        "memory/reserved_bytes": gpu.get("reserved"),
+    }
+    return {name: float(value) for name, value in known.items() if value is not None}
 
 
 class _Table:
@@ -334,29 +372,11 @@ def implementations_csv(model: nn.Module) -> str:
             runs.setdefault(name.rsplit(".", 1)[-1], Counter()).update(counted)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["part", "implementation", "reason", "count", "until_tokens"])
+    writer.writerow(TABLES["fallback_counters.csv"])
     for part, implementations in runs.items():
         for used, count in implementations.items():
             writer.writerow([part, used.name, used.reason, count, "" if used.until is None else used.until])
     return text.getvalue()
-
-
-def dtypes_text(model: nn.Module, optimizer: torch.optim.Optimizer, activations: dict[str, str]) -> str:
-    """One line per kind of tensor and dtype with the number of tensors, then the activations by module."""
-    parameters = list(model.parameters())
-    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
-    kinds: dict[str, list[Tensor]] = {
-        "parameters": [*parameters],
-        "buffers": list(model.buffers()),
-        "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
-        "optimizer": states,
-    }
-    lines = []
-    for kind, tensors in kinds.items():
-        counts = Counter(str(tensor.dtype) for tensor in tensors)
-        lines += [f"{kind} {dtype} {count}" for dtype, count in sorted(counts.items())]
-    lines += [f"activation {dtype} {name}" for name, dtype in activations.items()]
-    return "\n".join(lines) + "\n"
 
 
 def _short(value: Any) -> Any:

@@ -19,7 +19,9 @@ from torch.nn import functional
 from .checkpoints import load_checkpoint, save_checkpoint
 from .cost import KeptTensors
 from .data import IGNORED, Batch, Batches
+from .dtypes import HALF, Expected, expected_dtypes
 from .evaluation import Evaluation
+from .memory import memory_profile
 from .model import TinyLM, count_parameters
 from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
 from .ops.dispatch import MissingImplementationError, implementation_of_sliding, like_a_layer
@@ -34,7 +36,7 @@ from .parallelize import (
 )
 from .schedule import learning_rate
 from .settings import MEAN, SHARDED, Phase, Settings, SettingsError, Wrapper, read_settings
-from .telemetry import StepParts, StepResult, StepShape, Telemetry, memory_profile
+from .telemetry import NoTelemetry, StepParts, StepResult, StepShape, Telemetry
 from .warmup import uses_fused_kernels, warm_up
 from .world import CannotRunError, World, joined
 
@@ -63,7 +65,8 @@ class Run:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     traces: Traces
-    telemetry: Telemetry
+    telemetry: NoTelemetry
+    expected: Expected
     shape: StepShape
     evaluation: Evaluation | None  # None: nothing is held out
 
@@ -131,9 +134,7 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
     order_file = settings.out_dir / f"grad_order_rank{world.rank}.jsonl"
     if settings.trace_grads and settings.wrapper is Wrapper.FSDP1:
         traces.gradients = ViewGradientTrace(bare, order_file)
-    telemetry = Telemetry(
-        settings.out_dir, world, bare, settings.mem_dump_every, steps=settings.steps, compiled=settings.compile
-    )
+    telemetry = _telemetry(settings, world, bare)
     if uses_fused_kernels(bare, world.device, dtype):
         _warm_up(settings, world, bare, telemetry)
     model = parallelize(bare, settings, world, traces.buckets)
@@ -155,6 +156,7 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
         traces=traces,
         telemetry=telemetry,
+        expected=expected_dtypes(dtype, autocast=dtype in HALF and settings.wrapper not in SHARDED),
         shape=StepShape(config=settings.model, batch=settings.batch, parameter_bytes=parameter_bytes),
         evaluation=_evaluation(settings, world, model),
     )
@@ -175,7 +177,25 @@ def _evaluation(settings: Settings, world: World, model: nn.Module) -> Evaluatio
     return Evaluation(settings, world, model, loss) if settings.eval_every else None
 
 
-def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: Telemetry) -> None:
+def _telemetry(settings: Settings, world: World, model: TinyLM | None) -> NoTelemetry:
+    """With `--telemetry off` nothing is written but what other options ask for by name."""
+    if not settings.telemetry:
+        settings.out_dir.mkdir(parents=True, exist_ok=True)
+        return NoTelemetry()
+    return Telemetry(
+        settings.out_dir,
+        world,
+        model,
+        settings.mem_dump_every,
+        steps=settings.steps,
+        compiled=settings.compile,
+        sharded=settings.wrapper in SHARDED,
+        tensorboard=settings.tensorboard,
+        mem_snapshot=settings.mem_snapshot,
+    )
+
+
+def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: NoTelemetry) -> None:
     telemetry.enter("warmup")
     done = warm_up(
         bare,
@@ -194,7 +214,7 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     run.telemetry.begin(step)
     if run.traces.modules is not None:
         run.traces.modules.step = step
-    batches, fetch_s = _fetched(run.batches, settings.accumulate)
+    batches = _fetched(run.batches, settings.accumulate, parts)
     if is_first:
         say(_shape_line(run.world, batches[0]))
     counted = None if settings.loss == MEAN else _targets_of_all(run.world, batches)
@@ -223,13 +243,14 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     )
     run.telemetry.end(result)
     if is_first:
-        run.telemetry.audit_dtypes(run.optimizer)
+        run.telemetry.audit_dtypes(run.optimizer, run.expected)
         run.telemetry.count_step(run.shape)
     run.optimizer.zero_grad()
     if run.world.is_first and (is_first or step % settings.log_every == 0):
         say(result.line())
-    if fetch_s > max(STARVED_S, result.seconds / 2):
-        say(f"[DATA] rank={run.world.rank} step {step} waited {fetch_s:.1f} s of {result.seconds:.1f} s for its batch")
+    if parts.fetch_s > max(STARVED_S, result.seconds / 2):
+        waited = f"waited {parts.fetch_s:.1f} s of {result.seconds:.1f} s for its batch"
+        say(f"[DATA] rank={run.world.rank} step {step} {waited}")
     if run.evaluation is not None and step % settings.eval_every == 0:
         run.evaluation.after(step)
     if settings.checkpoint_every and step % settings.checkpoint_every == 0:
@@ -246,13 +267,10 @@ def _looked_into(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
         yield
 
 
-def _fetched(batches: Batches, count: int) -> tuple[list[Batch], float]:
-    """The micro-batches of a step, and how long they took."""
-    fetched, seconds = [], 0.0
-    for _ in range(count):
-        fetched.append(batches.fetch())
-        seconds += batches.last_fetch_s
-    return fetched, seconds
+def _fetched(batches: Batches, count: int, parts: StepParts) -> list[Batch]:
+    """The micro-batches of a step."""
+    with parts.of("fetch_s"):
+        return [batches.fetch() for _ in range(count)]
 
 
 def _shape_line(world: World, batch: Batch) -> str:
@@ -344,15 +362,14 @@ def _autocast(settings: Settings, world: World, *, sharded_too: bool = False) ->
 
 def _only_data(settings: Settings, world: World, batches: Batches) -> None:
     """The data pipeline alone: no model is built."""
-    telemetry = Telemetry(settings.out_dir, world, None, settings.mem_dump_every, steps=settings.steps)
+    telemetry = _telemetry(settings, world, None)
     try:
         _wait_for_data(settings, world, batches, telemetry)
         for step in range(1, settings.steps + 1):
-            started_s = time.perf_counter()
-            fetched, _ = _fetched(batches, settings.accumulate)
+            parts = StepParts()
+            fetched = _fetched(batches, settings.accumulate, parts)
             count = world.size * sum(batch.tokens.numel() for batch in fetched)
-            seconds = time.perf_counter() - started_s
-            result = StepResult(step=step, phase=settings.phase, tokens=count, seconds=seconds)
+            result = StepResult(step=step, phase=settings.phase, tokens=count, seconds=parts.fetch_s, parts=parts)
             telemetry.end(result)
             if world.is_first:
                 say(result.line())
@@ -380,7 +397,8 @@ def _tell_of_data(settings: Settings, world: World, batches: Batches) -> None:
 
 def _write_report(settings: Settings, world: World, batches: Batches) -> None:
     path = settings.out_dir / f"loader_rank{world.rank}.json"
-    path.write_text(json.dumps(batches.report(), indent=1) + "\n", encoding="utf-8")
+    if settings.telemetry:
+        path.write_text(json.dumps(batches.report(), indent=1) + "\n", encoding="utf-8")
 
 
 def _introduction(settings: Settings, world: World, parameters: int, dtype: torch.dtype) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -18,7 +19,8 @@ from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
 from nsa_harness.core.diagnosis.phases import Rule
-from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence
+from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Exit, Frame, RankEvidence, RankSnapshot
+from nsa_harness.core.evidence.host import Gpu, would_act
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import (
@@ -27,6 +29,7 @@ from nsa_harness.core.report import (
     Artifact,
     Culprit,
     Finding,
+    MemoryAt,
     Outcome,
     Place,
     Standing,
@@ -329,7 +332,87 @@ def outcome_of(
         ),
         divergence=diagnosis.divergence,
         cost=_cost(evidence),
+        memory=tuple(memory_at(evidence, judgement)),
+        signals=dict(signals(evidence, judgement)),
+        nccl=evidence.nccl,
     )
+
+
+def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
+    """At boot and in the newest dump as the ranks said, and at the end of what did not end well as others see it."""
+    for rank in evidence.ranks:
+        yield from (
+            MemoryAt(
+                rank=rank.rank,
+                moment=mark.moment,
+                step=mark.step if mark.moment == "dump" else None,
+                rss_bytes=mark.rss_bytes,
+                allocated_bytes=mark.allocated_bytes,
+                reserved_bytes=mark.reserved_bytes,
+                allocator_step=None,
+                device_bytes=None,
+            )
+            for mark in rank.memory
+            if mark.moment != "last"
+        )
+    if judgement.status is not Status.PASS and evidence.snapshots:
+        look = evidence.snapshots[-1]
+        ranks = {rank.rank: rank for rank in evidence.ranks}
+        yield from (_memory_at_end(seen, ranks.get(seen.rank), look.gpus) for seen in look.ranks if seen.process)
+
+
+def _memory_at_end(seen: RankSnapshot, rank: RankEvidence | None, gpus: Sequence[Gpu]) -> MemoryAt:
+    """Of the process what the kernel and the driver say; of torch's allocator what the rank last said itself."""
+    last = rank.memory[-1] if rank and rank.memory else None
+    looked = rank.looks.memory[-1] if rank and rank.looks and rank.looks.memory else None
+    said = last is not None and last.allocated_bytes is not None
+    used = [gpu.used_by[seen.pid] for gpu in gpus if seen.pid in gpu.used_by]
+    allocated = last.allocated_bytes if last and said else looked.gpu_bytes if looked else None
+    step = last.step if last and said else looked.step if looked else None
+    return MemoryAt(
+        rank=seen.rank,
+        moment="end",
+        step=None,
+        rss_bytes=seen.process.rss_bytes if seen.process else None,
+        allocated_bytes=allocated,
+        reserved_bytes=last.reserved_bytes if last and said else None,
+        allocator_step=step if allocated is not None else None,
+        device_bytes=sum(used) if used else None,
+    )
+
+
+def signals(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str]]:
+    """Of each rank of a HANG whether it would act on a signal, as the kernel says, and what became of ours.
+
+    Nothing is sent to find out: a program may do anything when it gets a signal.
+    """
+    if judgement.status is not Status.HANG or not evidence.snapshots:
+        return
+    exits = {one.rank: one for one in evidence.exits if one.rank is not None}
+    for seen in evidence.snapshots[-1].ranks:
+        would = would_act(seen.process) if seen.process else ""
+        if would:
+            known = (would, _stacks_read(seen), _acted(exits.get(seen.rank)))
+            yield seen.rank, "; ".join(one for one in known if one)
+
+
+def _stacks_read(seen: RankSnapshot) -> str:
+    """faulthandler writes from a signal handler, which Python has no part in; py-spy reads from outside."""
+    if not seen.stacks:
+        return "its stacks could not be read"
+    source = seen.stacks[0].source
+    return (
+        "faulthandler answered from its signal handler"
+        if source == "faulthandler"
+        else f"its stacks were read by {source}"
+    )
+
+
+def _acted(ended: Exit | None) -> str:
+    if ended is None or not ended.by_us or ended.status is None:
+        return ""
+    words = {-signal.SIGTERM: "it ended at our SIGTERM", -signal.SIGKILL: "it ended at our SIGKILL"}
+    return words.get(ended.status, "")
 
 
 def _cost(evidence: Evidence) -> StepCost | None:

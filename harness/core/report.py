@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
+from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.plan import Deepening
 
 
@@ -203,6 +204,20 @@ class ProgramFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryAt:
+    """What one rank used at one moment; None = not known. At the end nobody asks it: a blocked rank cannot answer."""
+
+    rank: int
+    moment: str  # "boot", "dump", "end"
+    step: int | None  # of a dump
+    rss_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    allocator_step: int | None  # up to which the two are known, where that is not this moment
+    device_bytes: int | None  # of its process, as the driver says
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepCost:
     """What a step cost, and of which size it was; None = the program did not say."""
 
@@ -276,6 +291,9 @@ class Outcome:
     stacks: tuple[CallStack, ...] = ()  # the culprit's first
     divergence: Divergence | None = None
     cost: StepCost | None = None
+    memory: tuple[MemoryAt, ...] = ()  # at boot, at the newest dump, at the end of a run that did not end well
+    signals: dict[int, str] = field(default_factory=dict)  # of a rank that we ended: what it does with a signal
+    nccl: NcclInfo | None = None  # None: it wrote nothing
 
 
 class GateState(StrEnum):
@@ -345,6 +363,7 @@ class Report:
     interrupted: bool
     outcomes: tuple[Outcome, ...]
     not_run: tuple[str, ...] = ()  # scenarios of the plan that were never started
+    files: tuple[Artifact, ...] = ()  # made of all attempts together; of an empty one the reason, too
     gates: tuple[GateAnswer, ...] = ()  # in the order agreed; a report of an earlier version has none
     tree: Walk | None = None  # None: there is nothing to ask of it
 

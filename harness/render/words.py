@@ -12,13 +12,16 @@ from nsa_harness.core.comparison.contrasts import Endings
 from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side
 from nsa_harness.core.diagnosis.causes import row_of
 from nsa_harness.core.diagnosis.grades import CERTAIN
+from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.report import (
     INCONCLUSIVE,
     STILL_RUNNING,
     SUSPECTED,
     UNWATCHED,
+    Artifact,
     HangKind,
     MachineFacts,
+    MemoryAt,
     Outcome,
     Place,
     Report,
@@ -295,7 +298,7 @@ def numbers(outcome: Outcome) -> Iterator[str]:
     steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
     for told_elsewhere in ("peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
         metrics.pop(told_elsewhere, None)
-    parts = [(part, metrics.pop(f"{part}_s", None)) for part in ("forward", "backward", "optimizer")]
+    parts = [(part, metrics.pop(f"{part}_s", None)) for part in ("fetch", "forward", "backward", "optimizer")]
     rate = metrics.pop("tokens_per_s", outcome.usage.tokens_per_s)
     if steps is not None:
         yield f"{number(steps)} step{'' if steps == 1 else 's'}"
@@ -339,12 +342,82 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "checked", outcome.checked or ("nothing",)
     if outcome.not_covered:
         yield "not covered", outcome.not_covered
+    if told := tuple(memory(outcome)):
+        yield "memory", told
+    if outcome.signals:
+        yield "signals", tuple(alike(outcome.signals))
+    if outcome.nccl:
+        yield "NCCL", tuple(nccl(outcome.nccl))
     if not skipped and outcome.ended != UNWATCHED:
         yield "times", tuple(times(outcome))
     if outcome.ended:
         yield "ended", (outcome.ended,)
     if not outcome.trouble and not skipped:
         yield "not captured", ("nothing; every source that was asked answered",)
+
+
+_RANKS_APART = 4  # of more only those that use most are told
+_MOMENTS = {"boot": "at boot", "dump": "in the newest dump", "end": "at the end"}
+
+
+def memory(outcome: Outcome) -> Iterator[str]:
+    """What each rank used at boot, in a dump and at the end. Of a run that went well only what its allocator says."""
+    told = any(row.moment == "end" or row.allocated_bytes is not None for row in outcome.memory)
+    for moment, name in _MOMENTS.items() if told else ():
+        rows = [row for row in outcome.memory if row.moment == moment]
+        most = sorted(rows, key=_used_bytes, reverse=True)[:_RANKS_APART]
+        when = "at the hang" if moment == "end" and outcome.verdict.status is Status.HANG else name
+        shown = [f"rank {row.rank} {', '.join(_memory_of(row))}" for row in rows if row in most]
+        more = f"; {plural(len(rows) - len(most), 'more rank')} with less" if len(rows) > len(most) else ""
+        if shown:
+            yield f"{when}: {'; '.join(shown)}{more}"
+
+
+def _used_bytes(row: MemoryAt) -> int:
+    return max(row.device_bytes or 0, row.reserved_bytes or 0, row.allocated_bytes or 0, row.rss_bytes or 0)
+
+
+def _memory_of(row: MemoryAt) -> Iterator[str]:
+    if row.rss_bytes is not None:
+        yield f"{size(row.rss_bytes)} resident"
+    if row.allocated_bytes is not None:
+        reserved = "" if row.reserved_bytes is None else f" of {size(row.reserved_bytes)} reserved"
+        known = "" if row.allocator_step is None else f" as of step {row.allocator_step}"
+        yield f"{size(row.allocated_bytes)} allocated{reserved}{known}"
+    if row.device_bytes is not None:
+        yield f"{size(row.device_bytes)} on its GPU, as the driver says"
+    if row.step is not None:
+        yield f"step {row.step}"
+
+
+def alike(by_rank: dict[int, str]) -> Iterator[str]:
+    """What is said of several ranks in the same words is said once."""
+    said: dict[str, list[int]] = {}
+    for rank, text in by_rank.items():
+        said.setdefault(text, []).append(rank)
+    yield from (f"{ranks(those)}: {text}" for text, those in said.items())
+
+
+def nccl(info: NcclInfo) -> Iterator[str]:
+    """How it connected the ranks."""
+    if info.version:
+        yield f"version {info.version}"
+    if info.channels is not None:
+        yield f"{plural(info.channels, 'channel')} for collectives, {info.p2p_channels} for transfers"
+    if info.transports:
+        yield f"transport {', '.join(info.transports)}"
+    if info.network:
+        yield f"network {info.network}"
+    missing = sorted(set(info.seen) - set(info.connected))
+    yield f"{ranks(info.connected)} connected" if info.connected else "no rank connected"
+    if missing:
+        yield f"{ranks(missing)} began to connect and did not finish"
+    yield from (f"it warned: {text}" for text in info.warnings)
+
+
+def gathered(file: Artifact) -> str:
+    """How much a file of all attempts together holds; of an empty one why."""
+    return file.absent or plural(file.count or 0, "line")
 
 
 def trouble(item: Trouble) -> str:

@@ -121,6 +121,9 @@ def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
         "profile-memory": trace.profile_memory,
         "detect-anomaly": trace.detect_anomaly,
         "step-cost": trace.step_cost,
+        "mem-snapshot": trace.mem_snapshot,
+        "telemetry": "on" if trace.telemetry else "off",
+        "tensorboard": trace.tensorboard,
     }
     return tuple(word for name, value in options.items() for word in _option(name, value))
 

@@ -65,6 +65,7 @@ def machine_choice(scenario: Scenario, facts: MachineFacts) -> MachineChoice:
 def contradictions(scenario: Scenario) -> Contradictions:
     yield from _model_contradictions(scenario)
     yield from _training(scenario)
+    yield from _telemetry(scenario)
     yield from ((("run", "env", name), what) for name, what in name_mistakes(scenario.run.env, OVERRULED))
 
 
@@ -92,6 +93,15 @@ def _training(scenario: Scenario) -> Contradictions:
         yield ("train", key), "the phase is data, which has no model; set train.phase: step"
 
 
+_PARTS_OF_TELEMETRY = ("mem_dump_every", "step_cost", "mem_snapshot", "tensorboard")
+
+
+def _telemetry(scenario: Scenario) -> Contradictions:
+    if not scenario.trace.telemetry:
+        asked = (name for name in _PARTS_OF_TELEMETRY if getattr(scenario.trace, name))
+        yield from ((("trace", name), "trace.telemetry is false, and this is part of it; keep one") for name in asked)
+
+
 def beyond_the_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
     """Keys that name a layer the model of this machine does not have, each with what is wrong."""
     choice, fault = machine_choice(scenario, facts), scenario.fault
@@ -107,6 +117,8 @@ def beyond_the_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
 
 def missing(scenario: Scenario, facts: MachineFacts) -> str | None:
     have, ranks = len(facts.gpus), scenario.run.ranks
+    if scenario.trace.mem_snapshot and have < ranks:
+        return f"trace.mem_snapshot needs a GPU for each of {ranks} ranks; this machine has {gpus_text(have)}"
     if scenario.model.impl in _ON_A_GPU and have < ranks:
         return f"{_ON_A_GPU[scenario.model.impl]} a GPU for each of {ranks} ranks; this machine has {gpus_text(have)}"
     return None

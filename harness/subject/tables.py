@@ -12,9 +12,10 @@ from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.phases import RulePhase, given, rule
 from nsa_harness.core.report import Place
 from nsa_harness.core.scenario.program import Row, Table
+from nsa_harness.subject.files import SHARDED
 
 _LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
-_MEAN = ("forward_s", "backward_s", "optimizer_s")  # over all rows
+_MEAN = ("fetch_s", "forward_s", "backward_s", "optimizer_s")  # over all rows
 _RATES = ("seconds", "tokens_per_s")
 _MAX_GATES = 256
 _MAX_PARTS = 64
@@ -86,7 +87,8 @@ def _step_cost(table: Table) -> Iterator[Row]:
 
 def _implementations(table: Table) -> Row:
     """Those that compute; of one that was chosen for its length also where that ends."""
-    rows = [row for row in table("fallback_counters.csv") or () if "implementation" in row][:_MAX_PARTS]
+    told = table("fallback_counters.csv") or table(f"fallback_counters{SHARDED}.csv") or ()
+    rows = [row for row in told if "implementation" in row][:_MAX_PARTS]
     named = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
     ends = _finite(rows, "until_tokens")
     return {"implementations": ", ".join(named)} | ({"until_tokens": min(ends)} if ends else {})

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from builders import case, ended, evidence, rank_evidence, spec
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from nsa_harness.core.outcome import outcome_of
 from nsa_harness.core.report import Place, StepCost
 from nsa_harness.core.scenario.program import Row, Table
 from nsa_harness.core.verdict.verdict import judge
+from nsa_harness.nsa.samples import gate_rows
 from nsa_harness.subject.tables import (
     RULES,
     gate_collapse,
@@ -51,6 +53,34 @@ def test_a_rule_of_one_program_is_asked_only_where_it_is_passed_in() -> None:
     assert "gate_collapse" not in [one.code for one in diagnose(seen, judge(seen)).findings]
     told = outcome_of(spec(), seen, attempt=1, directory="a", artifacts=(), metrics={}, repeat="r", own_rules=RULES)
     assert "gate_collapse" in [one.code for one in told.findings]
+
+
+@given(st.lists(st.sampled_from([0.0, 0.0099, 0.0101, 0.5, 0.9999]), min_size=2, max_size=200))
+def test_the_column_says_collapsed_where_the_rule_does(values: list[float]) -> None:
+    (row,) = gate_rows("0", torch.tensor([values], dtype=torch.double), ["sel"])
+    seen = evidence(
+        rank_evidence(0),
+        reported=({"step": 1, "layer": 0, "branch": "sel", "mean": row.mean, "saturated_share": row.saturated_share},),
+    )
+    assert row.collapsed is (gate_collapse(case(seen)) is not None)
+
+
+@pytest.mark.parametrize("name", ["fallback_counters.csv", "fallback_counters_fsdp.csv"])
+def test_who_computed_is_read_under_either_name(name: str) -> None:
+    tables: dict[str, list[Row]] = {
+        "step_cost.csv": [{"batch": 1.0, "seq_len": 8.0, "layers": 1.0}],
+        name: [{"part": "cmp", "implementation": "eager"}],
+    }
+    _, rows = reported(tables.get)
+    assert [row["implementations"] for row in rows] == ["cmp eager"]
+
+
+def test_a_run_of_an_earlier_version_has_no_fetch_time_and_all_its_numbers() -> None:
+    old: list[Row] = [{"step": 1.0, "loss": 5.5, "seconds": 2.0, "forward_s": 0.5}]
+    metrics, _ = reported({"training.csv": old}.get)
+    later, _ = reported({"training.csv": [{**old[0], "fetch_s": 0.25}]}.get)
+    assert "fetch_s" not in metrics
+    assert later == {**metrics, "fetch_s": 0.25}
 
 
 def cost(**numbers: float) -> Evidence:

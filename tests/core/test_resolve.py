@@ -48,7 +48,7 @@ def test_every_option_of_nsa_train_is_spelled_out() -> None:
         "non_reentrant --wrapper ddp --no-static-graph --no-find-unused-parameters --broadcast-buffers "
         "--no-gradient-as-bucket-view --bucket-cap-mb 25.0 --comm-hook none --no-barrier-after-backward --backend "
         "gloo --device cpu --trace-grads --no-trace-module-bwd --no-trace-buckets --mem-dump-every 0 "
-        "--no-profile-memory --no-detect-anomaly --no-step-cost"
+        "--no-profile-memory --no-detect-anomaly --no-step-cost --no-mem-snapshot --telemetry on --no-tensorboard"
     )
 
 

@@ -29,6 +29,7 @@ ADDED = {
     "bisect.json: detail.subject.in_a_row",
     *(f"commands: bisect --{name}" for name in ("ordered", "choice", "seeds", "items", "env-file")),
     "bisect.json: probes[].step_s", "scenario: trace.step_cost",
+    *(f"scenario: trace.{name}" for name in ("mem_snapshot", "telemetry", "tensorboard")),
     "ci summary: jobs[].outcomes[].detail.chosen", "events: outcome: outcome.detail.chosen", "outcome: detail.chosen",
     "report.json: outcomes[].detail.chosen",
     "scenario: expect.findings", "scenario: expect.findings[]", "scenario: fault.parameters", "scenario: fault.value",
@@ -57,14 +58,20 @@ ADDED = {
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}
 SHOWN_OTHERWISE = {"commands: run -t"}  # in the help
 MAY_BE_NULL = {"scenario: fault.rank"}  # every rank; a file that gives it goes on as before
-ADDED_TO_DEFAULTS = {"scenario: expect": {"findings": []}, "scenario: trace": {"step_cost": False}}
+ADDED_TO_DEFAULTS = {
+    "scenario: expect": {"findings": []},
+    "scenario: trace": {"step_cost": False, "mem_snapshot": False, "telemetry": True, "tensorboard": False},
+}
 # Further words that a key takes; those it took before mean what they meant.
 WORDS_ADDED = {
     "scenario: model.impl": ["per_token", "dense"],
     "scenario: fault.kind": ["leak", "set_parameters", "starved_loader"],
 }
 # What a value of such a key holds is new as a whole.
-ADDED_BELOW = ("detail.stacks", "detail.divergence", "detail.cost", ".left_open")
+ADDED_BELOW = (
+    "detail.stacks", "detail.divergence", "detail.cost", ".left_open", "detail.memory", "detail.signals", "detail.nccl",
+    "detail.files",
+)  # fmt: skip
 
 
 def test_everything_that_programs_relied_on_is_still_there_with_its_type() -> None:

@@ -239,6 +239,29 @@ def test_they_are_written_beside_the_others_and_one_that_fails_costs_no_other(
     assert run.ctrf.is_file()
 
 
+def test_what_is_made_of_all_attempts_is_linked_and_of_an_empty_file_it_is_said_why(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    attempt = tmp_path / QUIET.outcomes[0].dir
+    attempt.mkdir(parents=True)
+    (attempt / "traces.log").write_text("[rank0]   - MISSING: blocks.0.attn.gate_mlp.bias\n")
+    assert documents.write_documents(run, QUIET, PLAYBOOK) == ()
+    first = f"{QUIET.outcomes[0].dir} [rank0]   - MISSING: blocks.0.attn.gate_mlp.bias\n"
+    assert (run.missing_params.read_text(), run.buckets.read_text()) == (first, "")
+    assert (
+        "Of all attempts together:\n\n"
+        "- [all_missing_params.txt](all_missing_params.txt): 1 line\n"
+        "- [ddp_buckets.txt](ddp_buckets.txt): no run traced the buckets of DDP (trace.buckets)\n"
+    ) in run.summary.read_text()
+    page = run.html.read_text()
+    assert '<a href="all_missing_params.txt"><code>all_missing_params.txt</code></a>' in page
+    assert '<a href="ddp_buckets.txt"><code>ddp_buckets.txt</code></a>' in page
+    read = from_json(run.report.read_text())
+    assert [(file.path, file.count, file.absent) for file in read.files] == [
+        ("all_missing_params.txt", 1, None),
+        ("ddp_buckets.txt", 0, "no run traced the buckets of DDP (trace.buckets)"),
+    ]
+
+
 @pytest.mark.parametrize("said", ["[]", "{", '{"git": {"root": 7}}', '{"git": {"root": "../x"}}', '{"git": null}'])
 def test_an_environment_that_names_no_repository_names_none(tmp_path: Path, said: str) -> None:
     (tmp_path / "a").mkdir()

@@ -301,6 +301,44 @@ def test_the_last_loss_and_the_peak_of_the_device_come_from_the_heartbeat(tmp_pa
     assert [(one.last_loss, one.peak_gpu_bytes) for one in seen] == [(2.0, 5), (None, None)]
 
 
+def test_memory_is_what_a_rank_said_at_boot_in_its_newest_dump_and_last(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    beats = [
+        {"step": 7, "phase": "step", "rss_bytes": 1},  # of a run before this one, which went on from it
+        {"step": 0, "phase": "start", "rss_bytes": 10, "allocated_bytes": 3, "reserved_bytes": 4},
+        {"step": 8, "phase": "step", "rss_bytes": 20, "allocated_bytes": 5, "reserved_bytes": 6},
+        {"step": 9, "phase": "step", "rss_bytes": "x"},
+    ]
+    journal(attempt.path / "heartbeat_rank0.jsonl", *beats)
+    for step, size in ((2, 11), (10, 12)):
+        journal(attempt.path / f"mem_rank0_step{step}.json", {"step": step, "rss_bytes": size})
+    (attempt.path / "mem_fsdp_rank1_step3.json").write_text("[")
+    first, second = collect(attempt, spec(), "n").ranks
+    told = [(one.moment, one.step, one.rss_bytes, one.allocated_bytes, one.reserved_bytes) for one in first.memory]
+    assert told == [("boot", 0, 10, 3, 4), ("dump", 10, 12, None, None), ("last", 8, 20, 5, 6)]
+    assert second.memory == ()
+
+
+def test_the_heartbeat_of_an_earlier_version_tells_memory_without_an_allocator(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    journal(attempt.path / "heartbeat_rank0.jsonl", {"step": 0, "phase": "start", "rss_bytes": 10, "gpu_bytes": None})
+    (boot,) = collect(attempt, spec(), "n").ranks[0].memory
+    assert (boot.moment, boot.rss_bytes, boot.allocated_bytes) == ("boot", 10, None)
+
+
+def test_what_nccl_wrote_is_read_from_either_stream_of_each_rank(tmp_path: Path) -> None:
+    """Lines written by hand in the format of NCCL_DEBUG=INFO."""
+    attempt = clean(tmp_path)
+    for rank, stream in ((0, "stdout"), (1, "stderr")):
+        attempt.rank(rank).mkdir(exist_ok=True)
+        text = f"h:1:2 [{rank}] NCCL INFO NCCL version 2.27.5+cuda12.9\nh:1:2 [{rank}] NCCL INFO x - Init COMPLETE\n"
+        (attempt.rank(rank) / f"{stream}.log").write_text(text)
+    seen = collect(attempt, spec(), "n")
+    assert seen.nccl is not None
+    assert (seen.nccl.version, seen.nccl.connected) == ("2.27.5+cuda12.9", (0, 1))
+    assert json.loads((attempt.evidence / "n.json").read_text())["nccl"]["connected"] == [0, 1]
+
+
 @pytest.mark.parametrize("peak", [float("inf"), float("nan"), True])
 def test_a_peak_that_is_no_number_of_bytes_is_unknown(tmp_path: Path, peak: object) -> None:
     attempt = clean(tmp_path)

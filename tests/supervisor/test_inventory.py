@@ -53,6 +53,40 @@ def test_our_own_program_that_did_no_step_did_not_reach_its_tables(tmp_path: Pat
     assert reasons["mem_rank*.txt"] == "switched off: trace.mem_dump_every is 0"
 
 
+def test_each_file_that_an_option_makes_is_switched_off_or_not_reached(tmp_path: Path) -> None:
+    on = ("--mem-dump-every", "2", "--profile-memory", "--mem-snapshot", "--telemetry", "on", "--tensorboard")
+    reasons, without = absent(clean(tmp_path), (*SUBJECT, *on)), absent(clean(tmp_path), ("nsa", "--no-trace-grads"))
+    made = ("grad_order_rank*.jsonl", "mem_rank*.txt", "mem_rank*.json", "mem_profile_rank*.txt")
+    made += ("mem_snapshot_rank*.pickle", "tensorboard/*")
+    assert {reasons[path] for path in made} == {"not reached: no optimizer step was done"}
+    assert [without[path] for path in made] == [
+        "switched off: trace.grads is false",
+        "switched off: trace.mem_dump_every is 0",
+        "switched off: trace.mem_dump_every is 0",
+        "switched off: trace.profile_memory is false",
+        "switched off: trace.mem_snapshot is false",
+        "switched off: trace.tensorboard is false",
+    ]
+
+
+def test_without_telemetry_its_files_are_switched_off(tmp_path: Path) -> None:
+    reasons = absent(clean(tmp_path), (*SUBJECT, "--telemetry", "off"))
+    off = "switched off: trace.telemetry is false"
+    assert [path for path, why in reasons.items() if why == off] == [
+        "training.csv", "k_stats.csv", "gate_health.csv", "fallback_counters.csv", "step_cost.csv",
+        "dtypes_report.txt", "mem_rank*.txt", "mem_rank*.json", "mem_snapshot_rank*.pickle", "tensorboard/*",
+    ]  # fmt: skip
+
+
+def test_a_sharded_run_is_asked_for_the_names_of_the_reports(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    (attempt.path / "k_stats_fsdp.csv").write_text("step\n1\n")
+    found = listed(attempt, (*SUBJECT, "--wrapper", "fsdp1"))
+    assert found["k_stats_fsdp.csv"].count == 1
+    assert {"fallback_counters_fsdp.csv", "dtypes_report_fsdp.txt", "mem_fsdp_rank*.txt"} < set(found)
+    assert not {"k_stats.csv", "fallback_counters.csv", "dtypes_report.txt", "mem_rank*.txt"} & set(found)
+
+
 def test_a_run_that_was_ended_without_stacks_says_so(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
     journal(attempt.watch, said("ending", 6.0, ending="deadline"))

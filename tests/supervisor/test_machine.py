@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -55,6 +56,46 @@ def test_no_driver_counts_as_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     facts = machine_facts()
     assert facts.gpus == ()
     assert facts.cpus >= 1
+
+
+_DESCRIBE = """
+import json, sys
+from nsa_harness.supervisor.launch import machine
+print(json.dumps([machine._cuda(), "torch" in sys.modules]))
+"""
+
+
+def cuda_of(site: Path, nvidia_smi: Path) -> tuple[dict[str, str | None], bool]:
+    """What env.json says in a process that finds torch and its wheels in `site` first."""
+    env = {**os.environ, "PYTHONPATH": str(site), "PATH": f"{nvidia_smi.parent}:{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, "-c", _DESCRIBE], env=env, capture_output=True, text=True, check=True)
+    versions, imported = json.loads(done.stdout)
+    return versions, imported
+
+
+@pytest.mark.parametrize("line", ["cuda: Optional[str] = '12.9'", "cuda = '12.9'"])
+def test_the_versions_of_cuda_driver_nccl_and_cudnn_are_read_without_torch(
+    tmp_path: Path, nvidia_smi: Path, line: str
+) -> None:
+    nvidia_smi.write_text("#!/bin/sh\nprintf '580.65.06\\n580.65.06\\n'\n")
+    site = tmp_path / "site"
+    (site / "torch").mkdir(parents=True)
+    (site / "torch" / "__init__.py").write_text("raise SystemExit('imported')")
+    (site / "torch" / "version.py").write_text(f"__version__ = '2.13.0+cu129'\n{line}\n")
+    for name, version in (("nccl", "2.27.5"), ("cudnn", "9.10.2.21")):
+        (site / f"nvidia_{name}_cu12-{version}.dist-info").mkdir()
+        metadata = f"Metadata-Version: 2.1\nName: nvidia-{name}-cu12\nVersion: {version}\n"
+        (site / f"nvidia_{name}_cu12-{version}.dist-info" / "METADATA").write_text(metadata)
+    versions = {"cuda": "12.9", "driver": "580.65.06", "nccl": "2.27.5", "cudnn": "9.10.2.21"}
+    assert cuda_of(site, nvidia_smi) == (versions, False)
+
+
+def test_what_a_machine_does_not_have_has_no_version(tmp_path: Path, nvidia_smi: Path) -> None:
+    nvidia_smi.write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "site" / "torch").mkdir(parents=True)
+    (tmp_path / "site" / "torch" / "__init__.py").write_text("")
+    versions, imported = cuda_of(tmp_path / "site", nvidia_smi)
+    assert (versions["cuda"], versions["driver"], imported) == (None, None, False)
 
 
 def test_asking_does_not_import_torch() -> None:

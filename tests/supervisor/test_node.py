@@ -145,7 +145,7 @@ TABLE = """\
 
 
 def test_gpus_are_read_with_their_processes_and_what_is_not_told_is_none() -> None:
-    first, second = parse_gpus(TABLE, "GPU-a, 71\nGPU-a, 70\n")
+    first, second = parse_gpus(TABLE, "GPU-a, 71, 512\nGPU-a, 70, [N/A]\n")
     assert first == Gpu(
         index=0,
         name="NVIDIA H200",
@@ -154,6 +154,7 @@ def test_gpus_are_read_with_their_processes_and_what_is_not_told_is_none() -> No
         total_bytes=143771 << 20,
         ecc_errors=0,
         pids=(70, 71),
+        used_by={71: 512 << 20},
     )
     assert (second.utilisation, second.used_bytes, second.ecc_errors, second.pids) == (None, None, None, ())
 

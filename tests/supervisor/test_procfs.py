@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from living import PATIENCE_S, program
 
-from nsa_harness.core.evidence.host import Task
+from nsa_harness.core.evidence.host import Task, would_act
 from nsa_harness.supervisor.capture import procfs
 
 
@@ -146,6 +146,28 @@ def test_a_handled_signal_is_told_from_a_default_and_an_ignored_one() -> None:
     with program(source) as process:
         handled = [procfs.handles_signal(process.pid, number) for number in (10, 12, 15)]
     assert handled == [True, False, False]
+
+
+MASKED = """
+import os, signal, threading
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+signal.signal(signal.SIGUSR1, print)
+os.kill(os.getpid(), signal.SIGTERM)
+print()
+signal.pause()
+"""
+
+
+def test_what_a_process_does_with_signals_is_read_without_sending_one() -> None:
+    with program(MASKED) as process:
+        seen = procfs.read_process(process.pid, 0)
+    assert seen is not None
+    assert seen.signals is not None
+    masks = (seen.signals.pending, seen.signals.blocked, seen.signals.ignored, seen.signals.caught)
+    wanted = (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1)
+    assert [bool(mask >> (number - 1) & 1) for mask, number in zip(masks, wanted, strict=True)] == [True] * 4
+    assert would_act(seen) == "it blocks SIGTERM: only SIGKILL ends it; sent and not taken yet: SIGTERM"
 
 
 def test_memory_and_bytes_of_a_process_of_our_own_are_readable() -> None:

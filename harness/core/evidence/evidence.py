@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nsa_harness.core.evidence.gradients import BucketsReady, OutOfOrder, RankTraces
-from nsa_harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal
+from nsa_harness.core.evidence.host import Gpu, HostMemory, MemoryMark, NcclInfo, Process, SentSignal
 from nsa_harness.core.evidence.looks import LastWords, Looks
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Place, Trouble
@@ -392,6 +392,7 @@ class RankEvidence:
     looks: Looks | None = None  # at its numbers, between the steps; None = the probe took none
     last_words: tuple[LastWords, ...] = ()
     deaths: tuple[LastWords, ...] = ()  # of its threads and children, as they printed them, oldest first
+    memory: tuple[MemoryMark, ...] = ()  # as it said itself: at boot, in its newest dump, in its newest heartbeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -450,3 +451,4 @@ class Evidence:
     sources: tuple[Source, ...] = ()  # of the lines that all of this names
     disk_full: str | None = None  # how the guardian met the end of the run's disk; None = it did not
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # members, as a dump says, where no board does
+    nccl: NcclInfo | None = None  # None = it wrote nothing

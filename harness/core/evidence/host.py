@@ -1,11 +1,16 @@
-"""What the kernel and its tools say: processes and threads, the node's memory, its GPUs, whom the kernel killed."""
+"""What the kernel and its tools say: processes and threads, the node's memory, its GPUs, whom the kernel killed.
+
+And what NCCL says of how the ranks are connected.
+"""
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import signal
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,16 @@ class Socket:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SignalMasks:
+    """Of a process, a bit for each signal, as /proc/PID/status has them; those of a thread are the main thread's."""
+
+    pending: int
+    blocked: int
+    ignored: int
+    caught: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Process:
     """One process of the run, ranks and their children alike."""
 
@@ -63,6 +78,7 @@ class Process:
     sockets: tuple[Socket, ...] = ()
     traced_by: int | None = None  # the debugger it belongs to at this moment
     frozen: bool = False  # its control group is
+    signals: SignalMasks | None = None  # None = not read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +92,18 @@ class Gpu:
     total_bytes: int | None
     ecc_errors: int | None  # uncorrected, since the driver was loaded
     pids: tuple[int, ...]
+    used_by: dict[int, int] = field(default_factory=dict)  # pid -> bytes; without those that are not told
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryMark:
+    """What a rank said that it uses, at one moment. On a CPU there is no allocator to ask: None."""
+
+    moment: str  # "boot", "dump", "last"
+    step: int
+    rss_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +132,7 @@ class HostMemory:
 GPU_FIELDS = (
     "index", "uuid", "name", "utilization.gpu", "memory.used", "memory.total", "ecc.errors.uncorrected.volatile.total",
 )  # fmt: skip
-PROCESS_FIELDS = ("gpu_uuid", "pid")
+PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 _MAX_GPUS = 64
 _MAX_PIDS = 64
 
@@ -114,9 +142,9 @@ def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
 
     Raises ValueError where a line has another form.
     """
-    pids: dict[str, list[int]] = {}
-    for uuid, pid in _rows(processes, len(PROCESS_FIELDS)):
-        pids.setdefault(uuid, []).append(int(pid))
+    pids: dict[str, dict[int, float | None]] = {}
+    for uuid, pid, used in _rows(processes, len(PROCESS_FIELDS)):
+        pids.setdefault(uuid, {})[int(pid)] = _number(used)
     return tuple(_gpu(row, pids) for row in list(_rows(table, len(GPU_FIELDS)))[:_MAX_GPUS])
 
 
@@ -127,10 +155,11 @@ def _rows(text: str, columns: int) -> Iterable[list[str]]:
         yield [word.strip() for word in row]
 
 
-def _gpu(row: list[str], pids: dict[str, list[int]]) -> Gpu:
+def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
     index, uuid, name, utilisation, used, total, errors = row
     percent, used_mib, total_mib = _number(utilisation), _number(used), _number(total)
-    uncorrected = _number(errors)
+    uncorrected, of_pids = _number(errors), pids.get(uuid, {})
+    kept = sorted(of_pids)[:_MAX_PIDS]
     return Gpu(
         index=int(index),
         name=name[:80],
@@ -138,7 +167,8 @@ def _gpu(row: list[str], pids: dict[str, list[int]]) -> Gpu:
         used_bytes=None if used_mib is None else int(used_mib) << 20,
         total_bytes=None if total_mib is None else int(total_mib) << 20,
         ecc_errors=None if uncorrected is None else int(uncorrected),
-        pids=tuple(sorted(pids.get(uuid, ()))[:_MAX_PIDS]),
+        pids=tuple(kept),
+        used_by={pid: int(mib) << 20 for pid in kept if (mib := of_pids[pid]) is not None},
     )
 
 
@@ -164,3 +194,83 @@ def killed_since(records: Iterable[str], began_us: int) -> Iterator[str]:
 
 def killed_pids(lines: Iterable[str]) -> Iterator[int]:
     return (int(killed[1]) for line in lines if (killed := _KILLED.search(line)))
+
+
+def would_act(process: Process) -> str:
+    """What the process does with a signal that ends others, without sending one; empty where it cannot be told."""
+    if process.state == "D":
+        return "in state D, in which no signal reaches it, SIGKILL included, until its call of the kernel is over"
+    if process.state in "Tt" or process.frozen:
+        return "stopped: of all signals only SIGKILL and SIGCONT act"
+    if process.signals is None or process.state in "ZX":
+        return ""
+    masks, bit = process.signals, 1 << (signal.SIGTERM - 1)
+    answer = "SIGTERM ends it"
+    if masks.blocked & bit:
+        answer = "it blocks SIGTERM: only SIGKILL ends it"
+    elif masks.ignored & bit:
+        answer = "it ignores SIGTERM: only SIGKILL ends it"
+    elif masks.caught & bit:
+        answer = "it handles SIGTERM itself, which in Python waits until the call that it is blocked in returns"
+    waiting = ", ".join(_signals_in(masks.pending))
+    return f"{answer}; sent and not taken yet: {waiting}" if waiting else answer
+
+
+def _signals_in(mask: int) -> Iterator[str]:
+    known = {one.value: one.name for one in signal.Signals}
+    return (known.get(number, f"signal {number}") for number in range(1, 65) if mask >> (number - 1) & 1)
+
+
+# What NCCL writes with NCCL_DEBUG=INFO: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
+_NCCL = re.compile(r"\bNCCL (?:INFO|WARN|version)\b")
+_NCCL_VERSION = re.compile(r"NCCL version (\d[\w.+-]*)")
+_NCCL_CHANNELS = re.compile(r"(\d+) coll channels,.*?(\d+) p2p channels,")
+_NCCL_TRANSPORT = re.compile(r"Channel \S+ ?: \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via ([\w-]+(?:/[A-Za-z][\w-]*)?)")
+_NCCL_NETWORK = re.compile(r"Using network ([\w -]+)")
+_NCCL_WARNING = re.compile(r"NCCL WARN (.+)")
+_MAX_WARNINGS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclInfo:
+    """How NCCL connected the ranks, as far as its log says."""
+
+    version: str | None
+    channels: int | None  # for collectives
+    p2p_channels: int | None
+    transports: tuple[str, ...]  # "P2P/CUMEM", "SHM/direct", "NET/IB"; the most used first
+    network: str | None
+    seen: tuple[int, ...]  # ranks whose log has any line of NCCL's
+    connected: tuple[int, ...]  # of them those that have finished every communicator that they began
+    warnings: tuple[str, ...]
+
+
+def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
+    """Of the lines of each rank's log. None where NCCL wrote nothing: it was not asked to, or not used."""
+    lines = {rank: told for rank, log in logs.items() if (told := [line for line in log if _NCCL.search(line)])}
+    if not lines:
+        return None
+    everything = [line for told in lines.values() for line in told]
+    channels = next((found for line in everything if (found := _NCCL_CHANNELS.search(line))), None)
+    transports = Counter(found[1] for line in everything if (found := _NCCL_TRANSPORT.search(line)))
+    warnings = (found[1].strip()[:_MAX_LINE] for line in everything if (found := _NCCL_WARNING.search(line)))
+    return NcclInfo(
+        version=_first(_NCCL_VERSION, everything),
+        channels=int(channels[1]) if channels else None,
+        p2p_channels=int(channels[2]) if channels else None,
+        transports=tuple(name for name, _ in sorted(transports.items(), key=lambda one: (-one[1], one[0]))),
+        network=_first(_NCCL_NETWORK, everything),
+        seen=tuple(sorted(lines)),
+        connected=tuple(rank for rank in sorted(lines) if _has_connected(lines[rank])),
+        warnings=tuple(dict.fromkeys(warnings))[:_MAX_WARNINGS],
+    )
+
+
+def _has_connected(told: Iterable[str]) -> bool:
+    """NCCL before 2.18 says nothing as it begins."""
+    said = Counter(word for line in told for word in ("Init START", "Init COMPLETE") if word in line)
+    return said["Init COMPLETE"] >= max(1, said["Init START"])
+
+
+def _first(expression: re.Pattern[str], lines: Iterable[str]) -> str | None:
+    return next((found[1].strip() for line in lines if (found := expression.search(line))), None)

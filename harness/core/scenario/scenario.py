@@ -304,6 +304,9 @@ class Trace(_Section):
     profile_memory: bool = False
     detect_anomaly: bool = False
     step_cost: bool = False
+    mem_snapshot: bool = Field(default=False, description="CUDA: every allocation with its lines, beside each dump")
+    telemetry: bool = Field(default=True, description="heartbeat, tables and looks inside; false = none of them")
+    tensorboard: bool = Field(default=False, description="event files, where TensorBoard is installed")
 
 
 class LimitSection(_Section):

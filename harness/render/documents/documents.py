@@ -6,13 +6,14 @@ import json
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from nsa_harness.core.bisect.question import CountsAs
 from nsa_harness.core.bisect.report import BisectReport
 from nsa_harness.core.comparison.decisions import Playbook
-from nsa_harness.core.report import Report, Trouble
+from nsa_harness.core.report import Artifact, Report, Trouble
 from nsa_harness.render.bisect.bisect_json import bisect_json
 from nsa_harness.render.bisect.bisect_md import bisect_md
 from nsa_harness.render.documents.case_reports import ctrf_json, junit_xml
@@ -37,6 +38,7 @@ def write_documents(
     `playbook`: what is asked of the runs of our program.
     `search`: the bisection whose probes the report holds; it has two documents of its own.
     """
+    report = replace(report, files=tuple(_gathered_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
         (run.report, lambda: to_json(report, playbook)),
         (run.summary, lambda: summary_md(report, playbook)),
@@ -44,8 +46,8 @@ def write_documents(
         (run.ctrf, lambda: ctrf_json(report)),
         (run.sarif, lambda: sarif(report, _checkout(run))),
         (run.html, lambda: report_html(report, playbook, search)),
-        (run.missing_params, lambda: _gathered(run, report, "  - MISSING: ")),
-        (run.buckets, lambda: _gathered(run, report, "[DDP] ")),
+        (run.missing_params, lambda: _gathered(run, report, _MISSING)),
+        (run.buckets, lambda: _gathered(run, report, _BUCKET)),
     ]
     if search is not None:
         documents += [
@@ -94,6 +96,21 @@ def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
                 lines = run.door.text_lines(path, _STACK_COLUMNS)
                 found[str(path.relative_to(run.path))] = "".join(islice(lines, _STACK_LINES))
     return found
+
+
+_MISSING, _BUCKET = "  - MISSING: ", "[DDP] "
+
+
+def _gathered_files(run: RunDir, report: Report) -> Iterator[Artifact]:
+    """What is made of all attempts together. They are written also where there is nothing to gather: that is said."""
+    traced = any(outcome.missing_gradients is not None for outcome in report.outcomes)
+    none_missing = "no gradient was missing" if traced else "no run traced its gradients (trace.grads)"
+    for path, what, nothing in (
+        (run.missing_params, _MISSING, none_missing),
+        (run.buckets, _BUCKET, "no run traced the buckets of DDP (trace.buckets)"),
+    ):
+        count = sum(1 for _ in islice(_gathered_lines(run, report, what), _MAX_GATHERED))
+        yield Artifact(path=path.name, count=count, absent=None if count else nothing)
 
 
 def _gathered(run: RunDir, report: Report, what: str) -> str:

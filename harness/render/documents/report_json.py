@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from nsa_harness.core.comparison.decisions import Playbook, fitting
 from nsa_harness.core.comparison.hypotheses import HypothesisRow, Side, answers
-from nsa_harness.core.report import Outcome, Report, Walk
+from nsa_harness.core.report import Artifact, Outcome, Report, Walk
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.supervisor.store.adapters import adapter, mistakes
@@ -52,9 +52,12 @@ OUTCOME_DETAIL = (
     "stacks",
     "divergence",
     "cost",
+    "memory",
+    "signals",
+    "nccl",
 )
 _DERIVED = ("hypotheses",)  # below detail of the report: what its outcomes say together
-REPORT_DETAIL = ("command", "interrupted", "not_run", "tree")
+REPORT_DETAIL = ("command", "interrupted", "not_run", "files", "tree")
 
 
 def to_json(report: Report, playbook: Playbook | None = None) -> str:
@@ -121,6 +124,8 @@ def _report(report: Report) -> dict[str, Any]:
 
 
 def _detail(value: object) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(asdict(one), finite=False) if isinstance(one, Artifact) else one for one in value]
     return _plain(asdict(value), finite=False) if isinstance(value, Walk) else value
 
 

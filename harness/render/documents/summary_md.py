@@ -35,7 +35,7 @@ def summary_md(report: Report, playbook: Playbook) -> str:
     sections += [_section(number, outcome, "#" if single else "##") for number, outcome in told]
     sections += [_head(report)] if single else []
     sections += [_over_all(table) for table in tables(report, playbook)]
-    sections += [_origin(report)]
+    sections += [_gathered(report), _origin(report)]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
@@ -51,6 +51,15 @@ def _head(report: Report) -> list[str]:
     if report.not_run:
         lines += ["", f"Of the plan, not run: {markdown(' · '.join(report.not_run))}"]
     return lines[1:] if lines[:1] == [""] else lines
+
+
+def _gathered(report: Report) -> list[str]:
+    """The files that are made of all attempts together."""
+    lines = [
+        f"- {markdown_link(file.path, link_target(file.path) or '')}: {markdown(words.gathered(file))}"
+        for file in report.files
+    ]
+    return ["Of all attempts together:", "", *lines] if lines else []
 
 
 def _origin(report: Report) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.core.evidence.host import Process, SignalMasks, Task
 from nsa_harness.core.verdict.host_waits import is_library
 from nsa_harness.supervisor.capture.descriptors import holds
 from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, with_system_call
@@ -180,6 +180,7 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
     stat = read_stat(pid)
     if stat is None:
         return None
+    status = kernel_fields(f"/proc/{pid}/status") if tasks else {}
     return Process(
         pid=pid,
         parent=stat.parent,
@@ -190,7 +191,21 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
         rss_bytes=stat.rss_bytes,
         tasks=tuple(_tasks(pid, origin_ns)) if tasks else (),
         holds=holds(pid) if tasks else (),
-        traced_by=int(kernel_fields(f"/proc/{pid}/status").get("TracerPid", "0")) or None if tasks else None,
+        traced_by=int(status.get("TracerPid", "0")) or None,
+        signals=_signal_masks(status),
+    )
+
+
+def _signal_masks(status: Mapping[str, str]) -> SignalMasks | None:
+    try:
+        masks = {name: int(status[name], 16) for name in ("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")}
+    except (KeyError, ValueError):
+        return None
+    return SignalMasks(
+        pending=masks["SigPnd"] | masks["ShdPnd"],
+        blocked=masks["SigBlk"],
+        ignored=masks["SigIgn"],
+        caught=masks["SigCgt"],
     )
 
 

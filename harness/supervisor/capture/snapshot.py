@@ -15,7 +15,7 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.board import parse as parse_board
 from nsa_harness.core.evidence.evidence import Board, Collective, RankSnapshot, Snapshot, Stack
 from nsa_harness.core.evidence.flight import essential, parse_dump, parse_flight
-from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task
+from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task, would_act
 from nsa_harness.core.evidence.loops import innermost_loop
 from nsa_harness.core.evidence.stacks import in_probe, is_poller, native_wanted, training_stack, user_frame
 from nsa_harness.core.report import Trouble
@@ -63,6 +63,8 @@ def _state(process: Process) -> Iterator[str]:
         yield f"held by the debugger {process.traced_by}"
     if process.frozen:
         yield "its control group is frozen"
+    if acts := would_act(process):
+        yield f"signals: {acts}"
     for task in process.tasks:
         if task.target or task.held_by:
             others = "" if task.held_by is None else f", held by {', '.join(map(str, task.held_by)) or 'nobody'}"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +92,47 @@ def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str,
         "python": {"version": platform.python_version(), "executable": sys.executable, "program": spec.python},
         "system": {"kernel": platform.release(), "arch": platform.machine()},
         "packages": {name: package_version(name) for name in _PACKAGES},
+        "cuda": _cuda(),
         "environment": {
             "declared": dict(spec.env),
             "inherited": {name: os.environ[name] for name in _ALLOWED if name in os.environ},
         },
         "git": _git(where, with_diff=git_diff),
     }
+
+
+# Of CUDA 11 there are no wheels for a torch as new as the oldest that is supported.
+_CUDA_WHEELS = ("cu13", "cu12")
+_TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
+
+
+@cache
+def _cuda() -> dict[str, str | None]:
+    """What torch was built with and what drives the GPU, without importing the one or waking the other.
+
+    NCCL and cuDNN are those of the wheels that torch brings along; None of a torch that was built with its own.
+    """
+    return {
+        "cuda": _torch_cuda(),
+        "driver": next(iter((_answer(*_DRIVER) or "").splitlines()), None) or None,
+        "nccl": next(filter(None, (package_version(f"nvidia-nccl-{wheel}") for wheel in _CUDA_WHEELS)), None),
+        "cudnn": next(filter(None, (package_version(f"nvidia-cudnn-{wheel}") for wheel in _CUDA_WHEELS)), None),
+    }
+
+
+_DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def _torch_cuda() -> str | None:
+    """As torch/version.py has it; None of a torch without CUDA, and where there is none."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    try:
+        said = _TORCH_CUDA.search(Path(found.origin).with_name("version.py").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return said[1] if said else None
 
 
 def package_version(package: str) -> str | None:

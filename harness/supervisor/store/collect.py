@@ -6,11 +6,11 @@ Reads only what lies in the attempt's directory, so it can be repeated, and writ
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +47,7 @@ from nsa_harness.core.evidence.gradients import (
     read_traces,
     trace_lines,
 )
+from nsa_harness.core.evidence.host import MemoryMark, NcclInfo, read_nccl
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Looks
 from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
@@ -59,7 +60,7 @@ from nsa_harness.core.scenario.program import Reported, Row
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.store.adapters import adapter, evidence_text
 from nsa_harness.supervisor.store.journals import Journals, first_line
-from nsa_harness.supervisor.store.metrics import last_number, table, whole
+from nsa_harness.supervisor.store.metrics import last_number, number, table, whole
 from nsa_harness.supervisor.store.rundir import AttemptDir
 
 _MAX_HALF_BYTES = 32 << 20
@@ -162,6 +163,8 @@ _MAX_LINE = 4096
 _MAX_HOLES = 8  # in the numbers of a flight recorder, of each rank
 _MAX_TRACE_LINE = 1 << 20
 _MAX_ORDER_BYTES = 8 << 20
+_STREAMS = ("stdout.log", "stderr.log")
+_SIZES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
 
 _Value = TypeVar("_Value")
 
@@ -193,6 +196,12 @@ def bounded(evidence: Evidence) -> tuple[Evidence, str]:
             break
         kept, text = smaller, evidence_text(smaller)
     return kept, text
+
+
+def _step_in_name(path: Path) -> int:
+    """Of "mem_rank0_step20.json"."""
+    digits = path.stem.rpartition("step")[2]
+    return int(digits) if digits.isdecimal() else -1
 
 
 def _at_most(trouble: Iterator[Trouble]) -> tuple[Trouble, ...]:
@@ -263,6 +272,7 @@ class _Gather:
             attached=bool(journals.said("attached")),
             reported=rows,
             disk_full=journals.disk_full(),
+            nccl=self._nccl(),
         )
 
     # Ranks.
@@ -309,10 +319,34 @@ class _Gather:
             warned=warnings_of(self.door.text_lines(home / "stderr.log", _MAX_LINE)),
             ledger=step_rows(board, collectives) if board else (),
             planned_steps=whole(last_number(beats, "of_steps")),
+            memory=tuple(self._memory(rank, beats)),
             debugged=debugged(errors),
             looks=self._looks(home, rank),
             last_words=last_words(errors),
             deaths=deaths(errors, raised),
+        )
+
+    def _memory(self, rank: int, beats: Sequence[dict[str, Any]]) -> Iterator[MemoryMark]:
+        """At boot, in the newest dump and in the newest heartbeat; of a program that says none of it nothing."""
+        told = [beat for beat in beats if number(beat, "rss_bytes") is not None]
+        boot = next((beat for beat in reversed(told) if beat.get("phase") == "start"), None)
+        dumps = self.door.files(self.attempt.path, f"mem*rank{rank}_step*.json")
+        newest = max(dumps, key=_step_in_name, default=None)
+        dump = None if newest is None else self._read(newest, json.loads, rank)
+        last = told[-1] if told and told[-1] is not boot else None
+        for moment, record in (("boot", boot), ("dump", dump), ("last", last)):
+            step = whole(number(record, "step")) if isinstance(record, dict) else None
+            if isinstance(record, dict) and step is not None:
+                sizes = {name: whole(number(record, name)) for name in _SIZES}
+                yield MemoryMark(moment=moment, step=step, **sizes)
+
+    def _nccl(self) -> NcclInfo | None:
+        homes = {rank: self.attempt.rank(rank) for rank in range(self.spec.ranks)}
+        return read_nccl(
+            {
+                rank: chain.from_iterable(self.door.text_lines(home / name, _MAX_LINE) for name in _STREAMS)
+                for rank, home in homes.items()
+            }
         )
 
     def _board(self, home: Path, rank: int, pid: int | None) -> Board | None:

@@ -66,9 +66,13 @@ def _number(text: str | None) -> float | None:
         return None
 
 
+def number(record: dict[str, Any], key: str) -> float | None:
+    value = record.get(key)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
 def last_number(records: list[dict[str, Any]], key: str) -> float | None:
-    values = (record.get(key) for record in records)
-    numbers = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    numbers = [value for record in records if (value := number(record, key)) is not None]
     return numbers[-1] if numbers else None
 
 

@@ -1,0 +1,99 @@
+"""Which dtypes a run really has, against those that one would expect: the audit of its first step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .observe import named_modules
+
+HALF = (torch.bfloat16, torch.float16)
+_SHOWN_DEPTH = 3  # dots in the name of a module whose activation has a line of its own
+_ALWAYS_FLOAT32 = frozenset({"step"})  # of an optimizer's state: it counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """`weights`: of parameters, their gradients and the optimizer's moments. `computed`: of matrix products.
+
+    `autocast`: norms, sums and what only hands on may stay in the weights' dtype; without it nothing may.
+    """
+
+    weights: torch.dtype
+    computed: torch.dtype
+    autocast: bool
+
+    def of_activation(self, module: nn.Module) -> frozenset[torch.dtype]:
+        """What a module may give: of a matrix product nothing but what it is computed in."""
+        either = self.autocast and not isinstance(module, nn.Linear)
+        return frozenset({self.computed, self.weights}) if either else frozenset({self.computed})
+
+
+def expected_dtypes(computed: torch.dtype, *, autocast: bool) -> Expected:
+    """Weights are kept in float32 whatever computes; only a float64 model has others."""
+    weights = torch.float64 if computed is torch.float64 else torch.float32
+    return Expected(weights=weights, computed=computed, autocast=autocast)
+
+
+def dtypes_text(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    activations: Mapping[str, torch.dtype],
+    expected: Expected,
+) -> str:
+    """A line for each kind of tensor and dtype with their number, the activations by module, and every surprise."""
+    parameters = list(model.parameters())
+    states = list(_states(optimizer))
+    kinds: dict[str, list[Tensor]] = {
+        "parameters": [*parameters],
+        "buffers": list(model.buffers()),
+        "gradients": [parameter.grad for parameter in parameters if parameter.grad is not None],
+        "optimizer": [value for _, _, value in states],
+    }
+    lines = []
+    for kind, tensors in kinds.items():
+        counts = Counter(str(tensor.dtype) for tensor in tensors)
+        lines += [f"{kind} {dtype} {count}" for dtype, count in sorted(counts.items())]
+    by_state = Counter((name, str(value.dtype)) for _, name, value in states)
+    lines += [f"optimizer_state {dtype} {name} {count}" for (name, dtype), count in sorted(by_state.items())]
+    lines += [f"activation {dtype} {name}" for name, dtype in activations.items() if name.count(".") <= _SHOWN_DEPTH]
+    found = list(surprises(model, optimizer, activations, expected))
+    return "\n".join([*lines, *found, f"surprises {len(found)}"]) + "\n"
+
+
+def surprises(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    activations: Mapping[str, torch.dtype],
+    expected: Expected,
+) -> Iterator[str]:
+    """A line for each tensor that is not in the dtype it should be, by the name of its module or parameter."""
+    # FSDP1 puts itself between a parameter and its name.
+    names = {parameter: name.replace("_fsdp_wrapped_module.", "") for name, parameter in model.named_parameters()}
+    for parameter, name in names.items():
+        if parameter.dtype is not expected.weights:
+            yield _line("parameter", parameter.dtype, name, {expected.weights})
+        if parameter.grad is not None and parameter.grad.dtype is not parameter.dtype:
+            yield _line("gradient", parameter.grad.dtype, name, {parameter.dtype})
+    for parameter, state, value in _states(optimizer):
+        wanted = torch.float32 if state in _ALWAYS_FLOAT32 else parameter.dtype
+        if value.is_floating_point() and value.dtype is not wanted:
+            yield _line("optimizer", value.dtype, f"{names.get(parameter, '?')} {state}", {wanted})
+    modules = dict(named_modules(model))
+    for name, dtype in activations.items():
+        allowed = expected.of_activation(modules[name])
+        if dtype not in allowed:
+            yield _line("activation", dtype, name, allowed)
+
+
+def _line(kind: str, dtype: torch.dtype, name: str, expected: Iterable[torch.dtype]) -> str:
+    return f"surprise {kind} {dtype} {name} expected {' or '.join(sorted(map(str, expected)))}"
+
+
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str, Tensor]]:
+    for parameter, state in optimizer.state.items():
+        yield from ((parameter, name, value) for name, value in state.items() if isinstance(value, Tensor))

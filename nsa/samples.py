@@ -1,0 +1,216 @@
+"""Numbers of sampled steps, in rows: what was selected, and how open the gates are.
+
+Hooks keep tensors, which are read once, when the step is over, so that no operation waits for a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .attention import BlockSelector, GateMLP, NSAttention
+from .observe import named_modules
+
+EVERY_STEPS = 10
+SHUT, OPEN = 0.01, 0.99  # a gate beyond these is saturated
+COLLAPSED_SHARE = 0.99  # of a collapsed gate's values so many are saturated, and their mean is at most SHUT
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionRow:
+    """Of all queries of one layer; None where no query has what a number is of."""
+
+    layer: str
+    mean: float  # different blocks of a query
+    least: int
+    most: int
+    forced_share: float
+    empty_share: float
+    distance_mean: float | None
+    distance_max: int | None
+    overlap: float | None
+    entropy_bits: float | None
+    blocks: int  # of the longest sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRow:
+    layer: str
+    branch: str
+    mean: float
+    deviation: float
+    saturated_share: float
+    shut_share: float
+    open_share: float
+
+    @property
+    def collapsed(self) -> bool:
+        """The branch adds nothing, for practically every token: what the harness calls gate_collapse."""
+        return self.mean <= SHUT and self.saturated_share >= COLLAPSED_SHARE
+
+
+class Observer:
+    """Forward hooks that are in the model only while a sampled step runs.
+
+    Compiled code keeps the hooks it was compiled with and sees no others: compiled layers are watched as a whole only.
+    """
+
+    def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
+        self._modules = dict(named_modules(model))
+        self._compiled = compiled
+        self._kept: dict[str, Tensor] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._handles: list[Any] = []
+
+    def watch(self, *, dtypes: bool = True) -> None:
+        """`dtypes`: note those of all activations, too; they are the same in every step."""
+        for name, module in self._modules.items():
+            if self._compiled and name.count(".") > 1:
+                continue
+            if isinstance(module, BlockSelector | GateMLP):
+                self._handles.append(module.register_forward_hook(self._keep(name)))
+            if dtypes and name and not isinstance(module, nn.ModuleList):
+                self._handles.append(module.register_forward_hook(self._note_dtype(name)))
+
+    def release(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def selections(self) -> list[SelectionRow]:
+        return [
+            selection_row(_layer(name), self._kept[name], module.selection.select_len)
+            for name, module in self._modules.items()
+            if isinstance(module, BlockSelector) and name in self._kept
+        ]
+
+    def gates(self) -> list[GateRow]:
+        rows: list[GateRow] = []
+        for name, module in self._modules.items():
+            if isinstance(module, NSAttention) and f"{name}.gate_mlp" in self._kept:
+                rows += gate_rows(_layer(name), self._kept[f"{name}.gate_mlp"], map(str, module.config.branches))
+        return rows
+
+    def activation_dtypes(self) -> dict[str, torch.dtype]:
+        """Of what each module gave, by its name; of numbers that are no floating point nothing."""
+        return dict(self._dtypes)
+
+    def _keep(self, name: str) -> Any:
+        def keep(_: nn.Module, __: Any, output: Tensor) -> None:
+            self._kept[name] = output.detach()
+
+        return keep
+
+    def _note_dtype(self, name: str) -> Any:
+        def note(_: nn.Module, __: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) else output
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                self._dtypes[name] = tensor.dtype
+
+        return note
+
+
+def selection_row(layer: str, indices_BGTn: Tensor, select_len: int, positions_T: Tensor | None = None) -> SelectionRow:
+    """Counts over all queries. `positions_T`: of each query in its own sequence; None = the batch is of one length."""
+    tokens = indices_BGTn.shape[2]
+    positions_T = torch.arange(tokens, device=indices_BGTn.device) if positions_T is None else positions_T
+    ordered = indices_BGTn.sort(-1).values
+    chosen = ordered >= 0  # each block once
+    filled_share = chosen.double().mean()
+    chosen[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
+    distinct = chosen.sum(-1)
+    current = positions_T[:, None] // select_len
+    forced = chosen & ((ordered == 0) | (ordered == current) | (ordered == current - 1))
+    blocks = int(current.max()) + 1 if tokens else 0
+    distances = torch.where(chosen, _distances(ordered, positions_T, select_len), -1)
+    numbers = torch.stack(
+        [
+            distinct.double().mean(),
+            distinct.min(),
+            distinct.max(),
+            forced.sum() / distinct.sum(),
+            1 - filled_share,
+            distances.clamp(min=0).sum() / distinct.sum(),
+            distances.max(),
+            _overlap(ordered, chosen, positions_T),
+            _entropy_bits(ordered, chosen & ~forced, blocks),
+        ]
+    )
+    mean, least, most, forced_share, empty_share, distance, furthest, overlap, entropy = numbers.tolist()
+    return SelectionRow(
+        layer=layer,
+        mean=mean,
+        least=int(least),
+        most=int(most),
+        forced_share=forced_share,
+        empty_share=empty_share,
+        distance_mean=_number(distance),
+        distance_max=int(furthest) if furthest >= 0 else None,
+        overlap=_number(overlap),
+        entropy_bits=_number(entropy),
+        blocks=blocks,
+    )
+
+
+def _distances(blocks: Tensor, positions_T: Tensor, select_len: int) -> Tensor:
+    """Tokens from a query back to the last token of a block; 0 where the block reaches up to the query."""
+    last = blocks.long() * select_len + select_len - 1
+    return (positions_T[:, None] - last).clamp(min=0)
+
+
+def _overlap(ordered: Tensor, chosen: Tensor, positions_T: Tensor) -> Tensor:
+    """Share of a query's blocks that the query before it has too, the mean over queries that have one; else NaN."""
+    same = ordered[:, :, 1:, :, None] == ordered[:, :, :-1, None, :]
+    shared = (same & chosen[:, :, 1:, :, None] & chosen[:, :, :-1, None, :]).any(-1).sum(-1)
+    own = chosen[:, :, 1:].sum(-1)
+    counts = (own > 0) & (positions_T[1:] == positions_T[:-1] + 1)
+    return (shared / own.clamp(min=1) * counts).sum() / counts.sum()
+
+
+def _entropy_bits(ordered: Tensor, free: Tensor, blocks: int) -> Tensor:
+    """Of the blocks that were chosen freely, over all queries: 0 where it is always the same one; NaN without any."""
+    places = torch.where(free, ordered.long().clamp(max=blocks - 1), blocks).flatten()
+    counts = torch.zeros(blocks + 1, dtype=torch.double, device=ordered.device)
+    counts.scatter_add_(0, places, torch.ones_like(places, dtype=torch.double))
+    shares = counts[:blocks] / counts[:blocks].sum()
+    return torch.special.entr(shares).sum() / torch.log(torch.tensor(2.0, dtype=torch.double))
+
+
+def _number(value: float) -> float | None:
+    """NaN is the mean of nothing."""
+    return None if value != value else value
+
+
+def gate_rows(layer: str, gates: Tensor, branches: Iterable[str]) -> list[GateRow]:
+    """Mean, deviation and saturated shares of gates [branches, ...] of one layer."""
+    flat = gates.flatten(1).double()
+    shut, open_ = (flat < SHUT).double().mean(1), (flat > OPEN).double().mean(1)
+    numbers = torch.stack([flat.mean(1), flat.std(1), shut + open_, shut, open_], 1).tolist()
+    return [
+        GateRow(
+            layer=layer,
+            branch=branch,
+            mean=mean,
+            deviation=deviation,
+            saturated_share=saturated,
+            shut_share=shut_share,
+            open_share=open_share,
+        )
+        for branch, (mean, deviation, saturated, shut_share, open_share) in zip(branches, numbers, strict=True)
+    ]
+
+
+def mean_gates(rows: Iterable[GateRow]) -> dict[str, float]:
+    """Of each branch, the mean over all layers."""
+    by_branch: dict[str, list[float]] = {}
+    for row in rows:
+        by_branch.setdefault(row.branch, []).append(row.mean)
+    return {branch: sum(means) / len(means) for branch, means in by_branch.items()}
+
+
+def _layer(name: str) -> str:
+    return name.split(".")[1]
