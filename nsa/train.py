@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .checkpoints import load_checkpoint, save_checkpoint
+from .checkpoints.choose import Start, start_of
+from .checkpoints.rows import forget_rows_after
+from .checkpoints.save import Saver, saving
 from .cost import KeptTensors
 from .data import Batches
 from .model import TinyLM, count_parameters
@@ -79,23 +81,42 @@ def train(settings: Settings, world: World) -> None:
     if settings.phase is Phase.DATA:
         _only_data(settings, world, batches)
         return
+    start = start_of(settings, world)
+    if settings.resume is not None and world.is_first:
+        forget_rows_after(settings.out_dir, start.step)
     run = _prepare(settings, world, batches)
     try:
-        first = _first_step(run)
-        last = first + settings.steps - 1
-        for step in range(first, last + 1):
-            if run.traces.buckets is not None:
-                run.traces.buckets.speaking = step < first + BucketTrace.STEPS
-            with _looked_into(run, step, is_profiled=step == min(first + 1, last)):
-                _one_step(run, step, is_first=step == first)
+        _go_on(run, start)
+        first, last = start.step + 1, settings.steps
+        with _checkpoints(run, start) as saver:
+            for step in range(first, last + 1):
+                if run.traces.buckets is not None:
+                    run.traces.buckets.speaking = step < first + BucketTrace.STEPS
+                with _looked_into(run, step, is_profiled=step == min(first + 1, last)):
+                    _one_step(run, step, is_first=step == first)
+                if saver is not None and step % settings.checkpoint_every == 0:
+                    saver.save(step, run.model, run.optimizer, run.scaler, run.batches)
     finally:
         run.telemetry.close()
 
 
-def _first_step(run: Run) -> int:
-    if run.settings.resume is None:
-        return 1
-    return load_checkpoint(run.settings.resume, run.model, run.settings.model, run.optimizer) + 1
+def _go_on(run: Run, start: Start) -> None:
+    """From a checkpoint, if there is one to begin from."""
+    said = [*start.said]
+    if start.checkpoint is not None:
+        # What it needs from torch takes nearly a second to load.
+        from .checkpoints.load import load_checkpoint
+
+        said += load_checkpoint(start, run.model, run.optimizer, run.scaler, run.batches, run.world)
+    if start.step >= run.settings.steps:
+        said.append(f"step {start.step} is done and --steps is {run.settings.steps}: nothing is left to do")
+    if run.world.is_first:
+        for line in said:
+            say(f"nsa.train {line}")
+
+
+def _checkpoints(run: Run, start: Start) -> AbstractContextManager[Saver | None]:
+    return saving(run.settings, run.world, start.step) if run.settings.checkpoint_every else nullcontext()
 
 
 def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
@@ -186,8 +207,6 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     run.optimizer.zero_grad()
     if run.world.is_first:
         say(result.line())
-    if settings.checkpoint_every and step % settings.checkpoint_every == 0:
-        save_checkpoint(settings.out_dir, step, run.model, settings.model, run.optimizer, run.world)
 
 
 @contextmanager
@@ -202,7 +221,8 @@ def _looked_into(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
 
 def _micro_batch(run: Run, step: int, micro: int, parts: StepParts, *, is_first: bool) -> Tensor:
     """Forward and backward of one micro-batch; gradients add up over those of a step and are reduced in the last."""
-    tokens, targets = run.batches.fetch(step, micro, run.world.rank)
+    # Counted over all ranks, so that two micro-batches of one rank are the micro-batch of each of two.
+    tokens, targets = run.batches.fetch(step, 0, micro * run.world.size + run.world.rank)
     if is_first and micro == 0:
         say(f"batch rank={run.world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}")
     last, counts = micro == run.settings.accumulate - 1, is_first and micro == 0

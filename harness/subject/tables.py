@@ -38,7 +38,9 @@ def _metrics(table: Table) -> dict[str, float]:
     found |= {name: columns[name][-1:] for name in _LAST}
     found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
     found |= _of_steps(rows)
-    return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
+    # A run that goes on from a checkpoint has done the steps before it as well.
+    done = max((value for row in rows if _is_number(value := row.get("step"))), default=0.0)
+    return {"steps": done, **{name: values[0] for name, values in found.items() if values}}
 
 
 def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:

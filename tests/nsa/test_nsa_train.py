@@ -87,17 +87,6 @@ def test_a_plain_launch_runs_every_kind_of_step(alone: Alone, tmp_path: Path, op
     assert not torch.distributed.is_initialized()
 
 
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(alone: Alone, tmp_path: Path) -> None:
-    common = ("--layers", "1", "--data", "text")
-    assert alone(*common, "--steps", "4", "--out-dir", "whole/out")[0] == 0
-    assert alone(*common, "--steps", "2", "--checkpoint-every", "2")[0] == 0
-    assert alone(*common, "--steps", "2", "--resume", "out/checkpoint_step2.pt")[0] == 0
-    assert losses(tmp_path) == losses(tmp_path / "whole")
-    status, _, error = alone("--layers", "2", "--resume", "out/checkpoint_step2.pt")
-    assert status == 2
-    assert error == "nsa.train: error: --resume out/checkpoint_step2.pt: saved with layers 1, this run has 2\n"
-
-
 def test_a_step_that_raises_leaves_no_process_group(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("planted")
