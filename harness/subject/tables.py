@@ -32,15 +32,15 @@ def _metrics(table: Table) -> dict[str, float]:
     if rows is None:
         return {}
     columns = {
-        name: [value for row in rows if isinstance(value := row.get(name), float)] for name in ("loss", *_LAST, *_MEAN)
+        name: [value for row in rows if isinstance(value := row.get(name), float)]
+        for name in ("step", "loss", *_LAST, *_MEAN)
     }
     found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
     found |= {name: columns[name][-1:] for name in _LAST}
     found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
     found |= _of_steps(rows)
     # A run that goes on from a checkpoint has done the steps before it as well.
-    done = max((value for row in rows if _is_number(value := row.get("step"))), default=0.0)
-    return {"steps": done, **{name: values[0] for name, values in found.items() if values}}
+    return {"steps": max(columns["step"], default=0.0), **{name: values[0] for name, values in found.items() if values}}
 
 
 def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
