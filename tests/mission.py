@@ -63,6 +63,7 @@ MISSION = {
     "200 synthetic and 300 text steps": ["ready_synthetic", "ready_text"],
     "checkpoints": ["ready_checkpoint"],
     "a checkpoint of a run that was killed": ["ready_killed", "ready_resume"],
+    "what happens to a long run": ["resume_killed", "resume_damaged", "resume_other_world"],
     "data pipeline": ["ready_data"],
     "data pipeline under load": ["ready_data_load", "ready_load"],
     "before production, each part by itself": [

@@ -6,8 +6,9 @@ import csv
 import pickle
 import random
 import shutil
+import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from conftest import Alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranks import run_forks
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -25,6 +27,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from nsa_harness.nsa.checkpoints import folder as folders
 from nsa_harness.nsa.checkpoints import save as saving_module
 from nsa_harness.nsa.checkpoints.carried import carried_text, rank_file, take_up
+from nsa_harness.nsa.checkpoints.choose import whole_at
 from nsa_harness.nsa.checkpoints.folder import DamagedError, checked
 from nsa_harness.nsa.checkpoints.load import _Reader, read_weights
 from nsa_harness.nsa.checkpoints.rows import forget_rows_after
@@ -462,3 +465,38 @@ def test_a_checkpoint_from_elsewhere_runs_no_code(trained: Path, capsys: pytest.
     with pytest.raises(pickle.UnpicklingError, match=r"builtins\.print does not belong into a checkpoint"):
         _Reader(checkpoint).read_metadata()
     assert "ran code" not in capsys.readouterr().out
+
+
+def killed_at(directory: Path, operation: int) -> tuple[int, int]:
+    """How the program ended, and the last step of which it said that it was saved."""
+    (rank,) = run_forks(1, str(SAVES), str(directory), str(operation), boards=None, cwd=directory)
+    assert rank.status in (0, -signal.SIGKILL), rank
+    return rank.status, sum(line.startswith("saved ") for line in rank.out.splitlines())
+
+
+SAVES = Path(__file__).with_name("saves_until_killed.py")
+# Making the folder, the tensors, the manifest, the two names, and what is no longer kept.
+OPERATIONS = 3 * 11 + 7
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        pytest.param((3, 19, 22), id="some"),
+        pytest.param(range(1, OPERATIONS), id="each", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_before_whatever_it_does_to_the_disk_a_run_keeps_what_was_saved(
+    tmp_path: Path, operations: Iterable[int]
+) -> None:
+    for operation in operations:
+        directory = tmp_path / str(operation)
+        directory.mkdir()
+        status, saved = killed_at(directory, operation)
+        assert status == -signal.SIGKILL
+        if saved:
+            newest, manifest, _ = whole_at(directory)
+            assert manifest.step in (saved, saved + 1)
+            assert torch.equal(read_weights(newest)[1]["weight"].round(), torch.full((3, 4), float(manifest.step)))
+        else:
+            assert [path.name for path in folders.checkpoints_in(directory / "checkpoint")] in ([], ["step-1"])
