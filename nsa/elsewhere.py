@@ -43,7 +43,12 @@ HABITS = (
         here=("--accumulate",),
         remark="of one rank; nanoGPT counts those of all ranks together, torchtitan sequences",
     ),
-    Habit(nanogpt=("max_iters",), torchtitan=("training.steps",), here=("--steps",), remark="counted from `--resume`"),
+    Habit(
+        nanogpt=("max_iters",),
+        torchtitan=("training.steps",),
+        here=("--steps",),
+        remark="those before `--resume` count",
+    ),
     Habit(torchtitan=("debug.seed", "training.seed"), here=("--seed",)),
     Habit(nanogpt=("learning_rate",), torchtitan=("optimizer.lr",), here=("--learning-rate",)),
     Habit(nanogpt=("warmup_iters",), torchtitan=("lr_scheduler.warmup_steps",), here=("--warmup-steps",)),
@@ -99,9 +104,11 @@ HABITS = (
         nanogpt=("init_from",),
         torchtitan=("checkpoint.initial_load_path", "checkpoint.load_step"),
         here=("--resume",),
-        remark="of a run of this program; no pretrained weights",
+        remark="`auto`, a checkpoint or a folder of them; no pretrained weights",
     ),
-    Habit(torchtitan=("checkpoint.folder",), here=("--out-dir",), remark="checkpoints lie with all other files"),
+    Habit(torchtitan=("checkpoint.keep_latest_k",), here=("--keep-last",)),
+    Habit(torchtitan=("checkpoint.async_mode",), here=("--async-checkpoint",)),
+    Habit(torchtitan=("checkpoint.folder",), here=("--out-dir",), remark="checkpoints lie in `checkpoint/` of it"),
     Habit(torchtitan=("activation_checkpoint.mode",), here=("--gc",), remark="`all`, `none`, or the layers"),
     Habit(torchtitan=("parallelism.data_parallel_replicate_degree",), here=("--ddp",), remark="1 or 0, over all ranks"),
     Habit(torchtitan=("parallelism.data_parallel_shard_degree",), here=("--wrapper",), remark="`fsdp`, over all ranks"),
@@ -123,9 +130,7 @@ HABITS = (
         here=("--profile-memory",),
         remark="operators by memory, in the second step",
     ),
-    Habit(
-        torchtitan=("profiling.enable_memory_snapshot", "profiler.enable_memory_snapshot"), here=("--mem-dump-every",)
-    ),
+    Habit(torchtitan=("profiling.enable_memory_snapshot", "profiler.enable_memory_snapshot"), here=("--mem-snapshot",)),
     Habit(torchtitan=("comm.trace_buf_size",), remark="`TORCH_FR_BUFFER_SIZE` in the environment"),
 )
 _KNOWN = {name: habit for habit in HABITS for name in (*habit.nanogpt, *habit.torchtitan)}

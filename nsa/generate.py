@@ -1,4 +1,4 @@
-"""Text from a trained model, as functions and as `python -m nsa.generate checkpoint_step20.pt --prompt "The "`."""
+"""Text from a trained model, as functions and as `python -m nsa.generate out --prompt "The "`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checkpoints import read_weights
+from .checkpoints.load import read_weights
 from .decode import Cache, next_logits
 from .model import TinyLM
-from .settings import Option, SettingsError, existing_file, not_negative, whole, word
+from .settings import Option, SettingsError, existing_checkpoint, not_negative, whole, word
 from .world import CannotRunError, joined
 
 # A token is a byte, as in nsa/data.py.
@@ -140,7 +140,7 @@ def _write_text(model: TinyLM, request: Request) -> None:
 def _read_request(arguments: Sequence[str]) -> Request:
     """Raises SettingsError with every mistake of the command. Usage and help are argparse's."""
     given = vars(_parser().parse_args(arguments))
-    parsers = {"checkpoint": existing_file} | {option.flag: option.parse for option in OPTIONS}
+    parsers = {"checkpoint": existing_checkpoint} | {option.flag: option.parse for option in OPTIONS}
     values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
     mistakes = []
     for place, parse in parsers.items():
@@ -159,7 +159,10 @@ def _parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         prog=f"python -m {__package__}.generate", description="Go on with a text, byte by byte."
     )
-    result.add_argument("checkpoint", help="a checkpoint_step<k>.pt of `nsa.train --data text --checkpoint-every K`")
+    result.add_argument(
+        "checkpoint",
+        help="a checkpoint of `nsa.train --data text --checkpoint-every K`, or a folder of them: the newest whole one",
+    )
     for option in OPTIONS:
         result.add_argument(option.flag, default=None, help=option.about)
     return result

@@ -225,9 +225,19 @@ def tokenizer_source(text: str) -> str:
     return text
 
 
-def existing_file(text: str) -> Path:
-    if not Path(text).is_file():
-        raise ValueError(f'expected the path of a file, got "{text}"')
+class Resume(StrEnum):
+    AUTO = "auto"
+
+
+def checkpoint_source(text: str) -> Resume | Path:
+    if text in set(Resume):
+        return Resume(text)
+    return existing_checkpoint(text)
+
+
+def existing_checkpoint(text: str) -> Path:
+    if not Path(text).exists():
+        raise ValueError(f'expected the path of a checkpoint or of a folder of them, got "{text}"')
     return Path(text)
 
 
@@ -298,7 +308,7 @@ OPTIONS = (
         env=(("NSA_USE_FA2", flash_switch),),
     ),
     Option(name="dtype", parse=word(*DTYPES), default="auto", about="auto: the shape's on a GPU, float32 on a CPU"),
-    Option(name="steps", parse=whole(1), default=1, about="optimizer steps"),
+    Option(name="steps", parse=whole(1), default=1, about="optimizer steps, those before a resume included"),
     Option(name="batch", parse=whole(1), default=None, about="sequences per rank and micro-batch"),
     Option(name="accumulate", parse=whole(1), default=1, about="micro-batches per optimizer step"),
     Option(
@@ -461,7 +471,15 @@ OPTIONS = (
     Option(
         name="checkpoint_every", parse=whole(0), default=0, about="write a checkpoint every so many steps; 0: never"
     ),
-    Option(name="resume", parse=existing_file, default=None, about="checkpoint to go on from"),
+    Option(name="keep_last", parse=whole(0), default=0, about="keep so many of the newest checkpoints; 0: all"),
+    Option(name="async_checkpoint", parse=switch, default=False, about="write checkpoints while training goes on"),
+    Option(
+        name="resume",
+        parse=checkpoint_source,
+        default=None,
+        about="go on from a checkpoint, or from the newest whole one of a folder; auto: of the output directory, "
+        "if it has one",
+    ),
     Option(
         name="out_dir",
         parse=Path,
@@ -554,7 +572,9 @@ class Settings:
     log_every: int
     freeze: str | None  # None: nothing is frozen
     checkpoint_every: int
-    resume: Path | None  # None: start from step 1
+    keep_last: int
+    async_checkpoint: bool
+    resume: Path | Resume | None  # None: start from step 1
     out_dir: Path
 
 

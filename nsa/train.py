@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .checkpoints import load_checkpoint, save_checkpoint
+from .checkpoints.choose import Start, start_of
+from .checkpoints.rows import forget_rows_after
+from .checkpoints.save import Saver, saving
 from .cost import KeptTensors
 from .data import IGNORED, Batch, Batches
 from .dtypes import HALF, Expected, expected_dtypes
@@ -95,27 +97,46 @@ def train(settings: Settings, world: World) -> None:
 
 
 def _all_steps(settings: Settings, world: World, batches: Batches) -> None:
+    start = start_of(settings, world)
+    if settings.resume is not None and world.is_first:
+        forget_rows_after(settings.out_dir, start.step)
     run = _prepare(settings, world, batches)
     try:
-        first = _first_step(run)
+        _go_on(run, start)
         _wait_for_data(settings, world, batches, run.telemetry)
-        last = first + settings.steps - 1
-        for step in range(first, last + 1):
-            if run.traces.buckets is not None:
-                run.traces.buckets.speaking = step < first + BucketTrace.STEPS
-            with _looked_into(run, step, is_profiled=step == min(first + 1, last)):
-                _one_step(run, step, is_first=step == first)
+        first, last = start.step + 1, settings.steps
+        with _checkpoints(run, start) as saver:
+            for step in range(first, last + 1):
+                if run.traces.buckets is not None:
+                    run.traces.buckets.speaking = step < first + BucketTrace.STEPS
+                with _looked_into(run, step, is_profiled=step == min(first + 1, last)):
+                    _one_step(run, step, is_first=step == first)
+                if saver is not None and step % settings.checkpoint_every == 0:
+                    saver.save(step, run.model, run.optimizer, run.scaler, run.batches)
     finally:
         run.telemetry.close()
         _tell_of_data(settings, world, batches)
 
 
-def _first_step(run: Run) -> int:
-    if run.settings.resume is None:
-        return 1
-    done = load_checkpoint(run.settings.resume, run.model, run.settings.model, run.optimizer)
-    run.batches.skip_steps(done)
-    return done + 1
+def _go_on(run: Run, start: Start) -> None:
+    """From a checkpoint, if there is one to begin from."""
+    said = [*start.said]
+    if start.checkpoint is not None:
+        # What it needs from torch takes nearly a second to load.
+        from .checkpoints.load import load_checkpoint
+
+        said += load_checkpoint(start, run.model, run.optimizer, run.scaler, run.batches, run.world)
+        if start.manifest is None:
+            run.batches.skip_steps(start.step)  # an older file has no position in the data
+    if start.step >= run.settings.steps:
+        said.append(f"step {start.step} is done and --steps is {run.settings.steps}: nothing is left to do")
+    if run.world.is_first:
+        for line in said:
+            say(f"nsa.train {line}")
+
+
+def _checkpoints(run: Run, start: Start) -> AbstractContextManager[Saver | None]:
+    return saving(run.settings, run.world, start.step) if run.settings.checkpoint_every else nullcontext()
 
 
 def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
@@ -253,8 +274,6 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
         say(f"[DATA] rank={run.world.rank} step {step} {waited}")
     if run.evaluation is not None and step % settings.eval_every == 0:
         run.evaluation.after(step)
-    if settings.checkpoint_every and step % settings.checkpoint_every == 0:
-        save_checkpoint(settings.out_dir, step, run.model, settings.model, run.optimizer, run.world)
 
 
 @contextmanager

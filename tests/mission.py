@@ -322,12 +322,19 @@ ITEMS = (
         text="checkpoint / resume",
         tried="nsa-harness ready ci --dry-run",
         tests=(
-            "nsa/test_nsa_train.py::test_a_resumed_run_is_the_run_that_was_not_interrupted",
+            "nsa/test_nsa_checkpoints.py::test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit",
             "nsa/test_nsa_parallel.py::test_a_run_goes_on_under_another_wrapper_as_if_nothing_had_happened",
         ),
-        files=("nsa/checkpoints.py",),
+        files=("nsa/checkpoints/save.py",),
         options=("train.checkpoint_every", "train.resume"),
-        scenarios=("ready_checkpoint", "ready_killed", "ready_resume"),
+        scenarios=(
+            "ready_checkpoint",
+            "ready_killed",
+            "ready_resume",
+            "resume_killed",
+            "resume_damaged",
+            "resume_other_world",
+        ),
     ),
     Item(
         section=Section.SCENARIOS,

@@ -101,6 +101,8 @@ def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
         "clip": train.clip,
         "freeze": train.freeze,
         "checkpoint-every": train.checkpoint_every,
+        "keep-last": train.keep_last,
+        "async-checkpoint": train.async_checkpoint,
         "resume": train.resume,
         "gc": gc.layers,
         "gc-mode": gc.mode.value,

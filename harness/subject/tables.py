@@ -33,7 +33,8 @@ def _metrics(table: Table) -> dict[str, float]:
     if rows is None:
         return {}
     columns = {
-        name: [value for row in rows if isinstance(value := row.get(name), float)] for name in ("loss", *_LAST, *_MEAN)
+        name: [value for row in rows if isinstance(value := row.get(name), float)]
+        for name in ("step", "loss", *_LAST, *_MEAN)
     }
     found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
     found |= {name: columns[name][-1:] for name in _LAST}
@@ -41,7 +42,8 @@ def _metrics(table: Table) -> dict[str, float]:
     found |= _of_steps(rows)
     held_out = [value for row in table("evaluation.csv") or () if isinstance(value := row.get("loss"), float)]
     found |= {"eval_loss_first": held_out[:1], "eval_loss_last": held_out[-1:]}
-    return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
+    # A run that goes on from a checkpoint has done the steps before it as well.
+    return {"steps": max(columns["step"], default=0.0), **{name: values[0] for name, values in found.items() if values}}
 
 
 def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:

@@ -44,9 +44,10 @@ def test_every_option_of_nsa_train_is_spelled_out() -> None:
     assert " ".join(spec.program) == (
         "/srv/nsa --shape ci --layers 4 --seq-len 256 --attention nsa --branch all --no-stop-gradient-gates "
         "--no-compile --impl auto --dtype float32 --steps 3 --batch 2 --accumulate 1 --data synthetic --seed 0 "
-        "--phase step --learning-rate 0.00012345678 --freeze *.gate_mlp.* --checkpoint-every 0 --gc 1,3 --gc-mode "
-        "non_reentrant --wrapper ddp --no-static-graph --no-find-unused-parameters --broadcast-buffers "
-        "--no-gradient-as-bucket-view --bucket-cap-mb 25.0 --comm-hook none --no-barrier-after-backward --backend "
+        "--phase step --learning-rate 0.00012345678 --freeze *.gate_mlp.* --checkpoint-every 0 --keep-last 0 "
+        "--no-async-checkpoint --gc 1,3 --gc-mode non_reentrant --wrapper ddp --no-static-graph "
+        "--no-find-unused-parameters --broadcast-buffers --no-gradient-as-bucket-view "
+        "--bucket-cap-mb 25.0 --comm-hook none --no-barrier-after-backward --backend "
         "gloo --device cpu --trace-grads --no-trace-module-bwd --no-trace-buckets --mem-dump-every 0 "
         "--no-profile-memory --no-detect-anomaly --no-step-cost --no-mem-snapshot --telemetry on --no-tensorboard"
     )
@@ -206,7 +207,9 @@ def test_a_fault_in_a_step_that_a_cpu_does_not_take_is_found_before_the_launch()
         ("model: {stop_gradient_gates: true}", "--stop-gradient-gates"),
         ("model: {compile: true}", "--compile"),
         ("train: {checkpoint_every: 5}", "--checkpoint-every 5"),
-        ("train: {resume: a/checkpoint_step5.pt}", "--resume a/checkpoint_step5.pt"),
+        ("train: {keep_last: 3}", "--keep-last 3"),
+        ("train: {async_checkpoint: true}", "--async-checkpoint"),
+        ("train: {resume: a/checkpoint}", "--resume a/checkpoint"),
         ("parallel: {comm_hook: bf16}", "--comm-hook bf16"),
         ("parallel: {barrier_after_backward: true}", "--barrier-after-backward"),
     ],

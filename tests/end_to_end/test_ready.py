@@ -14,7 +14,7 @@ schema: 1
 phases:
   - {name: data, runs: [ready_data]}
   - {name: checkpoint, runs: [ready_checkpoint, ready_killed]}
-  - {name: resume, runs: [ready_resume], needs: [checkpoint], set: {train.resume: "{ready_killed}/checkpoint_step5.pt"}}
+  - {name: resume, runs: [ready_resume], needs: [checkpoint], set: {train.resume: "{ready_killed}"}}
 criteria:
   steps: {metric: steps, in: [ready_checkpoint], ge: 10}
   alike: {metric: loss_last, in: [ready_resume], minus: ready_checkpoint, lt: 1e-6}

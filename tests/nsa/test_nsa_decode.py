@@ -153,8 +153,10 @@ Leak = Callable[[pytest.MonkeyPatch], None]
 def block_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
     original = CompressedBranch.forward
 
-    def forward(self: CompressedBranch, x: Tensor, q: Tensor, turns: Tensor) -> tuple[Tensor, object]:
-        output, scorer = original(self, x, torch.cat((q[:, :, :1], q), 2), turns)
+    def forward(
+        self: CompressedBranch, x: Tensor, q: Tensor, turns: Tensor, *rest: Tensor | None
+    ) -> tuple[Tensor, object]:
+        output, scorer = original(self, x, torch.cat((q[:, :, :1], q), 2), turns, *rest)
         return output[:, :, 1:], scorer
 
     monkeypatch.setattr(CompressedBranch, "forward", forward)
@@ -163,8 +165,8 @@ def block_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def window_one_token_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     original = SlidingBranch.forward
 
-    def forward(self: SlidingBranch, x: Tensor, q: Tensor, turns: Tensor) -> Tensor:
-        return original(self, x.roll(-1, 1), q, turns.roll(-1, 1))
+    def forward(self: SlidingBranch, x: Tensor, q: Tensor, turns: Tensor, *rest: Tensor | None) -> Tensor:
+        return original(self, x.roll(-1, 1), q, turns.roll(-1, 1), *rest)
 
     monkeypatch.setattr(SlidingBranch, "forward", forward)
 

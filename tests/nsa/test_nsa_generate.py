@@ -12,7 +12,8 @@ from conftest import Alone
 from torch import Tensor, nn
 
 from nsa_harness.nsa import generate as command
-from nsa_harness.nsa.checkpoints import dimensions, shape_of
+from nsa_harness.nsa.checkpoints.load import read_weights
+from nsa_harness.nsa.checkpoints.shape import dimensions, shape_of
 from nsa_harness.nsa.config import SHAPES, Attention, Branch, Compression, NSAConfig
 from nsa_harness.nsa.generate import continued, generate, main, saved_model
 from nsa_harness.nsa.model import TinyLM
@@ -106,7 +107,7 @@ def trained(alone: Alone, tmp_path: Path, capsys: Told) -> Trained:
         common = ("--layers", "1", "--seq-len", "32", "--data", "text", "--checkpoint-every", "1")
         assert alone(*common, *options)[0] == 0
         capsys.readouterr()
-        return tmp_path / "out" / "checkpoint_step1.pt"
+        return tmp_path / "out" / "checkpoint" / "step-1"
 
     return run
 
@@ -151,7 +152,8 @@ def test_all_mistakes_of_a_command_come_at_once(tmp_path: Path, capsys: Told) ->
     given = [str(tmp_path / "none.pt"), "--prompt", "", "--tokens", "0", "--temperature", "-1", "--device", "tpu"]
     assert main(given) == 2
     assert capsys.readouterr().err.splitlines() == [
-        f'nsa.generate: error: checkpoint: expected the path of a file, got "{tmp_path / "none.pt"}"',
+        "nsa.generate: error: checkpoint: expected the path of a checkpoint or of a folder of them, "
+        f'got "{tmp_path / "none.pt"}"',
         'nsa.generate: error: --prompt: expected at least one character, got ""',
         'nsa.generate: error: --tokens: expected a whole number of at least 1, got "0"',
         'nsa.generate: error: --temperature: expected a number of at least 0, got "-1"',
@@ -175,13 +177,12 @@ def test_a_file_that_is_no_checkpoint_is_one_line_and_exit_status_2(
     assert main([str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"nsa.generate: error: {path}: not a checkpoint of nsa.train (")
-    assert line.endswith("); give a checkpoint_step<k>.pt of a run")
+    assert line.endswith("); give a folder step-<k> of a run, or a checkpoint_step<k>.pt of an older one")
 
 
 def test_weights_of_another_shape_are_named(trained: Trained, tmp_path: Path, capsys: Told) -> None:
-    content = torch.load(trained())
-    content["dimensions"]["dim"] = "64"
-    torch.save(content, tmp_path / "edited.pt")
+    config, weights = read_weights(trained())
+    torch.save({"dimensions": dimensions(replace(config, dim=64)), "model": weights}, tmp_path / "edited.pt")
     assert main([str(tmp_path / "edited.pt")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{tmp_path / 'edited.pt'}: its weights are not those of the shape it names; size mismatch for " in line

@@ -46,7 +46,7 @@ def test_a_name_out_of_habit_is_an_error_that_says_what_stands_for_it_here() -> 
     assert mistakes(*typed, "--steps", "0") == [
         "config/train_gpt2.py: another program's; here: --config"
         " (a YAML file with one name: value a line; also CONFIG=FILE)",
-        "--max-iters: another program's; here: --steps (counted from --resume)",
+        "--max-iters: another program's; here: --steps (those before --resume count)",
         "--wandb-log: another program's; here: not there: training.csv and evaluation.csv have the numbers",
         "--lr-scheduler.warmup-steps: another program's; here: --warmup-steps",
         '--steps: expected a whole number of at least 1, got "0"',
@@ -66,7 +66,7 @@ def test_a_key_out_of_habit_in_a_file_is_answered_too(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text("max_iters: 5\nblock_size: 64\n", encoding="utf-8")
     assert mistakes("--config", str(path)) == [
-        f"{path}: max_iters: no such option; here: --steps (counted from --resume)",
+        f"{path}: max_iters: no such option; here: --steps (those before --resume count)",
         f"{path}: block_size: no such option; here: --seq-len",
     ]
 

@@ -104,7 +104,7 @@ def test_a_run_goes_on_under_another_wrapper_as_if_nothing_had_happened(
     start = two_ranks(*COMMON, "--wrapper", before, "--steps", "2", "--checkpoint-every", "2", "--trace-grads")
     assert start.returncode == 0, start.stderr
     assert start.stdout.splitlines().count(f"{LINES}2 arrived=29 missing=0") == 2
-    more = ("--wrapper", after, "--steps", "2", "--resume", "out/checkpoint_step2.pt", "--barrier-after-backward")
+    more = ("--wrapper", after, "--steps", "4", "--resume", "out", "--barrier-after-backward")
     end = two_ranks(*COMMON, *more)
     assert end.returncode == 0, end.stderr
     assert losses(tmp_path / "out") == pytest.approx(ddp_losses, rel=1e-5)

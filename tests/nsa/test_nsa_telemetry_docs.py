@@ -77,4 +77,4 @@ def test_every_file_is_documented_and_no_other(out: Path) -> None:
         for name, one in zip(documented, expressions, strict=True)
         if not any(re.fullmatch(one, w) for w in written)
     ]
-    assert unseen == ["mem_snapshot_rank<r>_step<k>.pickle", "tensorboard/"]  # of CUDA, and of an extra
+    assert unseen == ["mem_snapshot_rank<r>_step<k>.pickle", "evaluation.csv", "tensorboard/"]  # CUDA's, and asked for

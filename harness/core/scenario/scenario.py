@@ -269,8 +269,11 @@ class Train(_Section):
         default=None, description="pattern of parameters to freeze"
     )
     checkpoint_every: Count = Field(default=0, description="steps between checkpoints; 0 = none")
+    keep_last: Count = Field(default=0, description="newest checkpoints that are kept; 0 = all")
+    async_checkpoint: bool = Field(default=False, description="checkpoints are written while training goes on")
     resume: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="checkpoint file to go on from, seen from the working directory"
+        default=None,
+        description="checkpoint to go on from, or a folder of them, seen from the working directory; or auto",
     )
 
 

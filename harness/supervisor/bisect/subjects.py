@@ -40,7 +40,7 @@ _WITH_THEIR_HEAD = (
     ),
     ("run.program", "run.command", "run.args", "run.cwd"),
     ("run.ranks", "fault.rank"),
-    ("train.phase", "train.resume", "train.checkpoint_every"),
+    ("train.phase", "train.resume", "train.checkpoint_every", "train.keep_last", "train.async_checkpoint"),
 )  # fmt: skip
 
 

@@ -1,0 +1,33 @@
+"""The shape of a saved model, as text: what its weights depend on, and what may change and still use them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ..config import Attention, Compression, NSAConfig
+from ..settings import branches
+
+# What a run may change and still use the weights.
+_IGNORED = ("name", "seq_len", "dtype", "batch", "checkpointed", "stop_gradient_gates")
+
+
+def dimensions(config: NSAConfig) -> dict[str, str]:
+    """What the weights depend on, as text, so that it loads without trusting the file."""
+    named = {key: value for key, value in asdict(config).items() if key not in _IGNORED}
+    return {key: "+".join(value) if isinstance(value, tuple) else str(value) for key, value in named.items()}
+
+
+def shape_of(saved: Mapping[str, str]) -> NSAConfig:
+    """The shape whose `dimensions` these are; fields that the weights do not depend on have their defaults."""
+    kinds = {"attention": Attention, "branches": branches, "compression": Compression}
+    fields: dict[str, Any] = {key: kinds.get(key, int)(text) for key, text in saved.items()}
+    return NSAConfig(name="saved", **fields)
+
+
+def differences(saved: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
+    """What differs, each as a phrase."""
+    for key, value in wanted.items():
+        if saved.get(key) != value:
+            yield f"saved with {key} {saved.get(key)}, this run has {value}"
