@@ -101,7 +101,7 @@ def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str,
     }
 
 
-# Of CUDA 11 there are no wheels for a torch that nsa.train runs on.
+# Of CUDA 11 there are no wheels for the torch versions of today.
 _CUDA_WHEELS = ("cu13", "cu12")
 _TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
 
