@@ -104,10 +104,10 @@ def run(keys: Sequence[str], tokens: int, steps: int) -> Outcome:
 
 
 def _revived(cell: Mapping[str, Any]) -> Outcome:
-    """A run that passed, of which the cost alone is known."""
+    """A run that passed on a CPU, of which the cost alone is known."""
     cost = StepCost(**{**cell, "implementations": tuple(cell["implementations"])})
     plain = skipped(Skip(scenario=f"sweep_seq_len@model.seq_len={cost.tokens}", about="", reason=""))
-    return replace(plain, cost=cost, verdict=replace(plain.verdict, status=Status.PASS))
+    return replace(plain, cost=cost, device="cpu", verdict=replace(plain.verdict, status=Status.PASS))
 
 
 def judged(cells: Sequence[Outcome], truth: Outcome) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Native sparse attention as a layer: three branches with their own keys and values, and the gate that mixes them.
 
 Dimensions: B batch, T tokens, M model width, H query heads, G groups, S compressed blocks, D key, E value, n places.
-`turns` are the cosines and sines that `rotate` takes.
+`turns` are the cosines and sines that `rotate` takes. With `packed` the batch is one row of documents that do not see
+each other.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .ops.dispatch import (
     implementation_of_selected,
     implementation_of_sliding,
 )
+from .ops.packed import Packed
 from .ops.selection import Selection
 
 
@@ -41,16 +43,18 @@ class NSAttention(nn.Module):
         self.gate_mlp.requires_grad_(not config.stop_gradient_gates)
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
-    def forward(self, x_BTM: Tensor, turns: Tensor, memo_number: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BTM: Tensor, turns: Tensor, memo_number: Tensor | None = None, packed: Packed | None = None
+    ) -> Tensor:
         q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), turns)
         outputs, scorer = [], None
         if Branch.CMP in self.config.branches:
-            output, scorer = self.cmp(x_BTM, q_BHTD, turns)
+            output, scorer = self.cmp(x_BTM, q_BHTD, turns, packed)
             outputs.append(output)
         if Branch.SEL in self.config.branches:
-            outputs.append(self.sel(x_BTM, q_BHTD, turns, scorer, memo_number))
+            outputs.append(self.sel(x_BTM, q_BHTD, turns, scorer, memo_number, packed))
         if Branch.WIN in self.config.branches:
-            outputs.append(self.win(x_BTM, q_BHTD, turns))
+            outputs.append(self.win(x_BTM, q_BHTD, turns, packed))
         return self.mixed(x_BTM, outputs)
 
     def mixed(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
@@ -89,9 +93,9 @@ class BlockCompression(nn.Module):
             self.inner = nn.Linear(self.length * width, width)
             self.outer = nn.Linear(width, width)
 
-    def forward(self, x_BGTD: Tensor) -> Tensor:
+    def forward(self, x_BGTD: Tensor, packed: Packed | None = None) -> Tensor:
         """Blocks [B, G, S, D]: only complete ones, so S = 0 for a sequence shorter than l."""
-        blocks_BGSlD = blocks_of(x_BGTD, self.length, self.stride)
+        blocks_BGSlD = blocks_of(x_BGTD, self.length, self.stride, packed)
         mean = blocks_BGSlD.mean(3)
         if not self.mlp:
             return mean
@@ -109,15 +113,20 @@ class CompressedBranch(nn.Module):
         self.k_blocks = BlockCompression(config, config.d_k)
         self.v_blocks = BlockCompression(config, config.d_v)
 
-    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def forward(
+        self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor, packed: Packed | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Output [B, H, T, E]; and what ranks blocks: the compressed keys, with the log-sum-exp of their attention."""
         config = self.config
-        k_BGSD = rotate_blocks(self.k_blocks(split_heads(self.k_proj(x_BTM), config.groups)), turns, config)
-        v_BGSE = self.v_blocks(split_heads(self.v_proj(x_BTM), config.groups))
+        k_BGSD = rotate_blocks(
+            self.k_blocks(split_heads(self.k_proj(x_BTM), config.groups), packed), turns, config, packed
+        )
+        v_BGSE = self.v_blocks(split_heads(self.v_proj(x_BTM), config.groups), packed)
         backend, used = implementation_for(self.implementation, q_BHTD, k_BGSD, v_BGSE)
         count(self.runs, used)
         lengths = {"block_len": config.block_len, "block_stride": config.block_stride}
-        output, lse_BHT = backend.compressed(q_BHTD, k_BGSD, v_BGSE, **lengths, scale=config.scale)
+        starts = packed and packed.starts
+        output, lse_BHT = backend.compressed(q_BHTD, k_BGSD, v_BGSE, **lengths, scale=config.scale, starts=starts)
         return output, (k_BGSD, lse_BHT)
 
 
@@ -136,11 +145,18 @@ class BlockSelector(nn.Module):
             scale=config.scale,
         )
 
-    def forward(self, q_BHTD: Tensor, keys_BGSD: Tensor, lse_BHT: Tensor | None, memo_number: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        q_BHTD: Tensor,
+        keys_BGSD: Tensor,
+        lse_BHT: Tensor | None,
+        memo_number: Tensor | None,
+        packed: Packed | None = None,
+    ) -> Tensor:
         """Indices [B, G, T, n] int32. Without the log-sum-exp of the queries over the keys it is computed here."""
         backend, used = implementation_around(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
         count(self.runs, used)
-        return backend.select(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number)
+        return backend.select(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number, packed and packed.starts)
 
 
 class SelectedBranch(nn.Module):
@@ -159,6 +175,7 @@ class SelectedBranch(nn.Module):
         turns: Tensor,
         scorer: tuple[Tensor, Tensor] | None,
         memo_number: Tensor | None,
+        packed: Packed | None = None,
     ) -> Tensor:
         """Output [B, H, T, E]. Without a scorer the mean of its own keys per block ranks the blocks."""
         config = self.config
@@ -166,16 +183,21 @@ class SelectedBranch(nn.Module):
         v_BGTE = split_heads(self.v_proj(x_BTM), config.groups)
         if scorer is None:
             # Nothing would train a scorer of its own: a selection has no gradient.
-            means = blocks_of(k_BGTD, config.block_len, config.block_stride).mean(3)
-            indices = self.chooser(q_BHTD.detach(), rotate_blocks(means, turns, config).detach(), None, memo_number)
+            means = blocks_of(k_BGTD, config.block_len, config.block_stride, packed).mean(3)
+            keys_BGSD, lse_BHT = rotate_blocks(means, turns, config, packed), None
         else:
             keys_BGSD, lse_BHT = scorer
-            indices = self.chooser(q_BHTD.detach(), keys_BGSD.detach(), lse_BHT, memo_number)
+        indices = self.chooser(q_BHTD.detach(), keys_BGSD.detach(), lse_BHT, memo_number, packed)
         k_BGTD = rotate(k_BGTD, turns)
         places, select_len = config.select_count, config.select_len
-        backend, used = implementation_of_selected(self.implementation, q_BHTD, k_BGTD, v_BGTE, places, select_len)
+        starts, longest = (packed.starts, packed.longest) if packed else (None, None)
+        backend, used = implementation_of_selected(
+            self.implementation, q_BHTD, k_BGTD, v_BGTE, places, select_len, longest
+        )
         count(self.runs, used)
-        output, _ = backend.selected(q_BHTD, k_BGTD, v_BGTE, indices, select_len=config.select_len, scale=config.scale)
+        output, _ = backend.selected(
+            q_BHTD, k_BGTD, v_BGTE, indices, select_len=select_len, scale=config.scale, starts=starts
+        )
         return output
 
 
@@ -187,12 +209,13 @@ class SlidingBranch(nn.Module):
         self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
         self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
 
-    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor) -> Tensor:
+    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor, packed: Packed | None = None) -> Tensor:
         k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), turns)
         v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
         backend, used = implementation_of_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
         count(self.runs, used)
-        output, _ = backend.sliding(q_BHTD, k_BGTD, v_BGTE, window=self.config.window, scale=self.config.scale)
+        starts, window = packed and packed.starts, self.config.window
+        output, _ = backend.sliding(q_BHTD, k_BGTD, v_BGTE, window=window, scale=self.config.scale, starts=starts)
         return output
 
 
@@ -213,11 +236,18 @@ class VanillaAttention(nn.Module):
         self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
-    def forward(self, x_BTM: Tensor, turns: Tensor, _memo_number: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BTM: Tensor, turns: Tensor, _memo_number: Tensor | None = None, packed: Packed | None = None
+    ) -> Tensor:
         q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), turns)
         k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), turns)
         v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
-        output = functional.scaled_dot_product_attention(q_BHTD, k_BGTD, v_BGTE, is_causal=True, enable_gqa=True)
+        lengths = packed.lengths if packed else (x_BTM.shape[1],)
+        outputs = [
+            functional.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
+            for qkv in zip(*(tensor.split(lengths, 2) for tensor in (q_BHTD, k_BGTD, v_BGTE)), strict=True)
+        ]
+        output = outputs[0] if packed is None else torch.cat(outputs, 2)
         return self.out_proj(output.transpose(1, 2).flatten(2))
 
 
@@ -225,16 +255,20 @@ def split_heads(x_BTM: Tensor, heads: int) -> Tensor:
     return x_BTM.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def blocks_of(x_BGTD: Tensor, length: int, stride: int) -> Tensor:
-    """Views of the complete blocks, [B, G, S, l, D]."""
+def blocks_of(x_BGTD: Tensor, length: int, stride: int, packed: Packed | None = None) -> Tensor:
+    """The complete blocks, [B, G, S, l, D]: views, or of packed documents copies."""
+    if packed is not None:
+        return x_BGTD.index_select(2, packed.blocks_Sl.flatten()).unflatten(2, (-1, length))
     if x_BGTD.shape[2] < length:
         # No block, but still connected to the graph: the projections get a gradient of zeros, not none.
         return x_BGTD[:, :, :0, None].expand(-1, -1, -1, length, -1)
     return x_BGTD.unfold(2, length, stride).transpose(3, 4)
 
 
-def rotate_blocks(k_BGSD: Tensor, turns: Tensor, config: NSAConfig) -> Tensor:
+def rotate_blocks(k_BGSD: Tensor, turns: Tensor, config: NSAConfig, packed: Packed | None = None) -> Tensor:
     """A compressed key stands at the position of its block's last token, the first from which it is seen."""
+    if packed is not None:
+        return rotate(k_BGSD, turns[:, packed.blocks_Sl[:, -1]])
     return rotate(k_BGSD, turns[:, config.block_len - 1 :: config.block_stride])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 
 import torch
@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import NSAttention, VanillaAttention, rotary_frequencies, rotary_turns
 from .config import Attention, Implementation, NSAConfig
+from .ops.packed import Packed, packed
 from .ops.selection import SelectionMemo
 
 # Left to torch it is the epsilon of the dtype: 0.008 in bfloat16, more than the mean square of a fresh embedding.
@@ -25,7 +26,7 @@ class Recompute(StrEnum):
     NON_REENTRANT = "non_reentrant"
 
 
-Run = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Run = Callable[[Tensor, Tensor, Tensor | None, Packed | None], Tensor]
 
 
 class TinyLM(nn.Module):
@@ -82,11 +83,24 @@ class TinyLM(nn.Module):
         self.head.weight = self.embed.weight
         self.register_buffer("frequencies", rotary_frequencies(config.d_k), persistent=False)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        turns_2Tp = rotary_turns(self.get_buffer("frequencies"), tokens_BT.shape[1])
+    def forward(self, tokens_BT: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
+        """With `lengths` the rows, one behind the other, are documents of so many tokens that do not see each other.
+
+        Each document has the positions from 0 on. No document reaches over the end of a row.
+        """
+        if lengths is None:
+            return self._logits(tokens_BT, rotary_turns(self.get_buffer("frequencies"), tokens_BT.shape[1]), None)
+        if sum(lengths) != tokens_BT.numel() or min(lengths) < 1:
+            raise ValueError(f"lengths: expected documents of {tokens_BT.numel()} tokens together, got {lengths}")
+        documents = packed(lengths, self.config.block_len, self.config.block_stride, tokens_BT.device)
+        turns_2Lp = rotary_turns(self.get_buffer("frequencies"), documents.longest)
+        logits_1TV = self._logits(tokens_BT.reshape(1, -1), turns_2Lp[:, documents.positions_T], documents)
+        return logits_1TV.view(*tokens_BT.shape, -1)
+
+    def _logits(self, tokens_BT: Tensor, turns_2Tp: Tensor, documents: Packed | None) -> Tensor:
         x_BTM = self.embed(tokens_BT)
         for block in self.blocks:
-            x_BTM = block(x_BTM, turns_2Tp)
+            x_BTM = block(x_BTM, turns_2Tp, documents)
         return self.head(self.norm(x_BTM))
 
 
@@ -98,21 +112,23 @@ class Layer(nn.Module):
         self.recompute: Recompute | None = None  # None: activations are kept
         self.compiled: Run | None = None  # None: `run` as it stands
 
-    def forward(self, x_BTM: Tensor, turns_2Tp: Tensor) -> Tensor:
+    def forward(self, x_BTM: Tensor, turns_2Tp: Tensor, documents: Packed | None = None) -> Tensor:
         run = self.compiled or self.run
         if self.recompute is None:
-            return run(x_BTM, turns_2Tp, None)
+            return run(x_BTM, turns_2Tp, None, documents)
         # The memo is filled by the first pass and read by the second: both see the same selected blocks. As an argument
         # of the checkpoint it lives as long as a second pass may come.
         reentrant = self.recompute is Recompute.REENTRANT
-        return checkpoint(_run_with_memo, run, x_BTM, turns_2Tp, SelectionMemo(), use_reentrant=reentrant)
+        return checkpoint(_run_with_memo, run, x_BTM, turns_2Tp, SelectionMemo(), documents, use_reentrant=reentrant)
 
-    def run(self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None) -> Tensor:
+    def run(
+        self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None, documents: Packed | None = None
+    ) -> Tensor:
         raise NotImplementedError
 
 
-def _run_with_memo(run: Run, x_BTM: Tensor, turns_2Tp: Tensor, memo: SelectionMemo) -> Tensor:
-    return run(x_BTM, turns_2Tp, memo.number)
+def _run_with_memo(run: Run, x_BTM: Tensor, turns_2Tp: Tensor, memo: SelectionMemo, documents: Packed | None) -> Tensor:
+    return run(x_BTM, turns_2Tp, memo.number, documents)
 
 
 class Block(Layer):
@@ -126,8 +142,10 @@ class Block(Layer):
         self.mlp_norm = nn.RMSNorm(config.dim, eps=NORM_EPSILON)
         self.mlp = SwiGLU(config.dim)
 
-    def run(self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None) -> Tensor:
-        x_BTM = x_BTM + self.attn(self.attn_norm(x_BTM), turns_2Tp, memo_number)
+    def run(
+        self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None, documents: Packed | None = None
+    ) -> Tensor:
+        x_BTM = x_BTM + self.attn(self.attn_norm(x_BTM), turns_2Tp, memo_number, documents)
         return x_BTM + self.mlp(self.mlp_norm(x_BTM))
 
 
@@ -152,7 +170,11 @@ class StockBlock(Layer):
             config.dim, config.heads, 4 * config.dim, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
 
-    def run(self, x_BTM: Tensor, _turns: Tensor, _memo_number: Tensor | None) -> Tensor:
+    def run(
+        self, x_BTM: Tensor, _turns: Tensor, _memo_number: Tensor | None, documents: Packed | None = None
+    ) -> Tensor:
+        if documents is not None:
+            raise ValueError("lengths: attention stock is torch's own layer, which takes one sequence a row")
         return self.layer(x_BTM, src_mask=self._mask(x_BTM), is_causal=True)
 
     def _mask(self, x_BTM: Tensor) -> Tensor:

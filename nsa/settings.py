@@ -10,15 +10,45 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from glob import glob
 from pathlib import Path
 from typing import Any
 
 from .config import ALL_BRANCHES, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
+from .elsewhere import instead_of
 
 
 class Data(StrEnum):
     SYNTHETIC = "synthetic"
     TEXT = "text"
+    STORIES = "stories"
+
+
+@dataclass(frozen=True)
+class HubData:
+    """A data set of the Hugging Face hub, as `hf:PATH[:CONFIG[:SPLIT]]`."""
+
+    path: str
+    config: str | None = None
+    split: str = "train"
+
+    def __str__(self) -> str:
+        return ":".join(("hf", self.path, self.config or "", self.split))
+
+
+# By the name that the reports use.
+FINEWEB_EDU = HubData("HuggingFaceFW/fineweb-edu", "sample-10BT")
+
+
+class Packing(StrEnum):
+    AUTO = "auto"  # documents, where the data has them and the model takes them
+    DOCUMENTS = "documents"  # none sees another one
+    STREAM = "stream"  # a row is one sequence, whatever is in it
+
+
+class BadShards(StrEnum):
+    SKIP = "skip"
+    STOP = "stop"
 
 
 class Phase(StrEnum):
@@ -26,6 +56,12 @@ class Phase(StrEnum):
     DATA = "data"
     FORWARD = "forward"
     BACKWARD = "backward"
+
+
+class Decay(StrEnum):
+    NONE = "none"
+    COSINE = "cosine"
+    LINEAR = "linear"
 
 
 class Wrapper(StrEnum):
@@ -39,6 +75,7 @@ class Wrapper(StrEnum):
 SHARDED = (Wrapper.FSDP, Wrapper.FSDP1)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+MEAN = "mean"  # of the logits, as a loss
 EVERY_LAYER = "all"
 NO_LAYER = "none"
 
@@ -155,13 +192,37 @@ def not_negative(text: str) -> float:
     return number
 
 
-def data_source(text: str) -> Data | Path:
-    """A named source, or a file that can be read."""
+def fraction(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < 1.0:
+        raise ValueError(f'expected a number of at least 0 and below 1, got "{text}"')
+    return number
+
+
+def data_source(text: str) -> Data | Path | HubData:
+    """A named source, a data set of the hub, or local files: one, a folder of them, or a pattern."""
     if text in set(Data):
         return Data(text)
-    if not Path(text).is_file():
-        raise ValueError(f'expected {", ".join(Data)} or the path of a file, got "{text}"')
+    if text == "fineweb_edu":
+        return FINEWEB_EDU
+    if text.startswith("hf:"):
+        path, config, split, *more = [*text.removeprefix("hf:").split(":"), "", ""]
+        if not path or any(more):
+            raise ValueError(f'expected hf:PATH, hf:PATH:CONFIG or hf:PATH:CONFIG:SPLIT, got "{text}"')
+        return HubData(path, config or None, split or "train")
+    if not Path(text).exists() and not (set("*?[") & set(text) and glob(text, recursive=True)):
+        names = f"{', '.join(Data)}, hf:PATH"
+        raise ValueError(f'expected {names}, or the path of a file, a folder or a pattern of files, got "{text}"')
     return Path(text)
+
+
+def tokenizer_source(text: str) -> str:
+    if text != "bytes" and not Path(text).is_file():
+        raise ValueError(f'expected bytes or the path of a tokenizer.json or a file of ranks, got "{text}"')
+    return text
 
 
 def existing_file(text: str) -> Path:
@@ -244,8 +305,39 @@ OPTIONS = (
         name="data",
         parse=data_source,
         default=Data.SYNTHETIC,
-        about="synthetic, text, or a file of bytes",
+        about="synthetic, text, stories, fineweb_edu, hf:PATH[:CONFIG[:SPLIT]], or files: one, a folder, a pattern",
         spellings=("--dataset",),
+    ),
+    Option(
+        name="tokenizer",
+        parse=tokenizer_source,
+        default="bytes",
+        about="of texts: bytes, a tokenizer.json, or a file of ranks such as r50k_base.tiktoken",
+    ),
+    Option(name="text_field", parse=str, default="text", about="the field or column of a record that is its text"),
+    Option(
+        name="packing",
+        parse=one_of(Packing),
+        default=Packing.AUTO,
+        about="auto, documents (none sees another one) or stream (a row is one sequence)",
+    ),
+    Option(
+        name="workers",
+        parse=whole(0),
+        default=None,
+        about="threads that read ahead; 0: none. Without it 2, or none for what is in memory",
+    ),
+    Option(
+        name="bad_shards",
+        parse=one_of(BadShards),
+        default=BadShards.STOP,
+        about="data that cannot be read: stop, or skip and count it",
+    ),
+    Option(
+        name="loss",
+        parse=word("cross_entropy", MEAN),
+        default="cross_entropy",
+        about="cross_entropy of the next token, or the mean of all logits",
     ),
     Option(name="seed", parse=whole(0), default=0, about="seed of weights and data; the data differs per rank"),
     Option(name="phase", parse=one_of(Phase), default=Phase.STEP, about="how far a step goes"),
@@ -347,8 +439,24 @@ OPTIONS = (
     ),
     Option(name="telemetry", parse=on_or_off, default=True, about="on, or off: no heartbeat, no table, no look inside"),
     Option(name="tensorboard", parse=switch, default=False, about="event files for TensorBoard, where it is installed"),
-    Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW"),
-    Option(name="clip", parse=positive, default=1.0, about="largest norm of all gradients together"),
+    Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW, the highest of its schedule"),
+    Option(name="warmup_steps", parse=whole(0), default=0, about="the rate rises from 0 over so many steps"),
+    Option(
+        name="lr_decay",
+        parse=one_of(Decay),
+        default=Decay.NONE,
+        about="how the rate falls from the warm-up to --decay-steps: none, cosine or linear",
+    ),
+    Option(name="decay_steps", parse=whole(0), default=0, about="the step from which on the rate is --min-lr"),
+    Option(name="min_lr", parse=not_negative, default=0.0, about="where the decay ends"),
+    Option(name="weight_decay", parse=not_negative, default=0.01, about="of AdamW, on every parameter"),
+    Option(name="beta1", parse=fraction, default=0.9, about="of AdamW"),
+    Option(name="beta2", parse=fraction, default=0.999, about="of AdamW"),
+    Option(name="clip", parse=not_negative, default=1.0, about="largest norm of all gradients together; 0: any"),
+    Option(name="eval_every", parse=whole(0), default=0, about="evaluate every so many steps; 0: never"),
+    Option(name="eval_data", parse=data_source, default=None, about="what is held out, as --data takes it"),
+    Option(name="eval_batches", parse=whole(1), default=8, about="batches per rank of one evaluation"),
+    Option(name="log_every", parse=whole(1), default=1, about="print every so many steps; files have each"),
     Option(name="freeze", parse=str, default=None, about="parameters to freeze, a pattern such as *.gate_mlp.*"),
     Option(
         name="checkpoint_every", parse=whole(0), default=0, about="write a checkpoint every so many steps; 0: never"
@@ -399,7 +507,13 @@ class Settings:
     steps: int
     batch: int
     accumulate: int
-    data: Data | Path
+    data: Data | Path | HubData
+    tokenizer: str
+    text_field: str
+    packing: Packing
+    workers: int | None  # None: as many as the source needs
+    bad_shards: BadShards
+    loss: str
     seed: int
     phase: Phase
     gc: Layers
@@ -426,7 +540,18 @@ class Settings:
     telemetry: bool
     tensorboard: bool
     learning_rate: float
-    clip: float
+    warmup_steps: int
+    lr_decay: Decay
+    decay_steps: int
+    min_lr: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    clip: float  # 0: no limit
+    eval_every: int  # 0: never
+    eval_data: Data | Path | HubData | None  # None: as the training, in batches of its own
+    eval_batches: int
+    log_every: int
     freeze: str | None  # None: nothing is frozen
     checkpoint_every: int
     resume: Path | None  # None: start from step 1
@@ -445,10 +570,11 @@ class _Given:
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Command line before environment before file before the shape's own defaults.
 
-    Raises SettingsError with every mistake of all three. Usage and help are argparse's.
+    Raises SettingsError with every mistake of all three. Help is argparse's.
     """
-    command = vars(parser().parse_args(arguments))
-    mistakes = _unknown_names(environment)
+    known, unknown = parser().parse_known_args(list(map(_with_dashes, arguments)))
+    command = vars(known)
+    mistakes = [*_unknown_words(unknown), *_unknown_names(environment)]
     path = command.pop("config") or environment.get(CONFIG_ENV)
     file, shape_fields = _read_file(Path(path), mistakes) if path else ({}, {})
     sources = (_from_command(command), _from_environment(environment, mistakes), file)
@@ -457,6 +583,26 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     if settings is None or mistakes:
         raise SettingsError("\n".join(mistakes))
     return settings
+
+
+def _with_dashes(word: str) -> str:
+    """An option that is written with underscores, as in a file, is the same one."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
+def _unknown_words(words: Sequence[str]) -> Iterator[str]:
+    """Words of the command line that are no option of this program; their values are not told apart."""
+    flags = [option.flag for option in OPTIONS]
+    for word in words:
+        name = word.partition("=")[0]
+        there = instead_of("config/FILE.py" if name.startswith("config/") else name.removeprefix("--"))
+        if there is not None:
+            yield f"{name}: another program's; here: {there}"
+        elif name.startswith("--"):
+            yield f"{name}: no such option{_did_you_mean(name, flags)}"
+        elif word == words[0]:
+            yield f"{word}: expected an option"
 
 
 def _from_command(command: Mapping[str, Any]) -> dict[str, _Given]:
@@ -504,7 +650,9 @@ def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _Given], dict
         elif key in dimensions:
             mistakes.append(f'{path}: {key}: expected a whole number, got "{value}"')
         else:
-            mistakes.append(f"{path}: {key}: no such option{_did_you_mean(str(key), [*options, *dimensions])}")
+            there = instead_of(str(key))
+            known = f"; here: {there}" if there else _did_you_mean(str(key), [*options, *dimensions])
+            mistakes.append(f"{path}: {key}: no such option{known}")
     return found, shape_fields
 
 
@@ -552,6 +700,13 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             yield f"--impl: attention {model.attention} has one implementation; use --impl auto"
         if model.stop_gradient_gates:
             yield f"--stop-gradient-gates: attention {model.attention} has no gates; use --attention nsa"
+    if settings.packing is Packing.DOCUMENTS:
+        if model.attention is Attention.STOCK:
+            yield "--packing: documents need an attention that keeps them apart, and stock is torch's own; use stream"
+        if settings.compile:
+            yield "--packing: documents have other lengths in each step, which --compile would compile anew; use stream"
+    if settings.data is Data.SYNTHETIC and settings.tokenizer != "bytes":
+        yield "--tokenizer: --data synthetic is tokens already; use --data text"
     if not settings.telemetry:
         needed = ("mem_dump_every", "mem_snapshot", "tensorboard", "step_cost")
         yield from (
@@ -563,6 +718,33 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield f"--comm-hook: {settings.comm_hook} is a hook of DDP and --wrapper is {wrapper}; use --wrapper ddp"
     if settings.dtype == "float16" and wrapper in SHARDED:
         yield f"--dtype: float16 needs loss scaling, which --wrapper {wrapper} does not share; use --dtype bfloat16"
+    yield from _of_the_rate(settings)
+    yield from _of_evaluation(settings)
+
+
+def _of_the_rate(settings: Settings) -> Iterator[str]:
+    """The end of the decay is named, so that a run that goes on decays as one that was never interrupted."""
+    decay, end, warmup = settings.lr_decay, settings.decay_steps, settings.warmup_steps
+    if decay is Decay.NONE:
+        if end:
+            yield f"--decay-steps: {end}, and nothing decays; add --lr-decay cosine"
+        if settings.min_lr:
+            yield f"--min-lr: {settings.min_lr:g}, and nothing decays; add --lr-decay cosine"
+        return
+    if end <= warmup:
+        yield f"--lr-decay: {decay} needs --decay-steps above the {warmup} of --warmup-steps, got {end}"
+    if settings.min_lr > settings.learning_rate:
+        highest = f"{settings.learning_rate:g}"
+        yield f"--min-lr: expected at most --learning-rate, which is {highest}, got {settings.min_lr:g}"
+
+
+def _of_evaluation(settings: Settings) -> Iterator[str]:
+    if settings.eval_data is not None and not settings.eval_every:
+        yield f"--eval-data: {settings.eval_data} is read by evaluations alone; add --eval-every"
+    if settings.eval_every and settings.phase is Phase.DATA:
+        yield "--eval-every: --phase data has no model; use --phase step"
+    if settings.eval_every and settings.eval_data is None and settings.data is not Data.SYNTHETIC:
+        yield f"--eval-every: nothing of --data {settings.data} is held out; name it with --eval-data"
 
 
 def _model(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> NSAConfig | None:

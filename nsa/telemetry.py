@@ -52,7 +52,7 @@ class StepParts:
 TABLES = {
     "training.csv": (
         "step", "loss", "grad_norm", "tokens_per_s", "seconds", "forward_s", "backward_s", "optimizer_s",
-        "peak_rss_bytes", "peak_gpu_bytes", "cpu_s", "fetch_s",
+        "peak_rss_bytes", "peak_gpu_bytes", "cpu_s", "learning_rate", "fetch_s",
     ),
     "k_stats.csv": (
         "step", "layer", "mean", "min", "max", "forced_share", "empty_share", "distance_mean", "distance_max",
@@ -99,6 +99,7 @@ class StepResult:
     mean_loss: float | None = None
     grad_norm: float | None = None
     parts: StepParts | None = None
+    learning_rate: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -242,7 +243,8 @@ class Telemetry(NoTelemetry):
         host = (parts.forward_s, parts.backward_s, parts.optimizer_s) if result.parts else (None, None, None)
         gpu = gpu_bytes(self._world.device) or {}
         memory = (peak_rss_bytes(), gpu.get("peak"))
-        self._training.write(*row, *host, *memory, result.cpu_s, parts.fetch_s if result.parts else None)
+        fetch_s = parts.fetch_s if result.parts else None
+        self._training.write(*row, *host, *memory, result.cpu_s, result.learning_rate, fetch_s)
         if self._events is not None:
             for name, value in _scalars(result, gpu).items():
                 self._events.add_scalar(name, value, result.step)

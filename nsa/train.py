@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +18,9 @@ from torch.nn import functional
 
 from .checkpoints import load_checkpoint, save_checkpoint
 from .cost import KeptTensors
-from .data import Batches
+from .data import IGNORED, Batch, Batches
 from .dtypes import HALF, Expected, expected_dtypes
+from .evaluation import Evaluation
 from .memory import memory_profile
 from .model import TinyLM, count_parameters
 from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
@@ -30,10 +34,14 @@ from .parallelize import (
     parallelize,
     without_reduction,
 )
-from .settings import SHARDED, Phase, Settings, SettingsError, Wrapper, read_settings
+from .schedule import learning_rate
+from .settings import MEAN, SHARDED, Phase, Settings, SettingsError, Wrapper, read_settings
 from .telemetry import NoTelemetry, StepParts, StepResult, StepShape, Telemetry
 from .warmup import uses_fused_kernels, warm_up
 from .world import CannotRunError, World, joined
+
+# A step that waits longer than this, and longer than it computes, is named.
+STARVED_S = 1.0
 
 
 @dataclass(kw_only=True)
@@ -60,6 +68,7 @@ class Run:
     telemetry: NoTelemetry
     expected: Expected
     shape: StepShape
+    evaluation: Evaluation | None  # None: nothing is held out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,13 +87,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(settings: Settings, world: World) -> None:
     """All steps of a run."""
     torch.manual_seed(settings.seed)
-    batches = Batches(settings.data, settings.model, settings.batch, settings.seed, world.device)
-    if settings.phase is Phase.DATA:
-        _only_data(settings, world, batches)
-        return
+    with closing(Batches(settings, world)) as batches:
+        if settings.phase is Phase.DATA:
+            _only_data(settings, world, batches)
+        else:
+            _all_steps(settings, world, batches)
+
+
+def _all_steps(settings: Settings, world: World, batches: Batches) -> None:
     run = _prepare(settings, world, batches)
     try:
         first = _first_step(run)
+        _wait_for_data(settings, world, batches, run.telemetry)
         last = first + settings.steps - 1
         for step in range(first, last + 1):
             if run.traces.buckets is not None:
@@ -93,12 +107,15 @@ def train(settings: Settings, world: World) -> None:
                 _one_step(run, step, is_first=step == first)
     finally:
         run.telemetry.close()
+        _tell_of_data(settings, world, batches)
 
 
 def _first_step(run: Run) -> int:
     if run.settings.resume is None:
         return 1
-    return load_checkpoint(run.settings.resume, run.model, run.settings.model, run.optimizer) + 1
+    done = load_checkpoint(run.settings.resume, run.model, run.settings.model, run.optimizer)
+    run.batches.skip_steps(done)
+    return done + 1
 
 
 def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
@@ -122,7 +139,8 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         _warm_up(settings, world, bare, telemetry)
     model = parallelize(bare, settings, world, traces.buckets)
     if settings.trace_grads and traces.gradients is None:
-        traces.gradients = GradientTrace(bare.named_parameters(), order_file)
+        held = traces.buckets.taken if traces.buckets is not None else dict
+        traces.gradients = GradientTrace(bare.named_parameters(), order_file, held)
     if settings.trace_module_bwd:
         traces.modules = ModuleBackwardTrace(traced_modules(bare, compiled=settings.compile))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -134,13 +152,29 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         batches=batches,
         bare=bare,
         model=model,
-        optimizer=torch.optim.AdamW(trainable, lr=settings.learning_rate),
+        optimizer=torch.optim.AdamW(trainable, lr=settings.learning_rate, **_adamw(settings)),
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
         traces=traces,
         telemetry=telemetry,
         expected=expected_dtypes(dtype, autocast=dtype in HALF and settings.wrapper not in SHARDED),
         shape=StepShape(config=settings.model, batch=settings.batch, parameter_bytes=parameter_bytes),
+        evaluation=_evaluation(settings, world, model),
     )
+
+
+def _adamw(settings: Settings) -> dict[str, Any]:
+    return {"betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
+
+
+def _evaluation(settings: Settings, world: World, model: nn.Module) -> Evaluation | None:
+    def loss(batch: Batch) -> Tensor:
+        with _autocast(settings, world):
+            logits = _logits(model, batch)
+            if settings.loss == MEAN:
+                return loss_of(logits, batch.targets, MEAN) * batch.counted
+            return summed_loss(logits, batch.targets)
+
+    return Evaluation(settings, world, model, loss) if settings.eval_every else None
 
 
 def _telemetry(settings: Settings, world: World, model: TinyLM | None) -> NoTelemetry:
@@ -180,11 +214,18 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     run.telemetry.begin(step)
     if run.traces.modules is not None:
         run.traces.modules.step = step
-    losses = [_micro_batch(run, step, micro, parts, is_first=is_first) for micro in range(settings.accumulate)]
-    loss = torch.stack(losses).mean()
+    batches = _fetched(run.batches, settings.accumulate, parts)
+    if is_first:
+        say(_shape_line(run.world, batches[0]))
+    counted = None if settings.loss == MEAN else _targets_of_all(run.world, batches)
+    losses = [_micro_batch(run, batch, micro, parts, counted, is_first=is_first) for micro, batch in enumerate(batches)]
+    loss = torch.stack(losses).mean() if counted is None else torch.stack(losses).sum()
     grad_norm = _finish_gradients(run, step) if settings.phase is not Phase.FORWARD else None
     if settings.phase is Phase.STEP:
         with parts.of("optimizer_s"):
+            # Those of a checkpoint are of the run before.
+            for group in run.optimizer.param_groups:
+                group.update(lr=learning_rate(settings, step), **_adamw(settings))
             run.scaler.step(run.optimizer)
             run.scaler.update()
     mean_loss = run.world.average_over_ranks(loss)
@@ -198,14 +239,20 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
         seconds=time.perf_counter() - started_s,
         cpu_s=time.process_time() - cpu_s,
         parts=parts,
+        learning_rate=learning_rate(settings, step) if settings.phase is Phase.STEP else None,
     )
     run.telemetry.end(result)
     if is_first:
         run.telemetry.audit_dtypes(run.optimizer, run.expected)
         run.telemetry.count_step(run.shape)
     run.optimizer.zero_grad()
-    if run.world.is_first:
+    if run.world.is_first and (is_first or step % settings.log_every == 0):
         say(result.line())
+    if parts.fetch_s > max(STARVED_S, result.seconds / 2):
+        waited = f"waited {parts.fetch_s:.1f} s of {result.seconds:.1f} s for its batch"
+        say(f"[DATA] rank={run.world.rank} step {step} {waited}")
+    if run.evaluation is not None and step % settings.eval_every == 0:
+        run.evaluation.after(step)
     if settings.checkpoint_every and step % settings.checkpoint_every == 0:
         save_checkpoint(settings.out_dir, step, run.model, settings.model, run.optimizer, run.world)
 
@@ -220,29 +267,77 @@ def _looked_into(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
         yield
 
 
-def _micro_batch(run: Run, step: int, micro: int, parts: StepParts, *, is_first: bool) -> Tensor:
-    """Forward and backward of one micro-batch; gradients add up over those of a step and are reduced in the last."""
+def _fetched(batches: Batches, count: int, parts: StepParts) -> list[Batch]:
+    """The micro-batches of a step."""
     with parts.of("fetch_s"):
-        tokens, targets = run.batches.fetch(step, micro, run.world.rank)
-    if is_first and micro == 0:
-        say(f"batch rank={run.world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}")
+        return [batches.fetch() for _ in range(count)]
+
+
+def _shape_line(world: World, batch: Batch) -> str:
+    tokens, targets, lengths, _ = batch
+    documents = "" if lengths is None else f" documents={len(lengths)}"
+    return (
+        f"batch rank={world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}{documents}"
+    )
+
+
+def _targets_of_all(world: World, batches: Sequence[Batch]) -> float | None:
+    """How many targets the step counts on a rank, on average; None where that is every target.
+
+    Behind a document none is counted, so ranks and micro-batches differ in how many they have. A mean of their means
+    would be another loss than that of one process with the joint batch.
+    """
+    if all(batch.lengths is None for batch in batches):
+        return None
+    counted = torch.tensor(float(sum(batch.counted for batch in batches)), dtype=torch.float64, device=world.device)
+    return max(1.0, float(world.average_over_ranks(counted)))
+
+
+def _micro_batch(
+    run: Run, batch: Batch, micro: int, parts: StepParts, counted: float | None, *, is_first: bool
+) -> Tensor:
+    """Forward and backward of one micro-batch; gradients add up over those of a step and are reduced in the last.
+
+    The loss is the mean of the micro-batch, or its part of that of the step.
+    """
     last, counts = micro == run.settings.accumulate - 1, is_first and micro == 0
     kept = KeptTensors(run.bare, run.settings.model.seq_len) if counts and run.settings.step_cost else None
     with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
         with parts.of("forward_s"), _autocast(run.settings, run.world), kept or nullcontext():
-            loss = loss_of(run.model(tokens), targets)
+            logits = _logits(run.model, batch)
+            if counted is None:
+                loss = loss_of(logits, batch.targets, run.settings.loss)
+                scaled = loss / run.settings.accumulate
+            else:
+                scaled = loss = summed_loss(logits, batch.targets) / counted
         if counts:
             run.telemetry.count_graph(run.shape, loss, kept)
         if run.settings.phase is not Phase.FORWARD:
             with parts.of("backward_s"):
-                run.scaler.scale(loss / run.settings.accumulate).backward()
+                run.scaler.scale(scaled).backward()
     return loss.detach()
 
 
-def loss_of(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross entropy of the next token, in float32 at least."""
-    logits = logits_BTV if logits_BTV.dtype is torch.float64 else logits_BTV.float()
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch.tokens) if batch.lengths is None else model(batch.tokens, batch.lengths)
+
+
+def loss_of(logits_BTV: Tensor, targets_BT: Tensor, kind: str = "cross_entropy") -> Tensor:
+    """Mean cross entropy of the next token, or the mean of all logits, in float32 at least."""
+    logits = _wide(logits_BTV)
+    if kind == MEAN:
+        return logits.mean()
     return functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
+
+
+def summed_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """The sum of the cross entropy over the targets that are not ignored."""
+    logits, targets = _wide(logits_BTV).flatten(0, 1), targets_BT.flatten()
+    return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype is torch.float64 else logits.float()
 
 
 def _finish_gradients(run: Run, step: int) -> Tensor:
@@ -254,7 +349,7 @@ def _finish_gradients(run: Run, step: int) -> Tensor:
     if run.traces.gradients is not None:
         run.traces.gradients.after_backward(step)
     run.scaler.unscale_(run.optimizer)
-    return clip_gradients(run.model, run.settings.wrapper, run.settings.clip)
+    return clip_gradients(run.model, run.settings.wrapper, run.settings.clip or math.inf)
 
 
 def _autocast(settings: Settings, world: World, *, sharded_too: bool = False) -> AbstractContextManager[object]:
@@ -269,17 +364,41 @@ def _only_data(settings: Settings, world: World, batches: Batches) -> None:
     """The data pipeline alone: no model is built."""
     telemetry = _telemetry(settings, world, None)
     try:
+        _wait_for_data(settings, world, batches, telemetry)
         for step in range(1, settings.steps + 1):
             parts = StepParts()
-            with parts.of("fetch_s"):
-                tokens = [batches.fetch(step, micro, world.rank)[0] for micro in range(settings.accumulate)]
-            count = world.size * sum(part.numel() for part in tokens)
+            fetched = _fetched(batches, settings.accumulate, parts)
+            count = world.size * sum(batch.tokens.numel() for batch in fetched)
             result = StepResult(step=step, phase=settings.phase, tokens=count, seconds=parts.fetch_s, parts=parts)
             telemetry.end(result)
             if world.is_first:
                 say(result.line())
     finally:
         telemetry.close()
+        _tell_of_data(settings, world, batches)
+
+
+def _wait_for_data(settings: Settings, world: World, batches: Batches, telemetry: Telemetry) -> None:
+    """The first batch is there; a phase of its own where somebody works ahead for it."""
+    if batches.workers:
+        telemetry.enter("loader")
+    ready_s = batches.ready()
+    _write_report(settings, world, batches)
+    if world.is_first:
+        say(f"nsa.train loader ready in {ready_s:.2f} s: {batches.introduction()}")
+
+
+def _tell_of_data(settings: Settings, world: World, batches: Batches) -> None:
+    _write_report(settings, world, batches)
+    problems = batches.trouble.sentence()
+    if problems is not None and world.is_first:
+        say(f"nsa.train data: {problems}")
+
+
+def _write_report(settings: Settings, world: World, batches: Batches) -> None:
+    path = settings.out_dir / f"loader_rank{world.rank}.json"
+    if settings.telemetry:
+        path.write_text(json.dumps(batches.report(), indent=1) + "\n", encoding="utf-8")
 
 
 def _introduction(settings: Settings, world: World, parameters: int, dtype: torch.dtype) -> str:

@@ -9,6 +9,10 @@ cells that they were fitted to, the shortest counts. The power law itself is a f
 of parts comes close. What is said of a larger step is as sure as the cells allow: a part with the square of the tokens
 that is too small to be seen in them is in the interval all the same.
 
+Of the time of a step on a CPU only the work is such a sum. Over how many cores it is spread, an operation decides by
+its size, so that a short step may keep one busy and a long one all. Where the cells show that, the processor time is
+what is predicted, and shared by the cores that the largest cells kept busy.
+
 A fit holds for one implementation. Cells in which another one ran are another fit, and no prediction crosses from one
 to the other.
 """
@@ -32,6 +36,7 @@ _MANY = 30  # degrees of freedom where the cells' own errors, each from several 
 _AS_GOOD = 2.0  # times what the best form is off: it may be one of these
 _NO_BETTER = 1.2  # times what the best sum is off: among those the shortest counts
 _SURE_OF_SQUARE = 1.5  # an exponent above that is no straight line with a constant
+_MORE_CORES = 1.25  # times as many kept busy by the largest cells: more than a machine with other work makes of it
 
 TOKENS, LAYERS = "model.seq_len", "model.layers"
 
@@ -102,6 +107,7 @@ class Fit:
     points: tuple[Point, ...]  # by size
     form: Form
     others: tuple[Form, ...]  # that come as close: what they say is as possible
+    work: Fit | None = None  # of the processor time, where the time is that, shared by more cores the larger the step
 
     @cached_property
     def exponent(self) -> Interval | None:
@@ -114,6 +120,8 @@ class Fit:
 
     def predicted(self, size: Size) -> Interval:
         """What a step of that size costs. Forms that are as possible widen the interval."""
+        if self.work is not None:
+            return self._shared(self.work, size)
         main = _predicted(self.form, self.points, self.over, size)
         whole = [form for form in _whole(self.over) if form.coefficients <= len(self.points)]
         rest = [_predicted(form, self.points, self.over, size) for form in (*self.others, *whole)]
@@ -122,6 +130,30 @@ class Fit:
         least = largest.value * (1 - 3 * largest.error) if _is_within(largest.size, size) else 0.0
         low = min(main.low, max(least, min((one.low for one in rest), default=main.low)))
         return Interval(value=main.value, low=low, high=max(one.high for one in (main, *rest)))
+
+    def spread_over_cores(self, work: Fit) -> Fit:
+        """This fit of the time, by way of the processor time where larger cells kept more cores busy."""
+        cores = self._cores(work)
+        if len(cores) < LEAST_SIZES or min(cores[-2:]) < _MORE_CORES * min(cores):
+            return self
+        return replace(self, form=work.form, others=work.others, work=work)
+
+    def _cores(self, work: Fit) -> Sequence[float]:
+        """How many each cell kept busy; none where the two were not measured in the same cells."""
+        if [one.size for one in self.points] != [one.size for one in work.points]:
+            return ()
+        return [busy.value / time.value for busy, time in zip(work.points, self.points, strict=True)]
+
+    def _shared(self, work: Fit, size: Size) -> Interval:
+        """As many cores as the two largest cells kept busy; at most as many more as their number goes on to grow."""
+        cores, largest, whole = self._cores(work), self.points[-1].size, work.predicted(size)
+        now = (cores[-1] + cores[-2]) / 2
+        halves = [one for one, point in zip(cores, self.points, strict=True) if 2 * point.size.tokens <= largest.tokens]
+        grew = max(1.0, now / max(halves, default=min(cores)))
+        doublings = max(0.0, log(size.tokens / largest.tokens) / log(2))
+        return Interval(
+            value=whole.value / now, low=whole.low / (now * grew**doublings), high=whole.high / min(cores[-2:])
+        )
 
     @property
     def is_square(self) -> bool:

@@ -39,6 +39,8 @@ def _metrics(table: Table) -> dict[str, float]:
     found |= {name: columns[name][-1:] for name in _LAST}
     found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
     found |= _of_steps(rows)
+    held_out = [value for row in table("evaluation.csv") or () if isinstance(value := row.get("loss"), float)]
+    found |= {"eval_loss_first": held_out[:1], "eval_loss_last": held_out[-1:]}
     return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
 
 
@@ -66,6 +68,7 @@ def _is_of_a_gate(row: Row) -> bool:
     return all(isinstance(number, float) and math.isfinite(number) for number in numbers)
 
 
+_LONGEST_S = 1e9  # of a step; a sum of several stays a number
 _SIZES = ("batch", "seq_len", "layers")
 _COUNTED = ("nodes", "saved_bytes", "square_bytes", "expected_bytes", "begin_bytes", "peak_bytes")
 
@@ -77,7 +80,7 @@ def _step_cost(table: Table) -> Iterator[Row]:
         return
     cost: Row = {"step_cost": "of the first step", **{name: rows[0][name] for name in _SIZES}}
     for name in _COUNTED:
-        values = [value for row in rows if isinstance(value := row.get(name), float) and math.isfinite(value)]
+        values = _finite(rows, name)
         cost |= {name: max(values)} if values else {}
     yield cost | _implementations(table) | _time(table)
 
@@ -87,7 +90,7 @@ def _implementations(table: Table) -> Row:
     told = table("fallback_counters.csv") or table(f"fallback_counters{SHARDED}.csv") or ()
     rows = [row for row in told if "implementation" in row][:_MAX_PARTS]
     named = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
-    ends = [value for row in rows if isinstance(value := row.get("until_tokens"), float)]
+    ends = _finite(rows, "until_tokens")
     return {"implementations": ", ".join(named)} | ({"until_tokens": min(ends)} if ends else {})
 
 
@@ -104,12 +107,17 @@ def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
 
     The spread comes from the quartiles, which a step that was held up does not move.
     """
-    values = sorted(value for row in rows if isinstance(value := row.get(name), float) and value > 0)
+    values = sorted(value for value in _finite(rows, name) if 0 < value < _LONGEST_S)
     if not values:
         return None
     middle = median(values)
     low, high = (values[round(share * (len(values) - 1))] for share in (0.25, 0.75))
     return middle, 1.2533 * (high - low) / 1.349 / math.sqrt(len(values)) / middle
+
+
+def _finite(rows: Sequence[Row], name: str) -> list[float]:
+    """What stands in a column, but for what no program of ours writes: a table may be torn, or somebody else's."""
+    return [value for row in rows if isinstance(value := row.get(name), float) and math.isfinite(value)]
 
 
 def _is_number(value: object) -> bool:

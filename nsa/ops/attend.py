@@ -10,7 +10,7 @@ S keys, D key width, E value width, b selection blocks, n places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -31,17 +31,18 @@ from .kernels import (
     nothing_seen,
     tiles,
 )
+from .packed import compressed_starts, selection_starts, sequence_of
 
 _NOT_SEEN = -torch.inf
 
 
 class Pattern(Protocol):
-    """What a branch lets a query see. `indices` is what the selection chose, for the pattern that needs it."""
+    """What a branch lets a query see. `indices` is what the selection chose, or tells packed sequences apart."""
 
     def longest_tile(self) -> int:
         """Queries per tile: more of them look at more keys in vain, fewer of them are slower for each key."""
 
-    def keys(self, start: int, stop: int) -> tuple[int, int]:
+    def keys(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
         """The range outside of which no query in [start, stop) sees anything."""
 
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ class CompletedBlocks:
     def longest_tile(self) -> int:
         return 512
 
-    def keys(self, _start: int, stop: int) -> tuple[int, int]:
+    def keys(self, _start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
         return 0, self.count(stop)
 
     def bias(self, start: int, stop: int, _indices: Tensor | None, like: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class LastTokens:
     def longest_tile(self) -> int:
         return max(64, self.window // 4)
 
-    def keys(self, start: int, stop: int) -> tuple[int, int]:
+    def keys(self, start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
         return max(0, start - self.window + 1), stop
 
     def bias(self, start: int, stop: int, _indices: Tensor | None, like: Tensor) -> Tensor:
@@ -112,7 +113,7 @@ class SelectedBlocks:
     def longest_tile(self) -> int:
         return 256
 
-    def keys(self, _start: int, stop: int) -> tuple[int, int]:
+    def keys(self, _start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
         return 0, stop
 
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
@@ -133,10 +134,68 @@ class SelectedBlocks:
         return ~((index_NCn >= 0) & (index_NCn <= current)).any(-1).unsqueeze(1)
 
 
-PATTERNS: dict[str, type[CompletedBlocks] | type[LastTokens] | type[SelectedBlocks]] = {
+@dataclass(frozen=True)
+class Spans:
+    """Query t sees the keys from the first number of its row of indices up to the second: packed sequences.
+
+    Both numbers rise with the query.
+    """
+
+    def longest_tile(self) -> int:
+        return 256
+
+    def keys(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
+        row_TX = _rows(indices, start, stop)[0]
+        first, last = int(row_TX[0, 0]), int(row_TX[-1, 1])
+        return first, max(first, last)
+
+    def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
+        first_C1, stop_C1 = _rows(indices, start, stop)[0].split(1, 1)
+        keys = torch.arange(*self.keys(start, stop, indices), device=like.device)
+        return _bias((keys >= first_C1) & (keys < stop_C1), like)
+
+    def blind(self, start: int, stop: int, indices: Tensor | None, _device: torch.device) -> Tensor | None:
+        row_TX = _rows(indices, start, stop)[0]
+        return row_TX[:, 0] >= row_TX[:, 1]
+
+
+@dataclass(frozen=True)
+class SelectedOfPacked:
+    """As SelectedBlocks, for packed sequences: blocks are numbered along the row, none has tokens of two sequences.
+
+    The first two columns of the indices are of the row's tokens: where the sequence begins, the block of the token.
+    """
+
+    def longest_tile(self) -> int:
+        return 256
+
+    def keys(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
+        return int(_rows(indices, start, start + 1)[0, 0, 0]), stop
+
+    def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
+        first, _ = self.keys(start, stop, indices)
+        block_S = _rows(indices, first, stop)[0, :, 1]
+        index_NCn = _rows(indices, start, stop)[..., 2:] - block_S[0]
+        blocks = int(block_S[-1] - block_S[0]) + 1
+        columns = torch.where((index_NCn < 0) | (index_NCn >= blocks), blocks, index_NCn)
+        of_block = like.new_full((*columns.shape[:2], blocks + 1), _NOT_SEEN).scatter_(2, columns, 0.0)
+        of_token = of_block.index_select(2, block_S - block_S[0])
+        later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=like.device).triu_(1)
+        of_token[..., start - first :].masked_fill_(later, _NOT_SEEN)
+        return of_token.unsqueeze(1)
+
+    def blind(self, start: int, stop: int, indices: Tensor | None, _device: torch.device) -> Tensor | None:
+        row_NCX = _rows(indices, start, stop)
+        index_NCn, current_NC1 = row_NCX[..., 2:], row_NCX[..., 1:2]
+        return ~((index_NCn >= 0) & (index_NCn <= current_NC1)).any(-1).unsqueeze(1)
+
+
+PATTERNS: dict[str, Callable[..., Pattern]] = {
     "compressed": CompletedBlocks,
     "sliding": LastTokens,
     "selected": SelectedBlocks,
+    "spans": Spans,
+    "selected_of_packed": SelectedOfPacked,
 }
 
 
@@ -197,6 +256,96 @@ def sliding_attention(
 ) -> tuple[Tensor, Tensor]:
     """Output [B, H, T, E] and log-sum-exp [B, H, T]."""
     return attend(q_BHTD, k_BGTD, v_BGTE, pattern="sliding", lengths=[window], kernel=kernel, scale=scale)
+
+
+def packed_compressed_attention(
+    q_1HTD: Tensor,
+    k_1GSD: Tensor,
+    v_1GSE: Tensor,
+    *,
+    block_len: int,
+    block_stride: int,
+    scale: float,
+    kernel: Kernel,
+    starts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same of packed sequences, in one operation however many there are."""
+    row = _Row.of(starts, q_1HTD.shape[2])
+    first_T = compressed_starts(starts, block_len, block_stride)[row.sequence_T]
+    count_T = torch.div(row.position_T + 1 - block_len, block_stride, rounding_mode="floor") + 1
+    spans_T2 = torch.stack((first_T, first_T + count_T.clamp_min(0)), 1)
+    return attend(
+        q_1HTD,
+        k_1GSD,
+        v_1GSE,
+        pattern="spans",
+        lengths=[],
+        kernel=kernel,
+        scale=scale,
+        indices_BGTn=_of_all(spans_T2, k_1GSD),
+    )
+
+
+def packed_sliding_attention(
+    q_1HTD: Tensor, k_1GTD: Tensor, v_1GTE: Tensor, *, window: int, scale: float, kernel: Kernel, starts: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same of packed sequences."""
+    row = _Row.of(starts, q_1HTD.shape[2])
+    token_T = row.begin_T + row.position_T
+    spans_T2 = torch.stack((torch.maximum(row.begin_T, token_T - window + 1), token_T + 1), 1)
+    return attend(
+        q_1HTD,
+        k_1GTD,
+        v_1GTE,
+        pattern="spans",
+        lengths=[],
+        kernel=kernel,
+        scale=scale,
+        indices_BGTn=_of_all(spans_T2, k_1GTD),
+    )
+
+
+def packed_selected_attention(
+    q_1HTD: Tensor,
+    k_1GTD: Tensor,
+    v_1GTE: Tensor,
+    indices_1GTn: Tensor,
+    *,
+    select_len: int,
+    scale: float,
+    kernel: Kernel,
+    starts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The same of packed sequences; the indices count from the query's own sequence."""
+    row = _Row.of(starts, q_1HTD.shape[2])
+    first_T = selection_starts(starts, select_len)[row.sequence_T]
+    of_token_T2 = torch.stack((row.begin_T, first_T + row.position_T // select_len), 1)
+    chosen = torch.where(indices_1GTn < 0, -1, indices_1GTn + first_T[:, None])
+    table = torch.cat((_of_all(of_token_T2, k_1GTD).to(chosen.dtype), chosen), -1)
+    return attend(
+        q_1HTD, k_1GTD, v_1GTE, pattern="selected_of_packed", lengths=[], kernel=kernel, scale=scale, indices_BGTn=table
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """Of each token of a row its sequence, where that begins, and the place in it."""
+
+    sequence_T: Tensor
+    begin_T: Tensor
+    position_T: Tensor
+
+    @classmethod
+    def of(cls, starts: Tensor, tokens: int) -> _Row:
+        sequence_T = sequence_of(starts, tokens)
+        begin_T = starts[sequence_T]
+        place_T = torch.arange(tokens, device=starts.device, dtype=starts.dtype)
+        return cls(sequence_T=sequence_T, begin_T=begin_T, position_T=place_T - begin_T)
+
+
+def _of_all(row_TX: Tensor, k_1GSD: Tensor) -> Tensor:
+    """The same for every group."""
+    return row_TX[None, None].expand(1, k_1GSD.shape[1], -1, -1)
 
 
 def attend(
@@ -263,8 +412,8 @@ def _attend_tiles(
 ) -> None:
     """Fill in output and log-sum-exp, which are those of queries that see nothing."""
     with exactly_in_the_dtype_of(q_NhTD):
-        for start, stop in _tiles(q_NhTD, form, run):
-            first, last = form.keys(start, stop)
+        for start, stop in _tiles(q_NhTD, form, run, indices):
+            first, last = form.keys(start, stop, indices)
             if first == last:
                 continue
             q, o, lse = (tensor[:, :, start:stop] for tensor in (q_NhTD, o_NhTE, lse_NhT))
@@ -327,8 +476,8 @@ def _differentiate_tiles(
     dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
     dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
     with exactly_in_the_dtype_of(q_NhTD):
-        for start, stop in _tiles(q_NhTD, form, run):
-            first, last = form.keys(start, stop)
+        for start, stop in _tiles(q_NhTD, form, run, indices):
+            first, last = form.keys(start, stop, indices)
             if first == last:
                 continue
             q, o, lse, grad = (tensor[:, :, start:stop] for tensor in (q_NhTD, o_NhTE, lse_NhT, grad_NhTE))
@@ -368,7 +517,7 @@ def _differentiate(ctx: Any, grad_NhTE: Tensor | None, _: Tensor | None) -> tupl
 _attend.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _tiles(q_NhTD: Tensor, pattern: Pattern, kernel: Kernel) -> Iterator[tuple[int, int]]:
+def _tiles(q_NhTD: Tensor, pattern: Pattern, kernel: Kernel, indices: Tensor | None) -> Iterator[tuple[int, int]]:
     rows, heads, queries, _ = q_NhTD.shape
-    first, last = pattern.keys(queries - 1, queries) if queries else (0, 0)
+    first, last = pattern.keys(queries - 1, queries, indices) if queries else (0, 0)
     return tiles(queries, kernel.widest(rows, heads, last - first), pattern.longest_tile())

@@ -9,14 +9,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from .attend import compressed_attention, selected_attention, sliding_attention
-from .kernels import Kernel
-from .packed import compressed_starts
+from .attend import (
+    compressed_attention,
+    packed_compressed_attention,
+    packed_selected_attention,
+    packed_sliding_attention,
+    selected_attention,
+    sliding_attention,
+)
+from .kernels import BlockwiseKernel, Kernel
+from .packed import one_by_one
 from .selection import Selection, select_blocks
 
 Attended = tuple[Tensor, Tensor]
@@ -78,7 +85,7 @@ class Selected(Protocol):
 
 @dataclass(frozen=True)
 class TiledBackend:
-    """Query tiles in plain torch; packed sequences one after the other."""
+    """Query tiles in plain torch, of one sequence a row or of packed ones."""
 
     kernel: Kernel
 
@@ -89,15 +96,10 @@ class TiledBackend:
     def compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
     ) -> Attended:
-        def alone(q: Tensor, k: Tensor, v: Tensor) -> Attended:
-            return compressed_attention(
-                q, k, v, block_len=block_len, block_stride=block_stride, scale=scale, kernel=self.kernel
-            )
-
+        numbers = {"block_len": block_len, "block_stride": block_stride, "scale": scale, "kernel": self.kernel}
         if starts is None:
-            return alone(q, k, v)
-        blocks = compressed_starts(starts, block_len, block_stride)
-        return one_by_one(alone, (q, starts), (k, blocks), (v, blocks))
+            return compressed_attention(q, k, v, **numbers)
+        return packed_compressed_attention(q, k, v, **numbers, starts=starts)
 
     def selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
@@ -107,13 +109,15 @@ class TiledBackend:
 
         if starts is None:
             return alone(q, k, v, indices)
-        return one_by_one(alone, (q, starts), (k, starts), (v, starts), (indices, starts))
+        if self.kernel.name == BlockwiseKernel.name:  # taken where sequences are long, so that there are few of them
+            return one_by_one(alone, (q, starts), (k, starts), (v, starts), (indices, starts))
+        numbers = {"select_len": select_len, "scale": scale, "kernel": self.kernel}
+        return packed_selected_attention(q, k, v, indices, **numbers, starts=starts)
 
     def sliding(self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None) -> Attended:
-        def alone(q: Tensor, k: Tensor, v: Tensor) -> Attended:
+        if starts is None:
             return sliding_attention(q, k, v, window=window, scale=scale, kernel=self.kernel)
-
-        return alone(q, k, v) if starts is None else one_by_one(alone, (q, starts), (k, starts), (v, starts))
+        return packed_sliding_attention(q, k, v, window=window, scale=scale, kernel=self.kernel, starts=starts)
 
     def select(
         self,
@@ -124,11 +128,7 @@ class TiledBackend:
         memo_number: Tensor | None = None,
         starts: Starts = None,
     ) -> Tensor:
-        if starts is None:
-            return select_blocks(q, k, selection, memo_number)
-        blocks = compressed_starts(starts, selection.block_len, selection.block_stride)
-        (indices,) = one_by_one(lambda q, k: (select_blocks(q, k, selection),), (q, starts), (k, blocks))
-        return indices
+        return select_blocks(q, k, selection, memo_number, starts=starts)
 
     def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
         gates = gates_cBHT.unsqueeze(-1)
@@ -148,13 +148,6 @@ class SlidingBackend:
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
     ) -> tuple[Tensor, None]:
         return self.attend(q, k, v, window=window, scale=scale, starts=starts), None
-
-
-def one_by_one(operation: Callable[..., tuple[Tensor, ...]], *packed: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
-    """The operation on each sequence's part of the tensors [1, *, rows, *], each with its own starts."""
-    parts = [tensor.split(starts.diff().tolist(), 2) for tensor, starts in packed]
-    results = [operation(*sequence) for sequence in zip(*parts, strict=True) if sequence[0].shape[2]]
-    return tuple(torch.cat(tensors, 2) for tensors in zip(*results, strict=True))
 
 
 InOneRow = Callable[..., Tensor]

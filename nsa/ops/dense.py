@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from .attend import CompletedBlocks, LastTokens, Pattern, SelectedBlocks
-from .backends import Attended, Starts, TiledBackend, one_by_one
+from .backends import Attended, Starts, TiledBackend
 from .kernels import compute_dtype
-from .packed import compressed_starts
+from .packed import compressed_starts, one_by_one
 
 
 @dataclass(frozen=True)

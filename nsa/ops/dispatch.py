@@ -79,21 +79,29 @@ def implementation_around(
 
 
 def implementation_of_selected(
-    wanted: Implementation, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, places: int, select_len: int
+    wanted: Implementation,
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTE: Tensor,
+    places: int,
+    select_len: int,
+    longest: int | None = None,
 ) -> tuple[Selected, UsedImplementation]:
     """The same for the selected branch, which on a CPU goes by blocks of keys where sequences are long.
 
-    The loop over tokens runs on every device, and only where it was asked for.
+    `longest`: tokens of the longest of packed sequences; without it there is one a row. The loop over tokens runs on
+    every device, and only where it was asked for.
     """
     if wanted is Implementation.PER_TOKEN:
         return PerTokenLoop(), UsedImplementation(PerTokenLoop.name, "asked for")
     backend, used = implementation_for(wanted, q_BHTD, k_BGTD, v_BGTE)
     if backend is not _FUSED_CPU:
         return backend, used
-    if reason := slower_reason(q_BHTD.shape[2], places, select_len):
+    tokens = q_BHTD.shape[2] if longest is None else longest
+    if reason := slower_reason(tokens, places, select_len):
         until = shortest(places, select_len)
         return backend, UsedImplementation(used.name, f"{used.reason}: {reason}", until)
-    return _BLOCKWISE, UsedImplementation("blockwise", f"{used.reason}: {q_BHTD.shape[2]} tokens")
+    return _BLOCKWISE, UsedImplementation("blockwise", f"{used.reason}: {tokens} tokens")
 
 
 def implementation_of_sliding(

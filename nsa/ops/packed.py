@@ -6,8 +6,40 @@ here asks the device for a value.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
+
+
+class Packed(NamedTuple):
+    """The documents of one row, as a layer needs them. A plain tuple, so that any wrapper may carry it."""
+
+    lengths: tuple[int, ...]  # known to the host, so that nobody has to ask the device
+    starts: Tensor  # [documents + 1] int32
+    positions_T: Tensor  # of each token in its own document
+    blocks_Sl: Tensor  # the tokens of each complete compressed block, which lies in one document
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+
+def packed(lengths: Sequence[int], block_len: int, block_stride: int, device: torch.device) -> Packed:
+    """Documents of these lengths, each at least 1, behind each other."""
+    lengths_D = torch.tensor(lengths)
+    starts = torch.nn.functional.pad(lengths_D.cumsum(0), (1, 0))
+    positions_T = torch.arange(int(starts[-1])) - starts[:-1].repeat_interleave(lengths_D)
+    # A block begins every d tokens of its document, and lies in it whole.
+    left_T = lengths_D.repeat_interleave(lengths_D) - positions_T
+    first_S = ((positions_T % block_stride == 0) & (left_T >= block_len)).nonzero().flatten()
+    return Packed(
+        lengths=tuple(lengths),
+        starts=starts.to(device, torch.int32),
+        positions_T=positions_T.to(device),
+        blocks_Sl=(first_S[:, None] + torch.arange(block_len)).to(device),
+    )
 
 
 def alone(tokens: int, device: torch.device) -> Tensor:
@@ -35,3 +67,10 @@ def selection_starts(starts: Tensor, select_len: int) -> Tensor:
 
 def _summed(counts: Tensor, starts: Tensor) -> Tensor:
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(starts.dtype)
+
+
+def one_by_one(operation: Callable[..., tuple[Tensor, ...]], *packed: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+    """The operation on each sequence's part of the tensors [1, *, rows, *], each with its own starts."""
+    parts = [tensor.split(starts.diff().tolist(), 2) for tensor, starts in packed]
+    results = [operation(*sequence) for sequence in zip(*parts, strict=True) if sequence[0].shape[2]]
+    return tuple(torch.cat(tensors, 2) for tensors in zip(*results, strict=True))

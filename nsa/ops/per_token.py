@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .backends import Starts, one_by_one
+from .backends import Starts
+from .packed import one_by_one
 
 NAME = "per_token"
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
@@ -20,6 +21,7 @@ from . import NAMESPACE
 from .attend import CompletedBlocks
 from .cores import shares, side_by_side
 from .kernels import compute_dtype, exactly_in_the_dtype_of, tiles
+from .packed import compressed_starts, sequence_of
 
 EMPTY = -1
 LONGEST_TILE = 512
@@ -72,7 +74,7 @@ def select_blocks(
     Blocks 0, the current and the previous one come first, then the most important; equal ones by the lower index.
     The query heads of a group share one row. Nothing is random and nothing depends on tokens after the query.
     With the number of a memo that is already filled, what stands there. `ranked_by` is a name of RANKERS; the fused
-    one takes the log-sum-exp of the queries over the keys, and packed sequences by their starts (nsa/ops/packed.py).
+    one takes the log-sum-exp of the queries over the keys. `starts` are those of packed sequences (nsa/ops/packed.py).
     """
     with torch.no_grad():
         return _select(
@@ -122,8 +124,10 @@ def _(q_BHTD: Tensor, k_BGSD: Tensor, _l: int, _d: int, _size: int, count: int, 
 
 
 def _by_tiles(
-    q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection, _lse: Tensor | None, _starts: Tensor | None
+    q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection, _lse: Tensor | None, starts: Tensor | None
 ) -> Tensor:
+    if starts is not None:
+        return _of_packed(q_BHTD, k_BGSD, selection, starts)
     batch, _, queries, width = q_BHTD.shape
     groups = k_BGSD.shape[1]
     rows = batch * groups
@@ -136,6 +140,22 @@ def _by_tiles(
 
     side_by_side([partial(piece, *share) for share in shares(q_BHTD.device, rows)])
     return indices.reshape(batch, groups, queries, selection.select_count)
+
+
+def _of_packed(q_1HTD: Tensor, k_1GSD: Tensor, selection: Selection, starts: Tensor) -> Tensor:
+    """A sequence of no more blocks than a query may choose needs no ranking: it takes all that begin before it."""
+    sequence_T = sequence_of(starts, q_1HTD.shape[2])
+    current_T = (torch.arange(len(sequence_T), device=starts.device) - starts[sequence_T]) // selection.select_len
+    place_n = torch.arange(selection.select_count, device=starts.device)
+    taken_Tn = torch.where(place_n <= current_T[:, None], place_n, EMPTY).to(torch.int32)
+    indices = taken_Tn.expand(1, k_1GSD.shape[1], -1, -1).contiguous()
+    bounds = starts.tolist()
+    blocks = compressed_starts(starts, selection.block_len, selection.block_stride).tolist()
+    for number, (begin, end) in enumerate(pairwise(bounds)):
+        if end - begin > selection.select_count * selection.select_len:
+            keys = k_1GSD[:, :, blocks[number] : blocks[number + 1]]
+            indices[:, :, begin:end] = _by_tiles(q_1HTD[:, :, begin:end], keys, selection, None, None)
+    return indices
 
 
 def _fill_tiles(q_NhTD: Tensor, k_NSD: Tensor, selection: Selection, indices_NTn: Tensor) -> None:

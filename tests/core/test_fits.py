@@ -50,6 +50,39 @@ def test_the_quantiles_are_those_of_the_tables() -> None:
     assert round(student(0.99, 4), 3) == 4.604
 
 
+def busy(cores: Callable[[int], float], noise: float = 0.0, seed: int = 1) -> tuple[Fit, Fit]:
+    """Fits of time and processor time of a step with quadratic work, of which a length keeps so many cores busy."""
+    work = FORMS["quadratic beside a constant"]
+    time = fitted(Quantity.SECONDS, points(lambda tokens: work(tokens) / cores(tokens), noise, seed=seed))
+    processor = fitted(Quantity.PROCESSOR, points(work, noise, seed=seed + 1))
+    assert time is not None
+    assert processor is not None
+    return time, processor
+
+
+def more_and_more(tokens: int) -> float:
+    return 1.0 if tokens < 1024 else 2.0 - 400 / tokens
+
+
+def test_where_longer_steps_keep_more_cores_busy_the_work_is_predicted_and_shared() -> None:
+    time, processor = busy(more_and_more, noise=0.01)
+    truth = FORMS["quadratic beside a constant"](FAR.tokens) / more_and_more(FAR.tokens)
+    assert abs(time.predicted(FAR).value / truth - 1) > 0.2
+    shared = time.spread_over_cores(processor).predicted(FAR)
+    assert shared.value == pytest.approx(truth, rel=0.15)
+    assert shared.low <= truth <= shared.high
+
+
+def test_as_many_cores_throughout_leave_the_fit_of_the_time_alone() -> None:
+    time, processor = busy(lambda _: 1.7, noise=0.03)
+    assert time.spread_over_cores(processor) is time
+    fewer, cells = busy(lambda tokens: 2.0 if tokens < 1024 else 1.0)
+    assert fewer.spread_over_cores(cells) is fewer
+    elsewhere = fitted(Quantity.PROCESSOR, points(FORMS["linear"], lengths=LENGTHS[1:]))
+    assert elsewhere is not None
+    assert time.spread_over_cores(elsewhere) is time
+
+
 @pytest.mark.parametrize("cost", FORMS.values(), ids=FORMS)
 def test_four_times_the_length_is_predicted_exactly_where_nothing_disturbs(cost: Callable[[int], float]) -> None:
     predicted = fit_of(points(cost)).predicted(FAR)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
-from builders import case, evidence, rank_evidence, spec
+from builders import case, ended, evidence, rank_evidence, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.diagnosis.engine import diagnose
-from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.diagnosis.grades import LIKELY
+from nsa_harness.core.evidence.evidence import Ending, Evidence
 from nsa_harness.core.outcome import outcome_of
 from nsa_harness.core.report import Place, StepCost
 from nsa_harness.core.scenario.program import Row, Table
@@ -102,6 +104,21 @@ def test_a_step_that_costs_what_its_shape_says_is_no_finding() -> None:
 )
 def test_four_nodes_for_each_token_and_layer_are_a_loop_over_tokens(nodes: int, layers: int, said: bool) -> None:
     assert (codes(cost(nodes=nodes, layers=layers)) == ["per_token_nodes"]) is said
+
+
+@pytest.mark.parametrize(
+    ("ending", "nodes", "said"),
+    [(Ending.DEADLINE, 323_166, True), (Ending.DEADLINE, 424, False), (Ending.EXITED, 323_166, False)],
+    ids=["slow", "slow for another reason", "failed otherwise"],
+)
+def test_a_loop_over_tokens_is_the_reason_of_a_run_that_is_slow(ending: Ending, nodes: int, said: bool) -> None:
+    by_us = ending is Ending.DEADLINE
+    late = replace(cost(nodes=nodes), ending=ending, launcher=ended(None if by_us else 1, 1, by_us=by_us))
+    found = diagnose(late, judge(late), RULES).findings
+    assert (found[0].code == "slow") == by_us
+    assert found[0].claim.endswith("; the program computes token by token (per_token_nodes)") == said
+    assert (found[0].confidence == LIKELY) == said
+    assert ("per_token_nodes" in [one.code for one in found]) == (nodes > 424)
 
 
 def test_few_tokens_have_few_nodes_each_whatever_computes_them() -> None:
@@ -224,6 +241,26 @@ def test_a_step_that_was_cut_short_has_told_what_its_graph_has() -> None:
     assert reported(tables(step_cost=[{"moment": "forward", "batch": 1.0, "seq_len": 64.0}]))[1] == ()
 
 
+@given(numbers=st.lists(st.floats(), min_size=3, max_size=6))
+def test_whatever_a_table_says_what_a_step_cost_are_finite_numbers(numbers: list[float]) -> None:
+    _, rows = reported(
+        tables(
+            step_cost=[{"batch": 1.0, "seq_len": 64.0, "layers": 1.0, "nodes": numbers[0]}],
+            fallback_counters=[{"part": "sel", "implementation": "eager", "until_tokens": value} for value in numbers],
+            training=[{"seconds": value, "cpu_s": -value} for value in numbers],
+        )
+    )
+    assert all(math.isfinite(value) for row in rows for value in row.values() if isinstance(value, float))
+
+
 def test_each_finding_of_a_cost_stands_beside_the_others_in_the_order_of_how_much_it_explains() -> None:
     all_of_it = cost(nodes=10**6, saved_bytes=4e9, square_bytes=3e9)
     assert codes(all_of_it) == ["per_token_nodes", "quadratic_cost", "memory_excess"]
+
+
+def test_the_loss_on_what_is_held_out_is_told_where_there_is_one() -> None:
+    training = [{"step": 1.0, "loss": 5.5}, {"step": 2.0, "loss": 5.0}]
+    evaluation = [{"step": 1.0, "loss": 5.6}, {"step": 2.0, "loss": 5.2}]
+    metrics, _ = reported(tables(training=training, evaluation=evaluation))
+    assert (metrics["eval_loss_first"], metrics["eval_loss_last"], metrics["loss_last"]) == (5.6, 5.2, 5.0)
+    assert "eval_loss_last" not in reported(tables(training=training))[0]

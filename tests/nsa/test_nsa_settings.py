@@ -153,7 +153,11 @@ def test_all_mistakes_of_all_sources_are_reported_together(tmp_path: Path) -> No
             ("--wrapper", "fsdp1", "--dtype", "float16"),
             "--dtype: float16 needs loss scaling, which --wrapper fsdp1 does not share; use --dtype bfloat16",
         ),
-        (("--data", "no/such/file"), '--data: expected synthetic, text or the path of a file, got "no/such/file"'),
+        (
+            ("--data", "no/such/file"),
+            "--data: expected synthetic, text, stories, hf:PATH, or the path of a file, a folder or a pattern of "
+            'files, got "no/such/file"',
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_errors(arguments: tuple[str, ...], message: str) -> None:

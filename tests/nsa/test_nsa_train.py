@@ -16,9 +16,7 @@ import torch
 from conftest import Alone, Program
 
 from nsa_harness import nsa
-from nsa_harness.nsa.config import CI
 from nsa_harness.nsa.data import Batches, shipped_text
-from nsa_harness.nsa.settings import Data
 
 
 def losses(directory: Path) -> list[float]:
@@ -87,6 +85,19 @@ def test_a_plain_launch_runs_every_kind_of_step(alone: Alone, tmp_path: Path, op
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.parametrize("attention", ["nsa", "stock"])
+def test_the_mean_of_all_logits_is_a_loss_that_reaches_every_parameter(alone: Alone, attention: str) -> None:
+    """The reproduction of the third report, and its control."""
+    status, output, _ = alone(
+        "--shape", "repro", "--layers", "2", "--attention", attention, "--loss", "mean", "--trace-grads"
+    )
+    assert status == 0
+    (line,) = [line for line in output.splitlines() if line.startswith("[GRAD-TRACE]")]
+    assert line.endswith(" missing=0")
+    (step,) = [line for line in output.splitlines() if line.startswith("step 1 ")]
+    assert abs(float(step.split()[3])) < 0.1 < float(step.split()[5])  # near 0, with a gradient
+
+
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(alone: Alone, tmp_path: Path) -> None:
     common = ("--layers", "1", "--data", "text")
     assert alone(*common, "--steps", "4", "--out-dir", "whole/out")[0] == 0
@@ -138,16 +149,6 @@ def test_a_data_file_that_is_too_short_is_an_error(alone: Alone, tmp_path: Path)
     status, _, error = alone("--data", "short.txt")
     assert status == 2
     assert error == "nsa.train: error: --data short.txt: 9 bytes are too few for sequences of 256 tokens\n"
-
-
-def test_targets_are_the_next_tokens_and_batches_repeat() -> None:
-    batches = Batches(Data.TEXT, CI, 3, 0, torch.device("cpu"))
-    inputs, targets = batches.fetch(1, 0, 0)
-    assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    assert bytes(inputs[0].to(torch.uint8).tolist()) in shipped_text()
-    assert torch.equal(batches.fetch(1, 0, 0)[0], inputs)
-    others = [batches.fetch(*place)[0] for place in ((2, 0, 0), (1, 1, 0), (1, 0, 1))]
-    assert all(not torch.equal(other, inputs) for other in others)
 
 
 def test_the_shipped_text_is_long_enough_to_learn_from() -> None:

@@ -151,11 +151,14 @@ def test_a_number_json_cannot_say_is_named_in_the_detail_and_null_in_the_contrac
 def _finite(value: Any) -> Any:
     """The value as the harness can make it: no infinite times. Metrics and losses may be anything."""
     if isinstance(value, Outcome):
+        cost = value.cost and replace(value.cost, seconds=1.5, error=0.25, cpu_s=None, cpu_error=0.0)
         vitals = tuple(replace(row, longest_quiet_s=None) for row in value.vitals)
         standings = tuple(replace(row, quiet_s=1.5) for row in value.standings)
         findings = tuple(replace(finding, confidence=0.5) for finding in value.findings)
         timing = replace(PASSED.timing, wall_s=2.0)
-        return replace(value, vitals=vitals, standings=standings, findings=findings, timing=timing, usage=PASSED.usage)
+        return replace(
+            value, vitals=vitals, standings=standings, findings=findings, timing=timing, usage=PASSED.usage, cost=cost
+        )
     return replace(value, outcomes=tuple(map(_finite, value.outcomes)))
 
 

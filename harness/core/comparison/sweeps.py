@@ -33,8 +33,11 @@ class Regime:
 
     @cached_property
     def fits(self) -> tuple[Fit, ...]:
-        made = (fitted(quantity, self._points(quantity)) for quantity in Quantity)
-        return tuple(fit for fit in made if fit is not None)
+        made = {quantity: fitted(quantity, self._points(quantity)) for quantity in Quantity}
+        time, work = made[Quantity.SECONDS], made[Quantity.PROCESSOR]
+        if time is not None and work is not None and self.cells[0].device == "cpu":
+            made[Quantity.SECONDS] = time.spread_over_cores(work)
+        return tuple(fit for fit in made.values() if fit is not None)
 
     def _points(self, quantity: Quantity) -> Sequence[Point]:
         """None unless every cell has it."""

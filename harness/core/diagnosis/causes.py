@@ -130,6 +130,8 @@ class Row:
     producer: Producer = Producer.RULE
     enters_tree: EntersTree = EntersTree.UNEXPLAINED
     criteria: str = ""  # settings with this prefix decide whether it is said at all
+    reason_of: str = ""  # the cause of a run that has it for a reason, where it is certain itself
+    as_reason: str = ""  # what is then said there
     verdict_means: str = ""  # for the reader, in place of what its status means
 
     @property
@@ -1197,7 +1199,8 @@ class Cause(StrEnum):
         """,
         proven_by="""
         `grad_order_rank<r>.jsonl`, which the program writes with its gradient trace on. Only what arrived on both ranks
-        is compared; a change between steps that all ranks make is none. Buckets are not compared.
+        is compared; a change between steps that all ranks make is none. With the bucket trace on it also says whether
+        DDP's buckets became ready in another order.
         """,
         remedy="""
         look for a branch, or an iteration over a set or dict, that differs between ranks.
@@ -1724,6 +1727,8 @@ class Cause(StrEnum):
         severity=Severity.WARNING,
         unfailed=Severity.WARNING,
         certain_by=(Seen.FACT,),
+        reason_of="slow",
+        as_reason="the program computes token by token",
         shown_by=(by_test("tests/end_to_end/test_step_costs.py", "only nsa.train counts the nodes of its graph"),),
         advice=(
             "Compute all tokens in one call: a batched matmul or attention with a mask, or a kernel. Until then run"

@@ -5,12 +5,12 @@ Each rule weighs its own evidence; whether the rest of the run fits is asked her
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nsa_harness.core.diagnosis.case import Case, Explanation, at, raised_alike, shorten
-from nsa_harness.core.diagnosis.causes import Doubt
-from nsa_harness.core.diagnosis.grades import CERTAIN, confidence
+from nsa_harness.core.diagnosis.causes import Doubt, row_of
+from nsa_harness.core.diagnosis.grades import CERTAIN, LIKELY, confidence
 from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.evidence.evidence import Ending, RankSnapshot
 from nsa_harness.core.evidence.exit_messages import gave_up_as
@@ -44,6 +44,16 @@ def as_sure_as_proven(case: Case, explanation: Explanation) -> Finding:
         return found
     sure = confidence(explanation.seen, explanation.cause.row.certain_by, left_open=True)
     return replace(found, left_open=tuple(dict.fromkeys((*found.left_open, left_open))), confidence=sure)
+
+
+def with_reason(found: Finding, besides: Sequence[Finding]) -> Finding:
+    """The cause with the reason that stands beside it, where that one is certain and is one: likely, if it was less."""
+    for one in besides:
+        row = row_of(one.code)
+        if row.reason_of == found.code and one.confidence >= CERTAIN:
+            sure = max(found.confidence, LIKELY)
+            return replace(found, claim=f"{found.claim}; {row.as_reason} ({one.code})", confidence=sure)
+    return found
 
 
 def _of_one_moment(case: Case, found: Finding) -> Finding:

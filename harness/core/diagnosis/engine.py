@@ -13,7 +13,7 @@ from functools import cache
 
 from nsa_harness.core.alignment.side_by_side import divergence
 from nsa_harness.core.diagnosis.case import Case, Explanation
-from nsa_harness.core.diagnosis.certainty import as_sure_as_proven
+from nsa_harness.core.diagnosis.certainty import as_sure_as_proven, with_reason
 from nsa_harness.core.diagnosis.naming import meshes, with_coordinates, without_steps
 from nsa_harness.core.diagnosis.phases import Rule, RulePhase, in_order
 from nsa_harness.core.diagnosis.progress import step_in_progress
@@ -67,8 +67,8 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
     case = Case(evidence=evidence, judgement=judgement)
     phases = by_phase((*RULES, *own_rules))
     first = None if judgement.status is Status.PASS else _cause(case, phases)
-    main = as_sure_as_proven(case, first) if first else None
     besides = [answer.finding for one in phases[RulePhase.SILENT] if (answer := one(case)) is not None]
+    main = with_reason(as_sure_as_proven(case, first), besides) if first else None
     places = meshes(evidence)
     reworded: Callable[[str], str] = str if case.counts_steps else without_steps
     findings = tuple(

@@ -101,7 +101,7 @@ def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str,
     }
 
 
-# Of CUDA 11 there are no wheels for the torch versions of today.
+# Of CUDA 11 there are no wheels for a torch as new as the oldest that is supported.
 _CUDA_WHEELS = ("cu13", "cu12")
 _TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
 

@@ -1,0 +1,34 @@
+"""What the words of `--data` mean: the shards of each source that has documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from ..settings import Data, HubData
+from ..world import CannotRunError
+from .shards import TEXT_ENDINGS, FileShard, HubShard, Shard, files_at, has_ending
+from .stories import all_stories
+
+
+def shards_of(data: Data | Path | HubData, text_field: str) -> Sequence[Shard]:
+    """Raises CannotRunError for files that are no texts, or where there is none."""
+    if isinstance(data, HubData):
+        return [HubShard(path=data.path, config=data.config, split=data.split, text_field=text_field)]
+    if data is Data.STORIES:
+        return all_stories()
+    files = files_at(data) if isinstance(data, Path) else [shipped_file()]
+    unknown = [path for path in files if not has_ending(path, *TEXT_ENDINGS)]
+    if unknown:
+        raise CannotRunError(f"--data {unknown[0]}: expected a file that ends with {', '.join(TEXT_ENDINGS)}")
+    return [FileShard(path=path, text_field=text_field) for path in files]
+
+
+def shipped_file() -> Path:
+    """The text that comes with the package."""
+    return Path(str(resources.files(__package__).joinpath("..", "texts", "village.txt")))
+
+
+def shipped_text() -> bytes:
+    return shipped_file().read_bytes()

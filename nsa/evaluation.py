@@ -1,0 +1,60 @@
+"""The loss on what is held out: the same batches each time, without gradients, and its table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from .data import Batch, Batches
+from .observe import say
+from .settings import Settings
+from .world import World
+
+# Of synthetic data what is held out are the batches of another seed.
+_OTHER_SEED = 1 << 31
+HEADER = "step,loss,tokens,seconds"
+
+
+class Evaluation:
+    """`loss_of` computes the loss of a batch, summed over the targets that count."""
+
+    def __init__(self, settings: Settings, world: World, model: nn.Module, loss_of: Callable[[Batch], Tensor]) -> None:
+        held_out = settings.data if settings.eval_data is None else settings.eval_data
+        seed = settings.seed + _OTHER_SEED
+        self._batches = Batches(replace(settings, data=held_out, seed=seed, accumulate=1), world)
+        self._start = self._batches.state_dict()
+        self._count = settings.eval_batches
+        self._world, self._model, self._loss_of = world, model, loss_of
+        self._table = settings.out_dir / "evaluation.csv"
+
+    def after(self, step: int) -> None:
+        """Evaluate, say it, add its row. Every rank must call it: sharded models gather their weights."""
+        started_s = time.perf_counter()
+        loss, targets = (self._world.average_over_ranks(one) for one in self._summed())
+        mean, tokens = float(loss / targets), round(float(targets) * self._world.size)
+        seconds = time.perf_counter() - started_s
+        if not self._world.is_first:
+            return
+        say(f"evaluation step {step} loss {mean:.4f} {tokens} tokens {seconds:.3f} s")
+        with self._table.open("a", encoding="utf-8") as table:
+            if table.tell() == 0:
+                table.write(f"{HEADER}\n")
+            table.write(f"{step},{mean:.6g},{tokens},{seconds:.6g}\n")
+
+    @torch.no_grad()
+    def _summed(self) -> tuple[Tensor, Tensor]:
+        """The loss of all batches of this rank, and of how many targets."""
+        trained = self._model.training
+        self._model.eval()
+        try:
+            self._batches.load_state_dict(self._start)
+            batches = [self._batches.fetch() for _ in range(self._count)]
+            summed = torch.stack([self._loss_of(batch) for batch in batches]).double().sum()
+            return summed, summed.new_tensor(sum(batch.counted for batch in batches))
+        finally:
+            self._model.train(trained)
+            self._batches.close()
