@@ -27,6 +27,7 @@ from .settings import Option, SettingsError, one_of, whole
 
 # What torchrun tells a rank of itself; a stage that starts ranks of its own must not take it for its own.
 _OF_A_LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "NSA_OUT_DIR")
+LAUNCH_LOG = "launch.log"
 _LOSS_APART = 1e-4
 _WEIGHTS_APART = {1: 0.0, 2: 0.0}  # by ranks: more than two add up in an order that DDP's buckets decide
 _MORE_RANKS_APART = 1e-6
@@ -151,20 +152,25 @@ def _train(
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks or rehearsal.ranks}"]
     words = [str(word) for pair in options.items() for word in pair]
     said = []
-    with subprocess.Popen(
-        [sys.executable, *launch, str(Path(__file__).parent), *rehearsal.options, *words],
-        env={name: value for name, value in os.environ.items() if not name.startswith(_OF_A_LAUNCH)}
-        | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    # What torchrun says of a rank that was killed is meant, and whoever reads our own output must not take it for ours.
+    with (
+        (directory / LAUNCH_LOG).open("a") as errors,
+        subprocess.Popen(
+            [sys.executable, *launch, str(Path(__file__).parent), *rehearsal.options, *words],
+            env={name: value for name, value in os.environ.items() if not name.startswith(_OF_A_LAUNCH)}
+            | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
         assert process.stdout is not None
         for line in process.stdout:
             said.append(line.rstrip("\n"))
             if kill is not None and line.startswith(f"step {kill[1]} "):
                 _kill(directory, kill[0])
     if (process.returncode != 0) is (kill is None):
-        raise FailedStageError(f"nsa.train ended with status {process.returncode} in {directory}")
+        raise FailedStageError(f"nsa.train ended with status {process.returncode}: {directory / LAUNCH_LOG}")
     return said
 
 

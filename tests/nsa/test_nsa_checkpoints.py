@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Alone
+from conftest import ROOT, Alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ranks import run_forks
+from ranks import ended, fork_ranks, run_forks, wait_for
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from nsa_harness.nsa import rehearse
 from nsa_harness.nsa.checkpoints import folder as folders
 from nsa_harness.nsa.checkpoints import save as saving_module
 from nsa_harness.nsa.checkpoints.carried import carried_text, rank_file, take_up
@@ -500,3 +501,83 @@ def test_killed_before_whatever_it_does_to_the_disk_a_run_keeps_what_was_saved(
             assert torch.equal(read_weights(newest)[1]["weight"].round(), torch.full((3, 4), float(manifest.step)))
         else:
             assert [path.name for path in folders.checkpoints_in(directory / "checkpoint")] in ([], ["step-1"])
+
+
+def spread(directory: Path, ranks: int, *options: str) -> list[str]:
+    """A run on so many ranks; what rank 0 said."""
+    directory.mkdir(exist_ok=True)
+    done = run_forks(ranks, str(ROOT / "nsa"), *TINY, "--checkpoint-every", "2", *options, boards=None, cwd=directory)
+    assert [rank.status for rank in done] == [0] * ranks, done
+    return done[0].out.splitlines()
+
+
+@pytest.mark.parametrize(
+    "wrapper", ["ddp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "fsdp1", "manual"))]
+)
+def test_two_ranks_go_on_bit_for_bit_and_one_rank_within_rounding(tmp_path: Path, wrapper: str) -> None:
+    whole, resumed, alone = (tmp_path / name for name in ("whole", "resumed", "alone"))
+    spread(whole, 2, "--wrapper", wrapper, "--steps", "4")
+    shutil.copytree(whole / "out/checkpoint/step-2", tmp_path / "from/step-2")
+    said = spread(resumed, 2, "--wrapper", wrapper, "--steps", "4", "--resume", "../from", "--async-checkpoint")
+    assert "nsa.train goes on from ../from/step-2, written after step 2" in said
+    last = "out/checkpoint/step-4"
+    assert furthest(whole / last, resumed / last) == 0
+    said = spread(alone, 1, "--accumulate", "2", "--steps", "4", "--resume", "../from")
+    assert "nsa.train saved by 2 ranks, this run has 1: their generators of random numbers begin anew" in said
+    assert furthest(whole / last, alone / last) < 1e-6
+    assert [loss for _, loss in rows(alone / "out")] == pytest.approx(
+        [loss for _, loss in rows(whole / "out")][2:], abs=1e-4
+    )
+
+
+@pytest.mark.slow
+def test_four_ranks_go_on_to_a_millionth_and_two_of_them_keep_the_loss(tmp_path: Path) -> None:
+    whole, resumed, half = (tmp_path / name for name in ("whole", "resumed", "half"))
+    spread(whole, 4, "--wrapper", "ddp", "--steps", "6")
+    shutil.copytree(whole / "out/checkpoint/step-2", tmp_path / "from/step-2")
+    spread(resumed, 4, "--wrapper", "ddp", "--steps", "6", "--resume", "../from")
+    assert furthest(whole / "out/checkpoint/step-6", resumed / "out/checkpoint/step-6") < 1e-6
+    spread(half, 2, "--wrapper", "fsdp", "--accumulate", "2", "--steps", "6", "--resume", "../from")
+    losses = [loss for _, loss in rows(whole / "out")]
+    assert [loss for _, loss in rows(half / "out")] == pytest.approx(losses[2:], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mark", ["step-4.writing", "step-4.writing/__1_0.distcp", "step-4.writing/.metadata", "step-4.writing/rank1.json"]
+)
+def test_a_run_of_two_ranks_that_is_killed_while_it_writes_goes_on_from_the_checkpoint_before(
+    tmp_path: Path, mark: str
+) -> None:
+    options = (*TINY, "--wrapper", "ddp", "--checkpoint-every", "2", "--steps", "6")
+    ranks = fork_ranks(2, str(ROOT / "nsa"), *options, boards=None, cwd=tmp_path)
+    wait_for((tmp_path / "out/checkpoint" / mark).exists, mark)
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        ended(rank)
+    _, manifest, _ = whole_at(tmp_path / "out")
+    assert manifest.step >= 2
+    spread(tmp_path, 2, "--wrapper", "ddp", "--steps", "6", "--resume", "auto")
+    spread(tmp_path / "whole", 2, "--wrapper", "ddp", "--steps", "6")
+    assert rows(tmp_path / "out") == rows(tmp_path / "whole/out")
+    assert furthest(tmp_path / "out/checkpoint/step-6", tmp_path / "whole/out/checkpoint/step-6") == 0
+
+
+def test_a_rehearsal_tells_all_its_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rehearse.main(["drowned", "--ranks", "0", "--", "--shape", "ci"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        'nsa.rehearse: error: kind: expected killed, damaged or other_world, got "drowned"',
+        'nsa.rehearse: error: ranks: expected a whole number of at least 1, got "0"',
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", rehearse.Kind)
+def test_a_rehearsal_ends_as_the_run_without_a_break(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], kind: str
+) -> None:
+    options = ("--steps", "9", "--kills", "3", "--out-dir", str(tmp_path), "--", *TINY, "--wrapper", "ddp")
+    assert rehearse.main([kind, *options]) == 0
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith("rehearse: each of 9 steps is there once; loss_apart=0.0 ")
