@@ -184,7 +184,7 @@ class Observer:
 
     def selections(self) -> list[SelectionRow]:
         return [
-            selection_row(_layer(name), self._kept[name], module.selection.select_len)
+            selection_row(_layer(name), self._kept[name], module.selection.select_len, module.positions_T)
             for name, module in self._modules.items()
             if isinstance(module, BlockSelector) and name in self._kept
         ]
@@ -213,14 +213,19 @@ class Observer:
         return note
 
 
-def selection_row(layer: str, indices_BGTn: Tensor, select_len: int) -> SelectionRow:
-    """Counts over all queries: different blocks per query, and how many places are forced or empty."""
+def selection_row(layer: str, indices_BGTn: Tensor, select_len: int, positions_T: Tensor | None = None) -> SelectionRow:
+    """Counts over all queries: different blocks per query, and how many places are forced or empty.
+
+    `positions_T`: of packed documents, in which indices count from the query's own.
+    """
     ordered = indices_BGTn.sort(-1).values
     new = torch.ones_like(ordered, dtype=torch.bool)
     new[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
     filled = ordered >= 0
     distinct = (new & filled).sum(-1)
-    current = torch.arange(ordered.shape[2], device=ordered.device)[:, None] // select_len
+    if positions_T is None:
+        positions_T = torch.arange(ordered.shape[2], device=ordered.device)
+    current = positions_T[:, None] // select_len
     forced = filled & new & ((ordered == 0) | (ordered == current) | (ordered == current - 1))
     numbers = torch.stack(
         [
