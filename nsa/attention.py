@@ -137,6 +137,7 @@ class BlockSelector(nn.Module):
         super().__init__()
         self.implementation = implementation
         self.runs: Counter[UsedImplementation] = Counter()
+        self.positions_T: Tensor | None = None  # of the newest queries, where they were of packed documents
         self.selection = Selection(
             block_len=config.block_len,
             block_stride=config.block_stride,
@@ -154,6 +155,8 @@ class BlockSelector(nn.Module):
         packed: Packed | None = None,
     ) -> Tensor:
         """Indices [B, G, T, n] int32. Without the log-sum-exp of the queries over the keys it is computed here."""
+        if packed is not None:
+            self.positions_T = packed.positions_T
         backend, used = implementation_around(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
         count(self.runs, used)
         return backend.select(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number, packed and packed.starts)

@@ -83,7 +83,7 @@ class Observer:
 
     def selections(self) -> list[SelectionRow]:
         return [
-            selection_row(_layer(name), self._kept[name], module.selection.select_len)
+            selection_row(_layer(name), self._kept[name], module.selection.select_len, module.positions_T)
             for name, module in self._modules.items()
             if isinstance(module, BlockSelector) and name in self._kept
         ]

@@ -144,7 +144,7 @@ class Batches:
         }
 
     def close(self) -> None:
-        """The threads end. May be called again, and a later batch starts new ones."""
+        """The threads end, and files are closed."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None

@@ -153,8 +153,9 @@ class Maps:
         raise CannotRunError(f"--data: no window can be read any more; {self._trouble.sentence()}")
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        """The last thing that is asked of them."""
+        while self._files:
+            self._files.pop().close()
 
     def _permutation(self, epoch: int) -> Any:
         order = self._order

@@ -208,11 +208,11 @@ def has_ending(path: Path, *endings: str) -> bool:
 def files_at(source: Path) -> list[Path]:
     """The files that a path, a folder or a pattern names, by name. Raises CannotRunError for none.
 
-    A folder is searched without its folders. What has no known ending is left aside.
+    Left aside are folders below a folder, what has no known ending, and what is named as kept for validation.
     """
     known = (*TEXT_ENDINGS, TOKEN_ENDING)
     if source.is_dir():
-        found = sorted(path for path in source.iterdir() if has_ending(path, *known))
+        found = sorted(path for path in source.iterdir() if has_ending(path, *known) and not _is_held_out(path))
     elif source.exists() or not set("*?[") & set(str(source)):
         found = [source]
     else:
@@ -223,6 +223,11 @@ def files_at(source: Path) -> list[Path]:
     if len(kinds) > 1:
         raise CannotRunError(f"--data {source}: has files of tokens (.bin) beside files of text; name one kind")
     return found
+
+
+def _is_held_out(path: Path) -> bool:
+    """As nanoGPT's val.bin."""
+    return path.name.startswith(("val", "test"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -334,6 +334,17 @@ def test_files_of_32_bits_and_their_documents_are_read_by_what_is_beside_them(tm
         loader(tmp_path)
 
 
+def test_what_a_folder_keeps_for_validation_is_left_aside(tmp_path: Path) -> None:
+    """As nanoGPT's folders have it: train.bin, val.bin and no word on what the numbers mean."""
+    tokens_at(tmp_path, count=200)
+    (tmp_path / "val.bin").write_bytes(b"123")
+    batches = loader(tmp_path, "--batch", "1")
+    assert batches.introduction() == "files of tokens, packing stream, 2 workers"
+    windows = sorted(tuple(batches.fetch().tokens[0].tolist()) for _ in range(6))
+    batches.close()
+    assert windows == [tuple(range(first, first + 32)) for first in range(0, 192, 32)]
+
+
 def test_a_file_of_tokens_is_read_where_it_is_asked(tmp_path: Path) -> None:
     from nsa_harness.nsa.data.maps import Meta
 

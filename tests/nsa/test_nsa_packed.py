@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nsa_harness.nsa.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_harness.nsa.model import Recompute, TinyLM
+from nsa_harness.nsa.observe import Observer
 from nsa_harness.nsa.ops.packed import compressed_starts, packed
 from nsa_harness.nsa.ops.selection import RANKERS
 from nsa_harness.nsa.parallelize import checkpoint_layers
@@ -57,6 +58,24 @@ def test_so_it_is_with_the_implementations_that_nobody_gets_unasked(
     tiny: NSAConfig, implementation: Implementation
 ) -> None:
     assert_each_is_as_alone(TinyLM.from_config(tiny, implementation), LENGTHS, rows=2)
+
+
+def test_so_it_is_with_the_fused_kernels(tiny: NSAConfig) -> None:
+    config = replace(tiny, layers=1, vocab=5)
+    assert_each_is_as_alone(TinyLM.from_config(config, Implementation.TRITON), (3, 17), rows=1)
+
+
+def test_what_was_selected_is_counted_in_each_document(tiny: NSAConfig) -> None:
+    """Alone, each document has the same blocks forced; counted along the row, hardly any would be."""
+    model = TinyLM.from_config(replace(tiny, layers=1))
+    observer = Observer(model)
+    tokens = torch.randint(tiny.vocab, (1, 8)).repeat(1, 5)
+    observer.watch()
+    model(tokens[:, :8])
+    alone = observer.selections()
+    model(tokens, (8,) * 5)
+    assert observer.selections() == alone
+    assert alone[0].forced_share == 1.0
 
 
 def test_so_it_is_with_blocks_of_means_and_in_the_dense_control(tiny: NSAConfig) -> None:
