@@ -175,6 +175,11 @@ def with_a_good_one(folder: Path, name: str, make: Callable[[Path], None]) -> No
     make(folder / name)
 
 
+def whole_epochs(batches: Batches) -> None:
+    """More batches than come of all texts."""
+    assert all(batches.fetch().tokens.shape == (2, 32) for _ in range(600))
+
+
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("kind", BAD_SHARDS)
 class TestABadShard:
@@ -182,8 +187,7 @@ class TestABadShard:
         name, make, told = BAD_SHARDS[kind]
         with_a_good_one(tmp_path, name, make)
         batches = loader(tmp_path, "--bad-shards", "skip")
-        for _ in range(600):  # more than all of them
-            assert batches.fetch().tokens.shape == (2, 32)
+        whole_epochs(batches)
         batches.close()
         sentence = batches.trouble.sentence()
         assert sentence is not None
@@ -196,7 +200,7 @@ class TestABadShard:
         with_a_good_one(tmp_path, name, make)
         batches = loader(tmp_path)
         with pytest.raises(CannotRunError) as caught:
-            list(iter(batches.fetch, None))
+            whole_epochs(batches)
         batches.close()
         assert told in str(caught.value)
         assert str(caught.value).endswith("; --bad-shards skip leaves it out and counts it")
