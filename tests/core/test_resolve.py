@@ -46,8 +46,9 @@ def test_every_option_of_nsa_train_is_spelled_out() -> None:
         "--no-compile --impl auto --dtype float32 --steps 3 --batch 2 --accumulate 1 --data synthetic --seed 0 "
         "--phase step --learning-rate 0.00012345678 --freeze *.gate_mlp.* --checkpoint-every 0 --keep-last 0 "
         "--no-async-checkpoint --gc 1,3 --gc-mode non_reentrant --wrapper ddp --no-static-graph "
-        "--no-find-unused-parameters --broadcast-buffers --no-gradient-as-bucket-view --bucket-cap-mb 25.0 --comm-hook none "
-        "--no-barrier-after-backward --backend gloo --device cpu --trace-grads --no-trace-module-bwd --no-trace-buckets --mem-dump-every 0 "
+        "--no-find-unused-parameters --broadcast-buffers --no-gradient-as-bucket-view --bucket-cap-mb 25.0 "
+        "--comm-hook none --no-barrier-after-backward --backend gloo --device cpu --trace-grads "
+        "--no-trace-module-bwd --no-trace-buckets --mem-dump-every 0 "
         "--no-profile-memory --no-detect-anomaly --no-step-cost"
     )
 
