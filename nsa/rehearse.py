@@ -233,7 +233,7 @@ def _read(arguments: Sequence[str], environment: Mapping[str, str]) -> Rehearsal
     values["out_dir"] = Path(environment.get("NSA_OUT_DIR") or "out")
     mistakes = []
     parsers: dict[str, Callable[[str], object]] = {"kind": one_of(Kind)}
-    for name, parse in parsers.items() | {option.name: option.parse for option in OPTIONS}.items():
+    for name, parse in (parsers | {option.name: option.parse for option in OPTIONS}).items():
         try:
             if given[name] is not None:
                 values[name] = parse(given[name])

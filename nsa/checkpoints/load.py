@@ -59,10 +59,14 @@ def read_weights(path: Path) -> tuple[NSAConfig, Mapping[str, Tensor]]:
     if path.is_file():
         return read_file(path, "", lambda content: (shape_of(content["dimensions"]), content["model"]))
     checkpoint, manifest, _ = whole_at(path)
+    try:
+        saved = _Reader(checkpoint).read_metadata().state_dict_metadata
+    except pickle.UnpicklingError as error:
+        raise CannotRunError(f"{checkpoint}: {error}") from error
     prefix = "model."
     weights = {
         name: torch.empty(kind.size, dtype=kind.properties.dtype)
-        for name, kind in _Reader(checkpoint).read_metadata().state_dict_metadata.items()
+        for name, kind in saved.items()
         if name.startswith(prefix) and isinstance(kind, metadata.TensorStorageMetadata)
     }
     _read(checkpoint, weights, alone=True)

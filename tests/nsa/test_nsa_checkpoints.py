@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import pickle
 import random
 import shutil
@@ -459,13 +460,24 @@ class Foreign:
         return print, ("a checkpoint ran code",)
 
 
-def test_a_checkpoint_from_elsewhere_runs_no_code(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_from_elsewhere_runs_no_code(
+    alone: Alone, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoint = trained / "step-4"
-    metadata = checkpoint / ".metadata"
-    metadata.write_bytes(pickle.dumps(Foreign()))
-    with pytest.raises(pickle.UnpicklingError, match=r"builtins\.print does not belong into a checkpoint"):
-        _Reader(checkpoint).read_metadata()
-    assert "ran code" not in capsys.readouterr().out
+    content = json.loads((checkpoint / "complete.json").read_text())["manifest"]
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Foreign()))
+    # As whoever wants to be trusted would seal it.
+    files = {path.name: folders.sealed(path) for path in checkpoint.iterdir() if path.name != "complete.json"}
+    aside = checkpoint.rename(folders.beside(trained, 4))
+    del content["format"]
+    folders.finish(aside, folders.Manifest(**{**content, "files": files}))
+    assert checked(checkpoint).step == 4
+    with pytest.raises(CannotRunError, match=r"builtins\.print does not belong into a checkpoint"):
+        read_weights(checkpoint)
+    status, output, error = alone(*TINY, *STEPS[2:], "--steps", "6", "--resume", "auto")
+    assert status == 2
+    assert "builtins.print does not belong into a checkpoint" in error
+    assert "ran code" not in output + capsys.readouterr().out
 
 
 def killed_at(directory: Path, operation: int) -> tuple[int, int]:
