@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .attention import BlockSelector, GateMLP, NSAttention
 from .observe import named_modules
+from .ops.packed import Packed
 
 EVERY_STEPS = 10
 SHUT, OPEN = 0.01, 0.99  # a gate beyond these is saturated
@@ -63,6 +64,7 @@ class Observer:
         self._modules = dict(named_modules(model))
         self._compiled = compiled
         self._kept: dict[str, Tensor] = {}
+        self._positions: dict[str, Tensor | None] = {}  # of queries in their own documents; None: rows of one each
         self._dtypes: dict[str, torch.dtype] = {}
         self._handles: list[Any] = []
 
@@ -83,7 +85,7 @@ class Observer:
 
     def selections(self) -> list[SelectionRow]:
         return [
-            selection_row(_layer(name), self._kept[name], module.selection.select_len, module.positions_T)
+            selection_row(_layer(name), self._kept[name], module.selection.select_len, self._positions[name])
             for name, module in self._modules.items()
             if isinstance(module, BlockSelector) and name in self._kept
         ]
@@ -100,8 +102,9 @@ class Observer:
         return dict(self._dtypes)
 
     def _keep(self, name: str) -> Any:
-        def keep(_: nn.Module, __: Any, output: Tensor) -> None:
-            self._kept[name] = output.detach()
+        def keep(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
+            packed = next((one for one in given if isinstance(one, Packed)), None)
+            self._kept[name], self._positions[name] = output.detach(), packed and packed.positions_T
 
         return keep
 

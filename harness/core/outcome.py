@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 import re
-import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -19,7 +18,7 @@ from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.grades import Seen
 from nsa_harness.core.diagnosis.naming import Meshes, coordinates, meshes, rank_names
 from nsa_harness.core.diagnosis.phases import Rule
-from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Exit, Frame, RankEvidence, RankSnapshot
+from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, would_act
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
@@ -388,11 +387,10 @@ def signals(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str
     """
     if judgement.status is not Status.HANG or not evidence.snapshots:
         return
-    exits = {one.rank: one for one in evidence.exits if one.rank is not None}
     for seen in evidence.snapshots[-1].ranks:
         would = would_act(seen.process) if seen.process else ""
         if would:
-            known = (would, _stacks_read(seen), _acted(exits.get(seen.rank)))
+            known = (would, _stacks_read(seen), _acted(evidence, seen.pid))
             yield seen.rank, "; ".join(one for one in known if one)
 
 
@@ -408,11 +406,12 @@ def _stacks_read(seen: RankSnapshot) -> str:
     )
 
 
-def _acted(ended: Exit | None) -> str:
-    if ended is None or not ended.by_us or ended.status is None:
-        return ""
-    words = {-signal.SIGTERM: "it ended at our SIGTERM", -signal.SIGKILL: "it ended at our SIGKILL"}
-    return words.get(ended.status, "")
+def _acted(evidence: Evidence, pid: int) -> str:
+    """What became of the signals by which we ended it: SIGKILL follows where SIGTERM did not do."""
+    sent = {one.signal for one in evidence.signals if one.pid == pid and one.sender == "harness"}
+    if "SIGKILL" in sent:
+        return "our SIGTERM did not end it in time, and SIGKILL followed"
+    return "it ended at our SIGTERM" if "SIGTERM" in sent and evidence.undead == () else ""
 
 
 def _cost(evidence: Evidence) -> StepCost | None:

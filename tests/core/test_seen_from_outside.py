@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.evidence.evidence import Evidence, RankSnapshot
-from nsa_harness.core.evidence.host import Gpu, MemoryMark, NcclInfo, SignalMasks, read_nccl, would_act
+from nsa_harness.core.evidence.host import Gpu, MemoryMark, NcclInfo, SentSignal, SignalMasks, read_nccl, would_act
 from nsa_harness.core.evidence.looks import Looks, Memory
 from nsa_harness.core.outcome import outcome_of, signals
 from nsa_harness.core.report import Outcome, Status
@@ -91,12 +91,18 @@ def hang(**of_evidence: Any) -> Evidence:
 
 
 def test_of_a_hang_it_is_told_what_each_rank_does_with_a_signal_and_which_ended_it() -> None:
-    exits = (ended(0, -signal.SIGTERM, by_us=True), ended(1, -signal.SIGKILL, by_us=True))
-    outcome = told(hang(exits=exits))
+    sent = [
+        (101, "SIGKILL", "harness"),
+        *((pid, "SIGTERM", who) for pid in (100, 101) for who in ("harness", "torchrun")),
+    ]
+    signals = tuple(SentSignal(pid=pid, rank=pid - 100, signal=name, sender=who, at_s=None) for pid, name, who in sent)
+    outcome = told(hang(signals=signals, undead=()))
     assert outcome.signals == {
         0: "SIGTERM ends it; its stacks were read by py-spy; it ended at our SIGTERM",
-        1: "SIGTERM ends it; its stacks were read by py-spy; it ended at our SIGKILL",
+        1: "SIGTERM ends it; its stacks were read by py-spy; our SIGTERM did not end it in time, and SIGKILL followed",
     }
+    unseen = told(hang(signals=signals, undead=None)).signals
+    assert unseen[0] == "SIGTERM ends it; its stacks were read by py-spy"
     same = replace(outcome, signals=dict.fromkeys((0, 1), "SIGTERM ends it"))
     assert dict(words.grounds(same))["signals"] == ("ranks 0-1: SIGTERM ends it",)
 

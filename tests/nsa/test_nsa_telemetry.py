@@ -165,6 +165,20 @@ def test_an_observer_leaves_no_hook_behind(model: TinyLM) -> None:
     assert all(not module._forward_hooks for module in watched)
 
 
+def test_packed_documents_are_sampled_each_by_itself(model: TinyLM) -> None:
+    """Two documents in a row count as the same two in rows of their own: blocks, distances, overlap, entropy."""
+    tokens = torch.randint(256, (2, 64))
+    rows = []
+    for lengths in (None, (64, 64)):
+        observer = Observer(model)
+        observer.watch(dtypes=False)
+        model(tokens) if lengths is None else model(tokens, lengths)
+        observer.release()
+        rows.append(observer.selections())
+    assert rows[0] == rows[1]
+    assert rows[0][0].blocks == 2
+
+
 # Files.
 
 
