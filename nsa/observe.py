@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,23 @@ def say(line: str) -> None:
 
 
 class GradientTrace:
-    """Which parameters got a gradient in this step, in the order of their arrival."""
+    """Which parameters got a gradient in this step, in the order of their arrival, and which buckets that made ready.
 
-    def __init__(self, parameters: Iterable[tuple[str, nn.Parameter]], order_file: Path) -> None:
+    `buckets`: takes the parameters of each of DDP's buckets in this step, by its number.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        order_file: Path,
+        buckets: Callable[[], Mapping[int, Sequence[Tensor]]] = dict,
+    ) -> None:
         self._parameters = dict(parameters)
+        self._buckets = buckets
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._arrived: dict[str, None] = {}
         self._order_file = order_file
-        self._last: list[str] = []
+        self._last: dict[str, Any] = {}
         for name, parameter in self._parameters.items():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._arrival(name))
@@ -63,11 +73,33 @@ class GradientTrace:
 
     def _keep_order(self, step: int, arrived: list[str], missing: list[str]) -> None:
         """The order is written when it differs from the step before; it is the same in most steps."""
-        if arrived == self._last:
+        held = {
+            number: [self._names[id(one)] for one in parameters if id(one) in self._names]
+            for number, parameters in self._buckets().items()
+        }
+        order = {"arrived": arrived, "buckets": ready_buckets(arrived, held)} if held else {"arrived": arrived}
+        if order == self._last:
             return
-        self._last = arrived
+        self._last = order
         with self._order_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, "arrived": arrived, "missing": missing}) + "\n")
+            file.write(json.dumps({"step": step, **order, "missing": missing}) + "\n")
+
+
+def ready_buckets(arrived: Sequence[str], held: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
+    """The buckets in the order in which they became ready: with the last of their gradients to arrive.
+
+    DDP reduces them by their numbers all the same. One with a parameter whose gradient never arrived comes last.
+    """
+    place = {name: number for number, name in enumerate(arrived)}
+    by_last = sorted(held, key=lambda number: (max(place.get(name, len(place)) for name in held[number]), number))
+    return [
+        {
+            "bucket": number,
+            "parameters": len(held[number]),
+            "last": max(held[number], key=lambda n: place.get(n, len(place))),
+        }
+        for number in by_last
+    ]
 
 
 class ViewGradientTrace(GradientTrace):

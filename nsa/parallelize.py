@@ -7,7 +7,7 @@ And what DDP does with a bucket of gradients between the ranks: its communicatio
 import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -69,7 +69,7 @@ def averaged_as_bf16(values: Tensor) -> Tensor:
 
 @dataclass
 class BucketTrace:
-    """State of the hook below: whose buckets these are, and whether they are still spoken about.
+    """State of the hook below: whose buckets these are, what is in them, and whether they are still spoken about.
 
     Two steps are enough. In the first one DDP has a single bucket while it learns the order of the gradients; the
     buckets of the second stay.
@@ -80,10 +80,17 @@ class BucketTrace:
     rank: int
     reduce: Hook = allreduce_hook
     speaking: bool = True
+    held: dict[int, list[Tensor]] = field(default_factory=dict)  # the parameters of each bucket, in this step
+
+    def taken(self) -> dict[int, list[Tensor]]:
+        """What the buckets of the step held, which is then over."""
+        held, self.held = self.held, {}
+        return held
 
 
 def announce_and_reduce(trace: BucketTrace, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """A DDP communication hook: a line per bucket while the trace speaks, then the hook that it stands in front of."""
+    trace.held[bucket.index()] = bucket.parameters()
     if trace.speaking:
         buffer = bucket.buffer()
         say(f"[DDP] rank={trace.rank} bucket_elems={buffer.numel()} dtype={buffer.dtype}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import ALL_BRANCHES, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
+from .elsewhere import instead_of
 
 
 class Data(StrEnum):
@@ -26,6 +27,12 @@ class Phase(StrEnum):
     DATA = "data"
     FORWARD = "forward"
     BACKWARD = "backward"
+
+
+class Decay(StrEnum):
+    NONE = "none"
+    COSINE = "cosine"
+    LINEAR = "linear"
 
 
 class Wrapper(StrEnum):
@@ -150,6 +157,16 @@ def not_negative(text: str) -> float:
     return number
 
 
+def fraction(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number < 1.0:
+        raise ValueError(f'expected a number of at least 0 and below 1, got "{text}"')
+    return number
+
+
 def data_source(text: str) -> Data | Path:
     """A named source, or a file that can be read."""
     if text in set(Data):
@@ -241,6 +258,12 @@ OPTIONS = (
         default=Data.SYNTHETIC,
         about="synthetic, text, or a file of bytes",
         spellings=("--dataset",),
+    ),
+    Option(
+        name="loss",
+        parse=word("cross_entropy", "mean"),
+        default="cross_entropy",
+        about="cross_entropy of the next token, or the mean of all logits",
     ),
     Option(name="seed", parse=whole(0), default=0, about="seed of weights and data; the data differs per rank"),
     Option(name="phase", parse=one_of(Phase), default=Phase.STEP, about="how far a step goes"),
@@ -334,8 +357,24 @@ OPTIONS = (
         default=False,
         about="count the bytes that the first forward pass keeps for its backward pass",
     ),
-    Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW"),
-    Option(name="clip", parse=positive, default=1.0, about="largest norm of all gradients together"),
+    Option(name="learning_rate", parse=positive, default=1e-3, about="of AdamW, the highest of its schedule"),
+    Option(name="warmup_steps", parse=whole(0), default=0, about="the rate rises from 0 over so many steps"),
+    Option(
+        name="lr_decay",
+        parse=one_of(Decay),
+        default=Decay.NONE,
+        about="how the rate falls from the warm-up to --decay-steps: none, cosine or linear",
+    ),
+    Option(name="decay_steps", parse=whole(0), default=0, about="the step from which on the rate is --min-lr"),
+    Option(name="min_lr", parse=not_negative, default=0.0, about="where the decay ends"),
+    Option(name="weight_decay", parse=not_negative, default=0.01, about="of AdamW, on every parameter"),
+    Option(name="beta1", parse=fraction, default=0.9, about="of AdamW"),
+    Option(name="beta2", parse=fraction, default=0.999, about="of AdamW"),
+    Option(name="clip", parse=not_negative, default=1.0, about="largest norm of all gradients together; 0: any"),
+    Option(name="eval_every", parse=whole(0), default=0, about="evaluate every so many steps; 0: never"),
+    Option(name="eval_data", parse=data_source, default=None, about="what is held out, as --data takes it"),
+    Option(name="eval_batches", parse=whole(1), default=8, about="batches per rank of one evaluation"),
+    Option(name="log_every", parse=whole(1), default=1, about="print every so many steps; files have each"),
     Option(name="freeze", parse=str, default=None, about="parameters to freeze, a pattern such as *.gate_mlp.*"),
     Option(
         name="checkpoint_every", parse=whole(0), default=0, about="write a checkpoint every so many steps; 0: never"
@@ -387,6 +426,7 @@ class Settings:
     batch: int
     accumulate: int
     data: Data | Path
+    loss: str
     seed: int
     phase: Phase
     gc: Layers
@@ -410,7 +450,18 @@ class Settings:
     detect_anomaly: bool
     step_cost: bool
     learning_rate: float
-    clip: float
+    warmup_steps: int
+    lr_decay: Decay
+    decay_steps: int
+    min_lr: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    clip: float  # 0: no limit
+    eval_every: int  # 0: never
+    eval_data: Data | Path | None  # None: as the training, in batches of its own
+    eval_batches: int
+    log_every: int
     freeze: str | None  # None: nothing is frozen
     checkpoint_every: int
     resume: Path | None  # None: start from step 1
@@ -429,10 +480,11 @@ class _Given:
 def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """Command line before environment before file before the shape's own defaults.
 
-    Raises SettingsError with every mistake of all three. Usage and help are argparse's.
+    Raises SettingsError with every mistake of all three. Help is argparse's.
     """
-    command = vars(parser().parse_args(arguments))
-    mistakes = _unknown_names(environment)
+    known, unknown = parser().parse_known_args(list(map(_with_dashes, arguments)))
+    command = vars(known)
+    mistakes = [*_unknown_words(unknown), *_unknown_names(environment)]
     path = command.pop("config") or environment.get(CONFIG_ENV)
     file, shape_fields = _read_file(Path(path), mistakes) if path else ({}, {})
     sources = (_from_command(command), _from_environment(environment, mistakes), file)
@@ -441,6 +493,26 @@ def read_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> S
     if settings is None or mistakes:
         raise SettingsError("\n".join(mistakes))
     return settings
+
+
+def _with_dashes(word: str) -> str:
+    """An option that is written with underscores, as in a file, is the same one."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
+def _unknown_words(words: Sequence[str]) -> Iterator[str]:
+    """Words of the command line that are no option of this program; their values are not told apart."""
+    flags = [option.flag for option in OPTIONS]
+    for word in words:
+        name = word.partition("=")[0]
+        there = instead_of("config/FILE.py" if name.startswith("config/") else name.removeprefix("--"))
+        if there is not None:
+            yield f"{name}: another program's; here: {there}"
+        elif name.startswith("--"):
+            yield f"{name}: no such option{_did_you_mean(name, flags)}"
+        elif word == words[0]:
+            yield f"{word}: expected an option"
 
 
 def _from_command(command: Mapping[str, Any]) -> dict[str, _Given]:
@@ -488,7 +560,9 @@ def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _Given], dict
         elif key in dimensions:
             mistakes.append(f'{path}: {key}: expected a whole number, got "{value}"')
         else:
-            mistakes.append(f"{path}: {key}: no such option{_did_you_mean(str(key), [*options, *dimensions])}")
+            there = instead_of(str(key))
+            known = f"; here: {there}" if there else _did_you_mean(str(key), [*options, *dimensions])
+            mistakes.append(f"{path}: {key}: no such option{known}")
     return found, shape_fields
 
 
@@ -540,6 +614,33 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         yield f"--comm-hook: {settings.comm_hook} is a hook of DDP and --wrapper is {wrapper}; use --wrapper ddp"
     if settings.dtype == "float16" and wrapper in SHARDED:
         yield f"--dtype: float16 needs loss scaling, which --wrapper {wrapper} does not share; use --dtype bfloat16"
+    yield from _of_the_rate(settings)
+    yield from _of_evaluation(settings)
+
+
+def _of_the_rate(settings: Settings) -> Iterator[str]:
+    """The end of the decay is named, so that a run that goes on decays as one that was never interrupted."""
+    decay, end, warmup = settings.lr_decay, settings.decay_steps, settings.warmup_steps
+    if decay is Decay.NONE:
+        if end:
+            yield f"--decay-steps: {end}, and nothing decays; add --lr-decay cosine"
+        if settings.min_lr:
+            yield f"--min-lr: {settings.min_lr:g}, and nothing decays; add --lr-decay cosine"
+        return
+    if end <= warmup:
+        yield f"--lr-decay: {decay} needs --decay-steps above the {warmup} of --warmup-steps, got {end}"
+    if settings.min_lr > settings.learning_rate:
+        highest = f"{settings.learning_rate:g}"
+        yield f"--min-lr: expected at most --learning-rate, which is {highest}, got {settings.min_lr:g}"
+
+
+def _of_evaluation(settings: Settings) -> Iterator[str]:
+    if settings.eval_data is not None and not settings.eval_every:
+        yield f"--eval-data: {settings.eval_data} is read by evaluations alone; add --eval-every"
+    if settings.eval_every and settings.phase is Phase.DATA:
+        yield "--eval-every: --phase data has no model; use --phase step"
+    if settings.eval_every and settings.eval_data is None and settings.data is not Data.SYNTHETIC:
+        yield f"--eval-every: nothing of --data {settings.data} is held out; name it with --eval-data"
 
 
 def _model(values: dict[str, Any], shape_fields: dict[str, int], mistakes: list[str]) -> NSAConfig | None:

@@ -126,7 +126,7 @@ class StepParts:
 
 TRAINING_COLUMNS = (
     "step", "loss", "grad_norm", "tokens_per_s", "seconds", "forward_s", "backward_s", "optimizer_s",
-    "peak_rss_bytes", "peak_gpu_bytes", "cpu_s",
+    "peak_rss_bytes", "peak_gpu_bytes", "cpu_s", "learning_rate",
 )  # fmt: skip
 
 
@@ -158,6 +158,7 @@ class StepResult:
     mean_loss: float | None = None
     grad_norm: float | None = None
     parts: StepParts | None = None
+    learning_rate: float | None = None
 
     @property
     def tokens_per_s(self) -> float:
@@ -218,7 +219,7 @@ class Telemetry:
             row = (result.step, result.mean_loss, result.grad_norm, result.tokens_per_s, result.seconds)
             parts = astuple(result.parts) if result.parts else (None, None, None)
             peak_gpu_bytes = (gpu_bytes(self._world.device) or {}).get("peak")
-            self._training.write(*row, *parts, peak_rss_bytes(), peak_gpu_bytes, result.cpu_s)
+            self._training.write(*row, *parts, peak_rss_bytes(), peak_gpu_bytes, result.cpu_s, result.learning_rate)
         if self._observer is not None and self._sampling:
             self._sample(self._observer, result.step)
         if self._mem_dump_every and result.step % self._mem_dump_every == 0:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from torch.nn import functional
 from .checkpoints import load_checkpoint, save_checkpoint
 from .cost import KeptTensors
 from .data import Batches
+from .evaluation import Evaluation
 from .model import TinyLM, count_parameters
 from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
 from .ops.dispatch import MissingImplementationError, implementation_of_sliding, like_a_layer
@@ -28,6 +31,7 @@ from .parallelize import (
     parallelize,
     without_reduction,
 )
+from .schedule import learning_rate
 from .settings import SHARDED, Phase, Settings, SettingsError, Wrapper, read_settings
 from .telemetry import StepParts, StepResult, StepShape, Telemetry, memory_profile
 from .warmup import uses_fused_kernels, warm_up
@@ -57,6 +61,7 @@ class Run:
     traces: Traces
     telemetry: Telemetry
     shape: StepShape
+    evaluation: Evaluation | None  # None: nothing is held out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,7 +126,8 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         _warm_up(settings, world, bare, telemetry)
     model = parallelize(bare, settings, world, traces.buckets)
     if settings.trace_grads and traces.gradients is None:
-        traces.gradients = GradientTrace(bare.named_parameters(), order_file)
+        held = traces.buckets.taken if traces.buckets is not None else dict
+        traces.gradients = GradientTrace(bare.named_parameters(), order_file, held)
     if settings.trace_module_bwd:
         traces.modules = ModuleBackwardTrace(traced_modules(bare, compiled=settings.compile))
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -133,12 +139,25 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
         batches=batches,
         bare=bare,
         model=model,
-        optimizer=torch.optim.AdamW(trainable, lr=settings.learning_rate),
+        optimizer=torch.optim.AdamW(trainable, lr=settings.learning_rate, **_adamw(settings)),
         scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
         traces=traces,
         telemetry=telemetry,
         shape=StepShape(config=settings.model, batch=settings.batch, parameter_bytes=parameter_bytes),
+        evaluation=_evaluation(settings, world, model),
     )
+
+
+def _adamw(settings: Settings) -> dict[str, Any]:
+    return {"betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
+
+
+def _evaluation(settings: Settings, world: World, model: nn.Module) -> Evaluation | None:
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        with _autocast(settings, world):
+            return loss_of(model(tokens), targets, settings.loss)
+
+    return Evaluation(settings, world, model, loss) if settings.eval_every else None
 
 
 def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: Telemetry) -> None:
@@ -165,6 +184,9 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
     grad_norm = _finish_gradients(run, step) if settings.phase is not Phase.FORWARD else None
     if settings.phase is Phase.STEP:
         with parts.of("optimizer_s"):
+            # Those of a checkpoint are of the run before.
+            for group in run.optimizer.param_groups:
+                group.update(lr=learning_rate(settings, step), **_adamw(settings))
             run.scaler.step(run.optimizer)
             run.scaler.update()
     mean_loss = run.world.average_over_ranks(loss)
@@ -178,14 +200,17 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
         seconds=time.perf_counter() - started_s,
         cpu_s=time.process_time() - cpu_s,
         parts=parts,
+        learning_rate=learning_rate(settings, step) if settings.phase is Phase.STEP else None,
     )
     run.telemetry.end(result)
     if is_first:
         run.telemetry.audit_dtypes(run.optimizer)
         run.telemetry.count_step(run.shape)
     run.optimizer.zero_grad()
-    if run.world.is_first:
+    if run.world.is_first and (is_first or step % settings.log_every == 0):
         say(result.line())
+    if run.evaluation is not None and step % settings.eval_every == 0:
+        run.evaluation.after(step)
     if settings.checkpoint_every and step % settings.checkpoint_every == 0:
         save_checkpoint(settings.out_dir, step, run.model, settings.model, run.optimizer, run.world)
 
@@ -209,7 +234,7 @@ def _micro_batch(run: Run, step: int, micro: int, parts: StepParts, *, is_first:
     kept = KeptTensors(run.bare, run.settings.model.seq_len) if counts and run.settings.step_cost else None
     with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
         with parts.of("forward_s"), _autocast(run.settings, run.world), kept or nullcontext():
-            loss = loss_of(run.model(tokens), targets)
+            loss = loss_of(run.model(tokens), targets, run.settings.loss)
         if counts:
             run.telemetry.count_graph(run.shape, loss, kept)
         if run.settings.phase is not Phase.FORWARD:
@@ -218,9 +243,11 @@ def _micro_batch(run: Run, step: int, micro: int, parts: StepParts, *, is_first:
     return loss.detach()
 
 
-def loss_of(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean cross entropy of the next token, in float32 at least."""
+def loss_of(logits_BTV: Tensor, targets_BT: Tensor, kind: str = "cross_entropy") -> Tensor:
+    """Mean cross entropy of the next token, or the mean of all logits, in float32 at least."""
     logits = logits_BTV if logits_BTV.dtype is torch.float64 else logits_BTV.float()
+    if kind == "mean":
+        return logits.mean()
     return functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
 
 
@@ -233,7 +260,7 @@ def _finish_gradients(run: Run, step: int) -> Tensor:
     if run.traces.gradients is not None:
         run.traces.gradients.after_backward(step)
     run.scaler.unscale_(run.optimizer)
-    return clip_gradients(run.model, run.settings.wrapper, run.settings.clip)
+    return clip_gradients(run.model, run.settings.wrapper, run.settings.clip or math.inf)
 
 
 def _autocast(settings: Settings, world: World, *, sharded_too: bool = False) -> AbstractContextManager[object]:

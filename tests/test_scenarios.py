@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import pytest
 from documents import REPOSITORY, rows, words
-from mission import MISSION, SEED_1, SEED_5, SEED_FAILURES, WITHOUT_A_CPU_FORM
+from mission import BEYOND, ITEMS, SEED_1, SEED_5, SEED_FAILURES, WITHOUT_A_CPU_FORM
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence
 from nsa_harness.core.outcome import missed
@@ -73,7 +73,41 @@ def test_every_cpu_form_is_said_aloud_and_small_enough_for_a_laptop() -> None:
         assert (spec.backend, spec.device) == ("gloo", "cpu"), name
         assert spec.notes[0] == "CPU form, chosen because this machine has no GPU", name
         shape = SHAPES[re.match(r"shape (\w+)", spec.subject)[1]]  # type: ignore[index]
-        assert shape.vocab == 256 or "cost" in spec.tags, name  # a few of its layers, to foretell what all cost
+        # "cost": a few of its layers, to foretell what all cost.
+        assert shape.vocab == 256 or "cost" in spec.tags or name in OF_PRODUCTION, name
+
+
+# At the size of production, in a few steps.
+OF_PRODUCTION = ("production", "shake", "production_dtype@model.dtype=float32", "production_dtype@model.dtype=bfloat16")
+
+
+@pytest.mark.parametrize("name", OF_PRODUCTION)
+def test_a_production_scenario_has_a_cpu_form_of_a_few_steps_and_says_so(name: str) -> None:
+    small, large = (on(facts)[name] for facts in (LAPTOP, BOX))
+    assert isinstance(small, RunSpec)
+    assert isinstance(large, RunSpec)
+    asked = shipped()[name][1].train.steps
+    steps = [int(one.program[one.program.index("--steps") + 1]) for one in (small, large)]
+    assert steps == [3, asked]
+    assert [dict(one.settings)["train.steps"] for one in (small, large)] == [str(step) for step in steps]
+    assert [dict(one.expect.metrics)["steps"].eq for one in (small, large)] == steps
+    said = "3 optimizer steps in place of 10: train.cpu_steps; null does them all"
+    assert (said in small.notes) == (asked > 3)
+    assert said not in large.notes
+    same = ("--shape", "--layers", "--seq-len", "--batch", "--gc", "--wrapper")
+    assert [[one.program[one.program.index(word) + 1] for word in same] for one in (small, large)] == [
+        [name.partition("_")[0].partition("@")[0], "12", "1024" if name == "shake" else "2048", *rest]
+        for rest in [["2" if name == "production" else "1", "all", "ddp"]] * 2
+    ]
+
+
+def test_a_bound_for_one_device_counts_on_no_other_and_that_is_said() -> None:
+    small, large = (on(facts)["production"] for facts in (LAPTOP, BOX))
+    assert isinstance(small, RunSpec)
+    assert isinstance(large, RunSpec)
+    assert dict(large.expect.metrics)["tokens_per_s"].gt == 50
+    assert "tokens_per_s" not in dict(small.expect.metrics)
+    assert "expect.metrics.tokens_per_s does not count: it is for cuda" in small.notes
 
 
 def test_a_box_with_two_gpus_skips_nothing() -> None:
@@ -122,17 +156,10 @@ def test_every_mitigation_of_the_seeds_is_a_variant_beside_one_control() -> None
     assert set(variants) >= {"ddp_safe_mode", "ddp_no_sync", "manual_average", "fsdp1", "fsdp2"}
 
 
-@pytest.mark.parametrize("line", MISSION)
-def test_every_scenario_line_of_the_mission_is_there_by_name(line: str) -> None:
-    known = {known for item, _ in shipped().values() for known in (item.name, *item.aliases)}
-    for pattern in MISSION[line]:
-        assert fnmatch.filter(known, pattern) != [], pattern
-
-
-def test_every_scenario_answers_a_line_of_the_mission_or_is_a_planted_fault_or_the_text_run() -> None:
-    patterns = [pattern for line in MISSION.values() for pattern in line]
+def test_every_scenario_answers_a_line_of_the_mission_or_is_a_planted_fault_or_goes_beyond_it() -> None:
+    patterns = [pattern for item in ITEMS for pattern in item.scenarios]
     others = [name for name in shipped() if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
-    assert [name for name in others if not name.startswith(("fault_", "seed_"))] == ["text_train"]
+    assert sorted(name for name in others if not name.startswith(("fault_", "seed_"))) == sorted(BEYOND)
 
 
 def test_every_failure_of_the_seeds_stands_under_one_tag_and_its_healthy_twin_under_another() -> None:
@@ -203,6 +230,13 @@ def test_the_halves_of_the_layers_differ_from_their_baseline_in_the_range_alone(
     assert changes(name, "gc_baseline_full") == {"gc.layers": layers}
 
 
+@pytest.mark.parametrize("layers", [4, 5])
+def test_the_reproduction_and_its_stock_control_differ_in_the_attention_alone(layers: int) -> None:
+    name, control = f"repro@model.layers={layers}", f"repro_stock@model.layers={layers}"
+    assert changes(control, name) == {"model.attention": "stock"}
+    assert shipped()[name][1].train.loss == "mean"
+
+
 @pytest.mark.parametrize("sweep", ["sweep_layers", "sweep_seq_len"])
 def test_a_sweep_runs_from_small_to_large(sweep: str) -> None:
     values = [int(name.partition("=")[2]) for name in order_of("sweep") if name.startswith(f"{sweep}@")]
@@ -264,9 +298,25 @@ def test_steps_expected_are_the_steps_asked_for() -> None:
             assert scenario.expect.metrics["steps"].eq == scenario.train.steps, name
 
 
-def test_detail_is_declared_where_it_is_asked_and_reaches_no_run_that_it_would_crash() -> None:
-    declared = {name for name, (_, one) in shipped().items() if "TORCH_DISTRIBUTED_DEBUG" in one.run.env}
-    assert declared == {"ddp_gloo", "ddp_nccl"}
+# As seed 5 exports them, NCCL_ASYNC_ERROR_HANDLING by the name that torch has for it now.
+OF_THE_SEEDS = {
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:256",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "NCCL_DEBUG": "INFO",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "TORCH_NCCL_BLOCKING_WAIT": "1",
+}
+
+
+def test_the_environment_of_the_seeds_is_that_of_every_scenario_of_the_plan() -> None:
+    for name, (item, one) in shipped().items():
+        if {"plan", "variants", "control"} & set(item.tags):
+            assert OF_THE_SEEDS.items() <= one.run.env.items(), name
+        if name.startswith(("fault_", "seed_")):
+            assert not OF_THE_SEEDS.keys() & one.run.env.keys(), name
+
+
+def test_detail_reaches_no_run_that_it_would_crash() -> None:
     on_gloo, on_nccl = on(BOX)["ddp_gloo"], on(BOX)["ddp_nccl"]
     assert isinstance(on_gloo, RunSpec)
     assert isinstance(on_nccl, RunSpec)

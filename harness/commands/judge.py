@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE
 from nsa_harness.core.evidence.evidence import Evidence
-from nsa_harness.core.outcome import outcome_of, unjudged
+from nsa_harness.core.outcome import outcome_of, skipped, unjudged
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Artifact, Outcome, Trouble
 from nsa_harness.core.reproduction import reproduction
@@ -55,7 +55,7 @@ def judge_attempt(
     evidence = collect(attempt, spec, node, reported if ours else None)
     evidence = with_sources(attempt, evidence, launched_here=stored_by is None)
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
-    unwritten = _kept(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
+    unwritten = kept(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
     outcome = quoted(
         outcome_of(
             spec,
@@ -76,13 +76,13 @@ def judge_attempt(
     )
     outcome = attempt.redaction.value(outcome)
     unwritten = redact_files(attempt)
-    unwritten += _kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
-    unwritten += _kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
+    unwritten += kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
+    unwritten += kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
     unwritten += _traced(attempt, evidence, outcome)  # last: on a disk that fills up it may cost no verdict
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
 
 
-def _kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
+def kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
     """A verdict is never lost for want of a place to write it: a stored run may be read-only."""
     try:
         attempt.door.write(path, text)
@@ -91,13 +91,23 @@ def _kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
     return ()
 
 
+def keep_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
+    """What was not launched has a folder too, which says so to whoever reads the folders of a run one by one."""
+    outcome = skipped(skip)
+    try:
+        attempt.door.make_folder(attempt.path)
+    except OSError as error:
+        return replace(outcome, trouble=(Trouble(what=attempt.path.name, why=f"it could not be made: {error}"),))
+    return replace(outcome, trouble=kept(attempt, attempt.result, f"{outcome.verdict.status}\n"))
+
+
 def _traced(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[Trouble, ...]:
     """A verdict is never lost for want of its picture."""
     try:
         text = attempt.redaction.json(trace_json(evidence, outcome))
     except Exception as error:
         return (Trouble(what=attempt.trace.name, why=f"it could not be made: {type(error).__name__}: {error}"),)
-    return _kept(attempt, attempt.trace, text)
+    return kept(attempt, attempt.trace, text)
 
 
 def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:

@@ -156,9 +156,9 @@ class Execution:
         )
 
     def _skip(self, skip: Skip) -> None:
-        from nsa_harness.core.outcome import skipped
+        from nsa_harness.commands.judge import keep_skip
 
-        self._add(skipped(skip))
+        self._add(keep_skip(self.run.attempt(skip.scenario), skip))
 
     def _add(self, outcome: Outcome) -> None:
         self.attempts[outcome.scenario].append(outcome)

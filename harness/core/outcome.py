@@ -57,6 +57,9 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     traced = [rank.traces for rank in evidence.ranks]
     if traced and all(trace.missing == 0 for trace in traced):
         yield f"{traced[0].arrived} of {traced[0].arrived} gradients on every rank"
+    buckets = evidence.buckets_ready
+    if buckets is not None and buckets.differs is None:
+        yield f"{counted(buckets.count, 'bucket')} of DDP ready in the same order on every rank"
     boards = [rank.board for rank in evidence.ranks]
     known = [board for board in boards if board is not None]
     complete = len({board.enqueued for board in known}) == 1 and all(b.enqueued == b.completed for b in known)

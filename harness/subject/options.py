@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nsa_harness.core.bisect.subject import Form, Subject
-from nsa_harness.core.scenario.scenario import Attention, Scenario
+from nsa_harness.core.scenario.scenario import Attention, Loss, Scenario
 from nsa_harness.errors import UsageError
 
 
@@ -42,6 +42,7 @@ class MachineChoice:
     shape: str
     layers: int
     seq_len: int
+    steps: int
     batch: int
     dtype: str
     backend: str
@@ -89,10 +90,11 @@ def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
         "compile": model.compile,
         "impl": model.impl.value,
         "dtype": choice.dtype,
-        "steps": train.steps,
+        "steps": choice.steps,
         "batch": choice.batch,
         "accumulate": train.accumulate,
         "data": train.data,
+        "loss": None if train.loss is Loss.CROSS_ENTROPY else train.loss.value,
         "seed": train.seed,
         "phase": train.phase.value,
         "learning-rate": train.learning_rate,

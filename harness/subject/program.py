@@ -43,7 +43,7 @@ _ON_A_GPU = {
 
 def machine_choice(scenario: Scenario, facts: MachineFacts) -> MachineChoice:
     """What `auto` comes to here."""
-    model, ranks = scenario.model, scenario.run.ranks
+    model, train, ranks = scenario.model, scenario.train, scenario.run.ranks
     on_gpu = len(facts.gpus) >= ranks
     shape = model.shape if model.shape is not ShapeName.AUTO else (ShapeName.PRODUCTION if on_gpu else ShapeName.CI)
     backend = scenario.needs.backend
@@ -54,7 +54,8 @@ def machine_choice(scenario: Scenario, facts: MachineFacts) -> MachineChoice:
         shape=shape.value,
         layers=model.layers or SHAPES[shape].layers,
         seq_len=model.seq_len or SHAPES[shape].seq_len,
-        batch=scenario.train.batch or SHAPES[shape].batch,
+        steps=train.steps if on_gpu else min(train.steps, train.cpu_steps or train.steps),
+        batch=train.batch or SHAPES[shape].batch,
         dtype=default_dtype if model.dtype is Dtype.AUTO else model.dtype.value,
         backend=backend.value,
         device="cuda" if on_gpu else "cpu",
@@ -100,6 +101,8 @@ def beyond_the_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
         yield ("gc", "layers"), f"{scenario.gc.layers} names layer {highest}; {model}"
     if fault is not None and fault.layer is not None and fault.layer >= choice.layers:
         yield ("fault", "layer"), f"got {fault.layer}; {model}"
+    if fault is not None and fault.step > choice.steps:
+        yield ("fault", "step"), f"got {fault.step}; on a CPU there are {choice.steps} steps (train.cpu_steps)"
 
 
 def missing(scenario: Scenario, facts: MachineFacts) -> str | None:
@@ -114,21 +117,26 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
     choice = machine_choice(scenario, facts)
     words = (surroundings.subject_dir, *nsa_options(scenario, choice), *scenario.run.args)
     alone = scenario.run.ranks == 1 and scenario.parallel.wrapper is Wrapper.NONE
-    ddp = scenario.parallel.wrapper is Wrapper.DDP
-    env, changed = sound_environment(scenario.run.env, torch=facts.torch, backend=choice.backend, ddp=ddp)
+    env, changed = sound_environment(scenario.run.env, torch=facts.torch, backend=choice.backend)
     return replace(
         spec,
         env=tuple(sorted(env.items())),
-        expect=expectation(scenario, math.log(SHAPES[choice.shape].vocab), steps=scenario.train.steps),
+        expect=expectation(scenario, math.log(SHAPES[choice.shape].vocab), steps=choice.steps, device=choice.device),
         launcher=Launcher.PLAIN if alone else Launcher.TORCHRUN,
         program=(surroundings.python, *words) if alone else words,
         backend=choice.backend,
         device=choice.device,
         subject=subject_line(scenario, choice),
+        settings=_as_launched(spec.settings, choice),
         chosen=_chosen(choice),
         notes=(*_notes(scenario, facts, choice), *changed),
         not_covered=_not_covered(scenario, choice),
     )
+
+
+def _as_launched(settings: tuple[tuple[str, str], ...], choice: MachineChoice) -> tuple[tuple[str, str], ...]:
+    """Two runs are compared by the steps that they did."""
+    return tuple((key, str(choice.steps) if key == "train.steps" else value) for key, value in settings)
 
 
 def _chosen(choice: MachineChoice) -> tuple[tuple[str, str], ...]:
@@ -140,6 +148,15 @@ def _chosen(choice: MachineChoice) -> tuple[tuple[str, str], ...]:
 def _notes(scenario: Scenario, facts: MachineFacts, choice: MachineChoice) -> tuple[str, ...]:
     why = gpus_text(len(facts.gpus)) + (f" for {scenario.run.ranks} ranks" if facts.gpus else "")
     form = [f"CPU form, chosen because this machine has {why}"] if choice.device == "cpu" else []
+    if choice.steps < scenario.train.steps:
+        form.append(
+            f"{choice.steps} optimizer steps in place of {scenario.train.steps}: train.cpu_steps; null does them all"
+        )
+    form += [
+        f"expect.metrics.{name} does not count: it is for {bound.device}"
+        for name, bound in scenario.expect.metrics.items()
+        if bound.device not in (None, choice.device)
+    ]
     effects = effect_notes(scenario.run.env, device=choice.device, backend=choice.backend)
     return (*form, *_without_effect(scenario), *effects)
 

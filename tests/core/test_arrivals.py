@@ -5,7 +5,15 @@ from __future__ import annotations
 from builders import ended, evidence, rank_evidence
 
 from nsa_harness.core.diagnosis.engine import diagnose
-from nsa_harness.core.evidence.gradients import OutOfOrder, first_out_of_order, read_orders
+from nsa_harness.core.evidence.gradients import (
+    BucketsReady,
+    OutOfOrder,
+    buckets_ready,
+    first_out_of_order,
+    read_orders,
+    read_ready_buckets,
+)
+from nsa_harness.core.outcome import checked
 from nsa_harness.core.verdict.verdict import judge
 
 AB, BA = ("head.weight", "body.weight"), ("body.weight", "head.weight")
@@ -48,3 +56,38 @@ def test_another_order_is_a_finding_of_a_run_that_passed() -> None:
         "in step 2 the gradients of rank 1 arrived in another order than those of rank 0: number 1 was body.weight,"
         " there head.weight"
     )
+
+
+def ready(*numbers: int) -> dict[str, object]:
+    return {"step": 2, "buckets": [{"bucket": number, "parameters": 3, "last": "a"} for number in numbers]}
+
+
+def test_buckets_are_read_in_the_order_in_which_they_became_ready() -> None:
+    lines = [ready(1, 0), {"step": 3}, {"step": 4, "buckets": "no"}, {"step": "5", "buckets": []}]
+    assert read_ready_buckets(lines) == {2: ("bucket 1", "bucket 0")}
+    assert read_ready_buckets([{"step": 1, "buckets": [{"bucket": "x"}, 7, {"bucket": 3}]}]) == {1: ("bucket 3",)}
+
+
+def test_buckets_of_one_rank_are_compared_with_nothing() -> None:
+    assert buckets_ready({0: read_ready_buckets([ready(0, 1)]), 1: {}}) is None
+
+
+def test_buckets_that_became_ready_in_another_order_are_told_with_the_gradients() -> None:
+    order = first_out_of_order({0: {2: AB}, 1: {2: BA}})
+    for numbers, told in (
+        ((1, 0), "; of DDP's buckets bucket 1 was ready before bucket 0 on rank 1"),
+        ((0, 1), "; 2 buckets of DDP became ready in the same order all the same"),
+    ):
+        both = buckets_ready({0: read_ready_buckets([ready(0, 1)]), 1: read_ready_buckets([ready(*numbers)])})
+        ranks = (rank_evidence(rank, exit=ended(rank)) for rank in (0, 1))
+        seen = evidence(*ranks, gradient_order=order, buckets_ready=both)
+        (found,) = diagnose(seen, judge(seen)).findings
+        assert found.claim.endswith(told)
+
+
+def test_buckets_that_became_ready_in_the_same_order_are_said_to_be_checked() -> None:
+    seen = evidence(rank_evidence(0, exit=ended(0)), buckets_ready=BucketsReady(count=4, differs=None))
+    assert "4 buckets of DDP ready in the same order on every rank" in list(checked(seen, judge(seen)))
+    parted = OutOfOrder(step=2, rank=1, position=1, name="bucket 1", expected="bucket 0", other=0)
+    seen = evidence(rank_evidence(0, exit=ended(0)), buckets_ready=BucketsReady(count=4, differs=parted))
+    assert [line for line in checked(seen, judge(seen)) if "bucket" in line] == []

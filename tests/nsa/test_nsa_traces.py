@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from nsa_harness.nsa.attention import BlockSelector, GateMLP
@@ -21,6 +23,7 @@ from nsa_harness.nsa.observe import (
     ModuleBackwardTrace,
     Observer,
     gate_rows,
+    ready_buckets,
     selection_row,
     traced_modules,
 )
@@ -87,6 +90,37 @@ def test_each_step_is_counted_afresh_and_an_order_is_kept_once(
     assert [record["step"] for record in records] == [1, 3]
     assert records[0]["arrived"][0] == "norm.weight"
     assert records[0]["arrived"][-1] == "embed.weight"
+
+
+def test_a_bucket_is_ready_with_the_last_of_its_gradients() -> None:
+    held = {0: ["a", "d"], 1: ["b", "c"], 2: ["e", "never"]}
+    assert ready_buckets(["a", "b", "c", "d", "e"], held) == [
+        {"bucket": 1, "parameters": 2, "last": "c"},
+        {"bucket": 0, "parameters": 2, "last": "d"},
+        {"bucket": 2, "parameters": 2, "last": "never"},
+    ]
+
+
+@given(st.permutations(range(12)), st.integers(1, 12))
+def test_the_bucket_of_the_last_gradient_is_the_last_one_ready(arrived: list[int], size: int) -> None:
+    names = [str(number) for number in arrived]
+    held = {start: [str(one) for one in range(start, min(start + size, 12))] for start in range(0, 12, size)}
+    order = ready_buckets(names, held)
+    assert sorted(one["bucket"] for one in order) == sorted(held)
+    assert [names.index(one["last"]) for one in order] == sorted(names.index(one["last"]) for one in order)
+    assert order[-1]["last"] == names[-1]
+
+
+def test_the_buckets_of_a_step_stand_beside_the_order_of_its_gradients(model: TinyLM, tmp_path: Path) -> None:
+    by_name = dict(model.named_parameters())
+    steps = iter([{0: [by_name["norm.weight"]], 1: [by_name["embed.weight"]]}, {}])
+    trace = GradientTrace(model.named_parameters(), tmp_path / "order.jsonl", lambda: next(steps))
+    for step in (1, 2):
+        backward(model)
+        trace.after_backward(step)
+    first, second = map(json.loads, (tmp_path / "order.jsonl").read_text(encoding="utf-8").splitlines())
+    assert [(one["bucket"], one["last"]) for one in first["buckets"]] == [(0, "norm.weight"), (1, "embed.weight")]
+    assert (second["step"], "buckets" in second) == (2, False)
 
 
 @pytest.mark.parametrize("mode", [None, *Recompute])

@@ -87,6 +87,19 @@ def test_a_plain_launch_runs_every_kind_of_step(alone: Alone, tmp_path: Path, op
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.parametrize("attention", ["nsa", "stock"])
+def test_the_mean_of_all_logits_is_a_loss_that_reaches_every_parameter(alone: Alone, attention: str) -> None:
+    """The reproduction of the third report, and its control."""
+    status, output, _ = alone(
+        "--shape", "repro", "--layers", "2", "--attention", attention, "--loss", "mean", "--trace-grads"
+    )
+    assert status == 0
+    (line,) = [line for line in output.splitlines() if line.startswith("[GRAD-TRACE]")]
+    assert line.endswith(" missing=0")
+    (step,) = [line for line in output.splitlines() if line.startswith("step 1 ")]
+    assert abs(float(step.split()[3])) < 0.1 < float(step.split()[5])  # near 0, with a gradient
+
+
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(alone: Alone, tmp_path: Path) -> None:
     common = ("--layers", "1", "--data", "text")
     assert alone(*common, "--steps", "4", "--out-dir", "whole/out")[0] == 0

@@ -1197,7 +1197,8 @@ class Cause(StrEnum):
         """,
         proven_by="""
         `grad_order_rank<r>.jsonl`, which the program writes with its gradient trace on. Only what arrived on both ranks
-        is compared; a change between steps that all ranks make is none. Buckets are not compared.
+        is compared; a change between steps that all ranks make is none. With the bucket trace on it also says whether
+        DDP's buckets became ready in another order.
         """,
         remedy="""
         look for a branch, or an iteration over a set or dict, that differs between ranks.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from nsa_harness.core.evidence.gradients import OutOfOrder, RankTraces
+from nsa_harness.core.evidence.gradients import BucketsReady, OutOfOrder, RankTraces
 from nsa_harness.core.evidence.host import Gpu, HostMemory, Process, SentSignal
 from nsa_harness.core.evidence.looks import LastWords, Looks
 from nsa_harness.core.plan import Limits
@@ -439,6 +439,7 @@ class Evidence:
     trouble: tuple[Trouble, ...]
     retracted: tuple[Retraction, ...] = ()
     gradient_order: OutOfOrder | None = None  # where the program traced it and ranks differ
+    buckets_ready: BucketsReady | None = None  # where the program traced them on two ranks
     agent: bool = True  # the launcher ends with 0 only where every rank did
     observed: bool = False  # somebody else's job: it is not ended by us unless that was asked for
     attached: bool = False  # found as it ran: nobody knows how it was started, nor what was before

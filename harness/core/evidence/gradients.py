@@ -69,6 +69,34 @@ def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]
     return orders
 
 
+@dataclass(frozen=True, kw_only=True)
+class BucketsReady:
+    """In which order DDP's buckets became ready, compared over the ranks that traced it."""
+
+    count: int  # the most of them in one step
+    differs: OutOfOrder | None  # None: the same on every rank
+
+
+def read_ready_buckets(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
+    """From the lines {"step", "buckets": [{"bucket"}]}, in the order in which they became ready."""
+    orders: dict[int, tuple[str, ...]] = {}
+    for record in records:
+        step, buckets = record.get("step"), record.get("buckets")
+        if isinstance(step, int) and isinstance(buckets, list) and len(orders) < _MAX_STEPS:
+            numbers = [one.get("bucket") for one in buckets[:_MAX_NAMES] if isinstance(one, dict)]
+            orders[step] = tuple(f"bucket {number}" for number in numbers if isinstance(number, int))
+    return orders
+
+
+def buckets_ready(ranks: Mapping[int, Orders]) -> BucketsReady | None:
+    """None where fewer than two ranks traced them."""
+    traced = {rank: orders for rank, orders in ranks.items() if orders}
+    if len(traced) < 2:
+        return None
+    count = max(len(order) for orders in traced.values() for order in orders.values())
+    return BucketsReady(count=count, differs=first_out_of_order(traced))
+
+
 def first_out_of_order(ranks: Mapping[int, Orders]) -> OutOfOrder | None:
     """The first step, and in it the first rank, with another order than most; of two ranks the higher one.
 

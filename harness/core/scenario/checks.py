@@ -81,6 +81,9 @@ def _expectations(scenario: Scenario) -> Contradictions:
         if bound.unit is Unit.UNIFORM and not scenario.is_ours:
             what = f"only {OUR_PROGRAM} has a vocabulary that is known; give the bounds as plain numbers"
             yield ("expect", "metrics", name, "unit"), what
+        if bound.device is not None and not scenario.is_ours:
+            what = f"only of {OUR_PROGRAM} is it known on which device it runs; remove it"
+            yield ("expect", "metrics", name, "device"), what
 
 
 def _fault(scenario: Scenario, fault: FaultSection) -> Contradictions:

@@ -133,11 +133,17 @@ def _common(scenario: Scenario) -> RunSpec:
     )
 
 
-def expectation(scenario: Scenario, uniform: float = 1.0, *, steps: int | None = None) -> Expect:
-    """`uniform`: the loss of guessing, in which some bounds are given. `steps`: as many must have been done."""
+def expectation(
+    scenario: Scenario, uniform: float = 1.0, *, steps: int | None = None, device: str | None = None
+) -> Expect:
+    """`uniform`: the loss of guessing, in which some bounds are given. `steps`: as many must have been done.
+
+    `device`: where the program runs, if that is known; bounds for another one are left out.
+    """
     expect = scenario.expect
     done = {} if steps is None else {"steps": Bound(eq=steps)}
-    bounds = {**done, **{name: _bound(bound, uniform) for name, bound in expect.metrics.items()}}
+    counting = {name: one for name, one in expect.metrics.items() if device is None or one.device in (None, device)}
+    bounds = {**done, **{name: _bound(bound, uniform) for name, bound in counting.items()}}
     return Expect(
         verdict=expect.verdict.value,
         cause=expect.cause,

@@ -94,6 +94,11 @@ class Compression(StrEnum):
     MLP = "mlp"
 
 
+class Loss(StrEnum):
+    CROSS_ENTROPY = "cross_entropy"
+    MEAN = "mean"  # of the logits: no targets, a backward pass as bare as can be
+
+
 class CommHook(StrEnum):
     NONE = "none"
     BF16 = "bf16"
@@ -251,13 +256,15 @@ class Train(_Section):
     """The training of it."""
 
     steps: Positive = 1
+    cpu_steps: Positive | None = Field(default=None, description="at most so many of them where the device is a CPU")
     batch: Positive | None = Field(default=None, description="sequences per rank; the shape's own unless given")
     accumulate: Positive = 1
     data: Annotated[str, Field(min_length=1)] = Field(default="synthetic", description="synthetic, text, or a file")
+    loss: Loss = Field(default=Loss.CROSS_ENTROPY, description="mean: of all logits, as in the seeds' reproduction")
     seed: Count = 0
     phase: Phase = Phase.STEP
     learning_rate: Annotated[float, Field(gt=0)] | None = None
-    clip: Annotated[float, Field(gt=0)] | None = None
+    clip: Annotated[float, Field(ge=0)] | None = None
     freeze: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="pattern of parameters to freeze"
     )
@@ -337,6 +344,9 @@ class MetricBound(NumberBound):
     """Bounds of one metric; all given must hold."""
 
     unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
+    device: Literal["cpu", "cuda"] | None = Field(
+        default=None, description="of nsa.train: they count on it alone"
+    )
     regex: Regex | None = Field(
         default=None, description="foreign programs: group 1 of the last match in output.log is the value"
     )

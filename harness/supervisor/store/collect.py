@@ -38,7 +38,15 @@ from nsa_harness.core.evidence.exit_messages import (
     warnings_of,
 )
 from nsa_harness.core.evidence.flight import FlightDump, essential, missing_numbers, parse_dump
-from nsa_harness.core.evidence.gradients import RankTraces, first_out_of_order, read_orders, read_traces, trace_lines
+from nsa_harness.core.evidence.gradients import (
+    RankTraces,
+    buckets_ready,
+    first_out_of_order,
+    read_orders,
+    read_ready_buckets,
+    read_traces,
+    trace_lines,
+)
 from nsa_harness.core.evidence.look_records import read_looks
 from nsa_harness.core.evidence.looks import Looks
 from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
@@ -248,7 +256,8 @@ class _Gather:
             signals=journals.signals(),
             memory=journals.memory(),
             retracted=tuple(journals.retracted()),
-            gradient_order=first_out_of_order(self._orders()),
+            gradient_order=first_out_of_order(self._orders(read_orders)),
+            buckets_ready=buckets_ready(self._orders(read_ready_buckets)),
             agent=self.spec.launcher is not Launcher.PLAIN or starts_ranks(self.spec.program),
             observed=bool(journals.said("observed")),
             attached=bool(journals.said("attached")),
@@ -368,11 +377,13 @@ class _Gather:
     def _table(self, name: str) -> list[Row] | None:
         return table(self.door, self.attempt.path / name, self._note)
 
-    def _orders(self) -> dict[int, dict[int, tuple[str, ...]]]:
+    def _orders(
+        self, read: Callable[[Iterable[dict[str, Any]]], dict[int, tuple[str, ...]]]
+    ) -> dict[int, dict[int, tuple[str, ...]]]:
         """The program's own traces of when gradients arrived, where it wrote any."""
         paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
         return {
-            rank: read_orders(self.door.records(path))
+            rank: read(self.door.records(path))
             for rank, path in paths.items()
             if self.door.is_file(path) and self.door.size_bytes(path) <= _MAX_ORDER_BYTES
         }

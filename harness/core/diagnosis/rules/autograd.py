@@ -226,13 +226,18 @@ def find_unused_needless(case: Case) -> Explanation | None:
 @rule(RulePhase.SILENT, Cause.GRADIENT_ORDER_DIFFERS)
 def gradient_order_differs(case: Case) -> Explanation | None:
     """A fact, and a sign that the ranks' graphs differ; the reduction itself keeps rank 0's order of buckets."""
-    one = case.evidence.gradient_order
+    one, buckets = case.evidence.gradient_order, case.evidence.buckets_ready
     if one is None:
         return None
+    ready = ""
+    if buckets is not None and buckets.differs is None:
+        ready = f"; {counted(buckets.count, 'bucket')} of DDP became ready in the same order all the same"
+    elif buckets is not None and (two := buckets.differs) is not None:
+        ready = f"; of DDP's buckets {two.name} was ready before {two.expected} on rank {two.rank}"
     return explained(
         Cause.GRADIENT_ORDER_DIFFERS,
         f"in step {one.step} the gradients of rank {one.rank} arrived in another order than those of rank {one.other}:"
-        f" number {one.position} was {one.name}, there {one.expected}",
+        f" number {one.position} was {one.name}, there {one.expected}{ready}",
         ranks=(one.rank,),
         place=parameter_place(one.name),
         seen=Seen.RECORD,

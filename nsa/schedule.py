@@ -1,0 +1,22 @@
+"""The learning rate of each step: a warm-up, then a decay.
+
+A function of the step alone, so that a run that goes on has the rates of one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .settings import Decay, Settings
+
+
+def learning_rate(settings: Settings, step: int) -> float:
+    """Of a step, counted from 1. The warm-up ends at the highest rate, in its last step."""
+    highest, lowest, warmup = settings.learning_rate, settings.min_lr, settings.warmup_steps
+    if step <= warmup:
+        return highest * step / warmup
+    if settings.lr_decay is Decay.NONE:
+        return highest
+    left = max(0.0, (settings.decay_steps - step) / (settings.decay_steps - warmup))
+    share = 0.5 - 0.5 * math.cos(math.pi * left) if settings.lr_decay is Decay.COSINE else left
+    return lowest + (highest - lowest) * share

@@ -1,0 +1,82 @@
+"""Habits of other programs: each name leads to an option of ours, and the table in the README says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from nsa_harness.nsa.elsewhere import HABITS, Habit, instead_of
+from nsa_harness.nsa.settings import SettingsError, parser, read_settings
+
+FLAGS = {word for action in parser()._actions for word in action.option_strings}
+
+
+def test_every_option_that_is_named_for_a_habit_is_one() -> None:
+    assert [name for habit in HABITS for name in habit.here if name not in FLAGS] == []
+
+
+def test_every_habit_says_what_there_is_and_no_name_stands_twice() -> None:
+    assert [habit for habit in HABITS if not (habit.here or habit.remark)] == []
+    for names in ([name for habit in HABITS for name in getattr(habit, side)] for side in ("nanogpt", "torchtitan")):
+        assert sorted(names) == sorted(set(names))
+
+
+def row(habit: Habit) -> str:
+    cells = [", ".join(f"`{name}`" for name in names) for names in (habit.nanogpt, habit.torchtitan, habit.here)]
+    return "".join(f"| {cell} " if cell else "| " for cell in (*cells, habit.remark)) + "|"
+
+
+def test_the_table_of_the_readme_is_that_of_the_code() -> None:
+    lines = (ROOT / "nsa" / "README.md").read_text(encoding="utf-8").splitlines()
+    start = lines.index("| nanoGPT | torchtitan | here | |") + 2
+    assert lines[start : start + len(HABITS)] == [row(habit) for habit in HABITS]
+    assert lines[start + len(HABITS)] == ""
+
+
+def mistakes(*arguments: str) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        read_settings(arguments, {})
+    return str(caught.value).splitlines()
+
+
+def test_a_name_out_of_habit_is_an_error_that_says_what_stands_for_it_here() -> None:
+    typed = ("config/train_gpt2.py", "--max_iters=600", "--wandb_log=True", "--lr_scheduler.warmup_steps", "200")
+    assert mistakes(*typed, "--steps", "0") == [
+        "config/train_gpt2.py: another program's; here: --config"
+        " (a YAML file with one name: value a line; also CONFIG=FILE)",
+        "--max-iters: another program's; here: --steps (counted from --resume)",
+        "--wandb-log: another program's; here: not there: training.csv and evaluation.csv have the numbers",
+        "--lr-scheduler.warmup-steps: another program's; here: --warmup-steps",
+        '--steps: expected a whole number of at least 1, got "0"',
+    ]
+
+
+def test_every_name_of_theirs_is_answered_as_an_option() -> None:
+    for habit in HABITS:
+        for name in (*habit.nanogpt, *habit.torchtitan):
+            flag = f"--{name.replace('_', '-')}"
+            if flag not in FLAGS:  # the names that both have
+                (told,) = mistakes(name if "FILE" in name else f"{flag}=1")
+                assert "here: " in told, name
+
+
+def test_a_key_out_of_habit_in_a_file_is_answered_too(tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("max_iters: 5\nblock_size: 64\n", encoding="utf-8")
+    assert mistakes("--config", str(path)) == [
+        f"{path}: max_iters: no such option; here: --steps (counted from --resume)",
+        f"{path}: block_size: no such option; here: --seq-len",
+    ]
+
+
+def test_a_name_of_nobody_has_its_nearest_and_a_word_alone_is_none() -> None:
+    assert instead_of("frobnicate") is None
+    assert mistakes("--learning-rat3", "1") == ["--learning-rat3: no such option; did you mean --learning-rate?"]
+    assert mistakes("train") == ["train: expected an option"]
+
+
+def test_underscores_are_dashes_in_the_name_of_an_option_and_stay_in_its_value() -> None:
+    settings = read_settings(("--learning_rate=0.5", "--out_dir", "my_out", "--gc_mode=non_reentrant"), {})
+    assert (settings.learning_rate, str(settings.out_dir), settings.gc_mode) == (0.5, "my_out", "non_reentrant")
