@@ -14,7 +14,7 @@ def learning_rate(settings: Settings, step: int) -> float:
     """Of a step, counted from 1. The warm-up ends at the highest rate, in its last step."""
     highest, lowest, warmup = settings.learning_rate, settings.min_lr, settings.warmup_steps
     if step <= warmup:
-        return highest * step / warmup
+        return highest * (step / warmup)
     if settings.lr_decay is Decay.NONE:
         return highest
     left = max(0.0, (settings.decay_steps - step) / (settings.decay_steps - warmup))

@@ -892,7 +892,7 @@ ITEMS = (
         tried="nsa-harness explain ddp_onestep",
         tests=(
             "test_scenarios.py::test_the_environment_of_the_seeds_is_that_of_every_scenario_of_the_plan",
-            "core/test_env_names.py::test_runs_that_differ_in_the_wrapper_differ_in_no_level_of_debugging",
+            "core/test_hypotheses.py::test_a_level_of_debugging_that_only_logs_is_no_difference_and_one_that_checks_is",
         ),
         files=("scenarios/base/seed_environment.yaml",),
         options=("run.env", "TORCH_NCCL_BLOCKING_WAIT=", "NCCL_DEBUG=", "TORCH_DISTRIBUTED_DEBUG="),

@@ -117,7 +117,8 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
     choice = machine_choice(scenario, facts)
     words = (surroundings.subject_dir, *nsa_options(scenario, choice), *scenario.run.args)
     alone = scenario.run.ranks == 1 and scenario.parallel.wrapper is Wrapper.NONE
-    env, changed = sound_environment(scenario.run.env, torch=facts.torch, backend=choice.backend)
+    ddp = scenario.parallel.wrapper is Wrapper.DDP
+    env, changed = sound_environment(scenario.run.env, torch=facts.torch, backend=choice.backend, ddp=ddp)
     return replace(
         spec,
         env=tuple(sorted(env.items())),

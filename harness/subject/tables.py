@@ -38,6 +38,8 @@ def _metrics(table: Table) -> dict[str, float]:
     found |= {name: columns[name][-1:] for name in _LAST}
     found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
     found |= _of_steps(rows)
+    held_out = [value for row in table("evaluation.csv") or () if isinstance(value := row.get("loss"), float)]
+    found |= {"eval_loss_first": held_out[:1], "eval_loss_last": held_out[-1:]}
     return {"steps": float(len(rows)), **{name: values[0] for name, values in found.items() if values}}
 
 

@@ -105,18 +105,19 @@ def test_blocking_wait_is_said_to_take_the_watchdog() -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch", "backend", "value"),
+    ("torch", "backend", "ddp", "value"),
     [
-        ("2.13.0+cpu", "gloo", "INFO"),
-        ("2.13.1", "gloo", "INFO"),
-        ("2.13.0", "nccl", "DETAIL"),
-        ("2.12.1", "gloo", "DETAIL"),
-        (None, "gloo", "DETAIL"),
+        ("2.13.0+cpu", "gloo", True, "INFO"),
+        ("2.13.1", "gloo", True, "INFO"),
+        ("2.13.0", "nccl", True, "DETAIL"),
+        ("2.13.0", "gloo", False, "DETAIL"),
+        ("2.12.1", "gloo", True, "DETAIL"),
+        (None, "gloo", True, "DETAIL"),
     ],
 )
-def test_detail_is_taken_away_only_where_it_crashes(torch: str | None, backend: str, value: str) -> None:
+def test_detail_is_taken_away_only_where_it_crashes(torch: str | None, backend: str, ddp: bool, value: str) -> None:
     declared = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "A": "1"}
-    env, notes = sound_environment(declared, torch=torch, backend=backend)
+    env, notes = sound_environment(declared, torch=torch, backend=backend, ddp=ddp)
     assert env == {"TORCH_DISTRIBUTED_DEBUG": value, "A": "1"}
     assert bool(notes) == (value == "INFO")
 
@@ -135,14 +136,6 @@ def test_a_plan_on_gloo_says_aloud_what_it_took_in_place_of_detail() -> None:
     assert isinstance(on_gpus, RunSpec)
     assert dict(on_gpus.env)["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert on_gpus.notes == ()
-
-
-def test_runs_that_differ_in_the_wrapper_differ_in_no_level_of_debugging() -> None:
-    wrappers = ("none", "ddp", "fsdp", "manual")
-    levels = {
-        dict(spec_of(f"{DETAIL}\nparallel: {{wrapper: {one}}}").env)["TORCH_DISTRIBUTED_DEBUG"] for one in wrappers
-    }
-    assert levels == {"INFO"}
 
 
 def test_a_foreign_program_keeps_its_environment_and_gets_notes() -> None:

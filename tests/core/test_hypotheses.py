@@ -259,6 +259,14 @@ def test_settings_of_nccl_belong_to_it_and_names_that_only_log_to_nobody() -> No
     assert answer([detailed, over_gloo], "NCCL is the cause")[0] == "not tested"
 
 
+def test_a_level_of_debugging_that_only_logs_is_no_difference_and_one_that_checks_is() -> None:
+    level = "run.env.TORCH_DISTRIBUTED_DEBUG"
+    over_gloo = run("gloo", PASS, {level: "INFO"}, device="cuda")
+    for value, told in (("INFO", "supported"), ("OFF", "supported"), ("DETAIL", "not tested")):
+        over_nccl = run("nccl", HANG, {level: value}, backend="nccl", device="cuda")
+        assert answer([over_nccl, over_gloo], "NCCL is the cause")[0] == told
+
+
 BRANCH = "the selection branch is the cause"
 
 

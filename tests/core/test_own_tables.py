@@ -195,3 +195,11 @@ def test_a_step_that_was_cut_short_has_told_what_its_graph_has() -> None:
 def test_each_finding_of_a_cost_stands_beside_the_others_in_the_order_of_how_much_it_explains() -> None:
     all_of_it = cost(nodes=10**6, saved_bytes=4e9, square_bytes=3e9)
     assert codes(all_of_it) == ["per_token_nodes", "quadratic_cost", "memory_excess"]
+
+
+def test_the_loss_on_what_is_held_out_is_told_where_there_is_one() -> None:
+    training = [{"step": 1.0, "loss": 5.5}, {"step": 2.0, "loss": 5.0}]
+    evaluation = [{"step": 1.0, "loss": 5.6}, {"step": 2.0, "loss": 5.2}]
+    metrics, _ = reported(tables(training=training, evaluation=evaluation))
+    assert (metrics["eval_loss_first"], metrics["eval_loss_last"], metrics["loss_last"]) == (5.6, 5.2, 5.0)
+    assert "eval_loss_last" not in reported(tables(training=training))[0]

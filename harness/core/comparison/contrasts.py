@@ -27,6 +27,7 @@ _DEFAULTS: dict[str, str] = {
 _EVIDENCE = frozenset({Status.PASS, Status.FAIL, Status.HANG})
 
 _STEPS = "train.steps"
+_DEBUG = "run.env.TORCH_DISTRIBUTED_DEBUG"
 _ONLY_LOGS = ("run.env.NCCL_DEBUG", "run.env.TORCH_CPP_LOG_LEVEL", "run.env.TORCH_SHOW_CPP_STACKTRACES")
 
 # Over gloo nothing reads what steers NCCL, so that it makes no difference between the two.
@@ -109,7 +110,8 @@ def configuration(outcome: Outcome) -> dict[str, str]:
     """What decided the run. What a scenario needed is replaced by what it got."""
     backend = outcome.backend or dict(outcome.settings).get("needs.backend", "")
     # On gloo, our program gets INFO for DETAIL, which adds lines to the log and nothing else; see docs/scenarios.md.
-    quiet = _ONLY_LOGS if outcome.backend == "nccl" else (*_ONLY_LOGS, "run.env.TORCH_DISTRIBUTED_DEBUG")
+    checks = outcome.backend == "nccl" and dict(outcome.settings).get(_DEBUG) == "DETAIL"
+    quiet = _ONLY_LOGS if checks else (*_ONLY_LOGS, _DEBUG)
     chosen = {key: value for key, value in outcome.settings if not key.startswith(("needs.", *quiet))}
     return {**chosen, "backend": backend, "device": outcome.device}
 

@@ -102,15 +102,14 @@ def effect_notes(env: Mapping[str, str], *, device: str, backend: str) -> Iterat
 
 
 def sound_environment(
-    env: Mapping[str, str], *, torch: str | None, backend: str
+    env: Mapping[str, str], *, torch: str | None, backend: str, ddp: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """The environment without what is known to crash this torch, and what was changed.
 
     DETAIL ends every DDP job on gloo with a segmentation fault in torch 2.13, in c10d::Logger::set_env_variables,
-    a healthy job and one of a single rank too. INFO names the same parameters. Under other wrappers DETAIL would do no
-    harm, but two runs of a plan that differ in the wrapper are to differ in nothing else.
+    a healthy job and one of a single rank too. INFO names the same parameters.
     """
-    crashes = env.get(_DEBUG) == "DETAIL" and backend == "gloo" and (torch or "").startswith("2.13.")
+    crashes = env.get(_DEBUG) == "DETAIL" and ddp and backend == "gloo" and (torch or "").startswith("2.13.")
     if not crashes:
         return dict(env), ()
     note = f"{_DEBUG}=INFO in place of DETAIL, which makes DDP on gloo crash in torch {torch}"

@@ -344,9 +344,7 @@ class MetricBound(NumberBound):
     """Bounds of one metric; all given must hold."""
 
     unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
-    device: Literal["cpu", "cuda"] | None = Field(
-        default=None, description="of nsa.train: they count on it alone"
-    )
+    device: Literal["cpu", "cuda"] | None = Field(default=None, description="of nsa.train: they count on it alone")
     regex: Regex | None = Field(
         default=None, description="foreign programs: group 1 of the last match in output.log is the value"
     )
