@@ -170,9 +170,38 @@ def test_bounds_in_units_of_the_uniform_loss_fit_the_shape_that_is_chosen() -> N
         assert steps == Bound(eq=3.0)
 
 
+def test_a_bound_for_one_device_is_left_out_on_another_and_said() -> None:
+    text = "expect: {metrics: {tokens_per_s: {gt: 50, device: cuda}, loss_last: {lt: 9}}}"
+    on_gpus = resolve(scenario_of(text), TWO_GPUS, HERE, PROGRAM)
+    assert isinstance(on_gpus, RunSpec)
+    assert [name for name, _ in on_gpus.expect.metrics] == ["loss_last", "steps", "tokens_per_s"]
+    assert [name for name, _ in spec_of(text).expect.metrics] == ["loss_last", "steps"]
+    assert spec_of(text).notes[-1] == "expect.metrics.tokens_per_s does not count: it is for cuda"
+
+
+def test_a_cpu_takes_at_most_the_steps_that_are_meant_for_it() -> None:
+    for asked, most, taken in ((10, 3, 3), (2, 3, 2), (10, "null", 10)):
+        spec = spec_of(f"train: {{steps: {asked}, cpu_steps: {most}}}")
+        assert spec.program[spec.program.index("--steps") + 1] == str(taken)
+        assert dict(spec.settings)["train.steps"] == str(taken)
+        assert any("in place of" in note for note in spec.notes) == (taken < asked)
+        on_gpus = resolve(scenario_of(f"train: {{steps: {asked}, cpu_steps: {most}}}"), TWO_GPUS, HERE, PROGRAM)
+        assert isinstance(on_gpus, RunSpec)
+        assert on_gpus.program[on_gpus.program.index("--steps") + 1] == str(asked)
+
+
+def test_a_fault_in_a_step_that_a_cpu_does_not_take_is_found_before_the_launch() -> None:
+    text = "train: {steps: 10, cpu_steps: 3}\nfault: {kind: raise, rank: 0, layer: 0, step: 5}"
+    (mistake,) = PROGRAM.beyond_the_model(scenario_of(text), LAPTOP)
+    assert mistake == (("fault", "step"), "got 5; on a CPU there are 3 steps (train.cpu_steps)")
+    assert list(PROGRAM.beyond_the_model(scenario_of(text), TWO_GPUS)) == []
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("train: {loss: mean}", "--loss mean"),
+        ("train: {clip: 0}", "--clip 0.0"),
         ("model: {compression: mean}", "--compression mean"),
         ("model: {stop_gradient_gates: true}", "--stop-gradient-gates"),
         ("model: {compile: true}", "--compile"),
