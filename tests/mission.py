@@ -21,7 +21,7 @@ class Item:
 
     section: Section
     text: str
-    tried: str  # the command that showed it, before this row was written
+    shown_by: str  # a command that shows it
     tests: tuple[str, ...]  # below tests/: FILE::test
     files: tuple[str, ...] = ()  # of this repository
     options: tuple[str, ...] = ()  # a scenario's key, `nsa-harness COMMAND --option`, `nsa.train --option`, or NAME=
@@ -60,14 +60,14 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="one DDP step with full tracing",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(_ONESTEP,),
         scenarios=("ddp_onestep",),
     ),
     Item(
         section=Section.SCENARIOS,
         text="backend sanity: gloo, NCCL",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "test_scenarios.py::test_the_plan_runs_in_the_order_of_the_seeds_with_nccl_beside_gloo_and_ends_with_the_controls",
         ),
@@ -78,7 +78,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="one branch alone",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("nsa/test_nsa_model.py::test_a_query_sees_the_tokens_that_its_branch_promises", _SHIPPED),
         options=("model.branch",),
         scenarios=("branch_cmp_only", "branch_sel_only", "branch_win_only"),
@@ -86,7 +86,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="static graph",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(_VARIANT,),
         options=("parallel.static_graph",),
         scenarios=("ddp_static_graph",),
@@ -94,7 +94,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="GC ranges: full, layers 0-5, layers 6-11, any other",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("test_scenarios.py::test_the_halves_of_the_layers_differ_from_their_baseline_in_the_range_alone",),
         options=("gc.layers",),
         scenarios=("gc_baseline_full", "gc_baseline_none", "gc_bisect_layers_0_5", "gc_bisect_layers_6_11"),
@@ -102,21 +102,21 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="one device with and without GC",
-        tried="nsa-harness run single_gc single_no_gc",
+        shown_by="nsa-harness run single_gc single_no_gc",
         tests=("nsa/test_nsa_model.py::test_checkpointing_changes_no_gradient", _SHIPPED),
         scenarios=("single_gc", "single_no_gc"),
     ),
     Item(
         section=Section.SCENARIOS,
         text="DDP standard",
-        tried="nsa-harness run -t variants",
+        shown_by="nsa-harness run -t variants",
         tests=(_SHIPPED, "nsa/test_nsa_parallel.py::TestTwoRanksComputeTheGradientsOfOneProcess::test_in_float64"),
         scenarios=("ddp_standard",),
     ),
     Item(
         section=Section.SCENARIOS,
         text="find_unused_parameters",
-        tried="nsa-harness run -t variants",
+        shown_by="nsa-harness run -t variants",
         tests=(_VARIANT,),
         options=("parallel.find_unused_parameters",),
         scenarios=("ddp_find_unused",),
@@ -124,7 +124,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="safe mode: conservative kernels, stop-gradient gates",
-        tried="nsa-harness run -t variants",
+        shown_by="nsa-harness run -t variants",
         tests=("nsa/test_nsa_parallel.py::test_stop_gradient_gates_learn_nothing_and_pass_nothing_on", _VARIANT),
         options=("model.impl", "model.stop_gradient_gates"),
         scenarios=("ddp_safe_mode", "ddp_safe_minimal", "ddp_conservative_kernels", "ddp_stop_gradient_gates"),
@@ -132,7 +132,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="bucket size",
-        tried="nsa-harness run -t variants",
+        shown_by="nsa-harness run -t variants",
         tests=(_VARIANT,),
         options=("parallel.bucket_cap_mb",),
         scenarios=("ddp_bucket_2mb",),
@@ -140,7 +140,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="no buffer broadcast",
-        tried="nsa-harness run -t variants",
+        shown_by="nsa-harness run -t variants",
         tests=(_VARIANT,),
         options=("parallel.broadcast_buffers",),
         scenarios=("ddp_no_broadcast",),
@@ -148,7 +148,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="no gradient_as_bucket_view",
-        tried="nsa-harness run -t variants",
+        shown_by="nsa-harness run -t variants",
         tests=(_VARIANT,),
         options=("parallel.gradient_as_bucket_view",),
         scenarios=("ddp_bucket_view", "ddp_no_bucket_view"),
@@ -156,7 +156,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="NCCL_P2P_DISABLE",
-        tried="nsa-harness run nccl_p2p_disable",
+        shown_by="nsa-harness run nccl_p2p_disable",
         tests=("test_scenarios.py::test_every_mitigation_of_the_seeds_is_a_variant_beside_one_control",),
         options=("run.env",),
         scenarios=("nccl_p2p_disable",),
@@ -165,7 +165,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="no_sync",
-        tried="nsa-harness run -t variants",
+        shown_by="nsa-harness run -t variants",
         tests=(_VARIANT, "nsa/test_nsa_parallel.py::TestTwoRanksComputeTheGradientsOfOneProcess::test_in_float64"),
         options=("train.accumulate",),
         scenarios=("ddp_no_sync",),
@@ -173,7 +173,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="manual gradient averaging without DDP",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("nsa/test_nsa_train.py::test_averaging_by_hand_equals_ddp_and_ranks_see_different_data",),
         options=("parallel.wrapper",),
         scenarios=("manual_average",),
@@ -181,7 +181,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="FSDP",
-        tried="nsa-harness run -t variants",
+        shown_by="nsa-harness run -t variants",
         tests=(
             "test_scenarios.py::test_a_sharded_model_differs_from_checkpointing_under_ddp_in_the_wrapper_alone",
             "nsa/test_nsa_parallel.py::TestAShardedModelOfOneRank::test_is_traced_like_any_other",
@@ -193,7 +193,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="minimal shape (2 layers, 512)",
-        tried="nsa-harness run 'minimal@*'",
+        shown_by="nsa-harness run 'minimal@*'",
         tests=("nsa/test_nsa_settings.py::test_the_named_shapes_are_those_of_the_reports", _SHIPPED),
         options=("model.shape",),
         scenarios=("minimal@gc.layers=none", "minimal@gc.layers=all"),
@@ -201,7 +201,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="production shape (12 layers, dim 768, 2048, bf16, GC on); on a CPU in three steps",
-        tried="nsa-harness run production 'production_dtype@*'",
+        shown_by="nsa-harness run production 'production_dtype@*'",
         tests=(
             "nsa/test_nsa_model.py::test_the_production_shape_is_the_model_of_125_million",
             "test_scenarios.py::test_a_production_scenario_has_a_cpu_form_of_a_few_steps_and_says_so",
@@ -213,14 +213,14 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="showcase (1 layer, dim 128, seq 128, batch 8, fp32)",
-        tried="nsa-harness run showcase",
+        shown_by="nsa-harness run showcase",
         tests=("nsa/test_nsa_settings.py::test_the_named_shapes_are_those_of_the_reports", _SHIPPED),
         scenarios=("showcase",),
     ),
     Item(
         section=Section.SCENARIOS,
         text="shake",
-        tried="nsa-harness run shake",
+        shown_by="nsa-harness run shake",
         tests=("test_scenarios.py::test_a_production_scenario_has_a_cpu_form_of_a_few_steps_and_says_so",),
         options=("train.cpu_steps",),
         scenarios=("shake", "ddp_synthetic_shake"),
@@ -228,7 +228,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="layer-count sweep",
-        tried="nsa-harness run 'sweep_layers@*'",
+        shown_by="nsa-harness run 'sweep_layers@*'",
         tests=("test_scenarios.py::test_a_sweep_runs_from_small_to_large",),
         options=("model.layers",),
         scenarios=("sweep_layers@*",),
@@ -236,7 +236,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="sequence-length sweep",
-        tried="nsa-harness run 'sweep_seq_len@*'",
+        shown_by="nsa-harness run 'sweep_seq_len@*'",
         tests=("test_scenarios.py::test_a_sweep_runs_from_small_to_large",),
         options=("model.seq_len",),
         scenarios=("sweep_seq_len@*",),
@@ -244,7 +244,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="dtype sweep",
-        tried="nsa-harness run 'sweep_dtype@*'",
+        shown_by="nsa-harness run 'sweep_dtype@*'",
         tests=(_SHIPPED,),
         options=("model.dtype",),
         scenarios=("sweep_dtype@*",),
@@ -252,7 +252,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="GC-mode sweep",
-        tried="nsa-harness run 'sweep_gc@*'",
+        shown_by="nsa-harness run 'sweep_gc@*'",
         tests=(_SHIPPED,),
         options=("gc.mode",),
         scenarios=("sweep_gc@*",),
@@ -260,7 +260,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="a vanilla-attention control of the same shape",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("nsa/test_nsa_model.py::test_the_controls_have_the_same_size_within_a_sixth",),
         options=("model.attention",),
         scenarios=("control_vanilla",),
@@ -268,7 +268,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="phases apart: data, forward, backward, optimizer step",
-        tried="nsa-harness run 'phases@*'",
+        shown_by="nsa-harness run 'phases@*'",
         tests=(
             "nsa/test_nsa_train.py::test_a_plain_launch_runs_every_kind_of_step",
             "nsa/test_nsa_train.py::test_a_step_is_told_in_its_parts",
@@ -279,7 +279,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="anomaly detection",
-        tried="nsa-harness run anomaly",
+        shown_by="nsa-harness run anomaly",
         tests=("nsa/test_nsa_train.py::test_anomaly_detection_turns_a_nan_in_backward_into_an_error",),
         options=("trace.detect_anomaly",),
         scenarios=("anomaly",),
@@ -287,7 +287,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="launch blocking",
-        tried="nsa-harness run launch_blocking",
+        shown_by="nsa-harness run launch_blocking",
         tests=(_SHIPPED,),
         options=("run.env", "CUDA_LAUNCH_BLOCKING="),
         scenarios=("launch_blocking",),
@@ -296,7 +296,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="memory profile",
-        tried="nsa-harness run memory_profile",
+        shown_by="nsa-harness run memory_profile",
         tests=("nsa/test_nsa_train.py::test_the_profile_names_the_operators_that_took_most_memory",),
         options=("trace.profile_memory", "trace.mem_dump_every"),
         scenarios=("memory_profile",),
@@ -304,7 +304,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="100+ steps at production scale",
-        tried="nsa-harness ready ci --dry-run",
+        shown_by="nsa-harness ready ci --dry-run",
         tests=("supervisor/test_ready.py::test_go_after_every_phase_in_order_with_what_this_machine_lacks_beside_it",),
         options=("nsa-harness ready",),
         scenarios=("ready_steps",),
@@ -313,14 +313,14 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="memory stability",
-        tried="nsa-harness ready ci --dry-run",
+        shown_by="nsa-harness ready ci --dry-run",
         tests=("core/test_readiness.py::test_a_slope_is_found_after_the_warm_up_with_an_interval_that_holds_it",),
         scenarios=("ready_stable",),
     ),
     Item(
         section=Section.SCENARIOS,
         text="checkpoint / resume",
-        tried="nsa-harness ready ci --dry-run",
+        shown_by="nsa-harness ready ci --dry-run",
         tests=(
             "nsa/test_nsa_train.py::test_a_resumed_run_is_the_run_that_was_not_interrupted",
             "nsa/test_nsa_parallel.py::test_a_run_goes_on_under_another_wrapper_as_if_nothing_had_happened",
@@ -332,7 +332,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="data pipeline under load",
-        tried="nsa-harness ready ci --dry-run",
+        shown_by="nsa-harness ready ci --dry-run",
         tests=(_SHIPPED,),
         options=("train.data",),
         scenarios=("ready_data", "ready_data_load", "ready_load"),
@@ -340,7 +340,7 @@ ITEMS = (
     Item(
         section=Section.SCENARIOS,
         text="success criteria as numbers: steps completed, peak memory, tokens/s",
-        tried="nsa-harness ready ci --dry-run",
+        shown_by="nsa-harness ready ci --dry-run",
         tests=(
             "supervisor/test_ready.py::test_each_criterion_of_the_shipped_checklist_is_met_and_can_be_missed",
             "test_scenarios.py::test_every_number_a_scenario_expects_can_be_missed_and_can_be_met",
@@ -352,7 +352,7 @@ ITEMS = (
     Item(
         section=Section.TRACING,
         text="switchable from YAML, command line and environment, the documented names kept",
-        tried="NSA_TRACE_GRADS=0 nsa-harness explain ddp_onestep trace.buckets=false",
+        shown_by="NSA_TRACE_GRADS=0 nsa-harness explain ddp_onestep trace.buckets=false",
         tests=(
             "test_cli.py::test_the_command_line_wins_over_the_environment_and_the_environment_over_yaml",
             "core/test_scenario_overrides.py::test_a_documented_name_sets_its_key_and_says_so",
@@ -363,7 +363,7 @@ ITEMS = (
     Item(
         section=Section.TRACING,
         text="NSA_TRACE_GRADS: [GRAD-TRACE] after_backward_step1 arrived=X missing=Y, and - MISSING: lines",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "nsa/test_nsa_traces.py::test_a_frozen_parameter_is_missing_by_name",
             "end_to_end/test_healthy.py::test_a_frozen_parameter_is_missing_by_name",
@@ -375,7 +375,7 @@ ITEMS = (
     Item(
         section=Section.TRACING,
         text="NSA_TRACE_MODULE_BWD",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("nsa/test_nsa_traces.py::test_the_backward_pass_is_followed_from_the_last_block_to_the_first",),
         files=("nsa/observe.py",),
         options=("trace.module_bwd", "NSA_TRACE_MODULE_BWD="),
@@ -383,7 +383,7 @@ ITEMS = (
     Item(
         section=Section.TRACING,
         text="NSA_TRACE_DDP_BUCKETS: [DDP] rank=X bucket_elems=Y dtype=Z",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "end_to_end/test_healthy.py::test_the_traces_of_ddp_onestep_count_real_gradients_and_buckets",
             "nsa/test_nsa_train.py::test_one_ddp_step_of_two_ranks_with_every_trace",
@@ -394,7 +394,7 @@ ITEMS = (
     Item(
         section=Section.TRACING,
         text="NSA_GC_RANGE=start:end",
-        tried="NSA_GC_RANGE=0:2 nsa-harness explain ddp_onestep",
+        shown_by="NSA_GC_RANGE=0:2 nsa-harness explain ddp_onestep",
         tests=(
             "nsa/test_nsa_settings.py::test_every_documented_environment_name_is_read",
             "core/test_scenario_overrides.py::test_a_documented_name_sets_its_key_and_says_so",
@@ -404,7 +404,7 @@ ITEMS = (
     Item(
         section=Section.TRACING,
         text="NSA_FORCE_BRANCH=cmp, sel or win",
-        tried="NSA_FORCE_BRANCH=sel nsa-harness explain ddp_onestep",
+        shown_by="NSA_FORCE_BRANCH=sel nsa-harness explain ddp_onestep",
         tests=(
             "nsa/test_nsa_settings.py::test_every_documented_environment_name_is_read",
             "core/test_scenario_overrides.py::test_a_documented_name_sets_its_key_and_says_so",
@@ -414,7 +414,7 @@ ITEMS = (
     Item(
         section=Section.TRACING,
         text="NSA_DDP_STATIC_GRAPH",
-        tried="NSA_DDP_STATIC_GRAPH=1 nsa-harness explain ddp_onestep",
+        shown_by="NSA_DDP_STATIC_GRAPH=1 nsa-harness explain ddp_onestep",
         tests=(
             "nsa/test_nsa_settings.py::test_every_documented_environment_name_is_read",
             "core/test_scenario_overrides.py::test_a_documented_name_sets_its_key_and_says_so",
@@ -424,7 +424,7 @@ ITEMS = (
     Item(
         section=Section.TRACING,
         text="NSA_USE_FA2",
-        tried="NSA_USE_FA2=1 nsa-harness explain ddp_onestep",
+        shown_by="NSA_USE_FA2=1 nsa-harness explain ddp_onestep",
         tests=(
             "nsa/test_nsa_settings.py::test_every_documented_environment_name_is_read",
             "core/test_scenario_overrides.py::test_a_documented_name_sets_its_key_and_says_so",
@@ -434,7 +434,7 @@ ITEMS = (
     Item(
         section=Section.TRACING,
         text="NSA_MEM_DUMP_EVERY",
-        tried="NSA_MEM_DUMP_EVERY=1 nsa-harness explain ddp_onestep",
+        shown_by="NSA_MEM_DUMP_EVERY=1 nsa-harness explain ddp_onestep",
         tests=(
             "nsa/test_nsa_settings.py::test_every_documented_environment_name_is_read",
             "core/test_scenario_overrides.py::test_a_documented_name_sets_its_key_and_says_so",
@@ -444,7 +444,7 @@ ITEMS = (
     Item(
         section=Section.TRACING,
         text="TORCH_BACKEND",
-        tried="TORCH_BACKEND=gloo nsa-harness explain ddp_onestep",
+        shown_by="TORCH_BACKEND=gloo nsa-harness explain ddp_onestep",
         tests=(
             "nsa/test_nsa_settings.py::test_every_documented_environment_name_is_read",
             "core/test_scenario_overrides.py::test_a_documented_name_sets_its_key_and_says_so",
@@ -454,7 +454,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="test_execution.log, SUMMARY.md",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(_ONESTEP,),
         files=("harness/render/documents/summary_md.py",),
         leaves=("test_execution.log", "SUMMARY.md"),
@@ -462,7 +462,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="all_missing_params.txt, ddp_buckets.txt",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("end_to_end/test_healthy.py::test_a_frozen_parameter_is_missing_by_name", _ONESTEP),
         files=("harness/render/documents/documents.py",),
         leaves=("all_missing_params.txt", "ddp_buckets.txt"),
@@ -470,7 +470,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="per scenario output.log, traces.log, result.txt (PASS, FAIL, HANG; SKIP too)",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(_ONESTEP, "supervisor/test_skips.py::test_a_skip_leaves_its_result_in_its_folder"),
         files=("harness/commands/judge.py",),
         leaves=("output.log", "traces.log", "result.txt"),
@@ -478,7 +478,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="heartbeat_rank*.jsonl",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             _ONESTEP,
             "supervisor/test_collect.py::test_the_last_loss_and_the_peak_of_the_device_come_from_the_heartbeat",
@@ -489,7 +489,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="env.json",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "supervisor/test_secrets.py::test_what_is_not_committed_is_kept_if_that_is_asked_for_and_without_secrets",
             _ONESTEP,
@@ -499,7 +499,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="stack dumps of every rank",
-        tried="nsa-harness run fault_deadlock",
+        shown_by="nsa-harness run fault_deadlock",
         tests=("supervisor/test_dump.py::test_all_ranks_are_looked_at_and_come_in_order",),
         files=("harness/supervisor/capture/snapshot.py",),
         scenarios=("fault_deadlock",),
@@ -508,7 +508,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="training.csv",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("nsa/test_nsa_traces.py::test_tables_are_on_disk_before_the_run_ends",),
         files=("nsa/telemetry.py",),
         leaves=("training.csv",),
@@ -516,7 +516,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="k_stats.csv (selection statistics)",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("nsa/test_nsa_traces.py::test_selection_statistics_count_different_blocks",),
         files=("nsa/observe.py",),
         leaves=("k_stats.csv",),
@@ -524,7 +524,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="fallback_counters.csv",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "nsa/test_nsa_dispatch.py::test_where_that_cannot_be_auto_takes_plain_torch_and_says_why",
             "nsa/test_nsa_traces.py::test_only_the_first_rank_writes_the_common_tables",
@@ -535,7 +535,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="gate health",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "nsa/test_nsa_traces.py::test_a_closed_gate_shows_in_the_table",
             "core/test_own_tables.py::test_a_gate_that_is_shut_for_every_token_is_a_collapse",
@@ -547,7 +547,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="dtype audit",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("nsa/test_nsa_traces.py::test_the_dtype_audit_counts_what_is_there",),
         files=("nsa/telemetry.py",),
         leaves=("dtypes_report.txt",),
@@ -555,7 +555,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="memory dumps",
-        tried="nsa-harness run memory_profile",
+        shown_by="nsa-harness run memory_profile",
         tests=("nsa/test_nsa_traces.py::test_a_memory_dump_names_the_largest_tensors",),
         options=("trace.mem_dump_every",),
         scenarios=("memory_profile",),
@@ -564,7 +564,7 @@ ITEMS = (
     Item(
         section=Section.ARTIFACTS,
         text="GPU and CPU state at the hang",
-        tried="nsa-harness run fault_deadlock",
+        shown_by="nsa-harness run fault_deadlock",
         tests=(
             "supervisor/test_dump.py::test_the_gpus_are_asked_for_only_where_a_process_holds_one",
             "supervisor/test_node.py::test_gpus_are_read_with_their_processes_and_what_is_not_told_is_none",
@@ -575,7 +575,7 @@ ITEMS = (
     Item(
         section=Section.INTERPRETATION,
         text="the decision logic of seed 5 as gates",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "core/test_decisions.py::test_every_gate_has_a_case_in_which_it_fires",
             "test_plan_decides.py::test_the_plan_answers_every_gate_of_the_decision_tree",
@@ -585,14 +585,14 @@ ITEMS = (
     Item(
         section=Section.INTERPRETATION,
         text="the decision tree of seed 5",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("core/test_tree.py::test_every_leaf_of_the_tree_is_reached",),
         files=("scenarios/plans/plan.yaml",),
     ),
     Item(
         section=Section.INTERPRETATION,
         text="GC range to layer",
-        tried="nsa-harness bisect fault_gc_layer --gc-range",
+        shown_by="nsa-harness bisect fault_gc_layer --gc-range",
         tests=("end_to_end/test_bisect.py::test_one_layer_is_found_and_proven_and_the_commands_say_the_truth",),
         options=("nsa-harness bisect --gc-range",),
         scenarios=("fault_gc_layer",),
@@ -600,7 +600,7 @@ ITEMS = (
     Item(
         section=Section.INTERPRETATION,
         text='"ready twice" to reentrant GC',
-        tried="nsa-harness run seed_ready_twice",
+        shown_by="nsa-harness run seed_ready_twice",
         tests=(
             "core/test_autograd.py::test_a_gradient_that_is_ready_twice_is_told_with_the_checkpoint_that_is_reentrant",
             "end_to_end/test_claim.py::test_what_reentrant_checkpointing_breaks_is_mended_by_the_other_kind",
@@ -611,7 +611,7 @@ ITEMS = (
     Item(
         section=Section.INTERPRETATION,
         text="consistent stack location over attempts",
-        tried="nsa-harness run fault_raise --repeat 2",
+        shown_by="nsa-harness run fault_raise --repeat 2",
         tests=("core/test_same_place.py::test_the_line_is_compared_over_all_attempts",),
         files=("harness/core/comparison/repeats.py",),
         options=("nsa-harness run --repeat",),
@@ -620,7 +620,7 @@ ITEMS = (
     Item(
         section=Section.INTERPRETATION,
         text="generated minimal reproduction script",
-        tried="nsa-harness bisect fault_gc_layer --gc-range",
+        shown_by="nsa-harness bisect fault_gc_layer --gc-range",
         tests=(
             "core/test_reproduction.py::test_a_script_is_at_most_a_screen_of_python_and_holds_known_words_alone",
             "end_to_end/test_deepen.py::test_the_script_of_recorded_calls_hangs_for_the_same_cause",
@@ -631,7 +631,7 @@ ITEMS = (
     Item(
         section=Section.INTERPRETATION,
         text="readiness verdict (GO / NO-GO) with reasons",
-        tried="nsa-harness ready ci --dry-run",
+        shown_by="nsa-harness ready ci --dry-run",
         tests=("end_to_end/test_ready.py::test_a_check_that_is_killed_goes_on_to_its_go_and_a_missed_number_is_no_go",),
         files=("docs/ready.md",),
         options=("nsa-harness ready",),
@@ -640,7 +640,7 @@ ITEMS = (
     Item(
         section=Section.USE,
         text="nsa-harness run ddp_onestep",
-        tried="nsa-harness run ddp_onestep",
+        shown_by="nsa-harness run ddp_onestep",
         tests=(_ONESTEP,),
         options=("nsa-harness run",),
         scenarios=("ddp_onestep",),
@@ -648,7 +648,7 @@ ITEMS = (
     Item(
         section=Section.USE,
         text="nsa-harness bisect --gc-range",
-        tried="nsa-harness bisect fault_gc_layer --gc-range",
+        shown_by="nsa-harness bisect fault_gc_layer --gc-range",
         tests=(
             "end_to_end/test_bisect.py::test_one_layer_is_found_and_proven_and_the_commands_say_the_truth",
             "test_cli.py::test_a_bare_option_that_may_take_a_value_means_auto",
@@ -659,7 +659,7 @@ ITEMS = (
     Item(
         section=Section.USE,
         text="the whole plan in one command, in the environment that the seeds export",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "test_scenarios.py::test_the_plan_runs_in_the_order_of_the_seeds_with_nccl_beside_gloo_and_ends_with_the_controls",
             "test_scenarios.py::test_the_environment_of_the_seeds_is_that_of_every_scenario_of_the_plan",
@@ -670,7 +670,7 @@ ITEMS = (
     Item(
         section=Section.USE,
         text="a CPU verification of the same plan on a machine without GPU",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "test_scenarios.py::test_without_a_gpu_only_what_has_no_cpu_form_is_skipped_and_each_says_why",
             "test_plan_decides.py::test_the_plan_tests_what_the_seeds_blamed_in_fourteen_runs_and_proposes_a_test_of_the_rest",
@@ -680,7 +680,7 @@ ITEMS = (
     Item(
         section=Section.USE,
         text="a nightly CI GPU matrix",
-        tried="nsa-harness ci matrix -t plan",
+        shown_by="nsa-harness ci matrix -t plan",
         tests=(
             "test_ci.py::test_the_steps_of_the_nightly_run_over_three_jobs_and_merge_into_one_summary",
             "core/test_ci_matrix.py::test_the_matrix_is_shard_by_backend_by_torch_by_gpus",
@@ -692,21 +692,21 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text='a configuration matrix in the report with an explicit "not run" cell',
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("core/test_config_matrix.py::test_rows_are_what_was_set_and_columns_how_the_ranks_worked_together",),
         files=("harness/core/comparison/sweeps.py",),
     ),
     Item(
         section=Section.OVERLOOKED,
         text="severity per finding",
-        tried="nsa-harness run seed_gate_collapsed",
+        shown_by="nsa-harness run seed_gate_collapsed",
         tests=("core/test_config_matrix.py::test_a_finding_weighs_what_it_means_for_the_run",),
         files=("harness/core/comparison/severity.py",),
     ),
     Item(
         section=Section.OVERLOOKED,
         text='a "ruled out / supported" table, each row with its control run',
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "core/test_hypotheses.py::test_both_sides_are_named_with_their_runs",
             "test_plan_truth.py::test_where_runs_end_as_planted_the_true_hypothesis_is_supported_and_no_other",
@@ -716,14 +716,14 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="absence of errors stated",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("core/test_outcome.py::test_only_what_was_found_in_order_on_every_rank_is_said_to_be_checked",),
         files=("harness/core/outcome.py",),
     ),
     Item(
         section=Section.OVERLOOKED,
         text="an artifact inventory with counts and the reason for each absence",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "core/test_config_matrix.py::test_the_files_of_all_attempts_are_counted_and_each_absence_has_its_reason",
             "supervisor/test_inventory.py::test_every_artifact_of_a_recorded_run_is_there_or_has_its_reason",
@@ -733,7 +733,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="FSDP1 as the seeds wrote it beside FSDP2",
-        tried="nsa-harness run fsdp1 fsdp2",
+        shown_by="nsa-harness run fsdp1 fsdp2",
         tests=(
             "nsa/test_nsa_parallel.py::TestAShardedModelOfOneRank::test_holds_its_weights_in_bfloat16_and_its_angles_in_float32",
         ),
@@ -743,7 +743,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="gradient accumulation (accum = 1 gate)",
-        tried="nsa-harness run ddp_no_sync",
+        shown_by="nsa-harness run ddp_no_sync",
         tests=(_VARIANT, "core/test_decisions.py::test_a_fsdp_run_with_accumulation_does_not_answer_for_ddp_without"),
         options=("train.accumulate",),
         scenarios=("ddp_no_sync", "ddp_accumulate"),
@@ -751,7 +751,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text='gates registered before the run ("if X fails, do Y")',
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=(
             "supervisor/test_plan_files.py::test_a_stored_run_is_judged_by_the_gates_that_stood_when_it_was_started",
         ),
@@ -760,7 +760,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="default criteria: memory, > 50 tokens/s, 200 synthetic, 300 text and 500 stable steps, sequence 4096",
-        tried="nsa-harness ready production --dry-run",
+        shown_by="nsa-harness ready production --dry-run",
         tests=("supervisor/test_ready.py::test_each_criterion_of_the_shipped_checklist_is_met_and_can_be_missed",),
         files=("scenarios/ready/default.readiness.yaml",),
         options=("expect.metrics",),
@@ -769,7 +769,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="300 steps on FineWeb-Edu itself",
-        tried="nsa.train --help",
+        shown_by="nsa.train --help",
         tests=("nsa/test_nsa_train.py::test_the_shipped_text_is_long_enough_to_learn_from",),
         options=("nsa.train --data",),
         scenarios=("ready_text", "text_train"),
@@ -778,7 +778,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="the minimal reproduction shape of seed 3 by name, loss = mean",
-        tried="nsa-harness run 'repro@*'",
+        shown_by="nsa-harness run 'repro@*'",
         tests=(
             "nsa/test_nsa_model.py::test_the_reproduction_of_the_third_report_trains_with_four_and_five_layers",
             "nsa/test_nsa_train.py::test_the_mean_of_all_logits_is_a_loss_that_reaches_every_parameter",
@@ -790,14 +790,14 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="a 4-against-5-layers scenario",
-        tried="nsa-harness run 'repro@*'",
+        shown_by="nsa-harness run 'repro@*'",
         tests=("test_scenarios.py::test_the_reproduction_and_its_stock_control_differ_in_the_attention_alone",),
         scenarios=("repro@model.layers=4", "repro@model.layers=5", "repro_4_against_5", "seed_five_layers"),
     ),
     Item(
         section=Section.OVERLOOKED,
         text="a stock torch.nn.Transformer control as well as our own",
-        tried="nsa-harness run 'repro_stock@*' control_stock control_vanilla",
+        shown_by="nsa-harness run 'repro_stock@*' control_stock control_vanilla",
         tests=(
             "nsa/test_nsa_model.py::test_the_stock_control_runs_torchs_own_layer_and_does_not_see_the_future",
             "test_scenarios.py::test_the_reproduction_and_its_stock_control_differ_in_the_attention_alone",
@@ -808,7 +808,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="memory at boot and at the hang (reserved / allocated)",
-        tried="nsa-harness run fault_deadlock",
+        shown_by="nsa-harness run fault_deadlock",
         tests=("supervisor/test_procfs.py::test_memory_and_bytes_of_a_process_of_our_own_are_readable",),
         scenarios=("fault_deadlock",),
         leaves=("heartbeat_rank<r>.jsonl",),
@@ -817,7 +817,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="excessive memory for the model's size as a finding",
-        tried="nsa-harness run seed_quadratic_memory",
+        shown_by="nsa-harness run seed_quadratic_memory",
         tests=(
             "core/test_own_tables.py::test_memory_that_no_shape_explains_is_an_excess",
             "end_to_end/test_step_costs.py::test_the_seeds_memory_is_told_as_a_square_and_as_more_than_the_shape_needs",
@@ -829,7 +829,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="an idle device as a finding",
-        tried="nsa-harness explain idle_device",
+        shown_by="nsa-harness explain idle_device",
         tests=("core/test_resources.py::test_a_gpu_that_nobody_uses_beside_two_ranks_on_one_is_idle",),
         files=("harness/core/diagnosis/rules/resources.py",),
         missing="shown by evidence of the tests alone: it needs two GPUs",
@@ -837,7 +837,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="does the process answer signals",
-        tried="nsa-harness run fault_deadlock",
+        shown_by="nsa-harness run fault_deadlock",
         tests=(
             "supervisor/test_procfs.py::test_a_handled_signal_is_told_from_a_default_and_an_ignored_one",
             "supervisor/test_stack_sources.py::test_where_ptrace_is_refused_the_processs_own_faulthandler_answers",
@@ -848,7 +848,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="torch.profiler's top 10 by memory with shapes",
-        tried="nsa-harness run memory_profile",
+        shown_by="nsa-harness run memory_profile",
         tests=("nsa/test_nsa_train.py::test_the_profile_names_the_operators_that_took_most_memory",),
         options=("trace.profile_memory",),
         scenarios=("memory_profile",),
@@ -857,7 +857,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="growth attributed to where it was allocated",
-        tried="nsa-harness run seed_leak --deepen",
+        shown_by="nsa-harness run seed_leak --deepen",
         tests=("end_to_end/test_step_costs.py::test_growth_is_followed_to_its_line_by_a_second_run",),
         options=("nsa-harness run --deepen",),
         scenarios=("seed_leak",),
@@ -865,7 +865,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="barrier after backward as a switch",
-        tried="nsa-harness run ddp_barrier",
+        shown_by="nsa-harness run ddp_barrier",
         tests=(_VARIANT,),
         options=("parallel.barrier_after_backward", "nsa.train --barrier-after-backward"),
         scenarios=("ddp_barrier",),
@@ -873,7 +873,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="TORCH_SHOW_CPP_STACKTRACES",
-        tried="nsa-harness run cpp_stacktraces",
+        shown_by="nsa-harness run cpp_stacktraces",
         tests=(_SHIPPED,),
         options=("run.env", "TORCH_SHOW_CPP_STACKTRACES="),
         scenarios=("cpp_stacktraces",),
@@ -881,7 +881,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="CUDA_LAUNCH_BLOCKING, NCCL_IB_DISABLE and PYTORCH_CUDA_ALLOC_CONF as scenario keys",
-        tried="nsa-harness explain nccl_ib_disable",
+        shown_by="nsa-harness explain nccl_ib_disable",
         tests=("core/test_env_names.py::test_a_sound_name_without_effect_is_said",),
         options=("run.env", "CUDA_LAUNCH_BLOCKING=", "NCCL_IB_DISABLE=", "PYTORCH_CUDA_ALLOC_CONF="),
         scenarios=("launch_blocking", "nccl_ib_disable"),
@@ -889,7 +889,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="the seeds' environment: PYTORCH_CUDA_ALLOC_CONF, TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, BLOCKING_WAIT",
-        tried="nsa-harness explain ddp_onestep",
+        shown_by="nsa-harness explain ddp_onestep",
         tests=(
             "test_scenarios.py::test_the_environment_of_the_seeds_is_that_of_every_scenario_of_the_plan",
             "core/test_hypotheses.py::test_a_level_of_debugging_that_only_logs_is_no_difference_and_one_that_checks_is",
@@ -900,7 +900,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="NCCL INFO parsed (version, channels, transport)",
-        tried="nsa-harness run ddp_nccl",
+        shown_by="nsa-harness run ddp_nccl",
         tests=("core/test_env_names.py::test_blocking_wait_is_said_to_take_the_watchdog",),
         options=("NCCL_DEBUG=",),
         scenarios=("ddp_nccl",),
@@ -909,14 +909,14 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text='finding "find_unused_parameters set but nothing unused"',
-        tried="nsa-harness run ddp_find_unused",
+        shown_by="nsa-harness run ddp_find_unused",
         tests=("core/test_autograd.py::test_a_needless_search_for_unused_parameters_is_torchs_own_word",),
         scenarios=("ddp_find_unused",),
     ),
     Item(
         section=Section.OVERLOOKED,
         text="the order of gradients compared over ranks, steps and buckets",
-        tried="nsa-harness run ddp_onestep train.steps=3 parallel.bucket_cap_mb=1",
+        shown_by="nsa-harness run ddp_onestep train.steps=3 parallel.bucket_cap_mb=1",
         tests=(
             "core/test_arrivals.py::test_a_rank_unlike_the_most_is_named_with_the_step_and_the_first_gradient",
             "core/test_arrivals.py::test_buckets_that_became_ready_in_another_order_are_told_with_the_gradients",
@@ -930,7 +930,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="stacks of FAIL (SIGABRT) too",
-        tried="nsa-harness run fault_raise --repeat 2",
+        shown_by="nsa-harness run fault_raise --repeat 2",
         tests=("probe/test_endings.py::test_an_abort_leaves_the_stacks_of_the_rank",),
         files=("harness/probe/endings.py",),
         leaves=("rank<r>/stacks.txt",),
@@ -938,14 +938,14 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="batch shapes logged",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("nsa/test_nsa_train.py::test_one_ddp_step_of_two_ranks_with_every_trace",),
         files=("nsa/train.py",),
     ),
     Item(
         section=Section.OVERLOOKED,
         text="branch pairs (gate interaction)",
-        tried="nsa-harness run 'branch_pairs@*'",
+        shown_by="nsa-harness run 'branch_pairs@*'",
         tests=(_SHIPPED,),
         options=("model.branch",),
         scenarios=(
@@ -957,7 +957,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="[DDP] bucket trace off after the first phase",
-        tried=_PLAN,
+        shown_by=_PLAN,
         tests=("nsa/test_nsa_train.py::test_one_ddp_step_of_two_ranks_with_every_trace",),
         options=("trace.buckets",),
         scenarios=("ddp_onestep",),
@@ -965,14 +965,14 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="scenario priority",
-        tried="nsa-harness list",
+        shown_by="nsa-harness list",
         tests=("core/test_scenario_selection.py::test_priority_goes_first_among_tagged_ones",),
         options=("priority",),
     ),
     Item(
         section=Section.OVERLOOKED,
         text="plain python launch for one device",
-        tried="nsa-harness run single_no_gc --dry-run",
+        shown_by="nsa-harness run single_no_gc --dry-run",
         tests=("nsa/test_nsa_train.py::test_a_plain_launch_runs_every_kind_of_step",),
         files=("scenarios/base/single.yaml",),
         scenarios=("single_no_gc",),
@@ -980,21 +980,21 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="the --dataset, --ddp 0 and --steps spellings of nsa.train",
-        tried="nsa.train --dataset synthetic --ddp 0 --steps 1",
+        shown_by="nsa.train --dataset synthetic --ddp 0 --steps 1",
         tests=("nsa/test_nsa_settings.py::test_the_seeds_own_spellings_work",),
         options=("nsa.train --dataset", "nsa.train --ddp", "nsa.train --steps"),
     ),
     Item(
         section=Section.OVERLOOKED,
         text="the CONFIG= spelling of nsa.train",
-        tried="CONFIG=FILE.yaml nsa.train",
+        shown_by="CONFIG=FILE.yaml nsa.train",
         tests=("nsa/test_nsa_settings.py::test_a_config_file_gives_options_and_dimensions",),
         options=("CONFIG=", "nsa.train --config"),
     ),
     Item(
         section=Section.OVERLOOKED,
         text="the directory names of seed 5 as aliases",
-        tried="nsa-harness list",
+        shown_by="nsa-harness list",
         tests=("test_scenarios.py::test_every_directory_name_of_the_seeds_plan_selects_one_scenario",),
         options=("aliases",),
         scenarios=("ddp_onestep_trace", "ddp_gloo_sanity", "ddp_nccl_sanity"),
@@ -1002,7 +1002,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text='both notations, "layers 0-5 (0:6)"',
-        tried="nsa-harness run gc_bisect_layers_0_5 --dry-run",
+        shown_by="nsa-harness run gc_bisect_layers_0_5 --dry-run",
         tests=("core/test_bisect_subject.py::test_a_range_for_people_is_inclusive_with_the_code_form_behind_it",),
         options=("gc.layers",),
         scenarios=("gc_bisect_layers_0_5",),
@@ -1010,7 +1010,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="git branch, commit and dirty diff in env.json",
-        tried="nsa-harness run ddp_onestep --git-diff",
+        shown_by="nsa-harness run ddp_onestep --git-diff",
         tests=(
             "supervisor/test_secrets.py::test_what_is_not_committed_is_kept_if_that_is_asked_for_and_without_secrets",
         ),
@@ -1020,7 +1020,7 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="a redacted, shareable bundle of a run",
-        tried="nsa-harness bundle RUN",
+        shown_by="nsa-harness bundle RUN",
         tests=(
             "supervisor/test_secrets.py::test_a_bundle_has_the_logs_too_and_no_secret_and_nothing_that_repeats_the_run",
         ),

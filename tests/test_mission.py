@@ -31,7 +31,7 @@ def test_every_thing_stands_there_once() -> None:
 
 
 def test_every_thing_lies_somewhere_and_has_a_test_and_a_command() -> None:
-    assert [one.text for one in ITEMS if not (one.tests and one.tried)] == []
+    assert [one.text for one in ITEMS if not (one.tests and one.shown_by)] == []
     assert [one.text for one in ITEMS if not (one.options or one.files or one.scenarios or one.leaves)] == []
 
 
@@ -58,8 +58,8 @@ def test_what_is_left_is_a_file_of_the_contracts() -> None:
     assert [name for item in ITEMS for name in item.leaves if name not in known] == []
 
 
-def test_the_commands_that_were_tried_are_commands() -> None:
-    assert [item.tried for item in ITEMS if not is_command(item.tried)] == []
+def test_the_commands_that_show_things_are_commands() -> None:
+    assert [item.shown_by for item in ITEMS if not is_command(item.shown_by)] == []
 
 
 @pytest.mark.parametrize(

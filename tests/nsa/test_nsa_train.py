@@ -200,7 +200,7 @@ def test_the_profile_names_the_operators_that_took_most_memory(alone: Alone, tmp
 
 
 def test_anomaly_detection_turns_a_nan_in_backward_into_an_error(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsa_harness.nsa.train.loss_of", lambda logits, _: (logits.sum() * 0).sqrt())
+    monkeypatch.setattr("nsa_harness.nsa.train.loss_of", lambda logits, *_: (logits.sum() * 0).sqrt())
     assert alone("--layers", "1")[0] == 0
     with pytest.raises(RuntimeError, match="returned nan values"):
         alone("--layers", "1", "--detect-anomaly")
