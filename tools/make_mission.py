@@ -49,7 +49,7 @@ def _row(item: object) -> str:
     where = ", ".join(map(_code, places))
     what = names["text"] + (f"<br>**Missing:** {names['missing']}" if names["missing"] else "")
     tests = ", ".join(_code(f"tests/{test}") for test in names["tests"])
-    return f"| {what} | {_code(names['tried'])} | {where} | {tests} |"
+    return f"| {what} | {_code(names['shown_by'])} | {where} | {tests} |"
 
 
 def _code(text: str) -> str:
