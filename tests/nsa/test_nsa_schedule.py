@@ -138,6 +138,32 @@ def test_an_evaluation_changes_nothing_of_the_training(alone: Alone, tmp_path: P
     assert len([line for line in output.splitlines() if line.startswith("evaluation step ")]) == 3
 
 
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp", "fsdp1"])
+def test_a_wrapped_model_is_evaluated_and_trains_on_like_a_bare_one(alone: Alone, tmp_path: Path, wrapper: str) -> None:
+    told = []
+    for name in ("none", wrapper):
+        words = (
+            "--layers",
+            "1",
+            "--steps",
+            "2",
+            "--eval-every",
+            "1",
+            "--gc",
+            "all",
+            "--wrapper",
+            name,
+            "--out-dir",
+            name,
+        )
+        status, _, error = alone(*words)
+        assert status == 0, error
+        losses = [table(tmp_path / name / file) for file in ("training.csv", "evaluation.csv")]
+        told.append([float(row["loss"]) for rows in losses for row in rows])
+    assert told[1] == pytest.approx(told[0], rel=1e-5)
+    assert len(told[0]) == 4
+
+
 def test_the_loss_of_an_evaluation_is_the_mean_over_the_batches_that_no_step_has(tmp_path: Path) -> None:
     settings = replace(read("--eval-every", "5", "--eval-batches", "3", "--batch", "2"), out_dir=tmp_path)
     model, seen = torch.nn.Linear(1, 1), []
