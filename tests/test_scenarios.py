@@ -91,7 +91,7 @@ def test_a_production_scenario_has_a_cpu_form_of_a_few_steps_and_says_so(name: s
     assert steps == [3, asked]
     assert [dict(one.settings)["train.steps"] for one in (small, large)] == [str(step) for step in steps]
     assert [dict(one.expect.metrics)["steps"].eq for one in (small, large)] == steps
-    said = "3 optimizer steps in place of 10: train.cpu_steps; null does them all"
+    said = f"3 optimizer steps in place of {asked}: train.cpu_steps; null does them all"
     assert (said in small.notes) == (asked > 3)
     assert said not in large.notes
     same = ("--shape", "--layers", "--seq-len", "--batch", "--gc", "--wrapper")
