@@ -26,7 +26,7 @@ def losses(directory: Path) -> list[float]:
         return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
-def test_one_ddp_step_of_two_ranks_with_every_trace(two_ranks: Program) -> None:
+def test_one_ddp_step_of_two_ranks_with_every_trace(two_ranks: Program, tmp_path: Path) -> None:
     done = two_ranks(
         *("--wrapper", "ddp", "--trace-grads", "--trace-buckets", "--trace-module-bwd", "--steps", "3"),
         *("--freeze", "blocks.2.attn.gate_mlp.bias", "--bucket-cap-mb", "0.5"),
@@ -42,6 +42,10 @@ def test_one_ddp_step_of_two_ranks_with_every_trace(two_ranks: Program) -> None:
         assert sizes[0] == trainable  # DDP starts with one bucket and orders its own after the first step
         assert len(sizes) > 2
         assert sum(sizes[1:]) == trainable
+        orders = (tmp_path / "out" / f"grad_order_rank{rank}.jsonl").read_text(encoding="utf-8").splitlines()
+        ready = [json.loads(line)["buckets"] for line in orders]
+        assert [sum(one["parameters"] for one in buckets) for buckets in ready[:2]] == [109, 109]
+        assert [one["bucket"] for one in ready[1]] == list(range(len(sizes) - 1))
     assert lines.count("[MODULE-BWD] step=1 blocks.3.attn") == 2
     assert len([line for line in lines if line.startswith("step ")]) == 3
     assert "batch rank=1 input=(2, 256) target=(2, 256) torch.int64" in lines
