@@ -133,7 +133,7 @@ def test_explain_tells_where_each_value_comes_from_and_reads_back() -> None:
     assert root is not None
     scenario = checked_scenario(root, PROGRAM).scenario
     assert scenario is not None
-    assert (scenario.gc.layers, scenario.run.env, scenario.parallel.static_graph) == ("1,3", {"A": "0"}, True)
+    assert (scenario.gc.layers, scenario.run.env["A"], scenario.parallel.static_graph) == ("1,3", "0", True)
 
 
 def test_a_dry_run_prints_the_command_and_writes_nothing(here: Path) -> None:
