@@ -42,6 +42,9 @@ class Program:
         os.environ.clear()
         os.environ.update(environment)
         _draw_seeds()
+        sys.modules[
+            "torch.distributed"
+        ].set_debug_level_from_env()  # read at its import, and again whenever it is asked
         sys.orig_argv = list(self._words)
         sys.argv = ["-m" if self._is_module else self._name, *self._arguments]
         sys.modules["__main__"] = _new_main()

@@ -320,6 +320,24 @@ def test_a_spec_that_a_fork_would_change_says_why(change: dict[str, Any], why: s
     assert can_fork(script("raises")) is None
 
 
+@pytest.mark.parametrize("name", ["NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_what_nobody_reads_without_a_gpu_stands_in_the_way_of_no_fork(name: str) -> None:
+    assert can_fork(replace(script("raises"), env=((name, "1"),), device="cpu", backend="gloo")) is None
+
+
+def test_a_forked_process_has_the_level_of_debugging_that_it_was_launched_with(
+    launches: Launches, tmp_path: Path
+) -> None:
+    file = tmp_path / "level.py"
+    file.write_text("import torch.distributed as dist\nprint('LEVEL', dist.get_debug_level())\n")
+    spec = only(planned(question(script=Script(file=str(file), ranks=1, args=())), machine_facts()))
+    for level in ("INFO", "DETAIL"):
+        asked = replace(spec, env=(("TORCH_DISTRIBUTED_DEBUG", level),))
+        done = launches.launch(asked, Launcher.FORK, f"level-{level}")
+        assert done.spec.launcher is Launcher.FORK, done.spec.notes
+        assert done.said("LEVEL") == [f"[rank0] LEVEL DebugLevel.{level}"]
+
+
 def test_a_script_that_sets_what_torch_reads_at_its_import_is_not_forked(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("import os\nos.environ.setdefault('OMP_NUM_THREADS', '2')\nimport torch\n")

@@ -74,7 +74,7 @@ _KNOWN = """
 KNOWN_NAMES = frozenset(_KNOWN.split())
 # One letter wrong or two swapped, in names of usual length; a name that only resembles another stays below.
 _SLIP = 0.91
-_CUDA_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_CUDA_", "CUBLAS_")
+CUDA_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_CUDA_", "CUBLAS_")
 _NCCL_PREFIXES = ("NCCL_", "TORCH_NCCL_")
 
 
@@ -91,7 +91,7 @@ def name_mistakes(env: Mapping[str, str], overruled: Mapping[str, str]) -> Itera
 def effect_notes(env: Mapping[str, str], *, device: str, backend: str) -> Iterator[str]:
     """Sentences about sound names that do nothing on this device and backend, or cost something."""
     if device == "cpu":
-        idle, place = [name for name in env if name.startswith(_CUDA_PREFIXES)], "the device is cpu"
+        idle, place = [name for name in env if name.startswith(CUDA_PREFIXES)], "the device is cpu"
     else:
         idle, place = [name for name in env if name.startswith(_NCCL_PREFIXES)], f"the backend is {backend}"
         idle = idle if backend == "gloo" else []

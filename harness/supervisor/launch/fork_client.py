@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.scenario.env_names import CUDA_PREFIXES
 from nsa_harness.supervisor.launch.keeper import give_order
 from nsa_harness.supervisor.launch.launch import (
     SUBJECT,
@@ -50,6 +51,8 @@ _READ_AT_START = (
     "TORCH", "PYTORCH", "ATEN", "OMP", "GOMP", "KMP", "MKL", "OPENBLAS", "NUMEXPR", "GLOO", "NCCL", "CUDA",
     "PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "TMPDIR",
 )  # fmt: skip
+# Which a fork is told once more, in `settle` of its program.
+_READ_AGAIN = ("TORCH_DISTRIBUTED_DEBUG",)
 _SET_IN_SOURCE = re.compile(rf"(?:environ|putenv)\b.*[\"']((?:{'|'.join(_READ_AT_START)})\w*)")
 # Numpy imports OpenBLAS, which starts a thread for each core unless it is told not to; a fork must find none.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
@@ -68,9 +71,11 @@ def can_fork(spec: RunSpec) -> str | None:
         return f"device {spec.device}: CUDA does not survive a fork"
     if spec.backend not in ("gloo", "any"):
         return f"backend {spec.backend} is not gloo"
-    declared = [name for name, _ in spec.env if name.startswith(_READ_AT_START)]
-    if declared:
-        return f"{declared[0]} is read when a program starts"
+    # Without a GPU nobody reads what is CUDA's or NCCL's.
+    read = [name for name, _ in spec.env if name.startswith(_READ_AT_START) and not name.startswith(CUDA_PREFIXES)]
+    too_late = [name for name in read if name not in _READ_AGAIN]
+    if too_late:
+        return f"{too_late[0]} is read when a program starts"
     if spec.python is not None:
         return f"it runs under {spec.python}, which is not ours"
     if "PYTHON_EXEC" in os.environ:
