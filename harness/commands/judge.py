@@ -55,7 +55,7 @@ def judge_attempt(
     evidence = collect(attempt, spec, node, reported if ours else None)
     evidence = with_sources(attempt, evidence, launched_here=stored_by is None)
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
-    unwritten = kept(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
+    unwritten = _kept(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
     outcome = quoted(
         outcome_of(
             spec,
@@ -76,13 +76,13 @@ def judge_attempt(
     )
     outcome = attempt.redaction.value(outcome)
     unwritten = redact_files(attempt)
-    unwritten += kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
-    unwritten += kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
+    unwritten += _kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
+    unwritten += _kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
     unwritten += _traced(attempt, evidence, outcome)  # last: on a disk that fills up it may cost no verdict
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
 
 
-def kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
+def _kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
     """A verdict is never lost for want of a place to write it: a stored run may be read-only."""
     try:
         attempt.door.write(path, text)
@@ -98,7 +98,7 @@ def keep_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
         attempt.door.make_folder(attempt.path)
     except OSError as error:
         return replace(outcome, trouble=(Trouble(what=attempt.path.name, why=f"it could not be made: {error}"),))
-    return replace(outcome, trouble=kept(attempt, attempt.result, f"{outcome.verdict.status}\n"))
+    return replace(outcome, trouble=_kept(attempt, attempt.result, f"{outcome.verdict.status}\n"))
 
 
 def _traced(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[Trouble, ...]:
@@ -107,7 +107,7 @@ def _traced(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[
         text = attempt.redaction.json(trace_json(evidence, outcome))
     except Exception as error:
         return (Trouble(what=attempt.trace.name, why=f"it could not be made: {type(error).__name__}: {error}"),)
-    return kept(attempt, attempt.trace, text)
+    return _kept(attempt, attempt.trace, text)
 
 
 def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:
