@@ -10,6 +10,7 @@ import json
 from contract import CONTRACT, HERE, contract
 
 ADDED = {
+    "scenario: train.cpu_steps", "scenario: train.loss", "scenario: expect.metrics.NAME.device",
     "commands: bundle", "commands: bundle <[RUN]>", "commands: bundle --to", "commands: bundle --out",
     *(f"commands: {name} --no-redact" for name in ("run", "bisect", "watch", "attach", "report", "bundle")),
     *(f"commands: {name} --git-diff" for name in ("run", "bisect", "watch")),
@@ -57,7 +58,11 @@ ADDED = {
 NO_LONGER_REQUIRED = {"commands: attach <PID>"}
 SHOWN_OTHERWISE = {"commands: run -t"}  # in the help
 MAY_BE_NULL = {"scenario: fault.rank"}  # every rank; a file that gives it goes on as before
-ADDED_TO_DEFAULTS = {"scenario: expect": {"findings": []}, "scenario: trace": {"step_cost": False}}
+ADDED_TO_DEFAULTS = {
+    "scenario: expect": {"findings": []},
+    "scenario: trace": {"step_cost": False},
+    "scenario: train": {"cpu_steps": None, "loss": "cross_entropy"},
+}
 # Further words that a key takes; those it took before mean what they meant.
 WORDS_ADDED = {
     "scenario: model.impl": ["per_token", "dense"],
