@@ -10,7 +10,7 @@ import json
 from contract import CONTRACT, HERE, contract
 
 ADDED = {
-    "scenario: train.cpu_steps", "scenario: train.loss", "scenario: expect.metrics.NAME.device",
+    "scenario: train.cpu_steps", "scenario: train.loss", "scenario: expect.metrics.*.device", "events: plan: env.*",
     "commands: bundle", "commands: bundle <[RUN]>", "commands: bundle --to", "commands: bundle --out",
     *(f"commands: {name} --no-redact" for name in ("run", "bisect", "watch", "attach", "report", "bundle")),
     *(f"commands: {name} --git-diff" for name in ("run", "bisect", "watch")),
