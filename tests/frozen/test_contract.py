@@ -10,6 +10,7 @@ import json
 from contract import CONTRACT, HERE, contract
 
 ADDED = {
+    "scenario: train.cpu_steps", "scenario: train.loss", "scenario: expect.metrics.*.device", "events: plan: env.*",
     "commands: bundle", "commands: bundle <[RUN]>", "commands: bundle --to", "commands: bundle --out",
     *(f"commands: {name} --no-redact" for name in ("run", "bisect", "watch", "attach", "report", "bundle")),
     *(f"commands: {name} --git-diff" for name in ("run", "bisect", "watch")),
@@ -49,6 +50,7 @@ ADDED = {
             "out", "probe", "no-redact", "git-diff",
         )
     ),
+    "scenario: train.keep_last", "scenario: train.async_checkpoint",
     "commands: ready", "commands: ready <SHAPE>", "commands: ready <[KEY=VALUE]>",
     *(f"commands: ready --{name}" for name in ("checklist", "jobs", "dry-run", "json", "out", "probe")),
     *(f"commands: ready --{name}" for name in ("no-redact", "git-diff")),
@@ -61,6 +63,7 @@ MAY_BE_NULL = {"scenario: fault.rank"}  # every rank; a file that gives it goes 
 ADDED_TO_DEFAULTS = {
     "scenario: expect": {"findings": []},
     "scenario: trace": {"step_cost": False, "mem_snapshot": False, "telemetry": True, "tensorboard": False},
+    "scenario: train": {"cpu_steps": None, "keep_last": 0, "async_checkpoint": False, "loss": "cross_entropy"},
 }
 # Further words that a key takes; those it took before mean what they meant.
 WORDS_ADDED = {
