@@ -10,6 +10,7 @@ import io
 import pathlib
 import pickle
 from collections.abc import Mapping
+from enum import EnumMeta
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +109,19 @@ class _Unpickler(pickle.Unpickler):
     """Of names, sizes, dtypes and places in files."""
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member  # how Python 3.11.0 to 3.11.3 write a member of an enumeration
         found = super().find_class(module, name) if module.partition(".")[0] in ("torch", "pathlib") else None
         of_dcp = isinstance(found, type) and found.__module__ == metadata.__name__
         if of_dcp or isinstance(found, torch.dtype) or any(found is one for one in _PLAIN):
             return found
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
+
+
+def _member(kind: Any, name: str) -> Any:
+    if isinstance(kind, EnumMeta) and name in kind.__members__:
+        return kind[name]
+    raise pickle.UnpicklingError(f"{name} of {kind} does not belong into a checkpoint")
 
 
 _PLAIN = (torch.Size, pathlib.PosixPath, filesystem._StorageInfo, torch.serialization._get_layout)

@@ -177,7 +177,7 @@ def with_a_good_one(folder: Path, name: str, make: Callable[[Path], None]) -> No
 
 def whole_epochs(batches: Batches) -> None:
     """More batches than come of all texts."""
-    assert all(batches.fetch().tokens.shape == (2, 32) for _ in range(600))
+    assert all(batches.fetch().tokens.shape == (2, 32) for _ in range(1400))
 
 
 @pytest.mark.usefixtures("packages")

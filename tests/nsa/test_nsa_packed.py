@@ -16,10 +16,10 @@ from torch import Tensor
 
 from nsa_harness.nsa.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_harness.nsa.model import Recompute, TinyLM
-from nsa_harness.nsa.observe import Observer
 from nsa_harness.nsa.ops.packed import compressed_starts, packed
 from nsa_harness.nsa.ops.selection import RANKERS
 from nsa_harness.nsa.parallelize import checkpoint_layers
+from nsa_harness.nsa.samples import Observer
 
 SUBSETS = [pair for size in (1, 2, 3) for pair in combinations(ALL_BRANCHES, size)]
 # Two rows of 40: one token, shorter than a block, as long as one, longer, a whole row.
