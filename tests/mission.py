@@ -816,10 +816,12 @@ ITEMS = (
         section=Section.OVERLOOKED,
         text="memory at boot and at the hang (reserved / allocated)",
         shown_by="nsa-harness run fault_deadlock",
-        tests=("supervisor/test_procfs.py::test_memory_and_bytes_of_a_process_of_our_own_are_readable",),
+        tests=(
+            "core/test_seen_from_outside.py::test_memory_at_the_hang_is_the_kernel_s_the_driver_s_and_the_rank_s_last_word",
+        ),
         scenarios=("fault_deadlock",),
         leaves=("heartbeat_rank<r>.jsonl",),
-        missing="at the hang: resident memory; of a GPU the figures of the last step",
+        missing="on a CPU resident memory; what a GPU has was read from recorded answers alone",
     ),
     Item(
         section=Section.OVERLOOKED,
@@ -846,11 +848,11 @@ ITEMS = (
         text="does the process answer signals",
         shown_by="nsa-harness run fault_deadlock",
         tests=(
+            "core/test_seen_from_outside.py::test_of_a_hang_it_is_told_what_each_rank_does_with_a_signal_and_which_ended_it",
             "supervisor/test_procfs.py::test_a_handled_signal_is_told_from_a_default_and_an_ignored_one",
             "supervisor/test_stack_sources.py::test_where_ptrace_is_refused_the_processs_own_faulthandler_answers",
         ),
         files=("harness/supervisor/capture/snapshot.py",),
-        missing='a rank that did not answer stands under "not captured", not in a line of its own',
     ),
     Item(
         section=Section.OVERLOOKED,
@@ -908,10 +910,13 @@ ITEMS = (
         section=Section.OVERLOOKED,
         text="NCCL INFO parsed (version, channels, transport)",
         shown_by="nsa-harness run ddp_nccl",
-        tests=("core/test_env_names.py::test_blocking_wait_is_said_to_take_the_watchdog",),
+        tests=(
+            "core/test_seen_from_outside.py::test_what_nccl_says_as_it_connects_is_read",
+            "supervisor/test_collect.py::test_what_nccl_wrote_is_read_from_either_stream_of_each_rank",
+        ),
         options=("NCCL_DEBUG=",),
         scenarios=("ddp_nccl",),
-        missing="NCCL's lines are kept in output.log and not read",
+        missing="read from lines in NCCL's documented form alone; no NCCL has run here",
     ),
     Item(
         section=Section.OVERLOOKED,
