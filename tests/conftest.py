@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("of_the_tree", derandomize=True)
+# No deadline: on a loaded machine an example takes as long as it takes.
+settings.register_profile("of_the_tree", derandomize=True, deadline=None)
 settings.load_profile("of_the_tree")
 
 # Whoever forbids bytecode pays for it in each of some hundred interpreters started here: 2 s to compile the harness.
