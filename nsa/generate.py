@@ -16,7 +16,8 @@ from torch import Tensor
 from .checkpoints.load import read_weights
 from .decode import Cache, next_logits
 from .model import TinyLM
-from .settings import Option, SettingsError, existing_checkpoint, not_negative, whole, word
+from .settings import Option, SettingsError
+from .values import existing_checkpoint, not_negative, whole, word
 from .world import CannotRunError, joined
 
 # A token is a byte, as in nsa/data.py.

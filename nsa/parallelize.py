@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .model import Recompute, TinyLM
 from .observe import say
-from .settings import SHARDED, Settings, Wrapper
+from .settings import Settings
+from .values import SHARDED, Wrapper
 from .world import CannotRunError, World
 
 # torch 2.13 renames it and warns whoever uses the old name.

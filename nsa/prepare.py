@@ -23,7 +23,8 @@ from .data.prefetch import Ordered
 from .data.shards import FileShard, Record, Shard
 from .data.tokens import Tokenizer, Tokens, tokenizer_named
 from .data.trouble import BadRecordError, BadShardError, Trouble
-from .settings import BadShards, Data, Option, SettingsError, data_source, one_of, tokenizer_source, whole
+from .settings import Option, SettingsError
+from .values import BadShards, Data, data_source, one_of, tokenizer_source, whole
 from .world import CannotRunError
 
 RECORDS_AT_ONCE = 256

@@ -23,7 +23,8 @@ from pathlib import Path
 from .checkpoints.folder import FOLDER, checkpoints_in
 from .checkpoints.load import read_weights
 from .observe import say
-from .settings import Option, SettingsError, one_of, whole
+from .settings import Option, SettingsError
+from .values import one_of, whole
 
 # What torchrun tells a rank of itself; a stage that starts ranks of its own must not take it for its own.
 _OF_A_LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "NSA_OUT_DIR")

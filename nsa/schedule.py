@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from .settings import Decay, Settings
+from .settings import Settings
+from .values import Decay
 
 
 def learning_rate(settings: Settings, step: int) -> float:

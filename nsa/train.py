@@ -37,8 +37,9 @@ from .parallelize import (
     without_reduction,
 )
 from .schedule import learning_rate
-from .settings import MEAN, SHARDED, Phase, Settings, SettingsError, Wrapper, read_settings
+from .settings import Settings, SettingsError, read_settings
 from .telemetry import NoTelemetry, StepParts, StepResult, StepShape, Telemetry
+from .values import MEAN, SHARDED, Phase, Wrapper
 from .warmup import uses_fused_kernels, warm_up
 from .world import CannotRunError, World, joined
 
@@ -397,7 +398,7 @@ def _only_data(settings: Settings, world: World, batches: Batches) -> None:
         _tell_of_data(settings, world, batches)
 
 
-def _wait_for_data(settings: Settings, world: World, batches: Batches, telemetry: Telemetry) -> None:
+def _wait_for_data(settings: Settings, world: World, batches: Batches, telemetry: NoTelemetry) -> None:
     """The first batch is there; a phase of its own where somebody works ahead for it."""
     if batches.workers:
         telemetry.enter("loader")

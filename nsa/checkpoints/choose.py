@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..settings import Resume, Settings
+from ..settings import Settings
+from ..values import Resume
 from ..world import CannotRunError, World
 from .folder import COMPLETE, FOLDER, DamagedError, Manifest, checked, checkpoints_in, recover, step_of, unfinished_in
 from .save import decisive

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..config import Attention, Compression, NSAConfig
-from ..settings import branches
+from ..values import branches
 
 # What a run may change and still use the weights.
 _IGNORED = ("name", "seq_len", "dtype", "batch", "checkpointed", "stop_gradient_gates")

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import Attention
-from ..settings import Data, Packing, Settings
+from ..settings import Settings
+from ..values import Data, Packing
 from ..world import CannotRunError, World
 from .maps import Maps
 from .named import shards_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from ..settings import Data, HubData
+from ..values import Data, HubData
 from ..world import CannotRunError
 from .shards import TEXT_ENDINGS, FileShard, HubShard, Shard, files_at, has_ending
 from .stories import all_stories

@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from ..settings import BadShards
+from ..values import BadShards
 from ..world import CannotRunError
 
 EXAMPLES = 5

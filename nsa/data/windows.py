@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..config import NSAConfig
-from ..settings import Data
+from ..values import Data
 from ..world import CannotRunError
 from .named import shipped_text
 from .packing import Row

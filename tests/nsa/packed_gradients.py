@@ -10,8 +10,9 @@ import torch
 from wrapped_gradients import built, whole_gradients
 
 from nsa_harness.nsa.parallelize import average_gradients, parallelize
-from nsa_harness.nsa.settings import Wrapper, read_settings
+from nsa_harness.nsa.settings import read_settings
 from nsa_harness.nsa.train import summed_loss
+from nsa_harness.nsa.values import Wrapper
 from nsa_harness.nsa.world import joined
 
 IGNORED = -100

@@ -24,7 +24,8 @@ from nsa_harness.nsa.data.stories import story
 from nsa_harness.nsa.data.streams import SLOW_S, Documents
 from nsa_harness.nsa.data.tokens import tokenizer_named
 from nsa_harness.nsa.data.trouble import BadRecordError, BadShardError, Trouble
-from nsa_harness.nsa.settings import FINEWEB_EDU, BadShards, HubData, read_settings
+from nsa_harness.nsa.settings import read_settings
+from nsa_harness.nsa.values import FINEWEB_EDU, BadShards, HubData
 from nsa_harness.nsa.world import CannotRunError, World
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from nsa_harness.nsa.data import Batch, Batches
 from nsa_harness.nsa.evaluation import Evaluation
 from nsa_harness.nsa.schedule import learning_rate
-from nsa_harness.nsa.settings import Decay, Settings, SettingsError, read_settings
+from nsa_harness.nsa.settings import Settings, SettingsError, read_settings
+from nsa_harness.nsa.values import Decay
 from nsa_harness.nsa.world import World
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)

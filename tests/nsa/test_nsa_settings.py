@@ -11,7 +11,8 @@ import pytest
 from conftest import ROOT
 
 from nsa_harness.nsa.config import CI, PRODUCTION, SHAPES, Attention, Branch, Implementation, NSAConfig
-from nsa_harness.nsa.settings import Data, Phase, Settings, SettingsError, Wrapper, read_settings
+from nsa_harness.nsa.settings import Settings, SettingsError, read_settings
+from nsa_harness.nsa.values import Data, Phase, Wrapper
 
 
 def read(*arguments: str, **environment: str) -> Settings:

@@ -22,7 +22,8 @@ from nsa_harness.nsa.attention import BlockSelector
 from nsa_harness.nsa.config import Attention
 from nsa_harness.nsa.model import TinyLM
 from nsa_harness.nsa.parallelize import average_gradients, averaged_as_bf16, parallelize, without_reduction
-from nsa_harness.nsa.settings import Settings, Wrapper, read_settings
+from nsa_harness.nsa.settings import Settings, read_settings
+from nsa_harness.nsa.values import Wrapper
 from nsa_harness.nsa.world import World, joined
 
 LENGTH, MICRO_BATCHES = 96, 2
