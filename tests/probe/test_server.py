@@ -10,6 +10,7 @@ import pytest
 from ranks import BOOTSTRAP, Boards, ended, fork_ranks, python, run_forks, wait_for
 
 from nsa_harness import protocol
+from nsa_harness.supervisor.capture.snapshot import Camera
 from nsa_harness.supervisor.capture.worker_server import ask_flight
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
@@ -109,3 +110,31 @@ def test_a_directory_whose_path_is_longer_than_a_sockets_address_will_do(tmp_pat
 def test_probe_board_starts_no_server(tmp_path: Path) -> None:
     (rank,) = run_forks(1, "-c", "import torch.distributed", boards=tmp_path, **{protocol.ENV_PROBE: "board"})
     assert [path.name for path in tmp_path.iterdir()] == [protocol.BOARD.format(pid=rank.pid)]
+
+
+FULL_RECORDER = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://" + os.environ["STORE"], rank=0, world_size=1)
+one = torch.ones(3)
+for _ in range(2000):
+    dist.all_reduce(one)
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+LOOKS = 10
+
+
+def test_a_rank_that_is_looked_at_again_and_again_grows_no_further(tmp_path: Path) -> None:
+    """The worker server's threads keep 12 MB each: asked of it once a minute, that looks like a leak of the job."""
+    (process,) = fork_ranks(1, "-c", FULL_RECORDER, boards=tmp_path, STORE=str(tmp_path / "store"))
+    camera = Camera(origin_ns=0, boards=tmp_path, dumps=tmp_path / "dumps")
+    try:
+        assert process.stdout.readline() == "ready\n"
+        wait_for(lambda: Boards(tmp_path).board(process.pid).beat_s, "a beat")
+        seen = [camera.take(0, {0: process.pid}, written=False, patient=True).ranks[0] for _ in range(LOOKS)]
+    finally:
+        process.kill()
+        process.communicate()
+    assert all(len(one.collectives) > 0 for one in seen)
+    early, late = (one.process.rss_bytes for one in (seen[2], seen[-1]) if one.process)
+    assert late - early < 16 << 20

@@ -289,3 +289,53 @@ def test_the_worker_server_is_asked_first_and_its_answer_stays_for_the_judge(
     assert [one.what for one in camera.trouble] == trouble
     assert [one.op for one in seen.collectives] == ([] if trouble else ["all_reduce"])
     assert (camera.boards / protocol.FLIGHT.format(pid=rank.pid)).exists() is not bool(trouble)
+
+
+def answer_as_the_beat(camera: Camera, pid: int) -> threading.Thread:
+    """Plays the rank's beat thread for one question."""
+    board = camera.boards / protocol.BOARD.format(pid=pid)
+
+    def answer() -> None:
+        asked = 0
+        while not asked:
+            (asked,) = protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT)
+        (camera.boards / protocol.FLIGHT.format(pid=pid)).write_text(json.dumps({"entries": [ENTRY]}))
+        with board.open("r+b") as file:
+            file.seek(protocol.BEAT_AT)
+            file.write(protocol.BEAT.pack(time.monotonic_ns(), asked))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
+
+
+def test_a_patient_look_asks_the_beat_of_a_rank_whose_python_runs_and_its_server_not_at_all(
+    camera: Camera, rank: subprocess.Popen[bytes]
+) -> None:
+    board = write_board(camera, rank.pid, rank=0)
+    with board.open("r+b") as file:
+        file.seek(protocol.BEAT_AT)
+        file.write(protocol.BEAT.pack(time.monotonic_ns(), 0))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(camera.boards / protocol.SOCKET.format(pid=rank.pid)))
+        listening.listen()
+        beat = answer_as_the_beat(camera, rank.pid)
+        (seen,) = camera.take(1, {0: rank.pid}, patient=True).ranks
+        beat.join()
+        assert select.select([listening], [], [], 0.0)[0] == [], "nobody has connected"
+    assert [one.op for one in seen.collectives] == ["all_reduce"]
+
+
+def test_a_patient_look_does_not_wait_for_a_beat_that_has_stopped(
+    camera: Camera, rank: subprocess.Popen[bytes]
+) -> None:
+    board = write_board(camera, rank.pid, rank=0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(camera.boards / protocol.SOCKET.format(pid=rank.pid)))
+        listening.listen()
+        thread = threading.Thread(target=serve, args=(listening, json.dumps({"entries": [ENTRY]})))
+        thread.start()
+        (seen,) = camera.take(1, {0: rank.pid}, patient=True).ranks
+        thread.join()
+    assert [one.op for one in seen.collectives] == ["all_reduce"]
+    assert protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT) == (0,)

@@ -7,8 +7,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 
 from nsa_harness import protocol
@@ -81,6 +83,7 @@ def _socket(one: Socket) -> str:
 
 
 _FLIGHT_LIMIT_S = 1.0
+_BEATS_S = 2.0  # a beat thread that was last seen longer ago has no Python to run
 _DYING_S = 0.1
 _MAX_CHILDREN = 8  # of one rank, whose stacks are taken
 _MAX_AT_ONCE = 32
@@ -116,15 +119,21 @@ class Camera:
     piped: dict[int, Piped] = field(default_factory=dict)  # by process, how its recorder was asked for
     servers: dict[int, Path | int | None] = field(default_factory=dict)  # by process, the job's own worker server
 
-    def take(self, number: int, ranks: Mapping[int, int], *, written: bool = True) -> Snapshot:
-        """Look at every rank (rank -> pid) at once, and leave the dumps for people unless told not to."""
+    def take(self, number: int, ranks: Mapping[int, int], *, written: bool = True, patient: bool = False) -> Snapshot:
+        """Look at every rank (rank -> pid) at once, and leave the dumps for people unless told not to.
+
+        `patient`: a rank whose Python runs is asked for its recorder where that costs it no memory, which takes up to a
+        beat. The worker server has a thread for each core, at least eight, and each keeps the memory of the largest
+        answer that it has given: 12 MB with the recorder's default size.
+        """
         at_s = (time.monotonic_ns() - self.origin_ns) / 1e9
         scene = look_around(ranks, self.origin_ns, self.stood)
         for rank, failure in scene.failures:
             self._note("kernel", failure, rank)
         with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
             gpus = pool.submit(self._gpus, scene)
-            asked = [self._asked(pool, scene, rank, pid, written=written) for rank, pid in sorted(ranks.items())]
+            ways = {"written": written, "patient": patient}
+            asked = [self._asked(pool, scene, rank, pid, **ways) for rank, pid in sorted(ranks.items())]
             seen = without_lone_recorders([received(number) for received in asked])
             return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
 
@@ -140,7 +149,7 @@ class Camera:
             return None
 
     def _asked(
-        self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int, *, written: bool
+        self, pool: ThreadPoolExecutor, scene: Scene, rank: int, pid: int, *, written: bool, patient: bool
     ) -> Callable[[int], RankSnapshot]:
         """Everything of one rank is asked at once; what is returned waits for the answers and puts them together."""
         process, board = scene.processes.get(rank), self.board(pid)
@@ -152,7 +161,7 @@ class Camera:
             child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
         }
         recorded = (
-            pool.submit(self._flight, rank, pid, written)
+            pool.submit(self._flight, rank, pid, needed=written, patient=patient and self._beats(board))
             if board is not None
             else pool.submit(self._own_flight, rank, pid, server)
         )
@@ -279,26 +288,30 @@ class Camera:
             self._note("flight recorder", f"NCCL's pipe: {error}", rank)
             return ()
 
-    def _flight(self, rank: int, pid: int, needed: bool) -> _Recorded:
+    def _flight(self, rank: int, pid: int, *, needed: bool, patient: bool) -> _Recorded:
         """By the worker server, which answers while Python is stuck there, else by the beat thread, which is told.
 
-        The answer lies in the boards directory in either case: after the run it is read from there. Where nothing is
-        proven by it, a rank that begins or ends and has no time to answer is no trouble.
+        `patient`: the other way round. The answer lies in the boards directory in either case: after the run it is read
+        from there. Where nothing is proven by it, a rank that begins or ends and has no time to answer is no trouble.
         """
-        refused = self._by_server(pid)
-        if refused and not self._ask(pid):
+        ways = (self._by_beat, self._by_server) if patient else (self._by_server, self._by_beat)
+        refusals = tuple(takewhile(bool, (ask(pid) for ask in ways)))
+        by_beat = patient or bool(refusals)
+        if len(refusals) == len(ways):
             if needed:
-                beat = f"no answer of the beat thread within {_FLIGHT_LIMIT_S:g} s"
-                self._note("flight recorder", f"{refused}; {beat}", rank)
-            return (), True
+                self._note("flight recorder", "; ".join(filter(None, refusals)), rank)
+            return (), by_beat
         try:
-            recorded = parse_flight(self._flight_file(pid).read_text(errors="replace"))
-            return essential(recorded), bool(refused)
+            return essential(parse_flight(self._flight_file(pid).read_text(errors="replace"))), by_beat
         except FileNotFoundError:
-            return (), bool(refused)  # the process has not imported torch.distributed: there is nothing to tell
+            return (), by_beat  # the process has not imported torch.distributed: there is nothing to tell
         except (OSError, ValueError) as error:
             self._note("flight recorder", str(error), rank)
-            return (), bool(refused)
+            return (), by_beat
+
+    def _beats(self, board: Board) -> bool:
+        now_s = (time.monotonic_ns() - self.origin_ns) / 1e9
+        return board.beat_s is not None and now_s - board.beat_s < _BEATS_S
 
     def _by_server(self, pid: int) -> str | None:
         """None when the answer was written, else why there is none."""
@@ -315,16 +328,15 @@ class Camera:
     def _flight_file(self, pid: int) -> Path:
         return self.boards / protocol.FLIGHT.format(pid=pid)
 
-    def _ask(self, pid: int) -> bool:
-        """Raise the request number on the board and wait for the beat thread's answer."""
+    def _by_beat(self, pid: int) -> str | None:
+        """Raise the request number on the board and wait for the answer. None when it was written."""
         path = self.boards / protocol.BOARD.format(pid=pid)
-        try:
-            with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as board:
-                (asked,) = protocol.REQUEST.unpack_from(board, protocol.REQUEST_AT)
-                protocol.REQUEST.pack_into(board, protocol.REQUEST_AT, asked + 1)
-                return wait_for(lambda: protocol.BEAT.unpack_from(board, protocol.BEAT_AT)[1] > asked, _FLIGHT_LIMIT_S)
-        except (OSError, ValueError):
-            return False
+        with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as board:
+            (asked,) = protocol.REQUEST.unpack_from(board, protocol.REQUEST_AT)
+            protocol.REQUEST.pack_into(board, protocol.REQUEST_AT, asked + 1)
+            if wait_for(lambda: protocol.BEAT.unpack_from(board, protocol.BEAT_AT)[1] > asked, _FLIGHT_LIMIT_S):
+                return None
+        return f"no answer of the beat thread within {_FLIGHT_LIMIT_S:g} s"
 
     def _write(self, snapshot: RankSnapshot, raw: str, number: int) -> None:
         """For people; the judge reads the snapshot itself."""

@@ -36,6 +36,7 @@ _PROFILE_LOOKS, _PROFILE_APART_S = 60, 5.0  # at most, at least
 _PROFILE_S, _PROFILE_SHARE, _PROFILE_EVERY_S = 8.0, 0.25, 0.25  # at most, of the deadline at most, between two looks
 _LOOKS_PER_BUSY = 24.0
 _KEPT_SNAPSHOTS = 40
+_QUICK_SNAPSHOTS = 3  # of a suspicion: those that prove a closed wait; the others may take their time
 _SAY_AGAIN_S = 30.0  # what has not changed, but for the time that is left
 
 
@@ -86,7 +87,7 @@ class Snapshots:
         if not alive:
             return
         self.taken += 1
-        snapshot = self.ranks.camera.take(self.taken, alive)
+        snapshot = self.ranks.camera.take(self.taken, alive, patient=len(self.episode) >= _QUICK_SNAPSHOTS)
         for one in self.ranks.camera.piped.values() if self.taken == 1 else ():
             if one.pipe is not None:
                 self.write("asked", rank=one.rank, pipe=one.pipe)
@@ -94,12 +95,12 @@ class Snapshots:
         self.episode = [*self.episode[:1], *self.episode[1:][-_KEPT_SNAPSHOTS:], snapshot]
         self._take_samples(before, snapshot)
 
-    def glance(self) -> None:
-        """A look for the profile alone: no file is written, and nothing is proven by it.
+    def glance(self, *, patient: bool) -> None:
+        """A look for the profile alone: no file is written, and nothing is proven by it. `patient`: as of the camera.
 
         It tells what moved since the last look of either kind: what moved before a suspicion would restart its clock.
         """
-        glance = self.ranks.camera.take(0, self.ranks.alive, written=False)
+        glance = self.ranks.camera.take(0, self.ranks.alive, written=False, patient=patient)
         before = [one for one in (self._glanced, *self.episode[-1:]) if one is not None]
         self._take_samples(max(before, key=lambda one: one.at_s, default=None), glance)
         self._glanced = glance
@@ -336,7 +337,7 @@ class Watch:
         few = deadline_s < _PROFILE_LOOKS * apart_s
         late = few and now_s >= deadline_s - min(_PROFILE_S, _PROFILE_SHARE * deadline_s)
         if self.due("profile", now_s, _PROFILE_EVERY_S) and (late or self.due("far look", now_s, apart_s)):
-            self.snapshots.glance()
+            self.snapshots.glance(patient=not late)
 
     # The end.
 
