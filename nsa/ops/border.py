@@ -7,12 +7,14 @@ Dimensions: B batch, H query heads, G groups, T tokens, S compressed blocks, D k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from ..config import FORCED_BLOCKS
 from . import NAMESPACE
 from .kept import kept
 from .packed import compressed_starts
@@ -37,14 +39,14 @@ def checked(
     in each pass: there the device itself asserts them, once for a tensor and its version, and a wrong one ends the
     process with the message of torch._assert_async instead of reading behind a tensor.
     """
-    problems = _of_numbers(window)
+    problems = _of_numbers(selection, window)
     if q_BHTD.dim() != 4 or q_BHTD.dtype not in _FLOATS or 0 in (q_BHTD.shape[1], q_BHTD.shape[-1]):
         problems.append(f"q_BHTD: expected floats [B, H, T, D] with a head and a width, got {_told(q_BHTD)}")
         raise ValueError(_joined(problems))
     blocks = pairs[0][0].shape[2] if pairs[0][0].dim() == 4 else 0
     problems += [*_of_pairs(q_BHTD, pairs), *_of_gates(q_BHTD, gates_cBHT)]
     problems += _of_blocks(q_BHTD, blocks, selection) if cu_seqlens is None else _of_starts(q_BHTD, cu_seqlens)
-    numbers = (q_BHTD.shape[2], blocks, selection.block_len, selection.block_stride)
+    numbers = (q_BHTD.shape[2], blocks, selection.block_len, max(1, selection.block_stride))
     if cu_seqlens is not None and _readable(cu_seqlens):
         problems += values_problems(cu_seqlens.tolist(), *numbers)
     if problems:
@@ -65,8 +67,23 @@ def _readable(starts: Tensor) -> bool:
     return starts.device.type == "cpu" and starts.dim() == 1 and starts.shape[0] > 1 and not starts.is_floating_point()
 
 
-def _of_numbers(window: int) -> list[str]:
-    return [f"window: expected at least 1, got {window}"] if window < 1 else []
+def _of_numbers(selection: Selection, window: int) -> list[str]:
+    sizes = {f"selection.{name}": getattr(selection, name) for name in ("block_len", "block_stride", "select_len")}
+    sizes["window"] = window
+    problems = [f"{name}: expected at least 1, got {size}" for name, size in sizes.items() if size < 1]
+    if selection.block_stride > selection.block_len:
+        problems.append(
+            f"selection.block_stride: expected at most block_len ({selection.block_len}), "
+            f"got {selection.block_stride}: tokens between two blocks would belong to none"
+        )
+    if selection.select_count < FORCED_BLOCKS:
+        problems.append(
+            f"selection.select_count: expected at least {FORCED_BLOCKS} (block 0, the current and the previous one are "
+            f"always chosen), got {selection.select_count}"
+        )
+    if not math.isfinite(selection.scale):
+        problems.append(f"selection.scale: expected a finite number, got {selection.scale}")
+    return problems
 
 
 def _of_pairs(q_BHTD: Tensor, pairs: Sequence[Pair]) -> list[str]:
@@ -86,7 +103,7 @@ def _of_pairs(q_BHTD: Tensor, pairs: Sequence[Pair]) -> list[str]:
 
 
 def _of_blocks(q_BHTD: Tensor, blocks: int, selection: Selection) -> list[str]:
-    length, stride, tokens = selection.block_len, selection.block_stride, q_BHTD.shape[2]
+    length, stride, tokens = selection.block_len, max(1, selection.block_stride), q_BHTD.shape[2]
     expected = (tokens - length) // stride + 1 if tokens >= length else 0
     if blocks == expected:
         return []

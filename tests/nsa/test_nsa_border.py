@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -169,6 +170,43 @@ def test_packed_sequences_lie_in_one_row() -> None:
     given = two.expand(2, -1, -1, -1), KeysAndValues(**pairs), gates.expand(-1, 2, -1, -1)
     starts = torch.tensor([0, 5], dtype=torch.int32)
     assert refused(given, cu_seqlens=starts) == "cu_seqlens: expected a batch of 1, all sequences in one row, got 2"
+
+
+@pytest.mark.parametrize("implementation", EVERYONE, ids=str)
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        (
+            {"select_count": 2},
+            "select_count: expected at least 3 (block 0, the current and the previous one are always",
+        ),
+        ({"select_len": 0}, "select_len: expected at least 1, got 0"),
+        ({"block_stride": 0}, "block_stride: expected at least 1, got 0"),
+        ({"block_len": 2}, "block_stride: expected at most block_len (2), got 3: tokens between two blocks would"),
+        ({"scale": float("nan")}, "scale: expected a finite number, got nan"),
+    ],
+    ids=["n", "l'", "d", "d > l", "scale"],
+)
+def test_numbers_are_those_of_a_shape(implementation: Implementation, numbers: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=rf"^sparse_attention: selection\.{re.escape(said)}"):
+        sparse_attention(*inputs(), replace(SELECTION, **numbers), window=7, implementation=implementation)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["alone", "packed"])
+@pytest.mark.parametrize("implementation", EVERYONE, ids=str)
+def test_no_token_gives_no_output_and_gradients_without_an_element(
+    implementation: Implementation, packed: bool
+) -> None:
+    q, branches, gates = inputs(tokens=0, blocks=0, dtype=torch.float16)
+    leaves = [q, gates.float(), *branches.compressed, *branches.selected, *branches.sliding]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    starts = torch.zeros(3, dtype=torch.int32) if packed else None
+    given = q, branches, leaves[1]
+    output = sparse_attention(*given, SELECTION, window=7, implementation=implementation, cu_seqlens=starts)
+    assert (output.shape, output.dtype) == ((1, 0, 2, 3), torch.float16)
+    gradients = torch.autograd.grad(output.sum(), leaves)
+    assert [one.shape for one in gradients] == [one.shape for one in leaves]
 
 
 def test_strides_may_be_any() -> None:
