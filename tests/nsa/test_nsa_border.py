@@ -251,3 +251,14 @@ class TestOnADevice:
         border.assert_values(starts, int(starts[-1]), blocks, 6, 3)
         with pytest.raises(RuntimeError, match="cu_seqlens"):
             border.assert_values(starts, int(starts[-1]), blocks + 1, 6, 3)
+
+
+@pytest.mark.parametrize("implementation", EVERYONE, ids=str)
+@pytest.mark.parametrize("gates", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_the_output_is_of_the_dtype_of_the_branches_whatever_that_of_the_gates(
+    implementation: Implementation, gates: torch.dtype, dtype: torch.dtype
+) -> None:
+    q, branches, ones = inputs(tokens=9, blocks=2, dtype=dtype)
+    output = sparse_attention(q, branches, ones.to(gates), SELECTION, window=7, implementation=implementation)
+    assert output.dtype == dtype
