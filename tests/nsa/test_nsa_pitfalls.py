@@ -279,6 +279,8 @@ def test_kernels_take_the_same_things_by_the_same_names_in_the_same_order(kernel
     assert tensors
     assert sizes
     assert names == [*tensors, *sizes, *constants]
+    # Not `triton.jit`, which would compile it anew for a length that 16 divides and for one that it does not.
+    assert [ast.unparse(decorator) for decorator in kernel.decorator_list] == ["for_any_length"]
 
 
 @pytest.mark.parametrize("implementation", [Implementation.AUTO, Implementation.EAGER, Implementation.TRITON])

@@ -24,7 +24,7 @@ from triton.language.core import constexpr
 from ..packed import compressed_starts
 from ..selection import Selection
 from .device import as_exponent, load_heads, load_rows, power
-from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, launch, padded, strided
+from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, for_any_length, launch, padded, strided
 from .tuning import Situation, run_best
 
 LAST_INDEX: constexpr = constexpr(2**31 - 1)
@@ -160,7 +160,7 @@ def _table(starts: Tensor, tiles: int, queries: int, blocks: int, selection: Sel
     return torch.stack([column.to(torch.int32) for column in columns], 1)
 
 
-@triton.jit
+@for_any_length
 def ranked_blocks(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,

@@ -40,6 +40,7 @@ from .launch import (
     accumulator,
     check_attention,
     constants,
+    for_any_length,
     launch,
     like_tokens,
     outputs,
@@ -170,8 +171,7 @@ def _selected_backward(
         )
 
     _run_best(run_keys, tile, selected_backward_keys, _backward_key_tiles, (q_BHTD, k_BGTD, v_BGTE), pattern)
-    if cut.partials:
-        _add_parts(parts, dk, dv, cut, of_query)
+    _add_parts(parts, dk, dv, cut, of_query)
     return dq, dk, dv
 
 
@@ -218,7 +218,7 @@ def _keys_of_step(
     return o_key, m_key, m_selected[:, None] & m_key[None, :] & (o_key[None, :] <= o_token[:, None])  # [R, K]
 
 
-@triton.jit
+@for_any_length
 def selected_forward(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
@@ -256,7 +256,7 @@ def selected_forward(
     tl.store(p_lse + (i_b * groups * HEADS + o_head) * tokens + o_token, log_sum(b_highest, b_total, EXACT), mask=m_row)
 
 
-@triton.jit
+@for_any_length
 def selected_backward_queries(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
@@ -299,7 +299,7 @@ def selected_backward_queries(
     store_heads(p_dq, i_b * s_dqb + o_head * s_dqh + o_token * s_dqt, m_row, b_dq, D, D_PADDED)
 
 
-@triton.jit
+@for_any_length
 def selected_backward_keys(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
@@ -357,7 +357,7 @@ def selected_backward_keys(
     store_rows(p_part + D, D + E, o_inside, m_key & (cuts > 1), b_dv, E, E_PADDED)
 
 
-@triton.jit
+@for_any_length
 def selected_backward_sum(
     p_dk, p_dv, p_parts, p_segment, p_partial, p_first, tokens, blocks, partials,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,

@@ -13,6 +13,7 @@ Dimensions: B batch, G groups, H query heads, T queries, S keys, D key width, E 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from .device import (
     store_heads,
     store_rows,
 )
-from .launch import Tile, accumulated, check_attention, constants, launch, like_tokens, outputs, strided
+from .launch import Tile, accumulated, check_attention, constants, for_any_length, launch, like_tokens, outputs, strided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,13 +190,15 @@ def _spanned_backward(
             **sizes,
         )
 
-    situation = tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE, pattern)
-    tuning.run_best(run_queries, situation, _backward_query_tiles)
+    of_queries = tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE, pattern)
+    tuning.run_best(run_queries, of_queries, _backward_query_tiles)
     gradients: list[Tensor] = []
 
-    def run_keys(tile: Tile) -> None:
+    def run_keys(tile: Tile, *, of_another_length: bool = False) -> None:
         tiles = triton.cdiv(k_BGSD.shape[2], tile.keys)
         parts = _parts(tiles * rows)
+        if of_another_length:
+            parts = 1 if parts > 1 else 2
         kept = accumulated(q_BHTD.dtype) if parts > 1 else q_BHTD.dtype
         dk, dv = (tensor.new_empty((parts, *tensor.shape), dtype=kept) for tensor in (k_BGSD, v_BGSE))
         launch(
@@ -223,8 +226,12 @@ def _spanned_backward(
         )
         gradients[:] = [dk, dv]
 
-    tuning.run_best(run_keys, replace(situation, kernel="spanned_backward_keys"), _backward_key_tiles)
+    situation = replace(of_queries, kernel="spanned_backward_keys")
+    tuning.run_best(run_keys, situation, _backward_key_tiles)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
+    if tuning.is_measuring():
+        # Parts are of another dtype than the whole, which is another kernel: it must not be compiled inside a step.
+        tuning.run_best(partial(run_keys, of_another_length=True), situation, _backward_key_tiles)
     return dq_BHTD, dk, dv
 
 
@@ -268,7 +275,7 @@ def rows_of(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.const
     return o_token, o_head, m_row, b_first, b_stop
 
 
-@triton.jit
+@for_any_length
 def spanned_forward(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,
@@ -306,7 +313,7 @@ def spanned_forward(
     tl.store(p_lse + (i_b * groups * HEADS + o_head) * tokens + o_wide, b_lse, mask=m_row)
 
 
-@triton.jit
+@for_any_length
 def spanned_backward_queries(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,
@@ -347,7 +354,7 @@ def spanned_backward_queries(
     store_heads(p_dq, i_b * s_dqb + o_head * s_dqh + o_wide * s_dqt, m_row, b_dq, D, D_PADDED)
 
 
-@triton.jit
+@for_any_length
 def spanned_backward_keys(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,

@@ -44,6 +44,8 @@ _POINTERS = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
+# What moves 16 bytes a thread between registers or shared memory and the GPU's own, or a whole tile at once.
+_WIDE = re.compile(r"(?:ld|st)\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global|cp\.async\.bulk\.tensor")
 
 
 def main(words: list[str]) -> None:
@@ -92,11 +94,12 @@ def compiled(
     given = {name: value for name, value in given.items() if value is not None}
     signature = {name: _type(given[name]) if name in given else "constexpr" for name in names}
     fixed = {(names.index(name),): value for name, value in constants.items()}
-    # What Triton finds out at a launch: addresses and strides that 16 divides.
+    # What Triton finds out at a launch: addresses and strides that 16 divides; of sizes it looks at none.
     even = {
         (place,): [["tt.divisibility", 16]]
-        for place, name in enumerate(names)
-        if isinstance(given.get(name), torch.Tensor) or (isinstance(given.get(name), int) and given[name] % 16 == 0)
+        for place, (name, parameter) in enumerate(zip(names, kernel.params, strict=True))
+        if isinstance(given.get(name), torch.Tensor)
+        or (isinstance(given.get(name), int) and not parameter.do_not_specialize and given[name] % 16 == 0)
     }
     source = ASTSource(kernel, signature, fixed, even)
     result = triton.compile(
@@ -108,6 +111,7 @@ def compiled(
         "numbers": numbers | {"warps": warps, "stages": stages},
         "shared_bytes": result.metadata.shared,
         "tensor_core_operations": result.asm["ptx"].count("mma"),
+        "wide_accesses": len(_WIDE.findall(result.asm["ptx"])),
         "narrow_products": narrow_products(result.asm["ttir"], names),
         **_usage(result.asm["cubin"]),
     }
