@@ -343,10 +343,25 @@ def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
     return {name: float(value) for name, value in known.items() if value is not None}
 
 
+def _fit_to(path: Path, header: str) -> None:
+    """A table of an older version: gets the columns that came since, empty; one of other columns gives way."""
+    before, _, rows = path.read_text(encoding="utf-8").partition("\n") if path.is_file() else ("", "", "")
+    if before in ("", header):
+        return
+    if not header.startswith(f"{before},"):
+        path.replace(path.with_name(f"{path.stem}.earlier{path.suffix}"))
+        return
+    empty = "," * header.removeprefix(before).count(",")
+    aside = path.with_name(f"{path.name}.new")
+    aside.write_text("".join(f"{line}\n" for line in (header, *(row + empty for row in rows.splitlines()))))
+    aside.replace(path)
+
+
 class _Table:
     """A CSV file whose rows are on disk as soon as they are written. A resumed run goes on below the old rows."""
 
     def __init__(self, path: Path, header: str) -> None:
+        _fit_to(path, header)
         self._file = path.open("a", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         if self._file.tell() == 0:
