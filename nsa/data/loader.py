@@ -130,9 +130,11 @@ class Batches:
 
     def skip_steps(self, steps: int) -> None:
         """Go on behind so many steps of this run's geometry, where no position is known. A stream is read for it."""
-        for _ in range(steps * self._geometry.rows_of_step if isinstance(self._source, Documents) else 0):
-            self._source.next_row()
-        self._go_to(self._row + steps * self._geometry.rows_of_step, self._source.position())
+        rows = steps * self._geometry.rows_of_step
+        if isinstance(self._source, Documents):
+            for _ in range(rows):
+                self._source.next_row()
+        self._go_to(self._row + rows, self._source.position())
 
     def introduction(self) -> str:
         """What is read and how, for people."""
