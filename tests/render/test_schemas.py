@@ -207,7 +207,7 @@ def test_a_document_without_schema_is_told_with_those_that_have_one(capsys: pyte
     assert run_command_line(["schema", "reports"]) == 2
     said = capsys.readouterr().err
     assert 'did you mean "report"?' in said
-    assert "known: scenario, report, bisect, events" in said
+    assert "known: scenario, plan, report, bisect, events" in said
 
 
 def test_the_contract_in_words_has_the_same_keys() -> None:
