@@ -80,7 +80,7 @@ def _kept(tuning: ModuleType, file: Path, world: World) -> str:
 def _one_layer(
     model: TinyLM, device: torch.device, batch: int, tokens: int, autocast: Callable[[], AbstractContextManager[object]]
 ) -> None:
-    """No trace stays: no gradient and no count of who ran in the model, no draw from the generator of random numbers."""
+    """No trace stays: no gradient and no count of who ran in the model, no draw from its generator."""
     block = model.blocks[0]
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
