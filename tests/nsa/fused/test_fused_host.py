@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_harness.nsa.config import Implementation
 from nsa_harness.nsa.ops import NAMESPACE, border, dispatch, kept, selection
-from nsa_harness.nsa.ops.fused import importance, mix, selected, spanned
+from nsa_harness.nsa.ops.fused import importance, launch, mix, selected, spanned
 from nsa_harness.nsa.ops.fused.backend import FusedBackend
 from nsa_harness.nsa.ops.selection import Selection
 from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
@@ -107,6 +107,13 @@ def test_a_pass_waits_for_no_value_of_the_device(packed: bool) -> None:
         with Host() as host:
             run()
     assert host.asked
+
+
+def test_a_dimension_of_one_is_no_variant_of_a_kernel() -> None:
+    """Whatever torch says of its stride, which may be beyond 32 bits for a long sequence."""
+    rows = torch.empty(1, device=META).as_strided((1, 2, 3, 16), (2**40, 48, 16, 1))
+    assert launch.strided(rows)[1:] == (0, 48, 16)
+    assert launch.strided(rows[:, :1, :1])[1:] == (0, 0, 0)
 
 
 def test_checking_starts_on_a_gpu_waits_for_none_of_their_values() -> None:
