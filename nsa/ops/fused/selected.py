@@ -415,7 +415,7 @@ def _run_best(
 
 def _forward_tiles(situation: tuning.Situation) -> list[Tile]:
     """Few rows waste least where neighbours choose different blocks, many rows where they choose the same."""
-    sizes = (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (32, 64, 4, 2), (16, 64, 2, 2), (16, 64, 4, 3)
+    sizes = (64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3), (32, 64, 4, 3), (16, 64, 2, 3), (16, 64, 4, 3)
     return situation.tiles(*sizes, (32, 32, 4, 1))
 
 
@@ -425,8 +425,11 @@ def _backward_query_tiles(situation: tuning.Situation) -> list[Tile]:
 
 
 def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
-    """Two accumulators stay on the chip: with four warps and 64 x 64 they spill at a width of 128."""
-    sizes = (64, 64, 8, 2), (32, 64, 4, 2), (16, 64, 4, 2), (64, 64, 8, 1), (128, 64, 8, 1)
+    """Two accumulators stay on the chip: with four warps and 64 x 64 they spill at a width of 128.
+
+    With eight warps both warp groups multiply all 64 keys with all queries: twice the products for S and dP.
+    """
+    sizes = (32, 64, 4, 3), (32, 64, 4, 4), (16, 64, 4, 4), (64, 64, 8, 3), (64, 64, 8, 1), (128, 64, 8, 1)
     return situation.tiles(*sizes, (32, 32, 4, 1))
 
 
