@@ -153,15 +153,16 @@ def _selected_backward(
     if not o_BHTE.numel() or not indices_BGTn.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
     sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
-    tensors = [argument for tensor in (q_BHTD, k_BGTD, v_BGTE, grad_BHTE) for argument in strided(tensor)]
-    # A token's heads side by side: log-sum-exp as exponents, and delta.
-    rows_2BTH = lse_BHT.new_empty((2, lse_BHT.shape[0], lse_BHT.shape[2], lse_BHT.shape[1]))
+    keys_values = (*strided(k_BGTD), *strided(v_BGTE))
+    # A token's heads side by side, so that what is gathered of a query is one piece: also its log-sum-exp and delta.
+    q_BTHD, grad_BTHE = (tensor.transpose(1, 2).contiguous() for tensor in (q_BHTD, grad_BHTE))
+    rows_2BTH = lse_BHT.new_empty((2, *q_BTHD.shape[:3]))
 
     def run_queries(tile: Tile) -> None:
         launch(
             selected_backward_queries,
             union_NxW.shape[0] * union_NxW.shape[1],
-            *(*tensors, *strided(o_BHTE), *strided(dq), lse_BHT, *rows_2BTH),
+            *(*keys_values, *strided(o_BHTE), q_BTHD, grad_BTHE, dq.transpose(1, 2), lse_BHT, *rows_2BTH),
             *_walk(union_NxW, k_BGTD),
             **_tiled(tile, sizes, _queries_of(union_NxW, indices_BGTn)),
             **sizes,
@@ -178,7 +179,8 @@ def _selected_backward(
         launch(
             selected_backward_keys,
             cut.block_Ns.numel() * triton.cdiv(select_len, tiled["KEYS"]),
-            *(*tensors, dk, dv, parts, *rows_2BTH, cut.key_NL, *cut.table_4Nb, cut.block_Ns, cut.first_b),
+            *(*keys_values, q_BTHD, grad_BTHE, dk, dv, parts, *rows_2BTH),
+            *(cut.key_NL, *cut.table_4Nb, cut.block_Ns, cut.first_b),
             *(*k_BGTD.shape[1:3], cut.key_NL.shape[1], cut.blocks, cut.block_Ns.shape[1], cut.partials, segment),
             **tiled,
             **sizes,
@@ -299,13 +301,10 @@ def selected_forward(
 
 @triton.jit(do_not_specialize=("tokens", "places", "tiles"))
 def selected_backward_queries(
-    p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
-    p_do, s_dob, s_doh, s_dot,
     p_o, s_ob, s_oh, s_ot,
-    p_dq, s_dqb, s_dqh, s_dqt,
-    p_lse, p_exponent, p_delta, p_union,
+    p_q, p_do, p_dq, p_lse, p_exponent, p_delta, p_union,
     groups, tokens, places, tiles,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
@@ -319,8 +318,9 @@ def selected_backward_queries(
     o_query, o_token, o_head, m_row = _rows_of_tile(i_list, tokens, tiles, ROWS, HEADS, HEADS_PADDED)
     o_head = i_g * HEADS + o_head
     o_wide = o_token.to(tl.int64)
-    b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-    b_do = load_heads(p_do, i_b * s_dob + o_head * s_doh + o_wide * s_dot, m_row, E, E_PADDED)  # [R, E]
+    o_stat = (i_b * tokens + o_wide) * groups * HEADS + o_head  # [R]
+    b_q = load_heads(p_q, o_stat * D, m_row, D, D_PADDED)  # [R, D]
+    b_do = load_heads(p_do, o_stat * E, m_row, E, E_PADDED)  # [R, E]
     b_o = load_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, E, E_PADDED)  # [R, E]
     # All of E at once: a kernel that split the values would subtract delta once for each part.
     b_delta = tl.sum(b_o.to(ACC) * b_do.to(ACC), 1)  # [R]
@@ -328,7 +328,6 @@ def selected_backward_queries(
     b_lse = as_exponent(tl.load(p_stat, mask=m_row, other=float("-inf")), EXACT)
     # Relative to infinity every share is 0, as it is where a row sees nothing.
     b_lse = tl.where(b_lse == float("-inf"), float("inf"), b_lse)
-    o_stat = (i_b * tokens + o_wide) * groups * HEADS + o_head
     tl.store(p_exponent + o_stat, b_lse, mask=m_row)
     tl.store(p_delta + o_stat, b_delta, mask=m_row)
     p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
@@ -349,7 +348,7 @@ def selected_backward_queries(
         b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
         b_dq = query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_member, m_seen, b_dq, EXPONENT, EXACT, ACC)
         first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
-    store_heads(p_dq, i_b * s_dqb + o_head * s_dqh + o_wide * s_dqt, m_row, b_dq * SCALE, D, D_PADDED)
+    store_heads(p_dq, o_stat * D, m_row, b_dq * SCALE, D, D_PADDED)
 
 
 @triton.jit
@@ -371,7 +370,7 @@ def _query_of_place(p_key, o_place, stop, first_key):
 
 @triton.jit
 def _rows_of_list(
-    p_q, s_qh, s_qt, p_do, s_doh, s_dot, p_exponent, p_delta, s_stat, o_token, o_head, m_row,
+    p_q, p_do, p_exponent, p_delta, o_stat, o_head, m_row,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -380,10 +379,9 @@ def _rows_of_list(
     Its exponent is infinite, so that what is read of queries and gradients need only be finite where the block's own
     are: no load waits for a mask.
     """
-    o_wide = o_token.to(tl.int64)
     o_width, o_value = tl.arange(0, D_PADDED), tl.arange(0, E_PADDED)
-    p_queries = p_q + (o_wide * s_qt + o_head * s_qh)[:, None] + o_width[None, :]
-    p_grads = p_do + (o_wide * s_dot + o_head * s_doh)[:, None] + o_value[None, :]
+    p_queries = p_q + (o_stat * D)[:, None] + o_width[None, :]
+    p_grads = p_do + (o_stat * E)[:, None] + o_value[None, :]
     if HEADS == HEADS_PADDED and D == D_PADDED:
         b_q = tl.load(p_queries)
     else:
@@ -392,7 +390,6 @@ def _rows_of_list(
         b_do = tl.load(p_grads)
     else:
         b_do = tl.load(p_grads, mask=(o_head < HEADS)[:, None] & (o_value < E)[None, :], other=0.0)
-    o_stat = o_wide * s_stat + o_head
     b_lse = tl.load(p_exponent + o_stat, mask=m_row, other=float("inf"))
     b_delta = tl.load(p_delta + o_stat, mask=m_row, other=0.0)
     return b_q, b_do, b_lse, b_delta
@@ -400,11 +397,10 @@ def _rows_of_list(
 
 @triton.jit(do_not_specialize=("tokens", "places", "blocks", "segments", "partials", "length"))
 def selected_backward_keys(
-    p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
-    p_do, s_dob, s_doh, s_dot,
-    p_dk, p_dv, p_parts, p_exponent, p_delta, p_key, p_begin, p_behind, p_segment, p_partial, p_block, p_first,
+    p_q, p_do, p_dk, p_dv, p_parts, p_exponent, p_delta,
+    p_key, p_begin, p_behind, p_segment, p_partial, p_block, p_first,
     groups, tokens, places, blocks, segments, partials, length,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
@@ -434,12 +430,13 @@ def selected_backward_keys(
     b_k = load_rows(p_k + i_b * s_kb + i_g * s_kg, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
     b_v = load_rows(p_v + i_b * s_vb + i_g * s_vg, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
     o_query = tl.arange(0, ROWS) // HEADS_PADDED  # [R]
-    o_head = (tl.arange(0, ROWS) % HEADS_PADDED).to(tl.int64)  # [R]
-    p_q += i_b * s_qb + i_g * HEADS * s_qh
-    p_do += i_b * s_dob + i_g * HEADS * s_doh
-    s_stat = tl.cast(groups, tl.int64) * HEADS
-    p_exponent += i_b * tokens * s_stat + i_g * HEADS
-    p_delta += i_b * tokens * s_stat + i_g * HEADS
+    o_head = tl.arange(0, ROWS) % HEADS_PADDED  # [R]
+    s_token = tl.cast(groups, tl.int64) * HEADS
+    first_row = i_b * tokens * s_token + i_g * HEADS
+    p_q += first_row * D
+    p_do += first_row * E
+    p_exponent += first_row
+    p_delta += first_row
     p_key += i_bg * places
     first_key = (i_block.to(tl.int64) * tokens).to(tl.int32)
     b_dk = tl.zeros([KEYS, D_PADDED], ACC)
@@ -451,19 +448,19 @@ def selected_backward_keys(
     # With a third stage some numbers of the walk below spill.
     for start in tl.range(begin, apart, QUERIES, num_stages=2):
         m_row = (start + o_query < stop) & (o_head < HEADS)
+        o_stat = o_token * s_token + o_head  # [R]
         b_q, b_do, b_lse, b_delta = _rows_of_list(
-            p_q, s_qh, s_qt, p_do, s_doh, s_dot, p_exponent, p_delta, s_stat, o_token, o_head, m_row,
-            HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED,
-        )  # fmt: skip
+            p_q, p_do, p_exponent, p_delta, o_stat, o_head, m_row, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED
+        )
         m_seen = o_key[:, None] <= o_token[None, :]
         b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, EXPONENT, EXACT, ACC)
         o_token = _query_of_place(p_key, start + QUERIES + o_query, stop, first_key)
     for start in range(apart, stop, QUERIES):
         m_row = (start + o_query < stop) & (o_head < HEADS)
+        o_stat = o_token * s_token + o_head  # [R]
         b_q, b_do, b_lse, b_delta = _rows_of_list(
-            p_q, s_qh, s_qt, p_do, s_doh, s_dot, p_exponent, p_delta, s_stat, o_token, o_head, m_row,
-            HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED,
-        )  # fmt: skip
+            p_q, p_do, p_exponent, p_delta, o_stat, o_head, m_row, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED
+        )
         b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, b_dk, b_dv, EXPONENT, EXACT, ACC)
         o_token = _query_of_place(p_key, start + QUERIES + o_query, stop, first_key)
     b_dk *= SCALE
