@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.nsa_op import Inputs  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
-from nsa_harness.nsa.ops.fused import importance, mix, selected, spanned, tuning  # noqa: E402
+from nsa_harness.nsa.ops.fused import importance, lists, mix, selected, spanned, tuning  # noqa: E402
 from nsa_harness.nsa.ops.fused.backend import FusedBackend  # noqa: E402
 
 _POINTERS = {
@@ -62,7 +62,7 @@ def main(words: list[str]) -> None:
             seen.add(key)
             print(json.dumps(line), flush=True)
 
-    for module in (importance, mix, selected, spanned):
+    for module in (importance, lists, mix, selected, spanned):
         module.launch = compile_launch
     for module in (tuning, importance):
         module.run_best = lambda run, situation, candidates: [run(tile) for tile in candidates(situation)[:tiles]]

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_harness.nsa.config import Implementation
 from nsa_harness.nsa.ops import NAMESPACE, border, dispatch, kept, selection
-from nsa_harness.nsa.ops.fused import importance, launch, mix, selected, spanned
+from nsa_harness.nsa.ops.fused import importance, launch, lists, mix, selected, spanned
 from nsa_harness.nsa.ops.fused.backend import FusedBackend
 from nsa_harness.nsa.ops.selection import Selection
 from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
@@ -39,6 +39,8 @@ FREE = {
     *("alias", "as_strided", "unflatten", "flatten", "reshape", "promote_types", "add_"),
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
 }
+
+LAUNCHES = 16  # forward and backward, all branches
 
 
 class WouldWait(Exception):
@@ -72,7 +74,7 @@ class Host(TorchDispatchMode):
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     kept.forget()
-    for module in (importance, mix, selected, spanned):
+    for module in (importance, lists, mix, selected, spanned):
         monkeypatch.setattr(module, "launch", lambda *_, **__: None)
     monkeypatch.setattr(dispatch, "triton_reason", lambda *_: None)
     monkeypatch.setattr(dispatch, "_triton", FusedBackend)
@@ -107,6 +109,16 @@ def test_a_pass_waits_for_no_value_of_the_device(packed: bool) -> None:
         with Host() as host:
             run()
     assert host.asked
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["alone", "packed"])
+def test_a_pass_is_few_operations_of_the_host(packed: bool) -> None:
+    """Below some thousand tokens it is the host that a pass waits for. The first of a length computes what is kept."""
+    run = one_pass(torch.empty(3, dtype=torch.int32, device=META) if packed else None)
+    for _ in range(2):
+        with Host() as host:
+            run()
+    assert host.asked.total() <= 60 - LAUNCHES
 
 
 def test_a_dimension_of_one_is_no_variant_of_a_kernel() -> None:

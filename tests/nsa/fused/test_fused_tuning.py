@@ -11,7 +11,7 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from nsa_harness.nsa.ops.fused import importance, selected, spanned, tuning
+from nsa_harness.nsa.ops.fused import importance, lists, selected, spanned, tuning
 from nsa_harness.nsa.ops.fused.backend import FusedBackend
 from nsa_harness.nsa.ops.fused.launch import Tile
 from nsa_harness.nsa.ops.fused.tuning import Situation
@@ -156,7 +156,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[Situation]:
 
     for module in (tuning, importance):
         monkeypatch.setattr(module, "run_best", run)
-    for module in (importance, selected, spanned):
+    for module in (importance, lists, selected, spanned):
         monkeypatch.setattr(module, "launch", lambda *_, **__: None)
     return seen
 
