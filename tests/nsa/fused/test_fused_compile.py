@@ -18,19 +18,33 @@ KERNELS = {
     "spanned_backward_queries",
     "spanned_backward_keys",
     "ranked_blocks",
+    "selected_unions",
     "selected_forward",
     "selected_backward_queries",
+    "selected_keys",
+    "selected_segments",
     "selected_backward_keys",
     "selected_backward_sum",
     "mix_forward",
     "mix_backward",
 }
-WITHOUT_PRODUCTS = {"selected_backward_sum", "mix_forward", "mix_backward"}
+WITHOUT_PRODUCTS = {
+    "selected_unions",
+    "selected_keys",
+    "selected_segments",
+    "selected_backward_sum",
+    "mix_forward",
+    "mix_backward",
+}
 RECORD = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "kernel_model.json"
 GROWTH = 1.1
 FEW = 3  # instructions, so that short loops may move a little
-# Arguments in products of 32 bits. None of these is an offset: tokens x heads of a sequence, and numbers of programs.
+# Arguments in products of 32 bits. None of these is an offset into a tensor of keys or values: tokens x heads of a
+# sequence, numbers of programs, places of a tile of queries, places of the list of a row.
 NARROW = {
+    "selected_forward": ["places"],
+    "selected_backward_queries": ["places"],
+    "selected_backward_keys": ["length"],
     "mix_forward": ["tokens"],
     "mix_backward": ["tokens"],
     "spanned_backward_keys": ["batch_groups", "parts"],

@@ -31,7 +31,15 @@ from nsa_harness.nsa.world import World
 
 TOLERANCE = 1e-10
 ATTENTION = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}
-SELECTED = {"ranked_blocks", "selected_forward", "selected_backward_queries", "selected_backward_keys"}
+SELECTED = {
+    "ranked_blocks",
+    "selected_unions",
+    "selected_forward",
+    "selected_backward_queries",
+    "selected_keys",
+    "selected_segments",
+    "selected_backward_keys",
+}
 
 
 @pytest.fixture
