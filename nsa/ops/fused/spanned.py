@@ -399,16 +399,19 @@ def _parts(programs: int) -> int:
     return min(MOST_PARTS, max(1, ENOUGH_PROGRAMS // max(1, programs)))
 
 
+# With two stages the loads of a step are issued at its end and awaited at the top of the next; three hide them.
 def _forward_tiles(situation: tuning.Situation) -> list[Tile]:
-    sizes = (128, 64, 8, 2), (64, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)
+    sizes = (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (128, 64, 8, 4), (64, 32, 4, 3), (32, 32, 4, 1)
     return situation.tiles(*sizes)
 
 
 def _backward_query_tiles(situation: tuning.Situation) -> list[Tile]:
-    return situation.tiles((64, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 3), (64, 32, 4, 2), (32, 32, 4, 1))
+    """Shared memory has room for one program of these: with eight warps it hides more than with four."""
+    sizes = (128, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3), (64, 32, 4, 4), (32, 32, 4, 1)
+    return situation.tiles(*sizes)
 
 
 def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
-    """Two accumulators stay on the chip: with four warps and 64 x 64 they spill at a width of 128."""
-    sizes = (64, 64, 8, 2), (32, 64, 4, 2), (64, 128, 8, 2), (32, 128, 8, 2), (64, 64, 8, 3), (32, 32, 4, 1)
+    """Each four warps have 64 keys of their own: with fewer, two groups of them would compute the same scores."""
+    sizes = (32, 64, 4, 3), (32, 128, 8, 3), (64, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)
     return situation.tiles(*sizes)
