@@ -13,6 +13,7 @@ Dimensions: B batch, G groups, H query heads, T queries, S keys, D key width, E 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from .launch import (
     accumulated,
     check_attention,
     constants,
+    for_any_length,
     launch,
     like_tokens,
     outputs,
@@ -201,13 +203,15 @@ def _spanned_backward(
             **sizes,
         )
 
-    situation = tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE, pattern)
-    tuning.run_best(run_queries, situation, _backward_query_tiles)
+    of_queries = tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE, pattern)
+    tuning.run_best(run_queries, of_queries, _backward_query_tiles)
     gradients: list[Tensor] = []
 
-    def run_keys(tile: Tile) -> None:
+    def run_keys(tile: Tile, *, of_another_length: bool = False) -> None:
         tiles = triton.cdiv(k_BGSD.shape[2], tile.keys)
         parts = _parts(tiles * rows)
+        if of_another_length:
+            parts = 1 if parts > 1 else 2
         kept = accumulated(q_BHTD.dtype) if parts > 1 else q_BHTD.dtype
         dk, dv = (tensor.new_empty((parts, *tensor.shape), dtype=kept) for tensor in (k_BGSD, v_BGSE))
         launch(
@@ -234,8 +238,12 @@ def _spanned_backward(
         )
         gradients[:] = [dk, dv]
 
-    tuning.run_best(run_keys, replace(situation, kernel="spanned_backward_keys"), _backward_key_tiles)
+    situation = replace(of_queries, kernel="spanned_backward_keys")
+    tuning.run_best(run_keys, situation, _backward_key_tiles)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
+    if tuning.is_measuring():
+        # Parts are of another dtype than the whole, which is another kernel: it must not be compiled inside a step.
+        tuning.run_best(partial(run_keys, of_another_length=True), situation, _backward_key_tiles)
     return dq_BHTD, dk, dv
 
 
@@ -347,7 +355,7 @@ def forward_keys(
     return softmax_step(b_q, b_k, b_v, m_seen, b_highest, b_total, b_o, MASKED, EXPONENT, EXACT, ACC)
 
 
-@triton.jit
+@for_any_length
 def spanned_forward(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,
@@ -403,7 +411,7 @@ def gradient_from_keys(
     return query_gradient_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dq, MASKED, EXPONENT, EXACT, ACC)
 
 
-@triton.jit
+@for_any_length
 def spanned_backward_queries(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,
@@ -475,7 +483,7 @@ def gradients_from_queries(
     return key_gradient_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, MASKED, EXPONENT, EXACT, ACC)
 
 
-@triton.jit
+@for_any_length
 def spanned_backward_keys(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,

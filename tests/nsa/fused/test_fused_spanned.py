@@ -229,10 +229,10 @@ def test_the_same_inputs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> 
 def test_torch_accepts_the_operators() -> None:
     q, k, v = leaf(1, 2, 7, 4), leaf(1, 1, 7, 4), leaf(1, 1, 7, 4)
     seen = spanned.spans_of_last_tokens(7, 3, None, q.device).tensors()
-    torch.library.opcheck(spanned._spanned, (q, k, v, *seen, 0.5))
-    output, lse = spanned._spanned(q, k, v, *seen, 0.5)
+    torch.library.opcheck(spanned._spanned, (q, k, v, *seen, 0.5, "any"))
+    output, lse = spanned._spanned(q, k, v, *seen, 0.5, "any")
     saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v, *seen, output, lse)]
-    torch.library.opcheck(spanned._spanned_backward, (*saved, 0.5))
+    torch.library.opcheck(spanned._spanned_backward, (*saved, 0.5, "any"))
 
 
 def test_bfloat16_is_refused_under_the_interpreter() -> None:
