@@ -255,6 +255,13 @@ def test_what_no_kernel_takes_is_refused(heads: int, groups: int, width: int, te
         spanned_attention(q, k, k, spanned.spans_of_last_tokens(4, 2, None, q.device), 1.0)
 
 
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_a_scale_that_turns_the_order_of_scores_around_is_refused(scale: float) -> None:
+    q = torch.zeros(1, 1, 4, 4)
+    with pytest.raises(CannotLaunchError, match=f"scale: {scale} is not above 0"):
+        spanned_attention(q, q, q, spanned.spans_of_last_tokens(4, 2, None, q.device), scale)
+
+
 def test_tensors_of_several_dtypes_are_refused() -> None:
     q = torch.zeros(1, 1, 4, 4)
     with pytest.raises(CannotLaunchError, match=r"torch\.float32, torch\.float64"):
