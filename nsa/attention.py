@@ -81,26 +81,49 @@ class GateMLP(nn.Linear):
         return torch.sigmoid(logits).unflatten(-1, (-1, self.heads)).permute(2, 0, 3, 1).unsqueeze(-1)
 
 
-class BlockCompression(nn.Module):
-    """One vector per block of l tokens: their mean, or an MLP over them with a learned position inside the block."""
+class BlockMean(nn.Module):
+    """One vector per block of l tokens: their mean. What makes a vector of a block is phi of the paper's eq. 7."""
 
-    def __init__(self, config: NSAConfig, width: int) -> None:
+    def __init__(self, config: NSAConfig, _width: int) -> None:
         super().__init__()
         self.length, self.stride = config.block_len, config.block_stride
-        self.mlp = config.compression is Compression.MLP
-        if self.mlp:
-            self.position = nn.Parameter(torch.randn(self.length, width) * 0.02)
-            self.inner = nn.Linear(self.length * width, width)
-            self.outer = nn.Linear(width, width)
 
     def forward(self, x_BGTD: Tensor, packed: Packed | None = None) -> Tensor:
         """Blocks [B, G, S, D]: only complete ones, so S = 0 for a sequence shorter than l."""
-        blocks_BGSlD = blocks_of(x_BGTD, self.length, self.stride, packed)
-        mean = blocks_BGSlD.mean(3)
-        if not self.mlp:
-            return mean
-        # Around the mean: a fresh layer starts from sensible keys instead of noise.
-        return mean + self.outer(functional.gelu(self.inner((blocks_BGSlD + self.position).flatten(3))))
+        return self.of_blocks(blocks_of(x_BGTD, self.length, self.stride, packed))
+
+    def of_blocks(self, blocks_BGSlD: Tensor) -> Tensor:
+        return blocks_BGSlD.mean(3)
+
+
+class BlockMLP(BlockMean):
+    """The paper's phi: an MLP over the block's tokens side by side, with a learned position inside the block."""
+
+    # Of the two linear maps. Each phi has names of its own, so that no weights load into another one.
+    names = ("hidden", "out")
+
+    def __init__(self, config: NSAConfig, width: int) -> None:
+        super().__init__(config, width)
+        self.position = nn.Parameter(torch.randn(self.length, width) * 0.02)
+        first, second = self.names
+        self.add_module(first, nn.Linear(self.length * width, width))
+        self.add_module(second, nn.Linear(width, width))
+
+    def of_blocks(self, blocks_BGSlD: Tensor) -> Tensor:
+        first, second = (self.get_submodule(name) for name in self.names)
+        return second(functional.gelu(first((blocks_BGSlD + self.position).flatten(3))))
+
+
+class BlockMeanMLP(BlockMLP):
+    """The MLP around the mean: a fresh layer starts from keys like those it compresses."""
+
+    names = ("inner", "outer")
+
+    def of_blocks(self, blocks_BGSlD: Tensor) -> Tensor:
+        return blocks_BGSlD.mean(3) + super().of_blocks(blocks_BGSlD)
+
+
+PHI = {Compression.MLP: BlockMLP, Compression.MEAN: BlockMean, Compression.MEAN_MLP: BlockMeanMLP}
 
 
 class CompressedBranch(nn.Module):
@@ -110,8 +133,8 @@ class CompressedBranch(nn.Module):
         self.runs: Counter[UsedImplementation] = Counter()
         self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
         self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
-        self.k_blocks = BlockCompression(config, config.d_k)
-        self.v_blocks = BlockCompression(config, config.d_v)
+        phi = PHI[config.compression]
+        self.k_blocks, self.v_blocks = phi(config, config.d_k), phi(config, config.d_v)
 
     def forward(
         self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor, packed: Packed | None = None

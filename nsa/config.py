@@ -29,8 +29,11 @@ class Implementation(StrEnum):
 
 
 class Compression(StrEnum):
+    """How a block becomes one key and one value: phi of the paper's eq. 7."""
+
+    MLP = "mlp"  # the paper's: an MLP over the block's tokens side by side, with a learned position inside the block
     MEAN = "mean"
-    MLP = "mlp"  # with a learned position inside the block
+    MEAN_MLP = "mean_mlp"  # the mean, with an MLP around it
 
 
 FORCED_BLOCKS = 3  # block 0, the current block and the one before it

@@ -131,13 +131,13 @@ def checkpoint_layers(model: TinyLM, layers: Iterable[int], mode: Recompute) -> 
     """Gradient checkpointing in these layers and in no other."""
     recomputed = set(layers)
     for number, block in enumerate(model.blocks):
-        block.recompute = mode if number in recomputed else None  # type: ignore[assignment]
+        block.recompute = mode if number in recomputed else None
 
 
 def compile_layers(model: TinyLM, backend: str = "inductor") -> None:
     """torch.compile for what each layer computes. All layers share the compiled code."""
     for block in model.blocks:
-        block.compiled = torch.compile(block.run, backend=backend)  # type: ignore[assignment, arg-type]
+        block.compiled = torch.compile(block.run, backend=backend)
 
 
 def compute_dtype(settings: Settings, world: World) -> torch.dtype:

@@ -162,19 +162,25 @@ def angles(positions: Sequence[int], width: int) -> Tensor:
 
 
 def _blocks(x_GTD: Tensor, weights: Mapping[str, Tensor], side: str, numbers: Numbers) -> Tensor:
-    """One vector per complete block: the mean, and if there are weights an MLP over the block around it (eq. 7)."""
+    """One vector per complete block (eq. 7): an MLP over the block, the mean, or both, as the weights' names tell."""
     groups, tokens, width = x_GTD.shape
     vectors = []
     for start in _starts(tokens, numbers):
         inside_GlD = x_GTD[:, start : start + numbers.block_len]
-        vector = inside_GlD.mean(1)
         own = _below(weights, f"{side}_blocks")
-        if own:
-            flat = (inside_GlD + own["position"]).flatten(1)
-            inner = functional.gelu(flat @ own["inner.weight"].T + own["inner.bias"])
-            vector = vector + inner @ own["outer.weight"].T + own["outer.bias"]
+        if "hidden.weight" in own:
+            vector = _mlp(inside_GlD + own["position"], own, "hidden", "out")
+        elif own:
+            vector = inside_GlD.mean(1) + _mlp(inside_GlD + own["position"], own, "inner", "outer")
+        else:
+            vector = inside_GlD.mean(1)
         vectors.append(vector)
     return torch.stack(vectors, 1) if vectors else x_GTD.new_zeros(groups, 0, width)
+
+
+def _mlp(block_GlD: Tensor, weights: Mapping[str, Tensor], first: str, second: str) -> Tensor:
+    inner = functional.gelu(block_GlD.flatten(1) @ weights[f"{first}.weight"].T + weights[f"{first}.bias"])
+    return inner @ weights[f"{second}.weight"].T + weights[f"{second}.bias"]
 
 
 def _gates(x_TM: Tensor, weights: Mapping[str, Tensor], heads: int) -> Tensor:

@@ -79,7 +79,12 @@ OPTIONS = (
         about="all, one branch, or a sum such as cmp+sel",
         env=(("NSA_FORCE_BRANCH", one_branch),),
     ),
-    Option(name="compression", parse=one_of(Compression), default=None, about="how a block becomes one key: mean, mlp"),
+    Option(
+        name="compression",
+        parse=one_of(Compression),
+        default=None,
+        about="how a block becomes one key: mlp, mean, mean_mlp",
+    ),
     Option(
         name="stop_gradient_gates",
         parse=switch,

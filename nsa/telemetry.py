@@ -204,8 +204,8 @@ class Telemetry(NoTelemetry):
     def count_graph(self, shape: StepShape, loss: Tensor, kept: KeptTensors | None) -> None:
         if not self._world.is_first:
             return
-        counted = (graph_nodes(loss), kept and kept.size_bytes, kept and kept.square_bytes)
-        self._write_cost("forward", shape, *counted)
+        saved = (None, None) if kept is None else (kept.size_bytes, kept.square_bytes)
+        self._write_cost("forward", shape, graph_nodes(loss), *saved)
 
     def count_step(self, shape: StepShape) -> None:
         if self._world.is_first:
@@ -320,7 +320,7 @@ class Telemetry(NoTelemetry):
 def _event_writer() -> Any:
     """TensorBoard's SummaryWriter. Raises CannotRunError where TensorBoard is not installed."""
     try:
-        from torch.utils.tensorboard import SummaryWriter  # type: ignore[attr-defined]
+        from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise CannotRunError(
             f"--tensorboard: {error}; install the extra nsa-harness[tensorboard], or leave it out"
@@ -335,7 +335,7 @@ def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
         "train/grad_norm": result.grad_norm,
         "speed/tokens_per_s": result.tokens_per_s,
         "speed/step_s": result.seconds,
-        "speed/fetch_s": result.parts and result.parts.fetch_s,
+        "speed/fetch_s": None if result.parts is None else result.parts.fetch_s,
         "memory/rss_bytes": rss_bytes(),
         "memory/allocated_bytes": gpu.get("allocated"),
         "memory/reserved_bytes": gpu.get("reserved"),
@@ -343,10 +343,25 @@ def _scalars(result: StepResult, gpu: dict[str, int]) -> dict[str, float]:
     return {name: float(value) for name, value in known.items() if value is not None}
 
 
+def _fit_to(path: Path, header: str) -> None:
+    """A table of an older version: gets the columns that came since, empty; one of other columns gives way."""
+    before, _, rows = path.read_text(encoding="utf-8").partition("\n") if path.is_file() else ("", "", "")
+    if before in ("", header):
+        return
+    if not header.startswith(f"{before},"):
+        path.replace(path.with_name(f"{path.stem}.earlier{path.suffix}"))
+        return
+    empty = "," * header.removeprefix(before).count(",")
+    aside = path.with_name(f"{path.name}.new")
+    aside.write_text("".join(f"{line}\n" for line in (header, *(row + empty for row in rows.splitlines()))))
+    aside.replace(path)
+
+
 class _Table:
     """A CSV file whose rows are on disk as soon as they are written. A resumed run goes on below the old rows."""
 
     def __init__(self, path: Path, header: str) -> None:
+        _fit_to(path, header)
         self._file = path.open("a", encoding="utf-8", newline="")
         self._writer = csv.writer(self._file, lineterminator="\n")
         if self._file.tell() == 0:

@@ -39,7 +39,7 @@ from .parallelize import (
 from .schedule import learning_rate
 from .settings import Settings, SettingsError, read_settings
 from .telemetry import NoTelemetry, StepParts, StepResult, StepShape, Telemetry
-from .values import MEAN, SHARDED, Phase, Wrapper
+from .values import MEAN, SHARDED, BadShards, Phase, Wrapper
 from .warmup import uses_fused_kernels, warm_up
 from .world import CannotRunError, World, joined
 
@@ -250,7 +250,7 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
                 group.update(lr=learning_rate(settings, step), **_adamw(settings))
             run.scaler.step(run.optimizer)
             run.scaler.update()
-    mean_loss = run.world.average_over_ranks(loss)
+    mean_loss = _mean_over_ranks(run, loss)
     result = StepResult(
         step=step,
         phase=settings.phase,
@@ -275,6 +275,18 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
         say(f"[DATA] rank={run.world.rank} step {step} {waited}")
     if run.evaluation is not None and step % settings.eval_every == 0:
         run.evaluation.after(step)
+
+
+def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
+    """Raises CannotRunError on all ranks where one has left out data that another one could read."""
+    if run.settings.bad_shards is not BadShards.SKIP:
+        return run.world.average_over_ranks(loss)
+    mean, same = run.world.average_and_compare(loss, run.batches.digest())
+    if not same:
+        stands = f"rank {run.world.rank} stands at {run.batches.where()}"
+        left_out = run.batches.trouble.sentence() or "nothing left out"
+        raise CannotRunError(f"--bad-shards skip: the ranks no longer read the same data: {stands}; {left_out}")
+    return mean
 
 
 @contextmanager

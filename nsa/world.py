@@ -18,6 +18,9 @@ class CannotRunError(Exception):
     """This machine lacks what was asked for by name."""
 
 
+NUMBERS = 64  # that can be compared: the squares of 4000 ranks still have a sum that float32 holds
+
+
 @dataclass(frozen=True, kw_only=True)
 class World:
     rank: int
@@ -37,6 +40,16 @@ class World:
             return mean
         dist.all_reduce(mean)
         return mean / self.size
+
+    def average_and_compare(self, value: Tensor, number: int) -> tuple[Tensor, bool]:
+        """The same, and whether `number`, at least 0 and below NUMBERS, is one on all ranks: in one collective."""
+        if self.backend is None:
+            return self.average_over_ranks(value), True
+        # All are alike where they have no variance. The sums are exact.
+        sums = torch.stack([value.detach().clone(), *value.new_tensor([number, number**2]).detach()])
+        dist.all_reduce(sums)
+        total, squares = int(sums[1]), int(sums[2])
+        return sums[0] / self.size, squares * self.size == total**2
 
     def wait_for_all(self) -> None:
         """Return when every rank has come here."""

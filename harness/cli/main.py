@@ -343,10 +343,10 @@ def wrong(
 @app.command(cls=GroupedCommand, epilog=_epilog("schema"))
 def schema(
     document: Annotated[
-        str, typer.Argument(metavar="[DOCUMENT]", help="report, bisect or events; scenario files unless given.")
+        str, typer.Argument(metavar="[DOCUMENT]", help="plan, report, bisect or events; scenario files unless given.")
     ] = "scenario",
 ) -> None:
-    """Print the JSON schema of scenario files, for editors, or of what programs read."""
+    """Print the JSON schema of scenario or plan files, for editors, or of what programs read."""
     from nsa_harness.errors import did_you_mean
     from nsa_harness.render.documents.schemas import Document, json_schema
 

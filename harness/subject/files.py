@@ -50,6 +50,9 @@ def _reasons(spec: RunSpec, evidence: Evidence) -> Iterator[tuple[str, CountedIn
     yield "traces.log", CountedIn.LINES, "output.log", "no trace was switched on"
     for name, counted_in in _TELEMETRY:
         yield name.format(SHARDED * sharded), counted_in, steps, off or late
+    yield "loader_rank*.json", CountedIn.FILES, steps, off or "not reached: it was not asked for data"
+    if _value(spec, "--eval-every") not in (None, "0"):
+        yield "evaluation.csv", CountedIn.ROWS, steps, "not reached: no evaluation was done"
     yield "grad_order_rank*.jsonl", CountedIn.LINES, steps, switched("--trace-grads" in words, "grads is false")
     for ending, counted_in in (("txt", CountedIn.LINES), ("json", CountedIn.FILES)):
         pattern = f"mem{SHARDED * sharded}_rank*.{ending}"

@@ -16,7 +16,7 @@ from ..values import Resume
 from ..world import CannotRunError, World
 from .folder import COMPLETE, FOLDER, DamagedError, Manifest, checked, checkpoints_in, recover, step_of, unfinished_in
 from .save import decisive
-from .shape import differences, dimensions
+from .shape import differences, dimensions, dimensions_differ
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def _from_file(path: Path, settings: Settings) -> Start:
 
 
 def _same_shape(path: Path, saved: Mapping[str, str], settings: Settings) -> None:
-    if mistakes := list(differences(saved, dimensions(settings.model))):
+    if mistakes := list(dimensions_differ(saved, dimensions(settings.model))):
         raise CannotRunError("\n".join(f"--resume {path}: {mistake}" for mistake in mistakes))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..config import Attention
 from ..settings import Settings
 from ..values import Data, Packing
-from ..world import CannotRunError, World
+from ..world import NUMBERS, CannotRunError, World
 from .maps import Maps
 from .named import shards_of
 from .packing import Row
@@ -106,6 +107,14 @@ class Batches:
         """The position behind the newest batch, as plain values. The same on every rank, for any world size."""
         return {"version": VERSION, **self._identity(), "row": self._row, "position": dict(self._position)}
 
+    def digest(self) -> int:
+        """Of that position, below NUMBERS: one on all ranks as long as they read the same."""
+        return zlib.crc32(repr(sorted(self._position.items())).encode()) % NUMBERS
+
+    def where(self) -> str:
+        """The same for people."""
+        return ", ".join(f"{name} {value}" for name, value in self._position.items())
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there. Raises CannotRunError, with every difference, for a position in other data."""
         if state.get("version") != VERSION:
@@ -121,9 +130,11 @@ class Batches:
 
     def skip_steps(self, steps: int) -> None:
         """Go on behind so many steps of this run's geometry, where no position is known. A stream is read for it."""
-        for _ in range(steps * self._geometry.rows_of_step if isinstance(self._source, Documents) else 0):
-            self._source.next_row()
-        self._go_to(self._row + steps * self._geometry.rows_of_step, self._source.position())
+        rows = steps * self._geometry.rows_of_step
+        if isinstance(self._source, Documents):
+            for _ in range(rows):
+                self._source.next_row()
+        self._go_to(self._row + rows, self._source.position())
 
     def introduction(self) -> str:
         """What is read and how, for people."""

@@ -363,9 +363,9 @@ def attend(
     batch, heads, queries, _ = q_BHTD.shape
     groups = k_BGSD.shape[1]
     rows = batch * groups
-    indices = None if indices_BGTn is None else indices_BGTn.reshape(rows, queries, -1)
+    indices = None if indices_BGTn is None else indices_BGTn.reshape(rows, queries, indices_BGTn.shape[3])
     o_NhTE, lse_NhT = _attend(
-        q_BHTD.reshape(rows, heads // groups, queries, -1),
+        q_BHTD.reshape(rows, heads // groups, queries, q_BHTD.shape[3]),
         k_BGSD.reshape(rows, *k_BGSD.shape[2:]),
         v_BGSE.reshape(rows, *v_BGSE.shape[2:]),
         indices,
@@ -374,7 +374,7 @@ def attend(
         kernel.name,
         scale,
     )
-    return o_NhTE.reshape(batch, heads, queries, -1), lse_NhT.reshape(batch, heads, queries)
+    return o_NhTE.reshape(batch, heads, queries, v_BGSE.shape[3]), lse_NhT.reshape(batch, heads, queries)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::attend", mutates_args=())

@@ -135,7 +135,8 @@ class TiledBackend:
         mixed = outputs[0] * gates[0]
         for output, gate in zip(outputs[1:], gates[1:], strict=True):
             mixed = torch.addcmul(mixed, output, gate)
-        return mixed.transpose(1, 2)
+        # In the dtype of the branches, as of the fused kernel: gates may be of another.
+        return mixed.to(outputs[0].dtype).transpose(1, 2)
 
 
 @dataclass(frozen=True)

@@ -131,14 +131,14 @@ def blockwise(
     groups = k_BGSD.shape[1]
     rows = batch * groups
     o_NhTE, lse_NhT = _blockwise(
-        q_BHTD.reshape(rows, heads // groups, queries, -1),
+        q_BHTD.reshape(rows, heads // groups, queries, q_BHTD.shape[3]),
         k_BGSD.reshape(rows, *k_BGSD.shape[2:]),
         v_BGSE.reshape(rows, *v_BGSE.shape[2:]),
-        indices_BGTn.reshape(rows, queries, -1),
+        indices_BGTn.reshape(rows, queries, indices_BGTn.shape[3]),
         select_len,
         scale,
     )
-    return o_NhTE.reshape(batch, heads, queries, -1), lse_NhT.reshape(batch, heads, queries)
+    return o_NhTE.reshape(batch, heads, queries, v_BGSE.shape[3]), lse_NhT.reshape(batch, heads, queries)
 
 
 def slower_reason(queries: int, places: int, select_len: int) -> str | None:

@@ -61,8 +61,8 @@ def dense(
     batch, heads, queries, _ = q_BHTD.shape
     rows = batch * k_BGSD.shape[1]
     first, last = pattern.keys(0, queries)
-    indices = None if indices_BGTn is None else indices_BGTn.reshape(rows, queries, -1)
-    q_NhTD = q_BHTD.reshape(rows, -1, queries, q_BHTD.shape[-1])
+    indices = None if indices_BGTn is None else indices_BGTn.reshape(rows, queries, indices_BGTn.shape[3])
+    q_NhTD = q_BHTD.reshape(rows, heads * batch // rows, queries, q_BHTD.shape[3])
     k_N1SD, v_N1SE = (each.reshape(rows, 1, *each.shape[2:])[:, :, first:last] for each in (k_BGSD, v_BGSE))
     scores_NhTS = q_NhTD @ k_N1SD.transpose(2, 3) * scale + pattern.bias(0, queries, indices, q_NhTD)
     lse_NhT = scores_NhTS.detach().to(compute_dtype(q_BHTD)).logsumexp(-1)
@@ -74,4 +74,5 @@ def dense(
     if blind is not None:
         output_NhTE = output_NhTE.masked_fill(blind.unsqueeze(-1), 0.0)
         lse_NhT = lse_NhT.masked_fill(blind, -torch.inf)
-    return output_NhTE.reshape(batch, heads, queries, -1).to(q_BHTD.dtype), lse_NhT.reshape(batch, heads, queries)
+    output_BHTE = output_NhTE.reshape(batch, heads, queries, v_BGSE.shape[3]).to(q_BHTD.dtype)
+    return output_BHTE, lse_NhT.reshape(batch, heads, queries)

@@ -64,6 +64,8 @@ def _row(
     scale: float,
 ) -> Tensor:
     """Output [h, T, E] of one group of one sequence."""
+    if not chosen:  # no token: nothing to stack, and yet connected to the graph
+        return q_hTD @ k_blocks[0].t() @ v_blocks[0]
     outputs = []
     for token, places in enumerate(chosen):
         seen = list(_seen(places, token, select_len))

@@ -131,8 +131,8 @@ def _by_tiles(
     batch, _, queries, width = q_BHTD.shape
     groups = k_BGSD.shape[1]
     rows = batch * groups
-    q_NhTD = q_BHTD.reshape(rows, -1, queries, width)
-    k_NSD = k_BGSD.reshape(rows, -1, width)
+    q_NhTD = q_BHTD.reshape(rows, q_BHTD.shape[1] // groups, queries, width)
+    k_NSD = k_BGSD.reshape(rows, k_BGSD.shape[2], width)
     indices = torch.full((rows, queries, selection.select_count), EMPTY, dtype=torch.int32, device=q_BHTD.device)
 
     def piece(rows: slice, _heads: slice) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
+from ruamel.yaml import YAML
 from runs import PLAN, run, sure
 
-from nsa_harness.core.comparison.agreed import COMMANDS, PlanText, ReadPlan, is_plan, read_plan
+from nsa_harness.core.comparison.agreed import COMMANDS, PlanText, ReadPlan, is_plan, plan_schema, read_plan
 from nsa_harness.core.comparison.decisions import decided, walked
 from nsa_harness.core.comparison.gates import Form, Wanted, when
 from nsa_harness.core.comparison.gates import Test as Asked
 from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
 
+SHIPPED = Path(__file__).parents[2] / "scenarios" / "plans"
 PASS, FAIL, HANG, SKIP = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP
 
 
@@ -257,6 +261,40 @@ tree:
   - {gate: on, asks: Really?, yes: [], no_if: {tow: x}}
 """
     assert said(text) == [f"plans/mine.yaml:{line}" for line in MISTAKES.splitlines()]
+
+
+def refused(text: str) -> bool:
+    return not Draft202012Validator(plan_schema()).is_valid(YAML(typ="safe").load(text))
+
+
+def test_the_plan_that_ships_and_those_of_these_tests_are_as_the_schema_says() -> None:
+    Draft202012Validator.check_schema(plan_schema())
+    assert not refused((SHIPPED / "plan.yaml").read_text(encoding="utf-8"))
+    assert not refused(
+        gate("{fails: {run.env.FAST: [1, null]}, passes: any, differ_in: run.env.FAST}", "try: run {fails}")
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        gate("{fails: any}").replace("tags: [mine]", "schema: 2"),
+        gate("{fails: any}").replace("tags: [mine]\n", ""),
+        gate("{fails: any}").replace("because: we agreed", "because: 7"),
+        gate("{fails: any, whatever: 1}"),
+        gate("{fails: {gc.laiers: all}}"),
+        gate("{fails: {gc.mode: {without: reentrant}}}"),
+        gate("{fails: any, cause: redy_twice}"),
+        gate("{missing_gradients: other}"),
+        gate("{fails: []}"),
+        gate("{fails: any}", "try: dance"),
+        gate("{fails: any}") + "tree:\n  - {gate: one, asks: Really?}\n",
+        "tags: [mine]\ngates: {}\n",
+    ],
+)
+def test_what_the_schema_refuses_is_a_mistake(text: str) -> None:
+    assert refused(text)
+    assert said(text)
 
 
 @pytest.mark.parametrize("text", ["", "gates: {}", "- a", "gates: {a: 1}\ntags: [mine]", "\tgates: x"])

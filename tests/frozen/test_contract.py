@@ -67,6 +67,7 @@ ADDED_TO_DEFAULTS = {
 }
 # Further words that a key takes; those it took before mean what they meant.
 WORDS_ADDED = {
+    "scenario: model.compression": ["mean_mlp"],
     "scenario: model.impl": ["per_token", "dense"],
     "scenario: fault.kind": ["leak", "set_parameters", "starved_loader"],
 }

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Alone, Program
+from conftest import ROOT, Alone, Program
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranks import run_forks
 
 from nsa_harness.nsa.data import IGNORED, Batch, Batches, shipped_text
 from nsa_harness.nsa.data.packing import row_of_window, rows
 from nsa_harness.nsa.data.prefetch import Ordered
 from nsa_harness.nsa.data.stories import SHARDS, all_stories, story
 from nsa_harness.nsa.settings import read_settings
-from nsa_harness.nsa.world import CannotRunError, World
+from nsa_harness.nsa.world import NUMBERS, CannotRunError, World
 
 CPU = torch.device("cpu")
 SHORT = ("--seq-len", "32", "--batch", "2")
@@ -337,6 +338,43 @@ def test_the_loss_of_documents_is_that_of_one_process_for_two_ranks_and_for_micr
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path) == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+
+
+OWN_DISK = """
+import os, sys
+sys.path.insert(0, sys.argv.pop(1))
+os.chdir("rank" + os.environ["RANK"])
+from nsa_harness.nsa.train import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_one_rank_alone_leaves_out_ends_the_run_on_all(tmp_path: Path, *, damaged: bool) -> None:
+    """Each goes on with other rows than the batch has for it: some are trained on twice, some by nobody."""
+    for rank in range(2):
+        (folder := tmp_path / f"rank{rank}" / "texts").mkdir(parents=True)
+        lines = [json.dumps({"text": f"{number} of many. " * 60}) for number in range(40)]
+        lines[3:6] = ["no json"] * 3 if damaged and rank else lines[3:6]
+        (folder / "a.jsonl").write_text("\n".join(lines) + "\n")
+    (program := tmp_path / "own_disk.py").write_text(OWN_DISK)
+    words = (str(program), str(ROOT / "src"), "--layers", "1", "--steps", "12", "--data", "texts")
+    ranks = run_forks(2, *words, "--bad-shards", "skip", "--wrapper", "ddp", boards=None, cwd=tmp_path)
+    said = [rank.err for rank in ranks]
+    assert [rank.status for rank in ranks] == ([2, 2] if damaged else [0, 0]), said
+    if damaged:
+        assert all("the ranks no longer read the same data: rank" in one for one in said)
+        assert "rank 0 stands at epoch 0" in said[0]
+        assert "nothing left out" in said[0]
+        assert "3 records left out: " in said[1]
+
+
+@given(st.integers(1, 4000).flatmap(lambda size: st.lists(st.integers(0, NUMBERS - 1), min_size=size, max_size=size)))
+def test_numbers_of_ranks_are_compared_exactly_in_float32(numbers: list[int]) -> None:
+    sums = torch.zeros(2)
+    for number in numbers:
+        sums += torch.tensor([number, number**2], dtype=torch.float32)
+    assert (int(sums[1]) * len(numbers) == int(sums[0]) ** 2) == (len(set(numbers)) == 1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nsa_harness.nsa import generate as command
 from nsa_harness.nsa.checkpoints.load import read_weights
-from nsa_harness.nsa.checkpoints.shape import dimensions, shape_of
+from nsa_harness.nsa.checkpoints.shape import dimensions, dimensions_differ, shape_of
 from nsa_harness.nsa.config import SHAPES, Attention, Branch, Compression, NSAConfig
 from nsa_harness.nsa.generate import continued, generate, main, saved_model
 from nsa_harness.nsa.model import TinyLM
@@ -97,6 +97,28 @@ def test_the_shape_of_a_checkpoint_is_the_one_that_was_saved(shape: NSAConfig) -
     ):
         saved = dimensions(replace(shape, **changes))
         assert dimensions(shape_of(saved)) == saved
+
+
+@pytest.mark.parametrize(
+    ("older", "phi"), [("mlp", Compression.MEAN_MLP), ("mean", Compression.MEAN)], ids=["mlp", "mean"]
+)
+def test_a_checkpoint_from_before_phi_had_a_field_has_the_phi_that_it_was_trained_with(
+    tiny: NSAConfig, older: str, phi: Compression
+) -> None:
+    saved = {key: value for key, value in dimensions(tiny).items() if key != "phi"} | {"compression": older}
+    assert shape_of(saved).compression is phi
+    assert list(dimensions_differ(saved, dimensions(replace(tiny, compression=phi)))) == []
+    mistake = f"saved with phi {phi}, this run has mlp; give --compression {phi}"
+    assert list(dimensions_differ(saved, dimensions(tiny))) == [mistake]
+
+
+@pytest.mark.parametrize("phi", list(Compression))
+def test_weights_of_one_phi_do_not_load_into_another(tiny: NSAConfig, phi: Compression) -> None:
+    weights = TinyLM.from_config(replace(tiny, compression=phi)).state_dict()
+    TinyLM.from_config(replace(tiny, compression=phi)).load_state_dict(weights)
+    for other in set(Compression) - {phi}:
+        with pytest.raises(RuntimeError, match=r"k_blocks\.(position|hidden|inner)"):
+            TinyLM.from_config(replace(tiny, compression=other)).load_state_dict(weights)
 
 
 @pytest.fixture

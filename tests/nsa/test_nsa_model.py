@@ -208,3 +208,12 @@ def test_the_stock_control_runs_torchs_own_layer_and_does_not_see_the_future() -
     changed[:, 10:] += 1
     changed %= CI.vocab
     torch.testing.assert_close(model(inputs)[:, :10], model(changed)[:, :10], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "eager", "dense", "per_token", "triton"])
+def test_no_token_gives_no_logits_and_gradients_of_zeros(tiny: NSAConfig, implementation: str) -> None:
+    model = TinyLM.from_config(tiny, Implementation(implementation))
+    logits = model(torch.zeros(2, 0, dtype=torch.long))
+    assert logits.shape == (2, 0, tiny.vocab)
+    logits.sum().backward()
+    assert all(not parameter.grad.any() for parameter in model.parameters())

@@ -163,8 +163,8 @@ class Planned:
 
     def _spanned(self, q: Tensor, keys: int, groups: int, values: int, seen: spanned.Spans) -> Tensor:
         k, v = (q.new_empty(1, groups, keys, width) for width in (q.shape[3], values))
-        output, lse = spanned._spanned._init_fn(q, k, v, *seen.tensors(), 0.25)
-        spanned._spanned_backward._init_fn(output, q, k, v, *seen.tensors(), output, lse, 0.25)
+        output, lse = spanned._spanned._init_fn(q, k, v, *seen.tensors(), 0.25, seen.pattern)
+        spanned._spanned_backward._init_fn(output, q, k, v, *seen.tensors(), output, lse, 0.25, seen.pattern)
         return output
 
     def _selected(self, q: Tensor, groups: int, values: int, starts: Tensor | None) -> Tensor:

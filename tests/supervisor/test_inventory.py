@@ -74,8 +74,15 @@ def test_without_telemetry_its_files_are_switched_off(tmp_path: Path) -> None:
     off = "switched off: trace.telemetry is false"
     assert [path for path, why in reasons.items() if why == off] == [
         "training.csv", "k_stats.csv", "gate_health.csv", "fallback_counters.csv", "step_cost.csv",
-        "dtypes_report.txt", "mem_rank*.txt", "mem_rank*.json", "mem_snapshot_rank*.pickle", "tensorboard/*",
+        "dtypes_report.txt", "loader_rank*.json", "mem_rank*.txt", "mem_rank*.json", "mem_snapshot_rank*.pickle",
+        "tensorboard/*",
     ]  # fmt: skip
+
+
+def test_an_evaluation_is_missed_where_it_was_asked_for(tmp_path: Path) -> None:
+    attempt = clean(tmp_path)
+    assert absent(attempt, (*SUBJECT, "--eval-every", "5"))["evaluation.csv"] == "not reached: no evaluation was done"
+    assert "evaluation.csv" not in absent(attempt, (*SUBJECT, "--eval-every", "0"))
 
 
 def test_a_sharded_run_is_asked_for_the_names_of_the_reports(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ Everything is checked here once: keys, values, scenarios and causes by name, and
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 from nsa_harness.core.comparison.gates import (
     EVERY_RUN,
@@ -113,6 +115,51 @@ def read_plan(stored: PlanText, scenarios: Sequence[Named] | None) -> ReadPlan:
     reader = _Reader(scenarios=scenarios, mistakes=list(parsed.mistakes))
     plan = reader.plan(parsed.root)
     return ReadPlan(plan=plan, mistakes=in_order(dict.fromkeys(reader.mistakes)))
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON schema of a plan file, for editors. Of names, and of what goes together, `read_plan` alone can tell."""
+    text: dict[str, Any] = {"type": "string", "minLength": 1}
+    leads, causes = {"type": "object", "additionalProperties": text}, [*CAUSES_OF_VERDICTS, _UNCERTAIN]
+    value = {"type": ["string", "number", "boolean", "null"]}
+    wanted = {"anyOf": [*_one_or_more(value), _object({_NOT: {"anyOf": _one_or_more(value)}}, required=(_NOT,))]}
+    by_key = {
+        "type": "object",
+        "properties": {key: {"$ref": "#/$defs/wanted"} for key in _KEYS},
+        "patternProperties": {f"^{re.escape(_OPEN)}.": {"$ref": "#/$defs/wanted"}},
+        "additionalProperties": False,
+    }
+    sought = {"anyOf": [{"const": _ANY}, *_one_or_more(text), by_key]}
+    ends = {end: {"$ref": "#/$defs/sought"} for end in _ENDS} | {"missing_gradients": {"const": _SAME}}
+    condition = ends | {
+        "cause": {"anyOf": _one_or_more({"enum": causes})},
+        "differ_in": {"anyOf": _one_or_more({"anyOf": [{"enum": [*_KEYS]}, {"pattern": f"^{re.escape(_OPEN)}."}]})},
+        "where": {"$ref": "#/$defs/sought"},
+    }
+    commands = {"anyOf": _one_or_more({"type": "string", "pattern": f"^({'|'.join(COMMANDS)})\\b"})}
+    gate = {"if": _object(condition), "then": text, "because": text, "try": commands}
+    question = {"gate": text, "asks": text, "yes": text, "yes_if": leads, "no_if": leads}
+    question |= {"of": {"$ref": "#/$defs/sought"}, "try": commands}
+    gates = {"type": "object", "minProperties": 1, "additionalProperties": _object(gate, required=_GATE[:3])}
+    tree = {"type": "array", "minItems": 1, "items": _object(question, required=_QUESTION[:3])}
+    names = {"anyOf": _one_or_more(text)}
+    top = {"schema": {"const": 1}, "about": text, "tags": names, "scenarios": names, "gates": gates, "tree": tree}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "nsa-harness plan",
+        "$defs": {"sought": sought, "wanted": wanted},
+        **_object(top, required=("gates",)),
+        "anyOf": [{"required": ["tags"]}, {"required": ["scenarios"]}],
+    }
+
+
+def _one_or_more(kind: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [kind, {"type": "array", "items": kind, "minItems": 1}]
+
+
+def _object(properties: Mapping[str, Any], required: Sequence[str] = ()) -> dict[str, Any]:
+    closed = {"type": "object", "properties": properties, "additionalProperties": False}
+    return closed | ({"required": [*required]} if required else {})
 
 
 @dataclass(kw_only=True)

@@ -92,6 +92,7 @@ class Wrapper(StrEnum):
 class Compression(StrEnum):
     MEAN = "mean"
     MLP = "mlp"
+    MEAN_MLP = "mean_mlp"
 
 
 class Loss(StrEnum):

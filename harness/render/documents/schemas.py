@@ -33,6 +33,7 @@ class Document(StrEnum):
     """What `nsa-harness schema` prints the schema of."""
 
     SCENARIO = "scenario"
+    PLAN = "plan"
     REPORT = "report"
     BISECT = "bisect"
     EVENTS = "events"
@@ -46,6 +47,10 @@ def json_schema(document: Document) -> Schema:
             return _bisect_schema()
         case Document.EVENTS:
             return _events_schema()
+        case Document.PLAN:
+            from nsa_harness.core.comparison.agreed import plan_schema
+
+            return plan_schema()
     from nsa_harness.core.scenario.scenario import json_schema as scenario_schema
 
     return scenario_schema()

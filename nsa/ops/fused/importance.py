@@ -60,10 +60,15 @@ def select_by_importance(
         _launch(size, q_BHTD, k_BGSD, lse_BHT, starts, selection, indices)
 
     if tile is None:
-        run_best(run, Situation.of(ranked_blocks.__name__, q_BHTD, k_BGSD, k_BGSD), candidates)
+        run_best(run, Situation.of(ranked_blocks.__name__, q_BHTD, k_BGSD, k_BGSD, _pattern(selection)), candidates)
     else:
         run(tile)
     return indices
+
+
+def _pattern(selection: Selection) -> str:
+    blocks = f"l={selection.block_len} d={selection.block_stride}"
+    return f"ranked {blocks} l'={selection.select_len} n={selection.select_count}"
 
 
 def candidates(situation: Situation) -> list[Tile]:

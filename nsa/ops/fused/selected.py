@@ -112,7 +112,7 @@ def _selected(
             **sizes,
         )
 
-    _run_best(run, tile, selected_forward, _forward_tiles, (q_BHTD, k_BGTD, v_BGTE))
+    _run_best(run, tile, selected_forward, _forward_tiles, (q_BHTD, k_BGTD, v_BGTE), _pattern(select_len, indices_BGTn))
     return o_BHTE, lse_BHT
 
 
@@ -151,7 +151,8 @@ def _selected_backward(
             **sizes,
         )
 
-    _run_best(run_queries, tile, selected_backward_queries, _backward_query_tiles, (q_BHTD, k_BGTD, v_BGTE))
+    pattern = _pattern(select_len, indices_BGTn)
+    _run_best(run_queries, tile, selected_backward_queries, _backward_query_tiles, (q_BHTD, k_BGTD, v_BGTE), pattern)
     cut = lists.segments(of_query, segment)
     room = (*cut.block_Ns.shape[:1], cut.partials, select_len, dk.shape[3] + dv.shape[3])
     parts = dk.new_empty(room, dtype=accumulated(dk.dtype))
@@ -168,7 +169,7 @@ def _selected_backward(
             **sizes,
         )
 
-    _run_best(run_keys, tile, selected_backward_keys, _backward_key_tiles, (q_BHTD, k_BGTD, v_BGTE))
+    _run_best(run_keys, tile, selected_backward_keys, _backward_key_tiles, (q_BHTD, k_BGTD, v_BGTE), pattern)
     if cut.partials:
         _add_parts(parts, dk, dv, cut, of_query)
     return dq, dk, dv
@@ -405,12 +406,17 @@ def _run_best(
     kernel: Any,
     candidates: Callable[[tuning.Situation], list[Tile]],
     tensors: tuple[Tensor, Tensor, Tensor],
+    pattern: str,
 ) -> None:
     if tile:
         rows, keys, warps, stages = tile
         run(Tile(rows=rows, keys=keys, warps=warps, stages=stages))
     else:
-        tuning.run_best(run, tuning.Situation.of(kernel.__name__, *tensors), candidates)
+        tuning.run_best(run, tuning.Situation.of(kernel.__name__, *tensors, pattern), candidates)
+
+
+def _pattern(select_len: int, indices_BGTn: Tensor) -> str:
+    return f"selected l'={select_len} n={indices_BGTn.shape[3]}"
 
 
 def _forward_tiles(situation: tuning.Situation) -> list[Tile]:

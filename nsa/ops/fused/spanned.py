@@ -12,7 +12,7 @@ Dimensions: B batch, G groups, H query heads, T queries, S keys, D key width, E 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class Spans:
     stop_key_T: Tensor
     first_query_S: Tensor
     stop_query_S: Tensor
+    pattern: str  # the branch and its lengths: what tile sizes are measured for
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.first_key_T, self.stop_key_T, self.first_query_S, self.stop_query_S
@@ -66,6 +67,7 @@ def spans_of_completed_blocks(
         stop_key_T=first_block[sequence_T] + complete_T,
         first_query_S=starts[sequence_S] + inside_S * block_stride + block_len - 1,
         stop_query_S=starts[sequence_S + 1],
+        pattern=f"compressed l={block_len} d={block_stride}",
     )
 
 
@@ -78,6 +80,7 @@ def spans_of_last_tokens(tokens: int, window: int, starts: Tensor | None, device
         stop_key_T=token_T + 1,
         first_query_S=token_T,
         stop_query_S=torch.minimum(starts[sequence_T + 1], token_T + window),
+        pattern=f"sliding w={window}",
     )
 
 
@@ -99,7 +102,7 @@ def spanned_attention(
     A query with an empty span gets 0 and minus infinity. Raises CannotLaunchError for tensors a kernel cannot take.
     """
     check_attention(spanned_forward, q_BHTD, k_BGSD, v_BGSE)
-    return _spanned(q_BHTD, k_BGSD, v_BGSE, *spans.tensors(), scale)
+    return _spanned(q_BHTD, k_BGSD, v_BGSE, *spans.tensors(), scale, spans.pattern)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::spanned", mutates_args=())
@@ -112,6 +115,7 @@ def _spanned(
     _first_query_S: Tensor,
     _stop_query_S: Tensor,
     scale: float,
+    pattern: str,
 ) -> tuple[Tensor, Tensor]:
     o_BHTE, lse_BHT = outputs(q_BHTD, v_BGSE)
     sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
@@ -139,7 +143,7 @@ def _spanned(
             **sizes,
         )
 
-    tuning.run_best(run, tuning.Situation.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE), _forward_tiles)
+    tuning.run_best(run, tuning.Situation.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE, pattern), _forward_tiles)
     return o_BHTE, lse_BHT
 
 
@@ -156,6 +160,7 @@ def _spanned_backward(
     o_BHTE: Tensor,
     lse_BHT: Tensor,
     scale: float,
+    pattern: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     saved = (strided(q_BHTD), strided(k_BGSD), strided(v_BGSE), strided(grad_BHTE))
     sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
@@ -184,9 +189,8 @@ def _spanned_backward(
             **sizes,
         )
 
-    tuning.run_best(
-        run_queries, tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE), _backward_query_tiles
-    )
+    situation = tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE, pattern)
+    tuning.run_best(run_queries, situation, _backward_query_tiles)
     gradients: list[Tensor] = []
 
     def run_keys(tile: Tile) -> None:
@@ -219,7 +223,7 @@ def _spanned_backward(
         )
         gradients[:] = [dk, dv]
 
-    tuning.run_best(run_keys, tuning.Situation.of("spanned_backward_keys", q_BHTD, k_BGSD, v_BGSE), _backward_key_tiles)
+    tuning.run_best(run_keys, replace(situation, kernel="spanned_backward_keys"), _backward_key_tiles)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
     return dq_BHTD, dk, dv
 
@@ -235,18 +239,18 @@ def _(_grad: Tensor, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, *_: Any) ->
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, scale = inputs
+    *tensors, scale, pattern = inputs
     ctx.save_for_backward(*tensors, *output)
-    ctx.scale = scale
+    ctx.numbers = (scale, pattern)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
 def _differentiate(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 5
+    none = (None,) * 6
     if grad_BHTE is None:
         return None, None, None, *none
-    return *_spanned_backward(grad_BHTE, *ctx.saved_tensors, ctx.scale), *none
+    return *_spanned_backward(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
 
 
 _spanned.register_autograd(_differentiate, setup_context=_keep)

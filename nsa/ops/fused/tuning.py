@@ -28,26 +28,33 @@ _is_measuring = False
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What a good tile depends on. Lengths go by their power of two: nearby ones share a measurement."""
+    """What a good tile depends on. Lengths go by their power of two: nearby ones share a measurement.
+
+    Rows of tables that other versions kept have other fields, and are left out.
+    """
 
     kernel: str
+    pattern: str  # which keys a query sees: the branch, and the lengths that make it
     device: str  # "cpu" under the interpreter
     dtype: str
     heads: int  # query heads of a group, padded
     width: int
     value_width: int
     tokens: int
+    keys: int
 
     @classmethod
-    def of(cls, kernel: str, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> Situation:
+    def of(cls, kernel: str, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, pattern: str) -> Situation:
         return cls(
             kernel=kernel,
+            pattern=pattern,
             device=torch.cuda.get_device_name(q_BHTD.device) if q_BHTD.is_cuda else q_BHTD.device.type,
             dtype=str(q_BHTD.dtype).removeprefix("torch."),
             heads=padded(q_BHTD.shape[1] // k_BGSD.shape[1], least=1),
             width=padded(q_BHTD.shape[-1]),
             value_width=padded(v_BGSE.shape[-1]),
             tokens=padded(q_BHTD.shape[2], least=1),
+            keys=padded(k_BGSD.shape[2], least=1),
         )
 
     @property

@@ -278,7 +278,7 @@ def test_each_tile_to_choose_from_holds_all_heads_of_a_group_and_at_most_a_bit_o
     heads: int, dtype: torch.dtype
 ) -> None:
     tensors = [torch.empty(1, number, 1, 4, dtype=dtype) for number in (heads, 1, 1)]
-    situation = Situation.of("any", *tensors)
+    situation = Situation.of("any", *tensors, "any")
     sizes = fused.constants(*tensors, 1.0) | {"SELECT_LEN": 64}
     for choices in (fused._forward_tiles, fused._backward_query_tiles, fused._backward_key_tiles):
         tiles = choices(situation)

@@ -8,14 +8,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from triton.runtime.errors import OutOfResources
 
-from nsa_harness.nsa.ops.fused import tuning
+from nsa_harness.nsa.ops.fused import importance, selected, spanned, tuning
+from nsa_harness.nsa.ops.fused.backend import FusedBackend
 from nsa_harness.nsa.ops.fused.launch import Tile
 from nsa_harness.nsa.ops.fused.tuning import Situation
+from nsa_harness.nsa.ops.selection import Selection
 
 TILES = [Tile(rows=rows, keys=64) for rows in (128, 64, 32)]
-HERE = Situation(kernel="k", device="NVIDIA H200", dtype="bfloat16", heads=16, width=128, value_width=128, tokens=64)
+HERE = Situation(
+    kernel="k",
+    pattern="sliding w=512",
+    device="NVIDIA H200",
+    dtype="bfloat16",
+    heads=16,
+    width=128,
+    value_width=128,
+    tokens=64,
+    keys=64,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +134,67 @@ def test_choices_are_kept_in_a_file_with_those_of_other_processes(tmp_path: Path
     file.write_text("{", encoding="utf-8")
     tuning.load(file)
     assert len(tuning.table()) == 2
+
+
+def test_rows_of_a_table_with_other_fields_are_left_out_and_the_others_read() -> None:
+    """As tables have it that were kept before branches and their lengths were told apart."""
+    old = {name: value for name, value in vars(HERE).items() if name not in ("pattern", "keys")}
+    tuning.adopt(
+        [[old, [128, 64, 8, 2]], [vars(HERE) | {"pattern": []}, [128, 64, 8, 2]], [vars(HERE), [64, 64, 4, 2]]]
+    )
+    assert tuning.table() == [[vars(HERE), [64, 64, 4, 2]]]
+
+
+def settled(monkeypatch: pytest.MonkeyPatch) -> list[Situation]:
+    """The situations that are asked for from here on. Nothing is computed: to be asked for is all that counts."""
+    seen: list[Situation] = []
+
+    def run(run: Callable[[Tile], None], situation: Situation, candidates: Callable[[Situation], list[Tile]]) -> None:
+        seen.append(situation)
+        run(candidates(situation)[0])
+
+    for module in (tuning, importance):
+        monkeypatch.setattr(module, "run_best", run)
+    for module in (importance, selected, spanned):
+        monkeypatch.setattr(module, "launch", lambda *_, **__: None)
+    return seen
+
+
+def asked(seen: list[Situation], **numbers: int) -> set[Situation]:
+    """What a pass over these lengths asks for, all kernels."""
+    of = {"tokens": 40, "l": 6, "d": 3, "size": 5, "n": 4, "w": 7} | numbers
+    seen.clear()
+    tokens, blocks = of["tokens"], (of["tokens"] - of["l"]) // of["d"] + 1
+    q, cmp, sel = (torch.zeros(1, 1, length, 16, requires_grad=True) for length in (tokens, blocks, tokens))
+    numbers_of_cmp = {"block_len": of["l"], "block_stride": of["d"]}
+    selection = Selection(**numbers_of_cmp, select_len=of["size"], select_count=of["n"], scale=1.0)
+    fused, indices = FusedBackend(), torch.zeros(1, 1, tokens, of["n"], dtype=torch.int32)
+    outputs = [
+        fused.compressed(q, cmp, cmp, **numbers_of_cmp, scale=1.0)[0],
+        fused.selected(q, sel, sel, indices, select_len=of["size"], scale=1.0)[0],
+        fused.sliding(q, sel, sel, window=of["w"], scale=1.0)[0],
+    ]
+    fused.select(q.detach(), cmp.detach(), torch.zeros(1, 1, tokens), selection)
+    torch.stack(outputs).sum().backward()
+    return set(seen)
+
+
+def test_every_number_that_a_good_tile_depends_on_is_one_of_its_situation(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = settled(monkeypatch)
+    before = asked(seen)
+    assert len(before) == 10  # two branches of spans and the selected one, forward and twice backward, and the ranking
+    names = {name: {one.pattern.split()[0] for one in before - asked(seen, **number)} for name, number in {
+        "l": {"l": 7}, "d": {"d": 2}, "size": {"size": 6}, "n": {"n": 5}, "w": {"w": 8}, "tokens": {"tokens": 80},
+    }.items()}  # fmt: skip
+    assert names == {
+        "l": {"compressed", "ranked"},
+        "d": {"compressed", "ranked"},
+        "size": {"selected", "ranked"},
+        "n": {"selected", "ranked"},
+        "w": {"sliding"},
+        "tokens": {"compressed", "selected", "sliding", "ranked"},
+    }
+    assert asked(seen, tokens=41) == before  # of one length class
 
 
 def test_choices_of_the_interpreter_are_not_kept() -> None:

@@ -1,0 +1,208 @@
+"""What the whole operation is given, checked once at its border, the same for every implementation.
+
+Behind it nothing is checked again: a kernel that trusts a tensor to be as long as it must be reads behind its end.
+
+Dimensions: B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..config import FORCED_BLOCKS
+from . import NAMESPACE
+from .kept import kept
+from .packed import compressed_starts
+from .selection import Selection
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+BRANCHES = ("compressed", "selected", "sliding")
+Pair = tuple[Tensor, Tensor]
+
+
+def checked(
+    q_BHTD: Tensor,
+    pairs: Sequence[Pair],
+    gates_cBHT: Tensor,
+    selection: Selection,
+    window: int,
+    cu_seqlens: Tensor | None,
+) -> Tensor | None:
+    """The starts to compute with. Raises ValueError with all mistakes, each with its parameter, expected and got.
+
+    Values of `cu_seqlens` on a CPU are read and belong to these mistakes. On a GPU reading them would stop the stream
+    in each pass: there the device itself asserts them, once for a tensor and its version, and a wrong one ends the
+    process with the message of torch._assert_async instead of reading behind a tensor.
+    """
+    problems = _of_numbers(selection, window)
+    if q_BHTD.dim() != 4 or q_BHTD.dtype not in _FLOATS or 0 in (q_BHTD.shape[1], q_BHTD.shape[-1]):
+        problems.append(f"q_BHTD: expected floats [B, H, T, D] with a head and a width, got {_told(q_BHTD)}")
+        raise ValueError(_joined(problems))
+    blocks = pairs[0][0].shape[2] if pairs[0][0].dim() == 4 else 0
+    problems += [*_of_pairs(q_BHTD, pairs), *_of_gates(q_BHTD, gates_cBHT)]
+    problems += _of_blocks(q_BHTD, blocks, selection) if cu_seqlens is None else _of_starts(q_BHTD, cu_seqlens)
+    numbers = (q_BHTD.shape[2], blocks, selection.block_len, max(1, selection.block_stride))
+    if cu_seqlens is not None and _readable(cu_seqlens):
+        problems += values_problems(cu_seqlens.tolist(), *numbers)
+    if problems:
+        raise ValueError(_joined(problems))
+    if cu_seqlens is None:
+        return None
+    if torch.compiler.is_compiling() or type(cu_seqlens) is not Tensor:
+        return _checked_starts(cu_seqlens, *numbers)
+    if cu_seqlens.is_cuda:
+        kept(cu_seqlens, cu_seqlens.device, ("asserted", *numbers), lambda: assert_values(cu_seqlens, *numbers))
+    return cu_seqlens
+
+
+def _readable(starts: Tensor) -> bool:
+    """Numbers in a row that are on this side: reading them waits for nobody."""
+    if torch.compiler.is_compiling() or type(starts) is not Tensor:
+        return False
+    return starts.device.type == "cpu" and starts.dim() == 1 and starts.shape[0] > 1 and not starts.is_floating_point()
+
+
+def _of_numbers(selection: Selection, window: int) -> list[str]:
+    sizes = {f"selection.{name}": getattr(selection, name) for name in ("block_len", "block_stride", "select_len")}
+    sizes["window"] = window
+    problems = [f"{name}: expected at least 1, got {size}" for name, size in sizes.items() if size < 1]
+    if selection.block_stride > selection.block_len:
+        problems.append(
+            f"selection.block_stride: expected at most block_len ({selection.block_len}), "
+            f"got {selection.block_stride}: tokens between two blocks would belong to none"
+        )
+    if selection.select_count < FORCED_BLOCKS:
+        problems.append(
+            f"selection.select_count: expected at least {FORCED_BLOCKS} (block 0, the current and the previous one are "
+            f"always chosen), got {selection.select_count}"
+        )
+    if not math.isfinite(selection.scale):
+        problems.append(f"selection.scale: expected a finite number, got {selection.scale}")
+    return problems
+
+
+def _of_pairs(q_BHTD: Tensor, pairs: Sequence[Pair]) -> list[str]:
+    problems = []
+    (batch, heads, tokens, width), (_, selected) = q_BHTD.shape, pairs[1]
+    groups, value_width = (selected.shape[1], selected.shape[3]) if selected.dim() == 4 else (1, 1)
+    if groups < 1 or heads % groups:
+        problems.append(f"branches.selected: expected groups that share {heads} query heads evenly, got {groups}")
+    if value_width < 1:
+        problems.append(f"branches.selected: expected values with a width, got {value_width}")
+    for name, (k, v) in zip(BRANCHES, pairs, strict=True):
+        # How many compressed blocks there must be is told apart: it depends on more than on a shape.
+        length = k.shape[2] if name == "compressed" and k.dim() == 4 else tokens
+        problems += _unlike(f"branches.{name} keys", k, (batch, groups, length, width), q_BHTD)
+        problems += _unlike(f"branches.{name} values", v, (batch, groups, length, value_width), q_BHTD)
+    return problems
+
+
+def _of_blocks(q_BHTD: Tensor, blocks: int, selection: Selection) -> list[str]:
+    length, stride, tokens = selection.block_len, max(1, selection.block_stride), q_BHTD.shape[2]
+    expected = (tokens - length) // stride + 1 if tokens >= length else 0
+    if blocks == expected:
+        return []
+    return [
+        f"branches.compressed: expected the {expected} complete blocks of {tokens} tokens (block_len {length}, "
+        f"block_stride {stride}), got {blocks}"
+    ]
+
+
+def _unlike(name: str, tensor: Tensor, shape: tuple[int, ...], q_BHTD: Tensor) -> list[str]:
+    problems = []
+    if tensor.shape != shape:
+        problems.append(f"{name}: expected the shape {list(shape)}, got {list(tensor.shape)}")
+    if tensor.dtype != q_BHTD.dtype:
+        problems.append(f"{name}: expected {q_BHTD.dtype} as q_BHTD, got {tensor.dtype}")
+    if tensor.device != q_BHTD.device:
+        problems.append(f"{name}: expected {q_BHTD.device} as q_BHTD, got {tensor.device}")
+    return problems
+
+
+def _of_gates(q_BHTD: Tensor, gates_cBHT: Tensor) -> list[str]:
+    problems = []
+    shape = (len(BRANCHES), *q_BHTD.shape[:3])
+    if gates_cBHT.shape != shape:
+        problems.append(f"gates_cBHT: expected the shape {list(shape)}, got {list(gates_cBHT.shape)}")
+    if gates_cBHT.dtype not in _FLOATS:
+        problems.append(f"gates_cBHT: expected floats, got {gates_cBHT.dtype}")
+    if gates_cBHT.device != q_BHTD.device:
+        problems.append(f"gates_cBHT: expected {q_BHTD.device} as q_BHTD, got {gates_cBHT.device}")
+    return problems
+
+
+def _of_starts(q_BHTD: Tensor, starts: Tensor) -> list[str]:
+    problems = []
+    if q_BHTD.shape[0] != 1:
+        problems.append(f"cu_seqlens: expected a batch of 1, all sequences in one row, got {q_BHTD.shape[0]}")
+    if starts.dim() != 1 or starts.shape[0] < 2:
+        problems.append(f"cu_seqlens: expected [sequences + 1], two numbers at least, got {list(starts.shape)}")
+    if starts.dtype != torch.int32:
+        problems.append(f"cu_seqlens: expected torch.int32, got {starts.dtype}")
+    if starts.device != q_BHTD.device:
+        problems.append(f"cu_seqlens: expected {q_BHTD.device} as q_BHTD, got {starts.device}")
+    if not starts.is_contiguous():
+        problems.append(f"cu_seqlens: expected it contiguous, got a stride of {starts.stride(0)}")
+    return problems
+
+
+def values_problems(starts: list[int], tokens: int, blocks: int, block_len: int, block_stride: int) -> list[str]:
+    """What is wrong with starts that were read."""
+    lengths = [stop - start for start, stop in pairwise(starts)]
+    problems = []
+    if starts[0] != 0 or starts[-1] != tokens:
+        problems.append(f"cu_seqlens: expected it from 0 to T = {tokens}, got {starts[0]} to {starts[-1]}")
+    if falls := [place for place, length in enumerate(lengths) if length < 0]:
+        first = falls[0]
+        problems.append(
+            f"cu_seqlens: expected it ascending, got {starts[first]} before {starts[first + 1]} at place {first}"
+        )
+    if not problems:
+        expected = sum(max(0, (length - block_len) // block_stride + 1) for length in lengths)
+        if blocks != expected:
+            problems.append(
+                f"branches.compressed: expected the {expected} complete blocks of all sequences of cu_seqlens "
+                f"(block_len {block_len}, block_stride {block_stride}), got {blocks}"
+            )
+    return problems
+
+
+def assert_values(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> None:
+    """The same on the device of the values, which nobody waits for."""
+    fits = (starts[0] == 0) & (starts[-1] == tokens) & (starts.diff() >= 0).all()
+    fits &= compressed_starts(starts, block_len, block_stride)[-1] == blocks
+    torch._assert_async(
+        fits,
+        f"cu_seqlens: expected it ascending from 0 to T = {tokens} with {blocks} complete compressed blocks "
+        f"(block_len {block_len}, block_stride {block_stride})",
+    )
+
+
+# A compiler knows no values: an operator reads them when it runs. What comes out is what the pass computes with, so
+# that no compiler drops it.
+@torch.library.custom_op(f"{NAMESPACE}::checked_starts", mutates_args=())
+def _checked_starts(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> Tensor:
+    numbers = (tokens, blocks, block_len, block_stride)
+    if starts.device.type != "cpu":
+        assert_values(starts, *numbers)
+    elif problems := values_problems(starts.tolist(), *numbers):
+        raise ValueError(_joined(problems))
+    return starts.clone()
+
+
+@_checked_starts.register_fake
+def _(starts: Tensor, *_: int) -> Tensor:
+    return torch.empty_like(starts)
+
+
+def _told(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+def _joined(problems: Sequence[str]) -> str:
+    return "sparse_attention: " + "; ".join(problems)
