@@ -65,6 +65,8 @@ def main(arguments: list[str]) -> int:
         return tell_kernel(parser, options)
     if options.tile or options.sass:
         parser.error("--tile and --sass are of one kernel: name it with --kernel")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no such directory")
     recorded = read(options.json) if options.json else []
     state = {"label": options.label, **circumstances(__file__, arguments), **predicted_state(options)}
     states = [one for one in recorded if one["label"] != options.label] + [state]

@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,10 @@ from benchmarks.choices import choices, shared_by_neighbours, union_size  # noqa
 from benchmarks.circumstances import circumstances  # noqa: E402
 from nsa_harness.nsa.attention import BlockSelector  # noqa: E402
 from nsa_harness.nsa.checkpoints.load import read_weights  # noqa: E402
+from nsa_harness.nsa.config import NSAConfig  # noqa: E402
 from nsa_harness.nsa.data.named import shipped_text  # noqa: E402
 from nsa_harness.nsa.model import TinyLM  # noqa: E402
+from nsa_harness.nsa.world import CannotRunError  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "nsa_choices.json"
 TILES = (2, 4, 8, 16)  # queries
@@ -42,6 +45,13 @@ def trained_choices(
 ) -> dict[str, Tensor]:
     """Indices [1, G, T, n] of each layer, for a text of so many tokens. Raises CannotRunError for no checkpoint."""
     config, weights = read_weights(checkpoint)
+    return choices_of(config, weights, tokens, count=count, select_len=select_len, device=device)
+
+
+def choices_of(
+    config: NSAConfig, weights: Mapping[str, Tensor], tokens: int, *, count: int, select_len: int, device: str = "cpu"
+) -> dict[str, Tensor]:
+    """The same for weights of a shape. Neither places nor selection blocks have any, so that both may be others."""
     model = TinyLM.from_config(replace(config, seq_len=tokens, select_count=count, select_len=select_len))
     model.load_state_dict(weights)
     model.to(device).eval()
@@ -95,7 +105,10 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = options.checkpoint or train(options.steps, options.train_tokens, Path(directory))
-        measured = measure(checkpoint, options.tokens, options.places, options.select_len)
+        try:
+            measured = measure(checkpoint, options.tokens, options.places, options.select_len)
+        except CannotRunError as error:
+            parser.error(f"--checkpoint: {error}")
     said = [word for word in arguments if "/" not in word]
     trained = {"steps": options.steps, "train_tokens": options.train_tokens} if not options.checkpoint else {}
     result = {**circumstances(__file__, said), **trained, **measured}

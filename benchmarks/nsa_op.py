@@ -44,10 +44,12 @@ from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.nsa_choices import trained_choices  # noqa: E402
 from benchmarks.nsa_op_told import plot, table  # noqa: E402
 from benchmarks.roofline import Shape, floors_ms  # noqa: E402
+from nsa_harness.nsa.checkpoints.load import read_weights  # noqa: E402
 from nsa_harness.nsa.config import Implementation  # noqa: E402
 from nsa_harness.nsa.ops.dispatch import implementation_for, implementation_of_selected  # noqa: E402
 from nsa_harness.nsa.ops.selection import Selection  # noqa: E402
 from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention  # noqa: E402
+from nsa_harness.nsa.world import CannotRunError  # noqa: E402
 
 LENGTHS = [2**power for power in range(10, 18)]
 REPEATS = 10
@@ -346,7 +348,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--groups", type=int, default=Shape(tokens=1).groups)
     parser.add_argument("--width", type=int, default=Shape(tokens=1).width)
     parser.add_argument(
-        "--shared", type=float, nargs="*", default=SHARED, help="parts of choices that neighbours share"
+        "--shared", type=_part, nargs="*", default=SHARED, help="parts of choices that neighbours share"
     )
     parser.add_argument("--checkpoint", type=Path, help="of nsa.train: also on the choices of its model")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
@@ -358,6 +360,11 @@ def main(arguments: list[str]) -> int:
         result = json.loads((options.table or options.plot).read_text(encoding="utf-8"))
         print(table(result)) if options.table else plot(result, options.out)
         return 0
+    if options.checkpoint:
+        try:
+            read_weights(options.checkpoint)
+        except CannotRunError as error:
+            parser.error(f"--checkpoint: {error}")
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no GPU here: nothing measured (--device cpu tries the path on a CPU)", file=sys.stderr)
         return 1
@@ -379,6 +386,13 @@ def main(arguments: list[str]) -> int:
         print(f"T={tokens} done", file=sys.stderr)
     print(table(result))
     return 0
+
+
+def _part(text: str) -> float:
+    part = float(text)
+    if not 0 <= part <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a part of all, from 0 to 1")
+    return part
 
 
 def _version(package: str) -> str | None:

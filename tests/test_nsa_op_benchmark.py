@@ -88,6 +88,13 @@ def test_pairs_are_those_that_a_query_sees() -> None:
     }
 
 
+def test_a_part_that_is_none_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        nsa_op.main(["--device", "cpu", "--shared", "2"])
+    assert stopped.value.code == 2
+    assert "--shared: 2: expected a part of all, from 0 to 1" in capsys.readouterr().err
+
+
 def test_a_device_whose_peak_is_unknown_has_no_floor() -> None:
     assert floors_ms(Shape(tokens=64), "some other GPU") is None
 
