@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from benchmarks.roofline import Shape
-from nsa_harness.nsa.ops.fused import lists
 from nsa_harness.nsa.ops.fused.selected import FAIR_SHARE
 from nsa_harness.nsa.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens
 
@@ -152,7 +151,39 @@ def _selected_sum(launch: Launch, shape: Shape, indices: Tensor) -> Work:
 def _mix(launch: Launch, shape: Shape, _: Tensor) -> Work:
     output = shape.tokens * shape.heads * shape.value_width * HALF
     gates = 3 * shape.tokens * shape.heads * HALF
-    moved = 4 * output + gates if launch.name == "mix_forward" else 7 * output + 2 * gates
+    return _straight(launch, 4 * output + gates if launch.name == "mix_forward" else 7 * output + 2 * gates)
+
+
+def _unions(launch: Launch, shape: Shape, _: Tensor) -> Work:
+    """First tokens and members of as many places as were chosen."""
+    return _straight(launch, 3 * _index_bytes(shape))
+
+
+def _list_keys(launch: Launch, shape: Shape, _: Tensor) -> Work:
+    return _straight(launch, _index_bytes(shape) + _list_bytes(launch, shape))
+
+
+def _list_segments(launch: Launch, shape: Shape, _: Tensor) -> Work:
+    """Three searches by halves in the list of a row, for so many blocks at a time: each waits for the one before."""
+    blocks, places = launch.argument("blocks"), launch.argument("places")
+    passes = 3 * -(-(blocks + 1) // launch.constants["BLOCKS"]) * places.bit_length()
+    table = 4 * (blocks + 1) + launch.argument("segments")
+    return Work(
+        programs=launch.programs,
+        passes=launch.programs * passes,
+        longest=passes,
+        conditional=0.0,
+        own_bytes=launch.programs * table * FLOAT,
+        walked_bytes=_list_bytes(launch, shape),
+        reads=1.0,
+        spread_bytes=0,
+        seen=0,
+        walked=0,
+    )
+
+
+def _straight(launch: Launch, moved: int) -> Work:
+    """Of a kernel without a loop."""
     return Work(
         programs=launch.programs,
         passes=0,
@@ -167,11 +198,22 @@ def _mix(launch: Launch, shape: Shape, _: Tensor) -> Work:
     )
 
 
+def _index_bytes(shape: Shape) -> int:
+    return shape.groups * shape.tokens * shape.select_count * FLOAT
+
+
+def _list_bytes(launch: Launch, shape: Shape) -> int:
+    return _index_bytes(shape) // FLOAT * launch.argument("p_key").element_size()
+
+
 _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
     "spanned_forward": _spanned_queries,
     "spanned_backward_queries": _spanned_queries,
     "spanned_backward_keys": _spanned_keys,
     "ranked_blocks": _ranked,
+    "selected_unions": _unions,
+    "selected_keys": _list_keys,
+    "selected_segments": _list_segments,
     "selected_forward": _selected_queries,
     "selected_backward_queries": _selected_queries,
     "selected_backward_keys": _selected_keys,
@@ -196,33 +238,45 @@ def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int 
 
 def union_sizes(indices: Tensor, queries: int, select_len: int) -> Tensor:
     """Blocks that any query of a tile chose, for each tile of one group."""
-    return lists.unions(_query_blocks(indices, select_len), queries).count_Nx.flatten().long()
+    chosen = _chosen(indices, select_len)
+    padding = -chosen.shape[0] % queries
+    tiles = torch.nn.functional.pad(chosen, (0, 0, 0, padding), value=-1).reshape(-1, queries * chosen.shape[1])
+    ascending = tiles.sort(-1).values
+    new = torch.nn.functional.pad(ascending, (1, 0), value=-1).diff(dim=-1) > 0
+    return new.sum(-1)
 
 
 def segment_passes(indices: Tensor, select_len: int, length: int, queries: int) -> Tensor:
-    """Passes over each segment of a block's queries, for the blocks of one group; 0 for one that does not exist."""
-    cut = lists.segments(_query_blocks(indices, select_len), length)
-    places = cut.begin_Nb.diff(dim=-1)[0].long()
-    block = cut.block_Ns[0].long()
-    real = block < places.shape[0]
-    own = block.clamp_max(places.shape[0] - 1)
-    number = torch.arange(block.shape[0]) - cut.segment_Nb[0].long()[own]
-    left = (places[own] - number * length).clamp(0, length)
-    return torch.where(real, -(-left // queries), 0)
+    """Passes over each segment of a block's queries, for the blocks of one group."""
+    places, cuts = _places(indices, select_len), cuts_of_blocks(indices, select_len, length)
+    number = torch.arange(int(cuts.sum())) - (cuts.cumsum(0) - cuts).repeat_interleave(cuts)
+    left = (places.repeat_interleave(cuts) - number * length).clamp(0, length)
+    return -(-left // queries)
 
 
 def cuts_of_blocks(indices: Tensor, select_len: int, length: int) -> Tensor:
-    """Segments of each block of one group."""
-    return lists.segments(_query_blocks(indices, select_len), length).segment_Nb.diff(dim=-1)[0].long()
+    """Segments of each block of one group; a block that nobody chose has one."""
+    return (-(-_places(indices, select_len) // length)).clamp_min(1)
+
+
+def _places(indices: Tensor, select_len: int) -> Tensor:
+    """How many queries chose each block of one group."""
+    chosen = _chosen(indices, select_len)
+    return torch.bincount(chosen[chosen >= 0], minlength=-(-chosen.shape[0] // select_len))
+
+
+def _chosen(indices: Tensor, select_len: int) -> Tensor:
+    """The blocks [T, n] that each query of one group sees by its choice, -1 for none, each once."""
+    chosen = indices[0, 0].long()
+    own = torch.arange(chosen.shape[0]) // select_len
+    chosen = torch.where(chosen <= own[:, None], chosen, -1).sort(-1).values
+    repeated = torch.nn.functional.pad(chosen, (1, 0), value=-1).diff(dim=-1) == 0
+    return torch.where(repeated, -1, chosen)
 
 
 def lists_length(shape: Shape) -> int:
     """Places of a segment, as selected.selected() has it."""
     return FAIR_SHARE * shape.select_len * max(1, shape.select_count)
-
-
-def _query_blocks(indices: Tensor, select_len: int) -> lists.QueryBlocks:
-    return lists.query_blocks(indices, select_len=select_len, starts=None)
 
 
 def _walk(

@@ -124,9 +124,17 @@ def loops(instructions: Sequence[Instruction]) -> list[Loop]:
 
 
 def main_loop(found: Sequence[Loop]) -> Loop | None:
-    """The innermost loop with the most products; without any, the longest innermost one."""
+    """The innermost loop with the most products; without any, the longest innermost one.
+
+    Of several with as many, the shortest: a walk in two parts, the longer of which masks, is short where it is often.
+    """
     inner = [loop for loop in found if loop.is_innermost]
-    return max(inner, key=lambda loop: (loop.always.mma_operations, loop.instructions), default=None)
+
+    def weight(loop: Loop) -> tuple[int, int]:
+        products = loop.always.mma_operations
+        return products, -loop.instructions if products else loop.instructions
+
+    return max(inner, key=weight, default=None)
 
 
 def count(instructions: Iterable[Instruction]) -> Counts:

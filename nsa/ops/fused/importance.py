@@ -21,10 +21,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.core import constexpr
 
+from ..kept import kept
 from ..packed import compressed_starts
 from ..selection import Selection
 from .device import as_exponent, load_heads, load_rows, power
-from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, launch, padded, strided
+from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, for_any_length, launch, padded, strided
+from .sorting import merged
 from .tuning import Situation, run_best
 
 LAST_INDEX: constexpr = constexpr(2**31 - 1)
@@ -103,7 +105,10 @@ def _launch(
     groups, blocks = k_BGSD.shape[1:3]
     queries = max(1, tile.rows // padded(heads // groups, least=1))
     tiles = -(-tokens // queries) + (0 if starts is None else starts.shape[0] - 2)
-    table = None if starts is None else _table(starts, tiles, queries, blocks, selection)
+    table = None
+    if starts is not None:
+        numbers = ("ranked tiles", tiles, queries, blocks, selection)
+        table = kept(starts, starts.device, numbers, lambda: _table(starts, tiles, queries, blocks, selection))
     sizes = constants(q_BHTD, k_BGSD, k_BGSD, selection.scale)
     for unused in ("SCALE", "E", "E_PADDED"):
         del sizes[unused]
@@ -160,7 +165,7 @@ def _table(starts: Tensor, tiles: int, queries: int, blocks: int, selection: Sel
     return torch.stack([column.to(torch.int32) for column in columns], 1)
 
 
-@triton.jit
+@for_any_length
 def ranked_blocks(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,
@@ -238,7 +243,7 @@ def ranked_blocks(
             b_rank = _ranked(b_importance, o_selected, b_current)
             # What is ascending meets what is descending.
             b_best = tl.maximum(b_best, _best_of(b_rank, QUERIES, LOG_CHUNK, LOG_PLACES))
-            b_best = _merged(b_best, QUERIES, LOG_PLACES, LOG_PLACES, 1)
+            b_best = merged(b_best, QUERIES, LOG_PLACES, LOG_PLACES, 1)
             b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
 
     o_place = PLACES_PADDED - 1 - tl.arange(0, PLACES_PADDED)  # [N]
@@ -276,7 +281,7 @@ def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES:
         b_rank = tl.reshape(b_spread, [QUERIES, PLACES_PADDED])
     LOG_WIDTH: tl.constexpr = max(LOG_CHUNK, LOG_PLACES)
     for log_sorted in tl.static_range(1, LOG_PLACES + 1):
-        b_rank = _merged(b_rank, QUERIES, LOG_WIDTH, log_sorted, 0)
+        b_rank = merged(b_rank, QUERIES, LOG_WIDTH, log_sorted, 0)
     for log_left in tl.static_range(LOG_WIDTH - LOG_PLACES):
         b_rank = _halved(b_rank, QUERIES, LOG_WIDTH - log_left - 1, LOG_PLACES)
     return b_rank
@@ -286,34 +291,4 @@ def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES:
 def _halved(b_rank, QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_PLACES: tl.constexpr):
     GROUPS: tl.constexpr = QUERIES << (LOG_WIDTH - LOG_PLACES)
     b_rank = tl.max(tl.reshape(b_rank, [GROUPS, 2, 1 << LOG_PLACES]), 1)
-    return _merged(tl.reshape(b_rank, [QUERIES, 1 << LOG_WIDTH]), QUERIES, LOG_WIDTH, LOG_PLACES, 0)
-
-
-@triton.jit
-def _merged(b_rank, QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_LENGTH: tl.constexpr, ASCENDING: tl.constexpr):
-    """Bitonic runs of 2^LOG_LENGTH ranks, each sorted: the first descending, the next ascending, and so on.
-
-    Or the other way round, with ASCENDING = 1.
-    """
-    for log_step in tl.static_range(LOG_LENGTH):
-        b_rank = _exchanged(b_rank, QUERIES, LOG_WIDTH, LOG_LENGTH, LOG_LENGTH - 1 - log_step, ASCENDING)
-    return b_rank
-
-
-@triton.jit
-def _exchanged(
-    b_rank,
-    QUERIES: tl.constexpr,
-    LOG_WIDTH: tl.constexpr,
-    LOG_LENGTH: tl.constexpr,
-    LOG_APART: tl.constexpr,
-    ASCENDING: tl.constexpr,
-):
-    """Ranks 2^LOG_APART apart, each two in the order of their run."""
-    WIDTH: tl.constexpr = 1 << LOG_WIDTH
-    o_rank = tl.arange(0, WIDTH)  # [C]
-    b_pairs = tl.reshape(b_rank, [QUERIES * WIDTH >> (LOG_APART + 1), 2, 1 << LOG_APART])
-    # The sum less the one is the other, also where the sum overflows.
-    b_other = tl.reshape(tl.sum(b_pairs, 1)[:, None, :] - b_pairs, [QUERIES, WIDTH])
-    m_lesser = ((o_rank >> LOG_APART) ^ (o_rank >> LOG_LENGTH) ^ ASCENDING) & 1  # [C]
-    return tl.where((m_lesser == 1)[None, :], tl.minimum(b_rank, b_other), tl.maximum(b_rank, b_other))
+    return merged(tl.reshape(b_rank, [QUERIES, 1 << LOG_WIDTH]), QUERIES, LOG_WIDTH, LOG_PLACES, 0)

@@ -1,10 +1,13 @@
 """Which queries chose which blocks, in the two orders that the kernels of the selected branch walk.
 
-Forward, by query: for each tile of neighbouring queries the blocks that any of them chose. Backward, by block: the
-queries that chose it. Both are built by sorting on the device; nothing here asks it for a value, so sizes are bounds.
+Forward, by query: for each tile of neighbouring queries the blocks that any of them chose, which a kernel sorts on the
+chip. Backward, by block: the queries that chose it, which torch sorts, and a kernel cuts into segments. Nothing here
+asks the device for a value, so sizes are bounds.
 
-A selection block goes by its number in the row of tokens, over all sequences. Dimensions: N batch x groups, T tokens,
-n places, b blocks (a bound), U places of a tile (queries x n), L places of all queries (T x n), s segments (a bound).
+A selection block goes by its first token forward, and by its number in the row of tokens, over all sequences, backward.
+Dimensions: N batch x groups, T tokens, n places, b blocks (a bound), x tiles, U places of a tile (queries x n),
+L places of all queries (T x n), s segments (a bound). Inside a kernel X tiles of a program, U places, padded;
+Q queries, P places; K blocks.
 """
 
 from __future__ import annotations
@@ -12,34 +15,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
-from torch.nn import functional
+from triton.language.core import constexpr
 
-from ..packed import alone, selection_starts, sequence_of
+from ..kept import kept
+from ..packed import selection_starts, sequence_of
+from .launch import for_any_length, launch, padded
+from .sorting import ascending
 
-EMPTY = -1
-MOST_QUERIES = 32  # of a tile: one bit each, and the sum of all bits stays an int64
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryBlocks:
-    """The blocks of each query, and where blocks begin."""
-
-    block_NTn: Tensor  # int32, EMPTY where the caller's number stands for nothing that the query could see
-    first_b: Tensor  # [b + 1] int32: the first token of each block; the block ends where the next one begins
-
-    @property
-    def blocks(self) -> int:
-        return self.first_b.shape[0] - 1
+MOST_QUERIES = 32  # of a tile: one bit each
+# What stands behind first tokens and members in a tile's row of a union: a walk may look a place too far.
+UNION_TAIL = 2
+_NONE: constexpr = constexpr(2**62)  # greater than every key of a sort
+_PLACES_OF_A_PROGRAM = 1024
+_BLOCKS_AT_A_TIME = 1024  # of any number: a tile that fits it would be another kernel for each length
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unions:
-    """For each tile of queries the first tokens of the blocks that any of its queries chose, ascending."""
+class Sequences:
+    """Of packed sequences, for each token where its own begins and the number of its first block."""
 
-    first_NxU: Tensor  # int32, x tiles; places from `count` on mean nothing
-    members_NxU: Tensor  # int64: bit i is set if query i of the tile chose the block
-    count_Nx: Tensor  # int32
+    first_T: Tensor  # int32
+    block_T: Tensor  # int32
+
+    @classmethod
+    def of(cls, starts: Tensor, tokens: int, select_len: int) -> Sequences:
+        def compute() -> Sequences:
+            own_T = sequence_of(starts, tokens)
+            return cls(first_T=starts[own_T].int(), block_T=selection_starts(starts, select_len)[own_T].int())
+
+        return kept(starts, starts.device, ("sequences", tokens, select_len), compute)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,108 +56,252 @@ class Segments:
     Each block has a segment, even if no query chose it.
     """
 
-    query_NL: Tensor  # int32, by block; EMPTY where a query had named the block before
-    begin_Nb: Tensor  # [N, b + 1] int32: the first place of each block in query_NL
-    segment_Nb: Tensor  # [N, b + 1] int32: the number of the first segment of each block
-    partial_Nb: Tensor  # [N, b + 1] int32: the same, counting only blocks of several segments
+    key_NL: Tensor  # int32 or int64: block x T + query, ascending; those that name no block stand behind all others
+    table_4Nb: Tensor  # [4, N, b + 1] int32: for each block, and behind the last,
+    # 0 the first of its places in key_NL,
+    # 1 the first of them whose query lies behind the block,
+    # 2 the number of its first segment,
+    # 3 the same, counting only blocks of several segments.
     block_Ns: Tensor  # int32: the block of each segment, b for a segment that does not exist
+    first_b: Tensor | None  # [b + 1] int32: the first token of each block; None: every `select_len` tokens
     length: int
     partials: int  # a bound for the segments of a row that belong to blocks of several
 
+    @property
+    def blocks(self) -> int:
+        return self.table_4Nb.shape[2] - 1
 
-def query_blocks(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None) -> QueryBlocks:
-    """The caller's numbers, which count from the start of the query's own sequence, as blocks of the row."""
-    tokens, places = indices_BGTn.shape[2:]
-    begins = alone(tokens, indices_BGTn.device) if starts is None else starts
-    block_begins = selection_starts(begins, select_len)
-    own_T = sequence_of(begins, tokens)
-    # A number beyond the query's own block names a later block, or none at all. It may be any 32 bits: it is compared
-    # before anything is added to it.
-    latest_T = torch.div(_count(tokens, begins) - begins[own_T], select_len, rounding_mode="floor")
-    index_NTn = indices_BGTn.reshape(-1, tokens, places)
-    seen = (index_NTn >= 0) & (index_NTn <= latest_T[:, None])
-    block_NTn = torch.where(seen, index_NTn, 0) + block_begins[own_T][:, None]
-    return QueryBlocks(
-        block_NTn=torch.where(seen, block_NTn, EMPTY).to(torch.int32),
-        first_b=_first_tokens(begins, block_begins, select_len, tokens),
+
+def unions(indices_BGTn: Tensor, *, select_len: int, queries: int, starts: Tensor | None) -> Tensor:
+    """[N, x, 2 U + 2] int32: for each tile of `queries` neighbouring queries the blocks that any of them chose.
+
+    The first token of each, ascending; for each the queries that chose it, bit i for query i of the tile; how many
+    there are; and how many of these end before the tile. The caller's numbers count from the start of the query's own
+    sequence, and those beyond the query's own block stand for nothing. `queries` is a power of two.
+    """
+    batch, groups, tokens, places = indices_BGTn.shape
+    tiles = triton.cdiv(tokens, queries)
+    union_NxW = indices_BGTn.new_zeros(union_shape(indices_BGTn, queries), dtype=torch.int32)
+    sequences = None if starts is None else Sequences.of(starts, tokens, select_len)
+    log_width = _log2(queries) + _log2(padded(places, least=1))
+    tiles_of_a_program = max(1, _PLACES_OF_A_PROGRAM >> log_width)
+    launch(
+        selected_unions,
+        batch * groups * triton.cdiv(tiles, tiles_of_a_program) if places else 0,
+        *(indices_BGTn.contiguous(), None if sequences is None else sequences.first_T, union_NxW),
+        *(tokens, tiles),
+        SELECT_LEN=select_len,
+        PLACES=places,
+        LOG_QUERIES=_log2(queries),
+        LOG_WIDTH=log_width,
+        TILES=tiles_of_a_program,
     )
+    return union_NxW
 
 
-def unions(of_query: QueryBlocks, queries: int) -> Unions:
-    """Tiles of `queries` neighbouring queries each, at most MOST_QUERIES."""
-    rows, tokens, places = of_query.block_NTn.shape
-    width = queries * places
-    block_NxU = functional.pad(of_query.block_NTn, (0, 0, 0, -tokens % queries), value=EMPTY).reshape(rows, -1, width)
-    query_U = torch.div(_count(width, block_NxU), places, rounding_mode="floor")
-    key_NxU = (torch.where(block_NxU < 0, of_query.blocks, block_NxU) * queries + query_U).sort(-1).values
-    block_NxU = torch.div(key_NxU, queries, rounding_mode="floor")
-    real = block_NxU < of_query.blocks
-    # Equal blocks are a run; they are numbered from 1, and run i ends where run i + 1 starts.
-    run_NxU = (_differs(block_NxU) & real).cumsum(-1, dtype=torch.int32)
-    bit_NxU = torch.where(_differs(key_NxU) & real, torch.ones_like(key_NxU, dtype=torch.int64) << key_NxU % queries, 0)
-    start = torch.searchsorted(run_NxU, _rows(_count(width + 1, run_NxU) + 1, run_NxU))
-    return Unions(
-        first_NxU=of_query.first_b[block_NxU.gather(-1, start[..., :-1].clamp_max(width - 1))],
-        members_NxU=functional.pad(bit_NxU.cumsum(-1), (1, 0)).gather(-1, start).diff(dim=-1),
-        count_Nx=run_NxU[..., -1].contiguous(),
-    )
+def union_shape(indices_BGTn: Tensor, queries: int) -> tuple[int, int, int]:
+    batch, groups, tokens, places = indices_BGTn.shape
+    return batch * groups, -(-tokens // queries), 2 * queries * places + UNION_TAIL
 
 
-def segments(of_query: QueryBlocks, length: int) -> Segments:
+def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, length: int) -> Segments:
     """The queries of each block. A block's share of all places is small on average and large for block 0."""
-    tokens, places = of_query.block_NTn.shape[1:]
-    key_NL, blocks = _sorted_by_block(of_query), of_query.blocks
-    repeated = ~_differs(key_NL)
-    begin_Nb = torch.searchsorted(key_NL, _rows(_count(blocks + 1, key_NL) * tokens, key_NL), out_int32=True)
-    cuts_Nb = torch.div(begin_Nb.diff(dim=-1) + length - 1, length, rounding_mode="floor").clamp_min(1)
-    segment_Nb = _before(cuts_Nb)
+    batch, groups, tokens, places = indices_BGTn.shape
+    rows = batch * groups
+    sequences = None if starts is None else Sequences.of(starts, tokens, select_len)
+    first_b = None
+    if starts is not None:
+        numbers = ("first tokens of blocks", tokens, select_len)
+        first_b = kept(starts, starts.device, numbers, lambda: _first_tokens(starts, select_len, tokens))
+    blocks = triton.cdiv(tokens, select_len) if first_b is None else first_b.shape[0] - 1
+    # Half as wide a sort where 32 bits hold every key.
+    kind = torch.int32 if (blocks + 1) * tokens < 1 << 31 else torch.int64
+    key_NL = indices_BGTn.new_empty((rows, tokens * places), dtype=kind)
+    queries = max(1, _PLACES_OF_A_PROGRAM // padded(places, least=1) ** 2)
+    launch(
+        selected_keys,
+        rows * triton.cdiv(tokens, queries),
+        *(indices_BGTn.contiguous(), None if sequences is None else sequences.first_T),
+        *(None if sequences is None else sequences.block_T, key_NL),
+        *(tokens, blocks),
+        SELECT_LEN=select_len,
+        PLACES=places,
+        PLACES_PADDED=padded(places, least=1),
+        QUERIES=queries,
+    )
+    key_NL = key_NL.sort(-1).values
     # A block of c places has fewer than c / length + 1 segments, and fewer than 2 c / length if it has several.
     bound = blocks + tokens * places // length
+    # Each of the four begins at a multiple of 16 bytes: at another address it would make kernels of its own.
+    table_4Nb = key_NL.new_empty((4, -(-rows // 4) * 4, blocks + 1), dtype=torch.int32)
+    block_Ns = key_NL.new_empty((rows, bound), dtype=torch.int32)
+    launch(
+        selected_segments,
+        rows,
+        *(key_NL, first_b, table_4Nb, block_Ns),
+        *(tokens, key_NL.shape[1], blocks, bound, length, table_4Nb.shape[1]),
+        SELECT_LEN=select_len,
+        BLOCKS=_BLOCKS_AT_A_TIME,
+    )
     return Segments(
-        query_NL=torch.where(repeated, EMPTY, key_NL % tokens).to(torch.int32),
-        begin_Nb=begin_Nb,
-        segment_Nb=segment_Nb,
-        partial_Nb=_before(torch.where(cuts_Nb > 1, cuts_Nb, 0)),
-        block_Ns=torch.searchsorted(
-            segment_Nb[:, 1:].contiguous(), _rows(_count(bound, key_NL), segment_Nb), right=True, out_int32=True
-        ),
+        key_NL=key_NL,
+        table_4Nb=table_4Nb[:, :rows],
+        block_Ns=block_Ns,
+        first_b=first_b,
         length=length,
         partials=min(bound, 2 * tokens * places // length),
     )
 
 
-def _sorted_by_block(of_query: QueryBlocks) -> Tensor:
-    """block * T + query for all places, ascending; the empty ones last. Half as wide a sort where 32 bits hold it."""
-    rows, tokens, _ = of_query.block_NTn.shape
-    kind = torch.int32 if (of_query.blocks + 1) * tokens < 1 << 31 else torch.int64
-    block_NTn = torch.where(of_query.block_NTn < 0, of_query.blocks, of_query.block_NTn).to(kind)
-    query_T = _count(tokens, block_NTn)
-    return (block_NTn * tokens + query_T[:, None]).reshape(rows, -1).sort(-1).values
-
-
-def _first_tokens(begins: Tensor, block_begins: Tensor, select_len: int, tokens: int) -> Tensor:
+def _first_tokens(starts: Tensor, select_len: int, tokens: int) -> Tensor:
     """[b + 1]: blocks beyond the last begin, and end, at the end of the row."""
-    sequences = begins.shape[0] - 1
-    bound = (tokens + sequences * (select_len - 1)) // select_len
+    block_begins = selection_starts(starts, select_len)
+    bound = (tokens + (starts.shape[0] - 1) * (select_len - 1)) // select_len
     own_b = sequence_of(block_begins, bound + 1)
-    first_b = begins[own_b] + (_count(bound + 1, begins) - block_begins[own_b]) * select_len
-    return first_b.clamp_max(tokens)
+    number_b = torch.arange(bound + 1, device=starts.device, dtype=starts.dtype)
+    return (starts[own_b] + (number_b - block_begins[own_b]) * select_len).clamp_max(tokens).int()
 
 
-def _count(number: int, like: Tensor) -> Tensor:
-    return torch.arange(number, device=like.device, dtype=like.dtype)
+def _log2(power: int) -> int:
+    return power.bit_length() - 1
 
 
-def _differs(sorted_NL: Tensor) -> Tensor:
-    """Whether each element differs from the one before it; the first does."""
-    return functional.pad(sorted_NL[..., 1:] != sorted_NL[..., :-1], (1, 0), value=True)
+@for_any_length
+def selected_unions(
+    p_index, p_sequence, p_union,
+    tokens, tiles,
+    SELECT_LEN: tl.constexpr, PLACES: tl.constexpr,
+    LOG_QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    QUERIES: tl.constexpr = 1 << LOG_QUERIES
+    WIDTH: tl.constexpr = 1 << LOG_WIDTH
+    shares = tl.cdiv(tiles, TILES)
+    i_n = (tl.program_id(0) // shares).to(tl.int64)
+    o_tile = tl.program_id(0) % shares * TILES + tl.arange(0, TILES)  # [X]
+    o_place = tl.arange(0, WIDTH)  # [U]
+    o_query = o_place >> (LOG_WIDTH - LOG_QUERIES)  # [U]
+    o_named = o_place & ((WIDTH >> LOG_QUERIES) - 1)  # [U]
+    o_token = o_tile[:, None] * QUERIES + o_query[None, :]  # [X, U]
+    m_place = (o_token < tokens) & (o_named < PLACES)[None, :]
+    b_begin = tl.zeros([TILES, WIDTH], tl.int32)
+    if p_sequence is not None:
+        b_begin = tl.load(p_sequence + o_token, mask=m_place, other=0)
+    p_named = p_index + (i_n * tokens + o_token) * PLACES + o_named[None, :]
+    b_block = tl.load(p_named, mask=m_place, other=-1)  # [X, U]
+    # The caller's number may be any: it is compared before anything is computed from it.
+    m_real = (b_block >= 0) & (b_block <= (o_token - b_begin) // SELECT_LEN)
+    b_first = b_begin + tl.where(m_real, b_block, 0).to(tl.int32) * SELECT_LEN
+    b_key = (b_first.to(tl.int64) << LOG_QUERIES) | o_query[None, :]
+    b_key = ascending(tl.where(m_real, b_key, _NONE), TILES, LOG_WIDTH)
+    m_real = b_key < _NONE
+    b_first = tl.where(m_real, b_key >> LOG_QUERIES, -1).to(tl.int32)
+    b_members = tl.where(m_real, tl.full([TILES, WIDTH], 1, tl.int32) << (b_key & (QUERIES - 1)).to(tl.int32), 0)
+    # Equal blocks are a run, whose last place gathers all its queries: of twice as many places each time.
+    for log_far in tl.static_range(LOG_WIDTH):
+        o_far = _of_each_tile(tl.maximum(o_place - (1 << log_far), 0), TILES, WIDTH)
+        m_same = (tl.gather(b_first, o_far, 1) == b_first) & (o_place >= 1 << log_far)[None, :]
+        b_members |= tl.where(m_same, tl.gather(b_members, o_far, 1), 0)
+    b_before = tl.gather(b_first, _of_each_tile(tl.maximum(o_place - 1, 0), TILES, WIDTH), 1)
+    b_behind = tl.gather(b_first, _of_each_tile(tl.minimum(o_place + 1, WIDTH - 1), TILES, WIDTH), 1)
+    m_begin = m_real & ((b_before != b_first) | (o_place == 0)[None, :])
+    m_end = m_real & ((b_behind != b_first) | (o_place == WIDTH - 1)[None, :])
+    o_rank = tl.cumsum(m_begin.to(tl.int32), 1) - 1
+    m_before = m_end & (b_first + SELECT_LEN <= (o_tile * QUERIES)[:, None])
+    PLACES_OF_TILE: tl.constexpr = QUERIES * PLACES
+    p_row = p_union + (i_n * tiles + o_tile) * (2 * PLACES_OF_TILE + 2)  # [X]
+    tl.store(p_row[:, None] + o_rank, b_first, mask=m_end)
+    tl.store(p_row[:, None] + PLACES_OF_TILE + o_rank, b_members, mask=m_end)
+    tl.store(p_row + 2 * PLACES_OF_TILE, tl.sum(m_end.to(tl.int32), 1), mask=o_tile < tiles)
+    tl.store(p_row + 2 * PLACES_OF_TILE + 1, tl.sum(m_before.to(tl.int32), 1), mask=o_tile < tiles)
 
 
-def _before(count_Nb: Tensor) -> Tensor:
-    """The sum of all counts before each place, and at the end of all."""
-    return functional.pad(count_Nb.cumsum(-1, dtype=torch.int32), (1, 0))
+@triton.jit
+def _of_each_tile(o_place, TILES: tl.constexpr, WIDTH: tl.constexpr):
+    return tl.broadcast_to(o_place[None, :], [TILES, WIDTH])
 
 
-def _rows(values: Tensor, like: Tensor) -> Tensor:
-    """The same values for each row, as searchsorted wants them."""
-    return values.expand(*like.shape[:-1], -1).contiguous()
+@for_any_length
+def selected_keys(
+    p_index, p_sequence, p_base, p_key,
+    tokens, blocks,
+    SELECT_LEN: tl.constexpr, PLACES: tl.constexpr, PLACES_PADDED: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
+    """block x T + query for each place; blocks x T for one that names nothing, or what an earlier place has named."""
+    shares = tl.cdiv(tokens, QUERIES)
+    i_n = (tl.program_id(0) // shares).to(tl.int64)
+    o_token = tl.program_id(0) % shares * QUERIES + tl.arange(0, QUERIES)  # [Q]
+    o_place = tl.arange(0, PLACES_PADDED)  # [P]
+    m_token = o_token < tokens
+    m_place = m_token[:, None] & (o_place < PLACES)[None, :]  # [Q, P]
+    b_begin, b_base = tl.zeros([QUERIES], tl.int32), tl.zeros([QUERIES], tl.int32)
+    if p_sequence is not None:
+        b_begin = tl.load(p_sequence + o_token, mask=m_token, other=0)
+        b_base = tl.load(p_base + o_token, mask=m_token, other=0)
+    o_out = (i_n * tokens + o_token)[:, None] * PLACES + o_place[None, :]
+    b_block = tl.load(p_index + o_out, mask=m_place, other=-1)
+    b_latest = (o_token - b_begin) // SELECT_LEN  # [Q]
+    b_block = tl.where(b_block <= b_latest[:, None], b_block, -1).to(tl.int32)
+    m_earlier = (o_place[None, :] < o_place[:, None])[None, :, :]  # [1, P, P]
+    m_repeated = tl.sum(((b_block[:, :, None] == b_block[:, None, :]) & m_earlier).to(tl.int32), 2) > 0
+    b_block = tl.where((b_block < 0) | m_repeated, blocks, b_block + b_base[:, None])
+    b_key = b_block.to(tl.int64) * tokens + tl.where(b_block < blocks, o_token[:, None], 0)
+    tl.store(p_key + o_out, b_key.to(p_key.dtype.element_ty), mask=m_place)
+
+
+@for_any_length
+def selected_segments(
+    p_key, p_first, p_table, p_block,
+    tokens, places, blocks, segments, length, batch_groups,
+    SELECT_LEN: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """The table of a row and the block of each of its segments, by one program."""
+    i_n = tl.program_id(0).to(tl.int64)
+    p_key += i_n * places
+    p_block += i_n * segments
+    p_row = p_table + i_n * (blocks + 1)
+    apart = tl.cast(batch_groups, tl.int64) * (blocks + 1)
+    segment = 0
+    partial = 0
+    for start in range(0, blocks + 1, BLOCKS):
+        o_block = start + tl.arange(0, BLOCKS)  # [K]
+        m_block = o_block <= blocks
+        if p_first is None:
+            b_stop = (o_block + 1) * SELECT_LEN
+        else:
+            b_stop = tl.load(p_first + o_block, mask=m_block, other=0) + SELECT_LEN
+        o_key = o_block.to(tl.int64) * tokens
+        b_begin = _places_below(p_key, o_key, places, BLOCKS)
+        b_behind = _places_below(p_key, o_key + tl.minimum(b_stop, tokens), places, BLOCKS)
+        b_end = _places_below(p_key, o_key + tokens, places, BLOCKS)
+        b_cuts = tl.maximum((b_end - b_begin + length - 1) // length, 1)
+        b_cuts = tl.where(o_block < blocks, b_cuts, 0)
+        b_several = tl.where(b_cuts > 1, b_cuts, 0)
+        b_segment = segment + tl.cumsum(b_cuts, 0) - b_cuts
+        b_partial = partial + tl.cumsum(b_several, 0) - b_several
+        tl.store(p_row + o_block, b_begin, mask=m_block)
+        tl.store(p_row + apart + o_block, b_behind, mask=m_block)
+        tl.store(p_row + 2 * apart + o_block, b_segment, mask=m_block)
+        tl.store(p_row + 3 * apart + o_block, b_partial, mask=m_block)
+        for i_cut in range(tl.max(b_cuts, 0)):
+            tl.store(p_block + b_segment + i_cut, o_block, mask=i_cut < b_cuts)
+        segment += tl.sum(b_cuts, 0)
+        partial += tl.sum(b_several, 0)
+    for start in range(segment, segments, BLOCKS):
+        o_segment = start + tl.arange(0, BLOCKS)
+        tl.store(p_block + o_segment, tl.zeros([BLOCKS], tl.int32) + blocks, mask=o_segment < segments)
+
+
+@triton.jit
+def _places_below(p_key, b_key, places, BLOCKS: tl.constexpr):
+    """How many of the ascending keys are less than each of `b_key`."""
+    b_low = tl.zeros([BLOCKS], tl.int32)
+    b_high = b_low + places
+    span = places
+    while span > 0:
+        b_middle = b_low + (b_high - b_low) // 2
+        m_open = b_low < b_high
+        m_less = m_open & (tl.load(p_key + b_middle, mask=m_open, other=0) < b_key)
+        b_low = tl.where(m_less, b_middle + 1, b_low)
+        b_high = tl.where(m_open & ~m_less, b_middle, b_high)
+        span = span // 2
+    return b_low

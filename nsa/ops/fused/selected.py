@@ -5,6 +5,10 @@ walks the union of their blocks; a bit per query says who chose the block. Gradi
 holds keys of a block and walks the queries that chose it, by an inverted list; a block that many chose is shared out
 to several programs, whose parts are added in order. No atomics: the same input gives the same bits.
 
+Both walks come in two parts. Where blocks end before the tile of queries begins, a query sees all keys of a block or
+none, and no key is compared with a query; the few blocks that the tile lies in are compared. What the next step loads
+is looked up a step ahead: to wait for its address first would leave no time for the load itself.
+
 Dimensions: B batch, H query heads, G groups, T tokens, D key width, E value width, n places; inside a kernel R rows
 (queries x heads of a group) and K keys of a tile.
 """
@@ -21,17 +25,7 @@ from torch import Tensor
 
 from .. import NAMESPACE
 from . import lists, tuning
-from .device import (
-    as_exponent,
-    forward_step,
-    key_step,
-    load_heads,
-    load_rows,
-    log_sum,
-    query_step,
-    store_heads,
-    store_rows,
-)
+from .device import as_exponent, load_heads, load_rows, log_sum, store_heads, store_rows
 from .launch import (
     NARROWEST,
     CannotLaunchError,
@@ -40,16 +34,23 @@ from .launch import (
     accumulator,
     check_attention,
     constants,
+    for_any_length,
     launch,
     like_tokens,
     outputs,
     padded,
     strided,
 )
+from .lists import UNION_TAIL
+from .steps import forward_step, key_step, load_whole, query_step
 
 # A block may be chosen this many times as often as the average one before it is shared out. With 4 the parts take
 # about as much room as the gradients of keys and values.
 FAIR_SHARE = 4
+# Rows of a tile of queries, one number for forward and gradient of the queries, which share the unions of their blocks.
+# Few rows waste least where neighbours choose different blocks, many where they choose the same; fewer than 64 leave
+# a tensor core without work. Exact products take none.
+ROWS, ROWS_EXACT = 64, 32
 
 
 def selected(
@@ -74,7 +75,26 @@ def selected(
     _check(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts)
     sizes = [] if tile is None else [tile.rows, tile.keys, tile.warps, tile.stages]
     length = segment or FAIR_SHARE * select_len * max(1, indices_BGTn.shape[3])
-    return _selected(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, select_len, scale, sizes, length)
+    union_NxW = _unions(indices_BGTn, starts, select_len, _queries(q_BHTD, k_BGTD, tile))
+    return _selected(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, union_NxW, select_len, scale, sizes, length)
+
+
+def _queries(q_BHTD: Tensor, k_BGTD: Tensor, tile: Tile | None) -> int:
+    """Neighbouring queries of a tile: at least a row for each head of one, and at most a bit for each."""
+    heads = padded(q_BHTD.shape[1] // k_BGTD.shape[1], least=1)
+    exact = q_BHTD.dtype not in (torch.float16, torch.bfloat16)
+    rows = tile.rows if tile is not None else ROWS_EXACT if exact else ROWS
+    return min(lists.MOST_QUERIES, max(1, padded(rows) // heads))
+
+
+@torch.library.custom_op(f"{NAMESPACE}::selected_unions", mutates_args=())
+def _unions(indices_BGTn: Tensor, starts: Tensor | None, select_len: int, queries: int) -> Tensor:
+    return lists.unions(indices_BGTn, select_len=select_len, queries=queries, starts=starts)
+
+
+@_unions.register_fake
+def _(indices_BGTn: Tensor, _starts: Tensor | None, _select_len: int, queries: int) -> Tensor:
+    return indices_BGTn.new_empty(lists.union_shape(indices_BGTn, queries), dtype=torch.int32)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::selected_fused", mutates_args=())
@@ -83,7 +103,8 @@ def _selected(
     k_BGTD: Tensor,
     v_BGTE: Tensor,
     indices_BGTn: Tensor,
-    starts: Tensor | None,
+    _starts: Tensor | None,
+    union_NxW: Tensor,
     select_len: int,
     scale: float,
     tile: list[int],
@@ -92,23 +113,20 @@ def _selected(
     o_BHTE, lse_BHT = outputs(q_BHTD, v_BGTE)
     if not o_BHTE.numel() or not indices_BGTn.numel():
         return o_BHTE.zero_(), lse_BHT.fill_(-torch.inf)
-    of_query = lists.query_blocks(indices_BGTn, select_len=select_len, starts=starts)
     sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     del sizes["SCALE"]
 
     def run(tile: Tile) -> None:
-        tiled = _tiled(tile, sizes)
-        union = lists.unions(of_query, tiled["ROWS"] // sizes["HEADS_PADDED"])
         launch(
             selected_forward,
-            union.count_Nx.numel(),
+            union_NxW.shape[0] * union_NxW.shape[1],
             *strided(q_BHTD),
             *strided(k_BGTD),
             *strided(v_BGTE),
             *strided(o_BHTE),
             lse_BHT,
-            *_walk(union, k_BGTD),
-            **tiled,
+            *_walk(union_NxW, k_BGTD),
+            **_tiled(tile, sizes, _queries_of(union_NxW, indices_BGTn)),
             **sizes,
         )
 
@@ -124,6 +142,7 @@ def _selected_backward(
     v_BGTE: Tensor,
     indices_BGTn: Tensor,
     starts: Tensor | None,
+    union_NxW: Tensor,
     o_BHTE: Tensor,
     lse_BHT: Tensor,
     select_len: int,
@@ -134,44 +153,42 @@ def _selected_backward(
     dq, dk, dv = _gradients(q_BHTD, k_BGTD, v_BGTE)
     if not o_BHTE.numel() or not indices_BGTn.numel():
         return dq.zero_(), dk.zero_(), dv.zero_()
-    of_query = lists.query_blocks(indices_BGTn, select_len=select_len, starts=starts)
     sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
-    tensors = [argument for tensor in (q_BHTD, k_BGTD, v_BGTE, grad_BHTE) for argument in strided(tensor)]
-    delta_BHT = torch.empty_like(lse_BHT)
+    keys_values = (*strided(k_BGTD), *strided(v_BGTE))
+    # A token's heads side by side, so that what is gathered of a query is one piece: also its log-sum-exp and delta.
+    q_BTHD, grad_BTHE = (tensor.transpose(1, 2).contiguous() for tensor in (q_BHTD, grad_BHTE))
+    rows_2BTH = lse_BHT.new_empty((2, *q_BTHD.shape[:3]))
 
     def run_queries(tile: Tile) -> None:
-        tiled = _tiled(tile, sizes)
-        union = lists.unions(of_query, tiled["ROWS"] // sizes["HEADS_PADDED"])
         launch(
             selected_backward_queries,
-            union.count_Nx.numel(),
-            *(*tensors, *strided(o_BHTE), *strided(dq), lse_BHT, delta_BHT),
-            *_walk(union, k_BGTD),
-            **tiled,
+            union_NxW.shape[0] * union_NxW.shape[1],
+            *(*keys_values, *strided(o_BHTE), q_BTHD, grad_BTHE, dq.transpose(1, 2), lse_BHT, *rows_2BTH),
+            *_walk(union_NxW, k_BGTD),
+            **_tiled(tile, sizes, _queries_of(union_NxW, indices_BGTn)),
             **sizes,
         )
 
     pattern = _pattern(select_len, indices_BGTn)
     _run_best(run_queries, tile, selected_backward_queries, _backward_query_tiles, (q_BHTD, k_BGTD, v_BGTE), pattern)
-    cut = lists.segments(of_query, segment)
-    room = (*cut.block_Ns.shape[:1], cut.partials, select_len, dk.shape[3] + dv.shape[3])
+    cut = lists.segments(indices_BGTn, select_len=select_len, starts=starts, length=segment)
+    room = (cut.block_Ns.shape[0], cut.partials, select_len, dk.shape[3] + dv.shape[3])
     parts = dk.new_empty(room, dtype=accumulated(dk.dtype))
-    table = (cut.query_NL, cut.block_Ns, cut.begin_Nb, cut.segment_Nb, cut.partial_Nb, of_query.first_b)
 
     def run_keys(tile: Tile) -> None:
         tiled = _tiled(tile, sizes)
         launch(
             selected_backward_keys,
             cut.block_Ns.numel() * triton.cdiv(select_len, tiled["KEYS"]),
-            *(*tensors, dk, dv, parts, lse_BHT, delta_BHT, *table),
-            *(*k_BGTD.shape[1:3], cut.query_NL.shape[1], of_query.blocks, cut.block_Ns.shape[1], cut.partials, segment),
+            *(*keys_values, q_BTHD, grad_BTHE, dk, dv, parts, *rows_2BTH),
+            *(cut.key_NL, *cut.table_4Nb, cut.block_Ns, cut.first_b),
+            *(*k_BGTD.shape[1:3], cut.key_NL.shape[1], cut.blocks, cut.block_Ns.shape[1], cut.partials, segment),
             **tiled,
             **sizes,
         )
 
     _run_best(run_keys, tile, selected_backward_keys, _backward_key_tiles, (q_BHTD, k_BGTD, v_BGTE), pattern)
-    if cut.partials:
-        _add_parts(parts, dk, dv, cut, of_query)
+    _add_parts(parts, dk, dv, cut)
     return dq, dk, dv
 
 
@@ -194,7 +211,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _differentiate(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    none = (None,) * 6
+    none = (None,) * 7
     if grad_BHTE is None:
         return None, None, None, *none
     return *_selected_backward(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
@@ -204,108 +221,186 @@ _selected.register_autograd(_differentiate, setup_context=_keep)
 
 
 @triton.jit
-def _keys_of_step(
-    i, i_list, p_first, p_members, o_query, o_token, tokens, places, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr
-):
-    """The keys of one step of a walk, a piece of a block; which of them exist; and which of them each row sees."""
-    PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
-    i_place = i_list * places + i // PIECES
-    o_inside = i % PIECES * KEYS + tl.arange(0, KEYS)  # [K]
-    o_key = tl.load(p_first + i_place) + o_inside  # [K]
-    m_key = (o_inside < SELECT_LEN) & (o_key < tokens)
-    m_selected = ((tl.load(p_members + i_place) >> o_query) & 1) != 0  # [R]
-    # What lies behind a short last block belongs to a later sequence, and is later than every query of this one.
-    return o_key, m_key, m_selected[:, None] & m_key[None, :] & (o_key[None, :] <= o_token[:, None])  # [R, K]
+def _rows_of_tile(i_list, tokens, tiles, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
+    """Query, token and head of each row of a tile, which rows exist, and the tile's first token."""
+    o_query = tl.arange(0, ROWS) // HEADS_PADDED  # [R]
+    first_token = i_list % tiles * (ROWS // HEADS_PADDED)
+    o_head = tl.arange(0, ROWS) % HEADS_PADDED  # [R]
+    m_row = (o_head < HEADS) & (first_token + o_query < tokens)
+    return o_query, first_token + o_query, o_head, m_row
 
 
 @triton.jit
+def _step_of_walk(p_first, p_members, i, o_query, PIECES: tl.constexpr, KEYS: tl.constexpr):
+    """First key of step `i`, and which rows [R] chose its block; behind the last step numbers that nobody reads."""
+    first = tl.load(p_first + i // PIECES) + i % PIECES * KEYS
+    return first, ((tl.load(p_members + i // PIECES) >> o_query) & 1) != 0
+
+
+@triton.jit
+def _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN: tl.constexpr, KEYS: tl.constexpr):
+    """The keys of a piece of a block; which of them exist; and which of them each row sees."""
+    PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
+    o_inside = i % PIECES * KEYS + tl.arange(0, KEYS)  # [K]
+    o_key = first + tl.arange(0, KEYS)  # [K]
+    m_key = (o_inside < SELECT_LEN) & (o_key < tokens)
+    # What lies behind a short last block belongs to a later sequence, and is later than every query of this one.
+    return o_key, m_key, m_member[:, None] & m_key[None, :] & (o_key[None, :] <= o_token[:, None])  # [R, K]
+
+
+@for_any_length
 def selected_forward(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
     p_o, s_ob, s_oh, s_ot,
-    p_lse, p_first, p_members, p_count,
+    p_lse, p_union,
     groups, tokens, places, tiles,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
+    PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     # One group's tiles follow each other: its keys and values stay in the cache.
-    i_list, i_bg = tl.program_id(0).to(tl.int64), tl.program_id(0).to(tl.int64) // tiles
-    i_b, i_g = i_bg // groups, i_bg % groups
-    o_query = tl.arange(0, ROWS) // HEADS_PADDED  # [R]
-    o_token = i_list % tiles * (ROWS // HEADS_PADDED) + o_query  # [R]
-    o_head = tl.arange(0, ROWS) % HEADS_PADDED  # [R]
-    m_row = (o_head < HEADS) & (o_token < tokens)
+    i_list = tl.program_id(0)
+    i_b, i_g = (i_list // tiles // groups).to(tl.int64), (i_list // tiles % groups).to(tl.int64)
+    o_query, o_token, o_head, m_row = _rows_of_tile(i_list, tokens, tiles, ROWS, HEADS, HEADS_PADDED)
     o_head = i_g * HEADS + o_head
-    b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_token * s_qt, m_row, D, D_PADDED)  # [R, D]
+    o_wide = o_token.to(tl.int64)
+    b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
     p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
     b_highest = tl.full([ROWS], float("-inf"), ACC)
     b_total = tl.zeros([ROWS], ACC)
     b_o = tl.zeros([ROWS, E_PADDED], ACC)
-    for i in range(tl.load(p_count + i_list) * ((SELECT_LEN + KEYS - 1) // KEYS)):
-        o_key, m_key, m_seen = _keys_of_step(
-            i, i_list, p_first, p_members, o_query, o_token, tokens, places, SELECT_LEN, KEYS
+    p_first = p_union + i_list.to(tl.int64) * (2 * places + 2)
+    p_members = p_first + places
+    steps = tl.load(p_members + places) * PIECES
+    # Of a block that is no multiple of the tile, the last piece reaches beyond.
+    whole = tl.load(p_members + places + 1) * PIECES if SELECT_LEN % KEYS == 0 else 0
+    first, m_member = _step_of_walk(p_first, p_members, 0, o_query, PIECES, KEYS)
+    for i in range(whole):
+        b_k = load_whole(p_keys, s_kt, first, KEYS, D, D_PADDED)  # [K, D]
+        b_v = load_whole(p_values, s_vt, first, KEYS, E, E_PADDED)  # [K, E]
+        b_highest, b_total, b_o = forward_step(
+            b_q, b_k, b_v, m_member, None, b_highest, b_total, b_o, EXPONENT, EXACT, ACC
         )
+        first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
+    for i in range(whole, steps):
+        o_key, m_key, m_seen = _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN, KEYS)
         b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
         b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
-        b_highest, b_total, b_o = forward_step(b_q, b_k, b_v, m_seen, b_highest, b_total, b_o, EXPONENT, EXACT, ACC)
+        b_highest, b_total, b_o = forward_step(
+            b_q, b_k, b_v, m_member, m_seen, b_highest, b_total, b_o, EXPONENT, EXACT, ACC
+        )
+        first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
     b_o = b_o / tl.where(b_total == 0.0, 1.0, b_total)[:, None]
-    store_heads(p_o, i_b * s_ob + o_head * s_oh + o_token * s_ot, m_row, b_o, E, E_PADDED)
-    tl.store(p_lse + (i_b * groups * HEADS + o_head) * tokens + o_token, log_sum(b_highest, b_total, EXACT), mask=m_row)
+    store_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, b_o, E, E_PADDED)
+    tl.store(p_lse + (i_b * groups * HEADS + o_head) * tokens + o_wide, log_sum(b_highest, b_total, EXACT), mask=m_row)
 
 
-@triton.jit
+@for_any_length
 def selected_backward_queries(
-    p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
-    p_do, s_dob, s_doh, s_dot,
     p_o, s_ob, s_oh, s_ot,
-    p_dq, s_dqb, s_dqh, s_dqt,
-    p_lse, p_delta, p_first, p_members, p_count,
+    p_q, p_do, p_dq, p_lse, p_exponent, p_delta, p_union,
     groups, tokens, places, tiles,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """The same walk: gradient of the queries, and delta = sum(o * do), which the other kernel needs as well."""
-    i_list, i_bg = tl.program_id(0).to(tl.int64), tl.program_id(0).to(tl.int64) // tiles
-    i_b, i_g = i_bg // groups, i_bg % groups
-    o_query = tl.arange(0, ROWS) // HEADS_PADDED  # [R]
-    o_token = i_list % tiles * (ROWS // HEADS_PADDED) + o_query  # [R]
-    o_head = tl.arange(0, ROWS) % HEADS_PADDED  # [R]
-    m_row = (o_head < HEADS) & (o_token < tokens)
+    """The same walk: gradient of the queries, and what the other kernel needs of each row, as it needs it."""
+    PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
+    i_list = tl.program_id(0)
+    i_b, i_g = (i_list // tiles // groups).to(tl.int64), (i_list // tiles % groups).to(tl.int64)
+    o_query, o_token, o_head, m_row = _rows_of_tile(i_list, tokens, tiles, ROWS, HEADS, HEADS_PADDED)
     o_head = i_g * HEADS + o_head
-    b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_token * s_qt, m_row, D, D_PADDED)  # [R, D]
-    b_do = load_heads(p_do, i_b * s_dob + o_head * s_doh + o_token * s_dot, m_row, E, E_PADDED)  # [R, E]
-    b_o = load_heads(p_o, i_b * s_ob + o_head * s_oh + o_token * s_ot, m_row, E, E_PADDED)  # [R, E]
-    o_stat = (i_b * groups * HEADS + o_head) * tokens + o_token
+    o_wide = o_token.to(tl.int64)
+    o_stat = (i_b * tokens + o_wide) * groups * HEADS + o_head  # [R]
+    b_q = load_heads(p_q, o_stat * D, m_row, D, D_PADDED)  # [R, D]
+    b_do = load_heads(p_do, o_stat * E, m_row, E, E_PADDED)  # [R, E]
+    b_o = load_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, E, E_PADDED)  # [R, E]
     # All of E at once: a kernel that split the values would subtract delta once for each part.
     b_delta = tl.sum(b_o.to(ACC) * b_do.to(ACC), 1)  # [R]
+    p_stat = p_lse + (i_b * groups * HEADS + o_head) * tokens + o_wide
+    b_lse = as_exponent(tl.load(p_stat, mask=m_row, other=float("-inf")), EXACT)
+    # Relative to infinity every share is 0, as it is where a row sees nothing.
+    b_lse = tl.where(b_lse == float("-inf"), float("inf"), b_lse)
+    tl.store(p_exponent + o_stat, b_lse, mask=m_row)
     tl.store(p_delta + o_stat, b_delta, mask=m_row)
-    b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
     p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
-    for i in range(tl.load(p_count + i_list) * ((SELECT_LEN + KEYS - 1) // KEYS)):
-        o_key, m_key, m_seen = _keys_of_step(
-            i, i_list, p_first, p_members, o_query, o_token, tokens, places, SELECT_LEN, KEYS
-        )
+    p_first = p_union + i_list.to(tl.int64) * (2 * places + 2)
+    p_members = p_first + places
+    steps = tl.load(p_members + places) * PIECES
+    whole = tl.load(p_members + places + 1) * PIECES if SELECT_LEN % KEYS == 0 else 0
+    first, m_member = _step_of_walk(p_first, p_members, 0, o_query, PIECES, KEYS)
+    for i in range(whole):
+        b_k = load_whole(p_keys, s_kt, first, KEYS, D, D_PADDED)  # [K, D]
+        b_v = load_whole(p_values, s_vt, first, KEYS, E, E_PADDED)  # [K, E]
+        b_dq = query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_member, None, b_dq, EXPONENT, EXACT, ACC)
+        first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
+    for i in range(whole, steps):
+        o_key, m_key, m_seen = _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN, KEYS)
         b_k = load_rows(p_keys, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
         b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
-        b_dq += query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, SCALE, EXPONENT, EXACT, ACC)
-    store_heads(p_dq, i_b * s_dqb + o_head * s_dqh + o_token * s_dqt, m_row, b_dq, D, D_PADDED)
+        b_dq = query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_member, m_seen, b_dq, EXPONENT, EXACT, ACC)
+        first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
+    store_heads(p_dq, o_stat * D, m_row, b_dq * SCALE, D, D_PADDED)
 
 
 @triton.jit
+def _first_of_block(p_first, i_block, tokens, SELECT_LEN: tl.constexpr):
+    """The first token of a block, and of the one behind it."""
+    if p_first is None:
+        first, behind = i_block * SELECT_LEN, tl.minimum((i_block + 1) * SELECT_LEN, tokens)
+    else:
+        first, behind = tl.load(p_first + i_block), tl.load(p_first + i_block + 1)
+    return first, behind
+
+
+@triton.jit
+def _query_of_place(p_key, o_place, stop, first_key):
+    """The queries of places in the list of a block; of places behind its end the last one."""
+    # The difference fits, whatever its parts lose.
+    return tl.load(p_key + tl.maximum(tl.minimum(o_place, stop - 1), 0)).to(tl.int32) - first_key
+
+
+@triton.jit
+def _rows_of_list(
+    p_q, p_do, p_exponent, p_delta, o_stat, o_head, m_row,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Queries, upstream gradients, exponents and deltas of the rows of a list; a row that is none counts for nothing.
+
+    Its exponent is infinite, so that what is read of queries and gradients need only be finite where the block's own
+    are: no load waits for a mask.
+    """
+    o_width, o_value = tl.arange(0, D_PADDED), tl.arange(0, E_PADDED)
+    p_queries = p_q + (o_stat * D)[:, None] + o_width[None, :]
+    p_grads = p_do + (o_stat * E)[:, None] + o_value[None, :]
+    if HEADS == HEADS_PADDED and D == D_PADDED:
+        b_q = tl.load(p_queries)
+    else:
+        b_q = tl.load(p_queries, mask=(o_head < HEADS)[:, None] & (o_width < D)[None, :], other=0.0)
+    if HEADS == HEADS_PADDED and E == E_PADDED:
+        b_do = tl.load(p_grads)
+    else:
+        b_do = tl.load(p_grads, mask=(o_head < HEADS)[:, None] & (o_value < E)[None, :], other=0.0)
+    b_lse = tl.load(p_exponent + o_stat, mask=m_row, other=float("inf"))
+    b_delta = tl.load(p_delta + o_stat, mask=m_row, other=0.0)
+    return b_q, b_do, b_lse, b_delta
+
+
+@for_any_length
 def selected_backward_keys(
-    p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
-    p_do, s_dob, s_doh, s_dot,
-    p_dk, p_dv, p_parts, p_lse, p_delta, p_query, p_block, p_begin, p_segment, p_partial, p_first,
+    p_q, p_do, p_dk, p_dv, p_parts, p_exponent, p_delta,
+    p_key, p_begin, p_behind, p_segment, p_partial, p_block, p_first,
     groups, tokens, places, blocks, segments, partials, length,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
@@ -314,6 +409,7 @@ def selected_backward_keys(
 ):  # fmt: skip
     """Gradients of keys of a block and their values, from a segment of the queries that chose it, or a part of them."""
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
+    QUERIES: tl.constexpr = ROWS // HEADS_PADDED
     i_piece = tl.program_id(0) % PIECES
     i_segment = tl.program_id(0) // PIECES % segments
     i_bg = (tl.program_id(0) // PIECES // segments).to(tl.int64)
@@ -321,34 +417,56 @@ def selected_backward_keys(
     i_named = tl.load(p_block + i_bg * segments + i_segment)
     i_block = tl.minimum(i_named, blocks - 1)
     i_table = i_bg * (blocks + 1) + i_block
-    i_cut = i_segment - tl.load(p_segment + i_table)  # the number of the segment among those of its block
-    cuts = tl.load(p_segment + i_table + 1) - tl.load(p_segment + i_table)
-    begin = tl.load(p_begin + i_table) + i_cut.to(tl.int64) * length
+    # The number of the segment among those of its block.
+    i_cut = i_segment - tl.load(p_segment + i_table)
+    begin = tl.load(p_begin + i_table) + i_cut * length
     # A segment that does not exist begins behind the last place of the last block: no step.
     stop = tl.minimum(begin + length, tl.load(p_begin + i_table + 1))
+    first_token, behind_token = _first_of_block(p_first, i_block, tokens, SELECT_LEN)
     o_inside = i_piece * KEYS + tl.arange(0, KEYS)  # [K]
-    o_key = tl.load(p_first + i_block) + o_inside  # [K]
-    # What lies behind a short block is another program's to write.
-    m_key = (i_named < blocks) & (o_inside < SELECT_LEN) & (o_key < tl.load(p_first + i_block + 1))
+    o_key = first_token + o_inside  # [K]
+    # What lies behind a short block is another program's to write. Its rows of the tile are computed and left out.
+    m_key = (i_named < blocks) & (o_inside < SELECT_LEN) & (o_key < behind_token)
     b_k = load_rows(p_k + i_b * s_kb + i_g * s_kg, s_kt, o_key, m_key, D, D_PADDED)  # [K, D]
     b_v = load_rows(p_v + i_b * s_vb + i_g * s_vg, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
-    o_row = tl.arange(0, ROWS)
-    o_head = i_g * HEADS + o_row % HEADS_PADDED  # [R]
-    m_head = o_row % HEADS_PADDED < HEADS
+    o_query = tl.arange(0, ROWS) // HEADS_PADDED  # [R]
+    o_head = tl.arange(0, ROWS) % HEADS_PADDED  # [R]
+    s_token = tl.cast(groups, tl.int64) * HEADS
+    first_row = i_b * tokens * s_token + i_g * HEADS
+    p_q += first_row * D
+    p_do += first_row * E
+    p_exponent += first_row
+    p_delta += first_row
+    p_key += i_bg * places
+    first_key = (i_block.to(tl.int64) * tokens).to(tl.int32)
     b_dk = tl.zeros([KEYS, D_PADDED], ACC)
     b_dv = tl.zeros([KEYS, E_PADDED], ACC)
-    for start in range(begin, stop, ROWS // HEADS_PADDED):
-        o_place = start + o_row // HEADS_PADDED  # [R]
-        o_token = tl.load(p_query + i_bg * places + o_place, mask=o_place < stop, other=-1).to(tl.int64)  # [R]
-        m_row = m_head & (o_token >= 0)
-        b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_token * s_qt, m_row, D, D_PADDED)  # [R, D]
-        b_do = load_heads(p_do, i_b * s_dob + o_head * s_doh + o_token * s_dot, m_row, E, E_PADDED)  # [R, E]
-        o_stat = (i_b * groups * HEADS + o_head) * tokens + o_token
-        # A query of the list sees the first key of the block: its log-sum-exp is finite.
-        b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
-        b_delta = tl.load(p_delta + o_stat, mask=m_row, other=0.0)
-        m_seen = m_key[:, None] & m_row[None, :] & (o_key[:, None] <= o_token[None, :])
-        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, SCALE, EXPONENT, EXACT, ACC)
+    # Queries inside the block come first; those behind it see all of it. The step that holds both compares.
+    inside = tl.maximum(tl.minimum(tl.load(p_behind + i_table), stop) - begin, 0)
+    apart = begin + (inside + QUERIES - 1) // QUERIES * QUERIES
+    o_token = _query_of_place(p_key, begin + o_query, stop, first_key)  # [R]
+    # With a third stage some numbers of the walk below spill.
+    for start in tl.range(begin, apart, QUERIES, num_stages=2):
+        m_row = (start + o_query < stop) & (o_head < HEADS)
+        o_stat = o_token * s_token + o_head  # [R]
+        b_q, b_do, b_lse, b_delta = _rows_of_list(
+            p_q, p_do, p_exponent, p_delta, o_stat, o_head, m_row, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED
+        )
+        m_seen = o_key[:, None] <= o_token[None, :]
+        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, EXPONENT, EXACT, ACC)
+        o_token = _query_of_place(p_key, start + QUERIES + o_query, stop, first_key)
+    for start in range(apart, stop, QUERIES):
+        m_row = (start + o_query < stop) & (o_head < HEADS)
+        o_stat = o_token * s_token + o_head  # [R]
+        b_q, b_do, b_lse, b_delta = _rows_of_list(
+            p_q, p_do, p_exponent, p_delta, o_stat, o_head, m_row, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED
+        )
+        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, b_dk, b_dv, EXPONENT, EXACT, ACC)
+        o_token = _query_of_place(p_key, start + QUERIES + o_query, stop, first_key)
+    b_dk *= SCALE
+    # Read again: two registers less in the walk.
+    cuts = tl.load(p_segment + i_table + 1) - tl.load(p_segment + i_table)
+    i_cut = i_segment - tl.load(p_segment + i_table)
     store_rows(p_dk + i_bg * tokens * D, D, o_key, m_key & (cuts == 1), b_dk, D, D_PADDED)
     store_rows(p_dv + i_bg * tokens * E, E, o_key, m_key & (cuts == 1), b_dv, E, E_PADDED)
     i_part = i_bg * partials + tl.load(p_partial + i_table) + i_cut
@@ -357,7 +475,7 @@ def selected_backward_keys(
     store_rows(p_part + D, D + E, o_inside, m_key & (cuts > 1), b_dv, E, E_PADDED)
 
 
-@triton.jit
+@for_any_length
 def selected_backward_sum(
     p_dk, p_dv, p_parts, p_segment, p_partial, p_first, tokens, blocks, partials,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
@@ -370,8 +488,9 @@ def selected_backward_sum(
     i_table = i_bg * (blocks + 1) + i_block
     cuts = tl.load(p_segment + i_table + 1) - tl.load(p_segment + i_table)
     o_inside = tl.program_id(0) % PIECES * KEYS + tl.arange(0, KEYS)  # [K]
-    o_key = tl.load(p_first + i_block) + o_inside  # [K]
-    m_key = (cuts > 1) & (o_inside < SELECT_LEN) & (o_key < tl.load(p_first + i_block + 1))
+    first_token, behind_token = _first_of_block(p_first, i_block, tokens, SELECT_LEN)
+    o_key = first_token + o_inside  # [K]
+    m_key = (cuts > 1) & (o_inside < SELECT_LEN) & (o_key < behind_token)
     p_part = p_parts + (i_bg * partials + tl.load(p_partial + i_table)) * SELECT_LEN * (D + E)
     b_dk = tl.zeros([KEYS, D_PADDED], ACC)
     b_dv = tl.zeros([KEYS, E_PADDED], ACC)
@@ -382,14 +501,14 @@ def selected_backward_sum(
     store_rows(p_dv + i_bg * tokens * E, E, o_key, m_key, b_dv, E, E_PADDED)
 
 
-def _add_parts(parts: Tensor, dk: Tensor, dv: Tensor, cut: lists.Segments, of_query: lists.QueryBlocks) -> None:
+def _add_parts(parts: Tensor, dk: Tensor, dv: Tensor, cut: lists.Segments) -> None:
     select_len, width, value_width = parts.shape[2], dk.shape[3], dv.shape[3]
     keys = min(NARROWEST, padded(select_len))
     launch(
         selected_backward_sum,
-        parts.shape[0] * of_query.blocks * triton.cdiv(select_len, keys),
-        *(dk, dv, parts, cut.segment_Nb, cut.partial_Nb, of_query.first_b),
-        *(dk.shape[2], of_query.blocks, cut.partials),
+        parts.shape[0] * cut.blocks * triton.cdiv(select_len, keys),
+        *(dk, dv, parts, *cut.table_4Nb[2:], cut.first_b),
+        *(dk.shape[2], cut.blocks, cut.partials),
         D=width,
         D_PADDED=padded(width),
         E=value_width,
@@ -420,35 +539,44 @@ def _pattern(select_len: int, indices_BGTn: Tensor) -> str:
 
 
 def _forward_tiles(situation: tuning.Situation) -> list[Tile]:
-    """Few rows waste least where neighbours choose different blocks, many rows where they choose the same."""
-    sizes = (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2), (32, 64, 4, 2), (16, 64, 2, 2), (16, 64, 4, 3)
-    return situation.tiles(*sizes, (32, 32, 4, 1))
+    """Two programs share a multiprocessor, one multiplies while the other takes exponents: what holds more is later."""
+    return situation.tiles(*_of(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
 
 
 def _backward_query_tiles(situation: tuning.Situation) -> list[Tile]:
-    sizes = (64, 64, 4, 2), (64, 64, 8, 2), (128, 64, 8, 2), (32, 64, 4, 2), (16, 64, 4, 2)
-    return situation.tiles(*sizes, (32, 32, 4, 1))
+    return situation.tiles(*_of(ROWS, (64, 4, 2), (64, 4, 3), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
+
+
+def _of(rows: int, *sizes: tuple[int, int, int]) -> list[tuple[int, int, int, int]]:
+    return [(rows, *size) for size in sizes]
 
 
 def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
-    """Two accumulators stay on the chip: with four warps and 64 x 64 they spill at a width of 128."""
-    sizes = (64, 64, 8, 2), (32, 64, 4, 2), (16, 64, 4, 2), (64, 64, 8, 1), (128, 64, 8, 1)
+    """Two accumulators stay on the chip: with four warps and 64 x 64 they spill at a width of 128.
+
+    With eight warps both warp groups multiply all 64 keys with all queries: twice the products for S and dP.
+    """
+    sizes = (32, 64, 4, 3), (32, 64, 4, 4), (16, 64, 4, 4), (64, 64, 8, 3), (64, 64, 8, 1), (128, 64, 8, 1)
     return situation.tiles(*sizes, (32, 32, 4, 1))
 
 
-def _tiled(tile: Tile, sizes: dict[str, Any]) -> dict[str, int]:
-    """What a tile comes to for a launch: at most one query for each bit, and no more keys than a block has."""
+def _tiled(tile: Tile, sizes: dict[str, Any], queries: int | None = None) -> dict[str, int]:
+    """What a tile comes to for a launch: rows for so many `queries`, and no more keys than a block has."""
     heads = sizes["HEADS_PADDED"]
-    rows = min(padded(tile.rows, max(NARROWEST, heads)), lists.MOST_QUERIES * heads)
+    rows = padded(tile.rows, max(NARROWEST, heads)) if queries is None else queries * heads
     keys = min(padded(tile.keys), padded(sizes["SELECT_LEN"]))
     return {"ROWS": rows, "KEYS": keys, "warps": tile.warps, "stages": tile.stages}
 
 
-def _walk(union: lists.Unions, k_BGTD: Tensor) -> tuple[Any, ...]:
+def _queries_of(union_NxW: Tensor, indices_BGTn: Tensor) -> int:
+    return (union_NxW.shape[2] - UNION_TAIL) // (2 * indices_BGTn.shape[3])
+
+
+def _walk(union_NxW: Tensor, k_BGTD: Tensor) -> tuple[Any, ...]:
     """A union as arguments, with the numbers that say where each tile's part of it lies."""
     groups, tokens = k_BGTD.shape[1:3]
-    tiles, places = union.first_NxU.shape[1:]
-    return union.first_NxU, union.members_NxU, union.count_Nx, groups, tokens, places, tiles
+    tiles, columns = union_NxW.shape[1:]
+    return union_NxW, groups, tokens, (columns - UNION_TAIL) // 2, tiles
 
 
 def _gradients(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:

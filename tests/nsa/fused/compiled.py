@@ -24,6 +24,8 @@ from benchmarks.kernel_model import code_row  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
 
 FEW_TOKENS = 512
+# What moves 16 bytes a thread between registers or shared memory and the GPU's own, or a whole tile at once.
+_WIDE = re.compile(r"(?:ld|st)\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global|cp\.async\.bulk\.tensor")
 
 
 def main(words: list[str]) -> None:
@@ -48,6 +50,7 @@ def compiled(launch: Launch, capability: int) -> dict[str, Any]:
         "kernel": launch.name,
         "numbers": numbers | {"warps": launch.warps, "stages": launch.stages},
         "tensor_core_operations": result.asm["ptx"].count("mma"),
+        "wide_accesses": len(_WIDE.findall(result.asm["ptx"])),
         "narrow_products": narrow_products(result.asm["ttir"], launch.kernel.arg_names),
         **code_row(read(result), launch.stages),
     }

@@ -38,77 +38,88 @@ def plainly(indices: Tensor, lengths: list[int], select_len: int) -> tuple[list[
     return sets, firsts
 
 
-def choice_of(indices: Tensor, lengths: list[int], select_len: int) -> lists.QueryBlocks:
-    starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32)
-    return lists.query_blocks(indices, select_len=select_len, starts=starts if len(lengths) > 1 else None)
+def packed(lengths: list[int]) -> Tensor | None:
+    """The starts, or None for a sequence that fills the row."""
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).to(torch.int32) if len(lengths) > 1 else None
 
 
-@settings(max_examples=60, deadline=None)
+def segments_of(selection: tuple[Tensor, list[int], int], length: int) -> lists.Segments:
+    indices, lengths, select_len = selection
+    return lists.segments(indices, select_len=select_len, starts=packed(lengths), length=length)
+
+
+@settings(max_examples=25, deadline=None)
 @given(selections(), st.sampled_from([1, 2, 8, 32]))
 def test_a_tile_walks_each_block_that_its_queries_chose_once_and_in_order(
     selection: tuple[Tensor, list[int], int], queries: int
 ) -> None:
     sets, firsts = plainly(*selection)
-    unions = lists.unions(choice_of(*selection), queries)
+    indices, lengths, select_len = selection
+    unions = lists.unions(indices, select_len=select_len, queries=queries, starts=packed(lengths))
+    assert unions.shape == lists.union_shape(indices, queries)
+    places = queries * indices.shape[3]
     for row, blocks in enumerate(sets):
-        for tile in range(unions.count_Nx.shape[1]):
+        for tile in range(unions.shape[1]):
             inside = blocks[tile * queries : (tile + 1) * queries]
             expected = {
                 firsts[block]: sum(1 << i for i, own in enumerate(inside) if block in own)
                 for block in sorted(set().union(*inside))
             }
-            count = int(unions.count_Nx[row, tile])
-            walked = unions.first_NxU[row, tile, :count].tolist()
-            assert walked == list(expected)
-            assert unions.members_NxU[row, tile, :count].tolist() == list(expected.values())
+            count, before = unions[row, tile, -lists.UNION_TAIL :].tolist()
+            assert unions[row, tile, :count].tolist() == list(expected)
+            members = [number % 2**32 for number in unions[row, tile, places : places + count].tolist()]
+            assert members == list(expected.values())
+            assert before == sum(first + select_len <= tile * queries for first in expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(selections(), st.sampled_from([1, 2, 3, 100]))
 def test_the_segments_of_a_block_hold_its_queries_in_order(
     selection: tuple[Tensor, list[int], int], length: int
 ) -> None:
     sets, firsts = plainly(*selection)
-    choice = choice_of(*selection)
-    segments = lists.segments(choice, length)
-    assert choice.first_b[: len(firsts)].tolist() == firsts
-    assert set(choice.first_b[len(firsts) :].tolist()) == {len(sets[0])}
+    tokens, select_len = selection[0].shape[2], selection[2]
+    cut = segments_of(selection, length)
+    if cut.first_b is not None:
+        assert cut.first_b[: len(firsts)].tolist() == firsts
+        assert set(cut.first_b[len(firsts) :].tolist()) == {tokens}
     for row, blocks in enumerate(sets):
-        begins, numbers = segments.begin_Nb[row].tolist(), segments.segment_Nb[row].tolist()
-        for block in range(choice.blocks):
-            places = segments.query_NL[row, begins[block] : begins[block + 1]].tolist()
-            queries = [query for query in places if query != lists.EMPTY]
-            assert queries == [t for t, own in enumerate(blocks) if block in own]
+        begins, behind, numbers, _ = cut.table_4Nb[:, row].tolist()
+        for block in range(cut.blocks):
+            keys = cut.key_NL[row, begins[block] : begins[block + 1]] - block * tokens
+            assert keys.tolist() == [t for t, own in enumerate(blocks) if block in own]
+            inside = [t for t in keys.tolist() if t < firsts[block] + select_len] if len(keys) else []
+            assert behind[block] - begins[block] == len(inside)
             count = numbers[block + 1] - numbers[block]
-            assert count == max(1, -(-len(places) // length))
-            assert set(segments.block_Ns[row, numbers[block] : numbers[block + 1]].tolist()) == {block}
-        assert all(block == choice.blocks for block in segments.block_Ns[row, numbers[-1] :].tolist())
+            assert count == max(1, -(-len(keys) // length))
+            assert set(cut.block_Ns[row, numbers[block] : numbers[block + 1]].tolist()) == {block}
+        assert all(block == cut.blocks for block in cut.block_Ns[row, numbers[-1] :].tolist())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(selections(), st.sampled_from([1, 2, 3, 100]))
 def test_only_blocks_of_several_segments_take_room_for_partial_sums_and_it_suffices(
     selection: tuple[Tensor, list[int], int], length: int
 ) -> None:
-    segments = lists.segments(choice_of(*selection), length)
-    cuts, rooms = segments.segment_Nb.diff(dim=-1), segments.partial_Nb.diff(dim=-1)
+    cut = segments_of(selection, length)
+    _, _, numbers_Nb, partial_Nb = cut.table_4Nb
+    cuts, rooms = numbers_Nb.diff(dim=-1), partial_Nb.diff(dim=-1)
     assert torch.equal(rooms, torch.where(cuts > 1, cuts, 0))
-    assert int(segments.segment_Nb[:, -1].max()) <= segments.block_Ns.shape[1]
-    assert int(segments.partial_Nb[:, -1].max()) <= segments.partials
+    assert int(numbers_Nb[:, -1].max()) <= cut.block_Ns.shape[1]
+    assert int(partial_Nb[:, -1].max()) <= cut.partials
 
 
-def test_a_tile_of_32_queries_keeps_the_highest_bit_apart_from_the_sign() -> None:
+def test_a_tile_of_32_queries_has_a_bit_for_each() -> None:
     indices = torch.zeros(1, 1, 32, 2, dtype=torch.int32)
-    unions = lists.unions(lists.query_blocks(indices, select_len=64, starts=None), lists.MOST_QUERIES)
-    assert unions.count_Nx.tolist() == [[1]]
-    assert int(unions.members_NxU[0, 0, 0]) == 2**32 - 1
+    union = lists.unions(indices, select_len=64, queries=lists.MOST_QUERIES, starts=None)
+    # The highest is the sign.
+    assert union[0, 0, [0, 64, -2, -1]].tolist() == [0, -1, 1, 0]
 
 
 def test_more_tokens_than_32_bits_of_block_times_query_are_sorted_as_64() -> None:
     tokens = 1 << 16
     indices = torch.arange(tokens, dtype=torch.int32).view(1, 1, tokens, 1)
-    choice = lists.query_blocks(indices, select_len=1, starts=None)
-    segments = lists.segments(choice, 4)
-    assert (choice.blocks - 1) * tokens >= 1 << 31
-    assert torch.equal(segments.query_NL[0], torch.arange(tokens, dtype=torch.int32))
-    assert torch.equal(segments.begin_Nb[0, :tokens], torch.arange(tokens, dtype=torch.int32))
+    cut = lists.segments(indices, select_len=1, starts=None, length=4)
+    assert cut.key_NL.dtype is torch.int64
+    assert torch.equal(cut.key_NL[0] % tokens, torch.arange(tokens))
+    assert torch.equal(cut.table_4Nb[0, 0, :tokens], torch.arange(tokens, dtype=torch.int32))

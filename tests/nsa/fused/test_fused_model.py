@@ -31,7 +31,15 @@ from nsa_harness.nsa.world import World
 
 TOLERANCE = 1e-10
 ATTENTION = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}
-SELECTED = {"ranked_blocks", "selected_forward", "selected_backward_queries", "selected_backward_keys"}
+SELECTED = {
+    "ranked_blocks",
+    "selected_unions",
+    "selected_forward",
+    "selected_backward_queries",
+    "selected_keys",
+    "selected_segments",
+    "selected_backward_keys",
+}
 
 
 @pytest.fixture
@@ -189,6 +197,7 @@ class TestTheWarmUp:
             "mix_forward",
             "mix_backward",
         }
+        assert launch.launches["ranked_blocks"] == 2  # the second ranks the blocks of documents, by a table
         assert all(parameter.grad is None for parameter in fused.parameters())
         assert not any(module.runs for module in fused.modules() if hasattr(module, "runs"))
         assert torch.equal(state, torch.random.get_rng_state())

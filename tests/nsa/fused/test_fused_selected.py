@@ -16,13 +16,14 @@ from nsa_harness.nsa import reference
 from nsa_harness.nsa.ops.attend import selected_attention
 from nsa_harness.nsa.ops.fused import selected as fused
 from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile, launches
-from nsa_harness.nsa.ops.fused.lists import EMPTY
 from nsa_harness.nsa.ops.fused.selected import selected
 from nsa_harness.nsa.ops.fused.tuning import Situation
 from nsa_harness.nsa.ops.kernels import EagerKernel
+from nsa_harness.nsa.ops.selection import EMPTY
 
 TOLERANCE = 1e-10
-ALL = {"selected_forward", "selected_backward_queries", "selected_backward_keys", "selected_backward_sum"}
+LISTS = {"selected_unions", "selected_keys", "selected_segments"}
+ALL = LISTS | {"selected_forward", "selected_backward_queries", "selected_backward_keys", "selected_backward_sum"}
 # A tile of several queries whatever the group, keys in pieces of 16.
 SMALL = Tile(rows=64, keys=16)
 # Groups, heads per group, tokens, l', n, D, E.
@@ -265,11 +266,13 @@ class TestTheOperatorsKeepTheirPromisesToTorch:
         indices = any_indices((1, 1, 6, 2), 2)
         starts = torch.tensor([0, 2, 6], dtype=torch.int32) if packed else None
         tile = [32, 16, 4, 2]
-        torch.library.opcheck(fused._selected, (q, k, v, indices, starts, 4, 0.5, tile, 4))
-        output, lse = fused._selected(q, k, v, indices, starts, 4, 0.5, tile, 4)
+        torch.library.opcheck(fused._unions, (indices, starts, 4, 16))
+        lists = (indices, starts, fused._unions(indices, starts, 4, 16))
+        torch.library.opcheck(fused._selected, (q, k, v, *lists, 4, 0.5, tile, 4))
+        output, lse = fused._selected(q, k, v, *lists, 4, 0.5, tile, 4)
         saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v)]
         results = (output.detach(), lse.detach())
-        torch.library.opcheck(fused._selected_backward, (*saved, indices, starts, *results, 4, 0.5, tile, 4))
+        torch.library.opcheck(fused._selected_backward, (*saved, *lists, *results, 4, 0.5, tile, 4))
 
 
 @pytest.mark.parametrize("heads", [1, 3, 16, 64])
@@ -280,14 +283,18 @@ def test_each_tile_to_choose_from_holds_all_heads_of_a_group_and_at_most_a_bit_o
     tensors = [torch.empty(1, number, 1, 4, dtype=dtype) for number in (heads, 1, 1)]
     situation = Situation.of("any", *tensors, "any")
     sizes = fused.constants(*tensors, 1.0) | {"SELECT_LEN": 64}
-    for choices in (fused._forward_tiles, fused._backward_query_tiles, fused._backward_key_tiles):
+    together = fused._queries(tensors[0], tensors[1], None)
+    assert 1 <= together <= 32
+    for choices, queries in (
+        (fused._forward_tiles, together),
+        (fused._backward_query_tiles, together),
+        (fused._backward_key_tiles, None),
+    ):
         tiles = choices(situation)
         assert 1 <= len(tiles) <= 8
         for tile in tiles:
-            tiled = fused._tiled(tile, sizes)
-            queries, over = divmod(tiled["ROWS"], sizes["HEADS_PADDED"])
-            assert over == 0
-            assert 1 <= queries <= 32
+            tiled = fused._tiled(tile, sizes, queries)
+            assert tiled["ROWS"] % sizes["HEADS_PADDED"] == 0
             assert 16 <= tiled["ROWS"] <= 128
             assert 16 <= tiled["KEYS"] <= 64
 
