@@ -33,7 +33,7 @@ from benchmarks import kernel_model_told as told  # noqa: E402
 from benchmarks.choices import choices, shared_by_neighbours  # noqa: E402
 from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.compiled import Compiled, Launch, Tile, compile_launch, compiled, disassembled, launches  # noqa: E402
-from benchmarks.device_model import HISTORY  # noqa: E402
+from benchmarks.device_model import HISTORY, STATIONS, predicted  # noqa: E402
 from benchmarks.host_cost import host_cost  # noqa: E402
 from benchmarks.kernel_work import work  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
@@ -65,6 +65,8 @@ def main(arguments: list[str]) -> int:
         return tell_kernel(parser, options)
     if options.tile or options.sass:
         parser.error("--tile and --sass are of one kernel: name it with --kernel")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no such directory")
     recorded = read(options.json) if options.json else []
     state = {"label": options.label, **circumstances(__file__, arguments), **predicted_state(options)}
     states = [one for one in recorded if one["label"] != options.label] + [state]
@@ -146,14 +148,18 @@ def _scenarios(lengths: Sequence[int], shares: Sequence[float]) -> Iterator[dict
 
 
 def tell_kernel(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    every = launches(Shape(tokens=COMPILED_TOKENS), {options.kernel: options.tile} if options.tile else None)
+    shape = Shape(tokens=TOKENS[-1])
+    every = launches(shape, {options.kernel: options.tile} if options.tile else None)
     found = [one for one in every if one.name == options.kernel]
     if not found:
         names = ", ".join(sorted({one.name for one in every}))
         parser.error(f"--kernel {options.kernel}: the kernels are {names}")
     for capability in options.arch:
         for launch in found:
-            print("\n".join(_lines(launch, compiled(launch, capability), capability)))
+            code = compiled(launch, capability)
+            print("\n".join(_lines(launch, code, capability)))
+            if capability == 90:
+                print(_predicted_line(launch, code, shape))
         if options.sass:
             options.sass.write_text(disassembled(compile_launch(found[-1], capability).asm["cubin"]), encoding="utf-8")
     return 0
@@ -178,6 +184,15 @@ def _lines(launch: Launch, code: Compiled, capability: int) -> Iterator[str]:
         yield f"  products of a pass: {issued} operations issued for {code.dot_operations} written{waste}"
     if code.described_bytes:
         yield f"  bytes of a pass by descriptor: {code.described_bytes}"
+
+
+def _predicted_line(launch: Launch, code: Compiled, shape: Shape) -> str:
+    todo = asdict(work(launch, shape, choices(shape.tokens, count=shape.select_count, select_len=shape.select_len)))
+    each = {name: predicted(code_row(code, launch.stages), todo, one) for name, one in HISTORY.items()}
+    newest = list(each.values())[-1]
+    stations = ", ".join(f"{name} {getattr(newest, f'{name}_ms'):.2f}" for name in STATIONS)
+    milliseconds = ", ".join(f"{one.ms:.2f} ({name})" for name, one in each.items())
+    return f"  predicted at {shape.tokens} tokens on random choices, ms: {milliseconds}; alone {stations}"
 
 
 def _numbers(counts: dict[str, Any]) -> str:

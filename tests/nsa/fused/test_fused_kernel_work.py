@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.choices import choices, shared_by_neighbours
+from benchmarks.choices import choices, shared_by_neighbours, union_size
 from benchmarks.kernel_work import cuts_of_blocks, segment_passes, spans_walked, union_sizes
+from benchmarks.nsa_choices import choices_of
+from nsa_harness.nsa.config import CI
+from nsa_harness.nsa.model import TinyLM
 from nsa_harness.nsa.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens
 
 CPU = torch.device("cpu")
@@ -91,3 +94,18 @@ def test_made_up_choices_are_ones_that_importance_could_make(tokens: int, shared
 @pytest.mark.parametrize("shared", [0.8, 0.95, 0.98])
 def test_neighbours_share_as_many_choices_as_asked_for(shared: float) -> None:
     assert shared_by_neighbours(choices(32768, shared=shared)) == pytest.approx(shared, abs=0.02)
+
+
+def test_the_unions_of_all_tiles_on_average() -> None:
+    indices = choices(500, count=6, select_len=16, shared=0.9, groups=2)
+    both = [union_sizes(indices[:, [group]], 4, 16).float() for group in range(2)]
+    assert union_size(indices, 4) == pytest.approx(float(torch.cat(both).mean()))
+
+
+def test_a_models_choices_are_seen_layer_by_layer_with_other_places_than_it_has() -> None:
+    model = TinyLM.from_config(CI)
+    found = choices_of(CI, model.state_dict(), 300, count=8, select_len=16)
+    assert len(found) == CI.layers
+    for indices in found.values():
+        assert indices.shape == (1, CI.groups, 300, 8)
+        assert {0, 18, 17} <= set(indices[0, 0, 299].tolist())
