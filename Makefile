@@ -27,6 +27,7 @@ bench:  ## every benchmark of a CPU; JSON goes to benchmarks/results
 	$(PYTHON) benchmarks/nsa_step_cost.py
 	$(PYTHON) benchmarks/telemetry_cost.py
 	$(PYTHON) benchmarks/loader.py
+	$(PYTHON) benchmarks/nsa_choices.py
 
 bench-gpu:  ## the whole operation against dense attention on this machine's GPU
 	$(PYTHON) benchmarks/nsa_op.py

@@ -40,6 +40,7 @@ from benchmarks.kernel_work import work  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "kernel_model.json"
+CHOICES = RESULTS.with_name("nsa_choices.json")
 ARCHITECTURES = (80, 90, 100)
 TOKENS = [8192, 32768, 65536]
 SHARED = {"random": [0.0], "correlated": [0.80, 0.95, 0.98]}
@@ -60,7 +61,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--sass", type=Path, metavar="FILE", help="of --kernel: write its machine code there")
     options = parser.parse_args(arguments)
     if options.docs:
-        told.write_page(REPOSITORY / told.PAGE, json.loads(RESULTS.read_text(encoding="utf-8")))
+        model, chosen = (json.loads(path.read_text(encoding="utf-8")) for path in (RESULTS, CHOICES))
+        sections = {told.MARKS: told.section(model), told.CHOICES_MARKS: told.choices_section(chosen)}
+        told.write_page(REPOSITORY / told.PAGE, sections)
         return 0
     if options.kernel:
         return tell_kernel(parser, options)

@@ -16,7 +16,8 @@ from benchmarks.device_model import HISTORY, STATIONS, Constants, Prediction, ho
 from benchmarks.roofline import Shape, floors_ms
 
 PAGE = "docs/performance.md"
-BEGIN, END = "<!-- kernel model: begin -->", "<!-- kernel model: end -->"
+MARKS = ("<!-- kernel model: begin -->", "<!-- kernel model: end -->")
+CHOICES_MARKS = ("<!-- choices: begin -->", "<!-- choices: end -->")
 WAYS = ("forward", "backward")
 PARTS = ("compressed", "importance", "selected", "sliding", "mix", "torch")
 DEVICE = "H200"
@@ -224,8 +225,26 @@ def _table(head: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]])
         yield f"| {' | '.join(cells)} |"
 
 
-def write_page(page: Path, result: Mapping[str, Any]) -> None:
-    """Put the tables between the marks; what stands around them is written by hand."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{section(result)}\n{END}{after}", encoding="utf-8")
+def choices_section(result: Mapping[str, Any]) -> str:
+    """Markdown of benchmarks/nsa_choices.py's record: unions of tiles, where choices are random and where learned."""
+    sizes = [name for name in result["rows"]["random"] if name.startswith("union_of_")]
+    head = ["choices", "shared by neighbours", *(f"union of {name.removeprefix('union_of_')}" for name in sizes)]
+    rows = [
+        [name, f"{row['shared_by_neighbours']:.0%}", *(f"{row[size]:.1f}" for size in sizes)]
+        for name, row in result["rows"].items()
+    ]
+    said = (
+        f"{result['tokens']} tokens, {result['places']} places, blocks of {result['select_len']}; trained for "
+        f"{result['steps']} steps of {result['train_tokens']} tokens."
+        " Blocks in the union of so many neighbouring queries:"
+    )
+    return "\n".join(["", said, "", *_table(head, rows), ""])
+
+
+def write_page(page: Path, sections: Mapping[tuple[str, str], str]) -> None:
+    """Put each text between its marks; what stands around them is written by hand."""
+    text = page.read_text(encoding="utf-8")
+    for (begin, end), section in sections.items():
+        before, _, rest = text.partition(begin)
+        text = f"{before}{begin}\n{section}\n{end}{rest.partition(end)[2]}"
+    page.write_text(text, encoding="utf-8")

@@ -11,10 +11,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.choices import choices
 from nsa_harness.nsa.attention import (
     GateMLP,
     NSAttention,
@@ -33,6 +35,9 @@ from nsa_harness.nsa.ops.selection import Selection
 Run = Callable[..., Tensor]
 # Of the head: so many tokens at a time, as the whole step does it.
 HEAD_TOKENS = 2048
+# Of its blocks that a query has in common with the one before it, in the second look at the selected branch: the blocks
+# of random keys, which the first one reads, share little.
+SHARED = 0.95
 
 
 def parts(config: NSAConfig, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
@@ -114,9 +119,12 @@ def _branches(
     def compressed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return backend.compressed(q, k, v, **block, scale=config.scale)[0]
 
-    def selected(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def selected(indices: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         reader, _ = implementation_of_selected(Implementation.AUTO, q, k, v, config.select_count, config.select_len)
         return reader.selected(q, k, v, indices, select_len=config.select_len, scale=config.scale)[0]
+
+    places = {"groups": config.groups, "count": config.select_count, "select_len": config.select_len}
+    alike = choices(config.seq_len, **places, shared=SHARED)
 
     def sliding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return backend.sliding(q, k, v, window=config.window, scale=config.scale)[0]
@@ -124,7 +132,8 @@ def _branches(
     return {
         "cmp": _timed(compressed, [q, *blocks], repeats),
         "choose": _timed(selected_blocks, [q], repeats),
-        "sel": _timed(selected, dense, repeats),
+        "sel": _timed(partial(selected, indices), dense, repeats),
+        f"sel where neighbours share {SHARED:.0%}": _timed(partial(selected, alike), dense, repeats),
         "win": _timed(sliding, dense, repeats),
     }
 

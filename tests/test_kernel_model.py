@@ -21,6 +21,9 @@ from benchmarks.roofline import Shape, floors_ms
 
 RESULT = json.loads((REPOSITORY / "benchmarks" / "results" / "kernel_model.json").read_text(encoding="utf-8"))
 
+CHOICES = json.loads((REPOSITORY / "benchmarks" / "results" / "nsa_choices.json").read_text(encoding="utf-8"))
+SECTIONS = {told.MARKS: told.section(RESULT), told.CHOICES_MARKS: told.choices_section(CHOICES)}
+
 # As nvdisasm prints them: of a warpgroup's loop with a part that some passes leave out, and a trap at the end.
 HOPPER = """
 .text.kernel:
@@ -258,12 +261,15 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_page_tells_what_is_recorded() -> None:
     page = text(told.PAGE)
-    shown = page.partition(told.BEGIN)[2].partition(told.END)[0]
-    assert shown == f"\n{told.section(RESULT)}\n", "python benchmarks/kernel_model.py --docs writes the tables anew"
+    for (begin, end), section in SECTIONS.items():
+        shown = page.partition(begin)[2].partition(end)[0]
+        assert shown == f"\n{section}\n", "python benchmarks/kernel_model.py --docs writes the tables anew"
 
 
 def test_the_page_is_written_between_its_marks_alone(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"above\n{told.BEGIN}\nold\n{told.END}\nbelow\n", encoding="utf-8")
-    told.write_page(page, RESULT)
-    assert page.read_text(encoding="utf-8") == f"above\n{told.BEGIN}\n{told.section(RESULT)}\n{told.END}\nbelow\n"
+    (first, second), texts = SECTIONS, list(SECTIONS.values())
+    page.write_text(f"a\n{first[0]}\nold\n{first[1]}\nb\n{second[0]}\n{second[1]}\nc\n", encoding="utf-8")
+    told.write_page(page, SECTIONS)
+    wanted = f"a\n{first[0]}\n{texts[0]}\n{first[1]}\nb\n{second[0]}\n{texts[1]}\n{second[1]}\nc\n"
+    assert page.read_text(encoding="utf-8") == wanted
