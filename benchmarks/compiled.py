@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,9 @@ class Launch:
     def name(self) -> str:
         return str(self.kernel.__name__)
 
+    def argument(self, name: str) -> Any:
+        return dict(zip(self.kernel.arg_names, self.arguments, strict=False))[name]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
@@ -77,16 +80,32 @@ class Compiled:
         return sass.main_loop(self.loops)
 
 
-def launches(shape: Shape, tiles: dict[str, Tile] | None = None, dtype: torch.dtype = torch.bfloat16) -> list[Launch]:
-    """Every kernel of the operation, forward and backward, in order; `tiles` by the name of the kernel."""
+def launches(
+    shape: Shape, tiles: dict[str, Tile] | None = None, dtype: torch.dtype = torch.bfloat16, tried: int = 1
+) -> list[Launch]:
+    """Every kernel of the operation, forward and backward, in order, with the first `tried` tiles of each.
+
+    `tiles`, by the name of the kernel, goes before those.
+    """
     found: list[Launch] = []
-    part = ""
+    with without_kernels(tiles, tried) as noted:
+        for part, run in _parts(shape, dtype):
+            run()
+            found += [replace(one, part=part) for one in noted]
+            noted.clear()
+    return found
+
+
+@contextmanager
+def without_kernels(tiles: dict[str, Tile] | None = None, tried: int = 1) -> Iterator[list[Launch]]:
+    """Within, what would be launched is noted down in the list instead, with the tiles that are tried first."""
+    found: list[Launch] = []
     chosen: list[Tile] = []
 
     def note(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
         found.append(
             Launch(
-                part=part,
+                part="",
                 kernel=kernel,
                 programs=programs,
                 arguments=arguments,
@@ -99,21 +118,19 @@ def launches(shape: Shape, tiles: dict[str, Tile] | None = None, dtype: torch.dt
 
     def run_first(run: Callable[[Tile], None], situation: Any, candidates: Callable[[Any], Sequence[Tile]]) -> None:
         before = len(found)
-        tile = candidates(situation)[0]
-        chosen.append(tile)
-        run(tile)
+        for tile in candidates(situation)[:tried]:
+            chosen[:] = [tile]
+            run(tile)
         # What a kernel is called is known once it is launched.
         wanted = (tiles or {}).get(found[-1].name) if len(found) > before else None
         if wanted is not None:
             del found[before:]
-            chosen.append(wanted)
+            chosen[:] = [wanted]
             run(wanted)
         chosen.clear()
 
     with _replaced(launch=note, run_best=run_first):
-        for part, run in _parts(shape, dtype):  # noqa: B007, `note` reads it
-            run()
-    return found
+        yield found
 
 
 def _parts(shape: Shape, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -179,7 +196,11 @@ def _replaced(**functions: Callable[..., None]) -> Iterator[None]:
 
 
 def compiled(launch: Launch, capability: int) -> Compiled:
-    result = compile_launch(launch, capability)
+    return read(compile_launch(launch, capability))
+
+
+def read(result: Any) -> Compiled:
+    """Of what compile_launch() gives."""
     cubin = result.asm["cubin"]
     instructions = sass.parse(disassembled(cubin))
     registers, stack = usage(cubin)

@@ -1,86 +1,187 @@
-"""What each fused kernel's machine code does, read without a GPU.
+"""What the whole operation costs on an H200, predicted without one: from machine code, work and a few constants.
 
-python benchmarks/kernel_model.py --kernel spanned_backward_keys                     its loop, with the tile of today
-python benchmarks/kernel_model.py --kernel spanned_backward_keys --tile 32,64,4,3    with rows, keys, warps, stages
-python benchmarks/kernel_model.py --kernel selected_forward --arch 80 --sass out.sass
+    python benchmarks/kernel_model.py                                        8k, 32k and 64k tokens on random choices
+    python benchmarks/kernel_model.py --choices correlated --tokens 65536    neighbours share 80, 95 and 98 %
+    python benchmarks/kernel_model.py --label after --json FILE              into the file, beside what was before
+    python benchmarks/kernel_model.py --docs                                 the tables of docs/performance.md anew
+    python benchmarks/kernel_model.py --kernel spanned_backward_keys         one kernel's loop, with the tile of today
+    python benchmarks/kernel_model.py --kernel spanned_backward_keys --tile 32,64,4,3    with rows, keys, warps, stages
+    python benchmarks/kernel_model.py --kernel selected_forward --arch 80 --sass out.sass
+
+Each kernel is compiled with the tile that is tried first, its machine code read (benchmarks/sass.py), its passes
+counted (benchmarks/kernel_work.py), and its milliseconds computed (benchmarks/device_model.py, with every constant and
+where it comes from). All of it is arithmetic: nothing is measured, and no GPU is used.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from rich.console import Console  # noqa: E402
+
+from benchmarks import kernel_model_told as told  # noqa: E402
+from benchmarks.choices import choices, shared_by_neighbours  # noqa: E402
+from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.compiled import Compiled, Launch, Tile, compile_launch, compiled, disassembled, launches  # noqa: E402
+from benchmarks.device_model import HISTORY  # noqa: E402
+from benchmarks.host_cost import host_cost  # noqa: E402
+from benchmarks.kernel_work import work  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
 
+RESULTS = REPOSITORY / "benchmarks" / "results" / "kernel_model.json"
 ARCHITECTURES = (80, 90, 100)
+TOKENS = [8192, 32768, 65536]
+SHARED = {"random": [0.0], "correlated": [0.80, 0.95, 0.98]}
 # Long enough that every kernel gets the constants of a long sequence; the kernels are the same for longer ones.
 COMPILED_TOKENS = 32768
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="What each fused kernel's machine code does.")
-    parser.add_argument("--kernel", required=True, help="name of a kernel")
-    parser.add_argument(
-        "--tile", type=tile, metavar="R,K,W,S", help="rows, keys, warps and stages; else those of today"
-    )
-    parser.add_argument("--arch", type=int, nargs="+", default=[90], choices=ARCHITECTURES)
-    parser.add_argument(
-        "--sass", type=Path, metavar="FILE", help="write the machine code of the last architecture there"
-    )
+    parser = argparse.ArgumentParser(description="Predict what the whole operation costs on an H200, without one.")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--choices", nargs="+", default=["random"], choices=list(SHARED))
+    parser.add_argument("--arch", type=int, nargs="+", default=[90], choices=ARCHITECTURES, help="times are for 90")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the state under its label to what is there")
+    parser.add_argument("--label", default="now", help="name of the state; one of the same name gives way")
+    parser.add_argument("--docs", action="store_true", help=f"write the recorded tables into {told.PAGE}")
+    parser.add_argument("--kernel", help="tell one kernel's loops, and nothing else")
+    parser.add_argument("--tile", type=tile, metavar="R,K,W,S", help="of --kernel: rows, keys, warps and stages")
+    parser.add_argument("--sass", type=Path, metavar="FILE", help="of --kernel: write its machine code there")
     options = parser.parse_args(arguments)
-    tiles = {options.kernel: options.tile} if options.tile else None
-    found = [one for one in launches(Shape(tokens=COMPILED_TOKENS), tiles) if one.name == options.kernel]
+    if options.docs:
+        told.write_page(REPOSITORY / told.PAGE, json.loads(RESULTS.read_text(encoding="utf-8")))
+        return 0
+    if options.kernel:
+        return tell_kernel(parser, options)
+    if options.tile or options.sass:
+        parser.error("--tile and --sass are of one kernel: name it with --kernel")
+    recorded = read(options.json) if options.json else []
+    state = {"label": options.label, **circumstances(__file__, arguments), **predicted_state(options)}
+    states = [one for one in recorded if one["label"] != options.label] + [state]
+    if options.json:
+        constants = {name: asdict(one) for name, one in HISTORY.items()}
+        result = {"constants": constants, "states": states}
+        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for table in told.screen(state):
+        Console(width=None if sys.stdout.isatty() else 200).print(table)
+    return 0
+
+
+def tile(text: str) -> Tile:
+    try:
+        rows, keys, warps, stages = map(int, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected four numbers, as in 64,64,4,2") from None
+    return Tile(rows=rows, keys=keys, warps=warps, stages=stages)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    states: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["states"] if path.exists() else []
+    return states
+
+
+def predicted_state(options: argparse.Namespace) -> dict[str, Any]:
+    """Code, work and host of the tree as it stands; milliseconds follow from them (kernel_model_told.milliseconds)."""
+    shape = Shape(tokens=COMPILED_TOKENS)
+    return {
+        "triton": version("triton"),
+        "kernels": kernel_rows(launches(shape), sorted({90, *options.arch})),
+        "scenarios": list(_scenarios(options.tokens, [one for name in options.choices for one in SHARED[name]])),
+        "host": {str(tokens): host_cost(Shape(tokens=tokens)) for tokens in options.tokens},
+    }
+
+
+def kernel_rows(found: Sequence[Launch], capabilities: Sequence[int]) -> dict[str, Any]:
+    """By part and name: the tile, and by architecture what the code does."""
+    return {
+        f"{launch.part}/{launch.name}": {
+            "tile": list(asdict(launch.tile).values()) if launch.tile else None,
+            "stages": launch.stages,
+            **{f"sm_{one}": code_row(compiled(launch, one), launch.stages) for one in capabilities},
+        }
+        for launch in found
+    }
+
+
+def code_row(code: Compiled, stages: int) -> dict[str, Any]:
+    loop = code.loop
+    return {
+        "registers": code.registers,
+        "spilled_bytes": code.spilled_bytes,
+        "spills": code.code.spills,
+        "shared_bytes": code.shared_bytes,
+        "warps": code.warps,
+        "stages": stages,
+        "instructions": code.instructions,
+        "outside_instructions": code.instructions - (loop.instructions if loop else 0),
+        "loop": asdict(loop.always) if loop else {},
+        "conditional": asdict(loop.conditional) if loop else {},
+        "written_operations": code.dot_operations,
+        "described_bytes": code.described_bytes,
+    }
+
+
+def _scenarios(lengths: Sequence[int], shares: Sequence[float]) -> Iterator[dict[str, Any]]:
+    for tokens in lengths:
+        shape = Shape(tokens=tokens)
+        found = launches(shape)
+        for share in shares:
+            indices = choices(tokens, count=shape.select_count, select_len=shape.select_len, shared=share)
+            yield {
+                "tokens": tokens,
+                "shared": share,
+                "shared_by_neighbours": round(shared_by_neighbours(indices), 4),
+                "work": {f"{one.part}/{one.name}": asdict(work(one, shape, indices)) for one in found},
+            }
+
+
+def tell_kernel(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    every = launches(Shape(tokens=COMPILED_TOKENS), {options.kernel: options.tile} if options.tile else None)
+    found = [one for one in every if one.name == options.kernel]
     if not found:
-        names = ", ".join(sorted({one.name for one in launches(Shape(tokens=COMPILED_TOKENS))}))
+        names = ", ".join(sorted({one.name for one in every}))
         parser.error(f"--kernel {options.kernel}: the kernels are {names}")
     for capability in options.arch:
         for launch in found:
-            print("\n".join(told(launch, compiled(launch, capability), capability)))
+            print("\n".join(_lines(launch, compiled(launch, capability), capability)))
         if options.sass:
             options.sass.write_text(disassembled(compile_launch(found[-1], capability).asm["cubin"]), encoding="utf-8")
     return 0
 
 
-def tile(text: str) -> Tile:
-    rows, keys, warps, stages = map(int, text.split(","))
-    return Tile(rows=rows, keys=keys, warps=warps, stages=stages)
-
-
-def told(launch: Launch, code: Compiled, capability: int) -> list[str]:
-    tile = launch.tile
-    sizes = f"rows {tile.rows}, keys {tile.keys}, " if tile else ""
-    lines = [
-        f"{launch.name} of {launch.part}, sm_{capability}: {sizes}{launch.warps} warps, {launch.stages} stages",
+def _lines(launch: Launch, code: Compiled, capability: int) -> Iterator[str]:
+    sizes = f"rows {launch.tile.rows}, keys {launch.tile.keys}, " if launch.tile else ""
+    yield f"{launch.name} of {launch.part}, sm_{capability}: {sizes}{launch.warps} warps, {launch.stages} stages"
+    yield (
         f"  {code.instructions} instructions, {code.registers} registers, {code.spilled_bytes} bytes of stack, "
-        f"{code.code.spills} spills, {code.shared_bytes} bytes of shared memory",
-    ]
+        f"{code.code.spills} spills, {code.shared_bytes} bytes of shared memory"
+    )
     for loop in code.loops:
         mark = "main loop" if loop is code.loop else "loop"
-        lines.append(f"  {mark} {loop.head:#06x} to {loop.latch:#06x}: {loop.instructions} instructions a warp")
+        yield f"  {mark} {loop.head:#06x} to {loop.latch:#06x}: {loop.instructions} instructions a warp"
         for label, counts in (("every pass", loop.always), ("some passes", loop.conditional)):
             if counts.instructions:
-                lines += [f"    {label}: {_numbers(asdict(counts))}"]
+                yield f"    {label}: {_numbers(asdict(counts))}"
     if code.loop and code.dot_operations:
         issued = code.loop.always.mma_operations * launch.warps
-        lines.append(
-            f"  products of a pass: {issued} operations issued for {code.dot_operations} written"
-            + (f" ({issued / code.dot_operations:.2f}x)" if issued else ", their shape is not in the code")
-        )
+        waste = f" ({issued / code.dot_operations:.2f}x)" if issued else ", their shape is not in the code"
+        yield f"  products of a pass: {issued} operations issued for {code.dot_operations} written{waste}"
     if code.described_bytes:
-        lines.append(f"  bytes of a pass by descriptor: {code.described_bytes}")
-    return lines
+        yield f"  bytes of a pass by descriptor: {code.described_bytes}"
 
 
-def _numbers(counts: dict[str, object]) -> str:
-    shapes = counts.pop("mma")
-    assert isinstance(shapes, dict)
-    products = [f"{count} {name}" for name, count in shapes.items()]
+def _numbers(counts: dict[str, Any]) -> str:
+    products = [f"{count} {name}" for name, count in counts.pop("mma").items()]
     return ", ".join([*(f"{name} {count}" for name, count in counts.items() if count), *products])
 
 

@@ -41,8 +41,9 @@ class Counts:
     """One pass through some instructions by one warp; bytes are those of all its lanes."""
 
     instructions: int
-    mma: dict[str, int]  # by the opcode with its shape
+    mma: dict[str, int]  # by the opcode with its shape; ":SS" where both factors of a warpgroup lie in shared memory
     mma_operations: int  # of one warp: a quarter of what a group of four multiplies together counts for each of them
+    half_rate: int  # comparisons, integers, conversions: a scheduler starts one every other cycle
     exponentials: int  # and what else runs where they do: logarithms, reciprocals
     global_read_bytes: int
     global_written_bytes: int
@@ -145,7 +146,7 @@ def count(instructions: Iterable[Instruction]) -> Counts:
         total += 1
         names[one.name] += 1
         if one.name in _PRODUCTS:
-            mma[one.opcode] += 1
+            mma[one.opcode + (":SS" if _left_is_shared(one) else "")] += 1
         if operations := mma_operations(one.opcode):
             sums["operations"] += operations
             sums["operands"] += _shared_operand_bytes(one)
@@ -157,6 +158,7 @@ def count(instructions: Iterable[Instruction]) -> Counts:
         instructions=total,
         mma=dict(mma),
         mma_operations=sums["operations"],
+        half_rate=sum(names[name] for name in _HALF_RATE),
         exponentials=names["MUFU"],
         global_read_bytes=sums["read"],
         global_written_bytes=sums["written"],
@@ -169,6 +171,10 @@ def count(instructions: Iterable[Instruction]) -> Counts:
     )
 
 
+_HALF_RATE = (
+    *("ISETP", "FSETP", "PLOP3", "FMNMX", "VIMNMX", "IMNMX", "FSEL", "SEL", "IADD3", "IADD", "VIADD", "IABS"),
+    *("LOP3", "SHF", "LEA", "PRMT", "F2FP", "BMSK", "SGXT", "FMNMX3"),
+)
 _PRODUCTS = ("HMMA", "DMMA", "IMMA", "QMMA", "HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA")
 _SHAPES = {"16816": (16, 8, 16), "1688": (16, 8, 8), "16832": (16, 8, 32), "884": (8, 8, 4)}
 
@@ -187,13 +193,20 @@ def mma_operations(opcode: str) -> int:
 
 def _shared_operand_bytes(one: Instruction) -> int:
     """Of a warpgroup's product: the right factor lies in shared memory, and the left one unless it has a register."""
-    if not one.name.endswith("GMMA"):
+    return operand_bytes(one.opcode + (":SS" if _left_is_shared(one) else ""))
+
+
+def operand_bytes(product: str) -> int:
+    """A warp's quarter of what a warpgroup's product, by its name in `Counts.mma`, reads in shared memory."""
+    opcode, _, both = product.partition(":")
+    if not opcode.split(".")[0].endswith("GMMA"):
         return 0
-    rows, columns, depth = map(int, one.opcode.split(".")[1].split("x"))
-    size = 1 if one.name == "QGMMA" else 2
-    _, first, *_ = (operand.strip() for operand in one.operands.split(","))
-    left = rows * depth if first.startswith("gdesc") else 0
-    return (left + columns * depth) * size // 4
+    rows, columns, depth = map(int, opcode.split(".")[1].split("x"))
+    return ((rows * depth if both else 0) + columns * depth) * (1 if opcode.startswith("Q") else 2) // 4
+
+
+def _left_is_shared(one: Instruction) -> bool:
+    return one.name.endswith("GMMA") and one.operands.split(",")[1].strip().startswith("gdesc")
 
 
 def _width(opcode: str) -> int:

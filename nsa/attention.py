@@ -20,6 +20,7 @@ from .ops.dispatch import (
     implementation_for,
     implementation_of_selected,
     implementation_of_sliding,
+    insist,
 )
 from .ops.packed import Packed
 from .ops.selection import Selection
@@ -30,6 +31,7 @@ class NSAttention(nn.Module):
 
     def __init__(self, config: NSAConfig, implementation: Implementation = Implementation.AUTO) -> None:
         super().__init__()
+        insist(implementation, config)
         self.config, self.implementation = config, implementation
         self.q_proj = nn.Linear(config.dim, config.heads * config.d_k, bias=False)
         if Branch.CMP in config.branches:

@@ -28,6 +28,14 @@ class Implementation(StrEnum):
     DENSE = "dense"  # all scores of every branch in memory, which grows with the square of the sequence
 
 
+# What computes one branch, and leaves the others to auto.
+_ONE_BRANCH = {
+    Implementation.TORCH: Branch.WIN,
+    Implementation.FLASH: Branch.WIN,
+    Implementation.PER_TOKEN: Branch.SEL,
+}
+
+
 class Compression(StrEnum):
     """How a block becomes one key and one value: phi of the paper's eq. 7."""
 
@@ -118,6 +126,17 @@ def config_mistakes(config: NSAConfig) -> list[str]:
     if not config.branches or len(set(config.branches)) != len(config.branches):
         mistakes.append(f"branches: expected one or more different branches, got {list(map(str, config.branches))}")
     return mistakes
+
+
+def implementation_mistake(config: NSAConfig, wanted: Implementation) -> str | None:
+    """Why nothing of such a shape would be computed by what is asked for; None if something would."""
+    if config.attention is not Attention.NSA:
+        reason = f"attention {config.attention} has one implementation" if wanted is not Implementation.AUTO else None
+    elif (branch := _ONE_BRANCH.get(wanted)) not in (None, *config.branches):
+        reason = f"it computes the branch {branch} alone, and the branches are {'+'.join(config.branches)}"
+    else:
+        reason = None
+    return reason and f"--impl {wanted}: {reason}; use --impl auto"
 
 
 # Small enough for two cores; every branch has work at T=256: 31 compressed blocks, 8 selection blocks of which 4 are

@@ -28,8 +28,9 @@ from .attention import (
     rotate,
     split_heads,
 )
-from .config import Attention, Branch, NSAConfig
+from .config import Attention, Branch, Implementation, NSAConfig
 from .model import TinyLM
+from .ops.dispatch import MissingImplementationError
 from .ops.kernels import EagerKernel, compute_dtype, tiles
 from .ops.selection import EMPTY, Selection, best_blocks
 from .world import CannotRunError
@@ -188,6 +189,7 @@ def prefill(model: TinyLM, tokens_BT: Tensor) -> tuple[Tensor, Cache]:
 def step(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
     """Logits [B, C, vocab] of one new token, or of a chunk of them. Raises ValueError for another batch's tokens.
 
+    Raises MissingImplementationError for a model that was to be computed by anything but plain torch.
     Work per token and layer: T/d compressed keys, n*l' selected ones and w of the window.
     """
     return model.head(model.norm(read(model, tokens_BC, cache)))
@@ -262,6 +264,10 @@ def _vanilla(layer: VanillaAttention, x_BCM: Tensor, memory: VanillaMemory, span
 
 def _nsa(layer: NSAttention, x_BCM: Tensor, memory: NSAMemory, span: Span) -> Tensor:
     branches = layer.config.branches
+    if not span.is_whole_prompt and layer.implementation not in (Implementation.AUTO, Implementation.EAGER):
+        raise MissingImplementationError(
+            f"--impl {layer.implementation}: a cache is read in plain torch alone; use --impl auto or eager"
+        )
     # A prompt pays for these projections twice, a small part of its time. So its attention stays the layer's own.
     if Branch.CMP in branches:
         _remember_blocks(layer.cmp, x_BCM, memory, span)

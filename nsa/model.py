@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import NSAttention, VanillaAttention, rotary_frequencies, rotary_turns
 from .config import Attention, Implementation, NSAConfig
+from .ops.dispatch import insist
 from .ops.packed import Packed, packed
 from .ops.selection import SelectionMemo
 
@@ -74,6 +75,7 @@ class TinyLM(nn.Module):
         return model
 
     def _build(self, config: NSAConfig, implementation: Implementation) -> None:
+        insist(implementation, config)
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(_block(config, implementation) for _ in range(config.layers))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .config import ALL_BRANCHES, SHAPES, Attention, Compression, Implementation, NSAConfig
+from .config import ALL_BRANCHES, SHAPES, Attention, Compression, Implementation, NSAConfig, implementation_mistake
 from .elsewhere import instead_of
 from .values import (
     DTYPES,
@@ -508,10 +508,10 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     if model.attention is not Attention.NSA:
         if model.branches != ALL_BRANCHES:
             yield f"--branch: attention {model.attention} has no branches; use --branch all or --attention nsa"
-        if settings.impl is not Implementation.AUTO:
-            yield f"--impl: attention {model.attention} has one implementation; use --impl auto"
         if model.stop_gradient_gates:
             yield f"--stop-gradient-gates: attention {model.attention} has no gates; use --attention nsa"
+    if mistake := implementation_mistake(model, settings.impl):
+        yield mistake
     if settings.packing is Packing.DOCUMENTS:
         if model.attention is Attention.STOCK:
             yield "--packing: documents need an attention that keeps them apart, and stock is torch's own; use stream"

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from .attention import NSAttention, rotary_turns
 from .model import TinyLM
 from .ops.dispatch import implementation_for, like_a_layer
+from .ops.packed import packed
 from .world import World
 
 
@@ -56,6 +57,9 @@ def warm_up(
         rows = [tuning.table()]
         dist.broadcast_object_list(rows, device=world.device if world.backend == "nccl" else None)
         tuning.adopt(rows[0])
+        _one_layer(model, world.device, batch, tokens, autocast)  # compiled here as well: rank 0 may have chosen others
+    # Blocks of documents are ranked by a table, which is another kernel. Lengths do not make others.
+    _one_layer(model, world.device, batch, tokens, autocast, documents=True)
     seconds, new = time.perf_counter() - started_s, len(tuning.table()) - known
     done = f"warm-up: one layer forward and backward, {new} tile sizes settled, {seconds:.1f} s"
     return done + _kept(tuning, file, world)
@@ -78,16 +82,32 @@ def _kept(tuning: ModuleType, file: Path, world: World) -> str:
 
 
 def _one_layer(
-    model: TinyLM, device: torch.device, batch: int, tokens: int, autocast: Callable[[], AbstractContextManager[object]]
+    model: TinyLM,
+    device: torch.device,
+    batch: int,
+    tokens: int,
+    autocast: Callable[[], AbstractContextManager[object]],
+    *,
+    documents: bool = False,
 ) -> None:
-    """No trace stays: no gradient and no count of who ran in the model, no draw from its generator."""
+    """No trace stays: no gradient and no count of who ran in the model, no draw from its generator.
+
+    Of too few tokens for a compressed block some kernels would not run. With `documents` the rows are one.
+    """
+    config, tokens = model.config, max(tokens, model.config.block_len)
+    row = None
+    if documents:
+        batch, tokens = 1, batch * tokens
+        lengths = [length for length in (tokens // 2, tokens - tokens // 2) if length]
+        row = packed(lengths, config.block_len, config.block_stride, device)
     block = model.blocks[0]
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         dtype = model.embed.weight.dtype
-        x_BTM = torch.randn(batch, tokens, model.config.dim, device=device, dtype=dtype, requires_grad=True)
+        x_BTM = torch.randn(batch, tokens, config.dim, device=device, dtype=dtype, requires_grad=True)
     with autocast():
-        output = block(x_BTM, rotary_turns(model.get_buffer("frequencies"), tokens))
+        turns_2Tp = rotary_turns(model.get_buffer("frequencies"), tokens)
+        output = block(x_BTM, turns_2Tp if row is None else turns_2Tp[:, row.positions_T], row)
     output.float().sum().backward()
     for parameter in block.parameters():
         parameter.grad = None

@@ -69,9 +69,19 @@ def contradictions(scenario: Scenario) -> Contradictions:
     yield from ((("run", "env", name), what) for name, what in name_mistakes(scenario.run.env, OVERRULED))
 
 
+# What computes one branch, and leaves the others to auto.
+_ONE_BRANCH = {Implementation.TORCH: "win", Implementation.FLASH: "win", Implementation.PER_TOKEN: "sel"}
+
+
 def _model_contradictions(scenario: Scenario) -> Contradictions:
     model = scenario.model
     if model.attention is Attention.NSA:
+        alone = _ONE_BRANCH.get(model.impl)
+        if alone is not None and model.branch != "all" and alone not in model.branch.split("+"):
+            yield (
+                ("model", "impl"),
+                f"computes {alone} alone, and branch is {model.branch}; remove one of them",
+            )
         return
     words = f"attention is {model.attention}"
     if model.branch != "all":

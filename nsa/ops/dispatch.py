@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..config import Implementation, NSAConfig
+from ..config import Implementation, NSAConfig, implementation_mistake
 from .backends import (
     Backend,
     Selected,
@@ -63,6 +63,11 @@ def implementation_for(
     if wanted is Implementation.TRITON:
         _reject("triton", triton_reason(q_BHTD, k_BGSD, v_BGSE))
         return _triton(), UsedImplementation("triton", "asked for")
+    # Of the flash attention of others this branch has nothing, but what asked for it would not get it either.
+    if wanted is Implementation.FLASH:
+        _reject("flash", flash_reason(q_BHTD, v_BGSE))
+    if wanted is Implementation.TORCH:
+        _reject("torch", torch_flash_reason(q_BHTD, v_BGSE))
     return _fastest(q_BHTD, k_BGSD, v_BGSE)
 
 
@@ -108,13 +113,18 @@ def implementation_of_sliding(
     wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[Sliding, UsedImplementation]:
     """The same for the sliding branch, which the flash attention of others can compute as well."""
+    backend, used = implementation_for(wanted, q_BHTD, k_BGSD, v_BGSE)
     if wanted is Implementation.FLASH:
-        _reject("flash", flash_reason(q_BHTD, v_BGSE))
         return SlidingBackend(flash_attn_sliding(_flash_attn())), UsedImplementation("flash_attn", "asked for")
     if wanted is Implementation.TORCH:
-        _reject("torch", torch_flash_reason(q_BHTD, v_BGSE))
         return SlidingBackend(torch_flash_sliding(_varlen_attn())), UsedImplementation("torch_flash", "asked for")
-    return implementation_for(wanted, q_BHTD, k_BGSD, v_BGSE)
+    return backend, used
+
+
+def insist(wanted: Implementation, config: NSAConfig) -> None:
+    """Raises MissingImplementationError where nothing of a layer would be computed by what was asked for."""
+    if mistake := implementation_mistake(config, wanted):
+        raise MissingImplementationError(mistake)
 
 
 def _reject(implementation: str, reason: str | None) -> None:

@@ -11,13 +11,21 @@ from builders import frame, raised, rank_evidence, spec
 from hypothesis import given
 from runs import RUNS, run
 
-from nsa_harness.core.comparison.deepening import MOST_RUNS, deepened, lesson, next_change, with_deeper_runs
+from nsa_harness.core.comparison.deepening import (
+    AGAIN,
+    GROWTH,
+    MOST_RUNS,
+    deepened,
+    lesson,
+    next_change,
+    with_deeper_runs,
+)
 from nsa_harness.core.comparison.repeats import with_flakiness
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.evidence.evidence import Debugged
 from nsa_harness.core.evidence.looks import Grown, Looks
 from nsa_harness.core.outcome import shown_deeper
-from nsa_harness.core.plan import Deepening, RunSpec
+from nsa_harness.core.plan import Deepening, Expect, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
 from nsa_harness.core.schedule import Policy, another_wanted, failed_enough
 from nsa_harness.subject.playbook import WHAT_FOLLOWS, second_runs
@@ -139,6 +147,13 @@ def test_the_same_launch_over_another_backend_changes_its_option_and_says_so() -
     deeper = deepened(base, change, 1)
     assert (deeper.program, deeper.backend) == (OURS, "gloo")
     assert ("needs.backend", "gloo") in deeper.settings
+
+
+def test_a_look_is_not_expected_to_find_what_it_was_made_for() -> None:
+    """Of tracemalloc's own memory the growth that it looks into cannot be told."""
+    base = launch(expect=Expect(findings=("memory_growth", "no_gradient")))
+    assert deepened(base, GROWTH, 1).expect.findings == ("no_gradient",)
+    assert deepened(base, AGAIN, 1).expect == base.expect
 
 
 @pytest.mark.parametrize("probe", ["off", "board", "full"])

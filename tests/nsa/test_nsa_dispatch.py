@@ -7,25 +7,36 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from nsa_harness.nsa.config import Implementation
+from nsa_harness.nsa.attention import NSAttention
+from nsa_harness.nsa.config import CI, Attention, Branch, Implementation
+from nsa_harness.nsa.decode import prefill, step
+from nsa_harness.nsa.model import TinyLM
 from nsa_harness.nsa.ops import dispatch
 from nsa_harness.nsa.ops.attend import sliding_attention
 from nsa_harness.nsa.ops.backends import SlidingBackend, flash_attn_sliding, torch_flash_sliding
 from nsa_harness.nsa.ops.dispatch import (
     MissingImplementationError,
+    implementation_around,
     implementation_for,
     implementation_of_selected,
     implementation_of_sliding,
 )
 from nsa_harness.nsa.ops.kernels import EagerKernel
+from nsa_harness.nsa.ops.selection import Selection
+from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
 
 CPU = torch.device("cpu")
+SELECTION = Selection(block_len=4, block_stride=2, select_len=4, select_count=3, scale=0.5)
+ZEROS = torch.zeros(1, 2, 9, 8)
+NOTHING = KeysAndValues(compressed=(ZEROS[:, :, :3],) * 2, selected=(ZEROS, ZEROS), sliding=(ZEROS, ZEROS))
 
 
 class OnAGpu:
@@ -159,11 +170,57 @@ def test_on_a_cpu_triton_needs_its_interpreter() -> None:
 
 @pytest.mark.parametrize("wanted", [Implementation.FLASH, Implementation.TORCH])
 def test_the_flash_attention_of_others_is_for_the_sliding_branch_on_a_gpu(wanted: Implementation) -> None:
-    with pytest.raises(
-        MissingImplementationError, match=f"--impl {wanted}: .* runs on CUDA only and the device is cpu"
-    ):
-        implementation_of_sliding(wanted, *plain())
-    assert implementation_for(wanted, *plain())[1].name == "fused_cpu"
+    q, k, v = plain()
+    ways: list[Callable[[], object]] = [
+        lambda: implementation_of_sliding(wanted, q, k, v),
+        lambda: implementation_for(wanted, q, k, v),
+        lambda: implementation_around(wanted, q, k, v),
+        lambda: implementation_of_selected(wanted, q, k, v, 4, 4),
+        lambda: TinyLM.from_config(CI, wanted)(torch.zeros(1, 9, dtype=torch.long)),
+        lambda: TinyLM.from_config(replace(CI, branches=(Branch.WIN,)), wanted)(torch.zeros(1, 9, dtype=torch.long)),
+        lambda: prefill(TinyLM.from_config(CI, wanted), torch.zeros(1, 9, dtype=torch.long)),
+        lambda: sparse_attention(q, NOTHING, torch.rand(3, 1, 4, 9), SELECTION, window=3, implementation=wanted),
+    ]
+    for way in ways:
+        with pytest.raises(
+            MissingImplementationError, match=f"--impl {wanted}: .* runs on CUDA only and the device is cpu"
+        ):
+            way()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "config", "reason"),
+    [
+        (
+            "flash",
+            {"branches": (Branch.CMP, Branch.SEL)},
+            "it computes the branch win alone, and the branches are cmp\\+sel",
+        ),
+        ("torch", {"branches": (Branch.CMP,)}, "it computes the branch win alone, and the branches are cmp"),
+        ("per_token", {"branches": (Branch.WIN,)}, "it computes the branch sel alone, and the branches are win"),
+        ("eager", {"attention": Attention.VANILLA}, "attention vanilla has one implementation"),
+        ("dense", {"attention": Attention.STOCK}, "attention stock has one implementation"),
+    ],
+    ids=str,
+)
+def test_what_would_compute_nothing_of_a_shape_is_refused(wanted: str, config: dict[str, Any], reason: str) -> None:
+    shape, said = replace(CI, **config), f"^--impl {wanted}: {reason}; use --impl auto$"
+    with pytest.raises(MissingImplementationError, match=said):
+        TinyLM.from_config(shape, Implementation(wanted))
+    if shape.attention is Attention.NSA:
+        with pytest.raises(MissingImplementationError, match=said):
+            NSAttention(shape, Implementation(wanted))
+    assert TinyLM.from_config(shape, Implementation.AUTO).config == shape
+
+
+@pytest.mark.parametrize("wanted", [Implementation.TRITON, Implementation.DENSE, Implementation.PER_TOKEN], ids=str)
+def test_tokens_from_a_cache_are_computed_by_plain_torch_or_not_at_all(wanted: Implementation) -> None:
+    shape = replace(CI, layers=1, heads=2, groups=1, dim=16, vocab=9)
+    model, token = TinyLM.from_config(shape, wanted), torch.zeros(1, 1, dtype=torch.long)
+    _, cache = prefill(model, token.expand(1, 5))  # the layer's own forward
+    with pytest.raises(MissingImplementationError, match=f"--impl {wanted}: a cache is read in plain torch"):
+        step(model, token, cache)
+    assert cache.tokens == 5
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_every_documented_environment_name_is_read() -> None:
         NSA_TRACE_MODULE_BWD="true",
         NSA_TRACE_DDP_BUCKETS="yes",
         NSA_GC_RANGE="0:2",
-        NSA_FORCE_BRANCH="sel",
+        NSA_FORCE_BRANCH="win",
         NSA_DDP_STATIC_GRAPH="on",
         NSA_USE_FA2="1",
         NSA_MEM_DUMP_EVERY="100",
@@ -49,7 +49,7 @@ def test_every_documented_environment_name_is_read() -> None:
     assert settings.trace_buckets
     assert settings.static_graph
     assert settings.gc.of(4) == {0, 1}
-    assert settings.model.branches == (Branch.SEL,)
+    assert settings.model.branches == (Branch.WIN,)
     assert settings.impl is Implementation.FLASH
     assert (settings.mem_dump_every, settings.backend, settings.out_dir) == (100, "gloo", Path("elsewhere"))
 
@@ -140,7 +140,11 @@ def test_all_mistakes_of_all_sources_are_reported_together(tmp_path: Path) -> No
         ),
         (
             ("--attention", "stock", "--impl", "eager"),
-            "--impl: attention stock has one implementation; use --impl auto",
+            "--impl eager: attention stock has one implementation; use --impl auto",
+        ),
+        (
+            ("--branch", "cmp+sel", "--impl", "flash"),
+            "--impl flash: it computes the branch win alone, and the branches are cmp+sel; use --impl auto",
         ),
         (
             ("--attention", "stock", "--stop-gradient-gates"),

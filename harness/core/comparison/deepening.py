@@ -87,7 +87,8 @@ def next_change(
 
 
 def deepened(spec: RunSpec, change: Change, of: int) -> RunSpec:
-    """The same launch with that one change."""
+    """The same launch with that one change. What it was made for it is not expected to find: looking may hide it."""
+    asked = tuple(one for one in spec.expect.findings if change.name not in (row_of(one).second_run or ()))
     declared = {**dict(spec.env), **dict(change.env)}
     settings = dict(spec.settings) | {f"run.env.{name}": value for name, value in change.env}
     settings |= dict([change.setting]) if change.setting else {}
@@ -96,6 +97,7 @@ def deepened(spec: RunSpec, change: Change, of: int) -> RunSpec:
         program=change.program or spec.program,
         env=tuple(sorted(declared.items())),
         backend=change.backend or spec.backend,
+        expect=replace(spec.expect, findings=asked),
         settings=tuple(sorted(settings.items())),
         notes=(*spec.notes, f"to look deeper into attempt {of}: {change.says}"),
         spec_hash=hashlib.sha256(f"{spec.spec_hash} deeper {change.name}".encode()).hexdigest()[:12],

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ..kept import kept
 from ..selection import RANKERS, Selection, select_blocks
 from .importance import select_by_importance
 from .mix import mixed
@@ -14,7 +15,7 @@ from .spanned import spanned_attention, spans_of_completed_blocks, spans_of_last
 
 
 class FusedBackend:
-    """One kernel launch per branch and pass, whatever the length."""
+    """One kernel launch per branch and pass, whatever the length. All layers share the spans of a length."""
 
     name = "triton"
 
@@ -29,7 +30,13 @@ class FusedBackend:
         scale: float,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        seen = spans_of_completed_blocks(q.shape[2], k.shape[2], block_len, block_stride, starts, q.device)
+        numbers = q.shape[2], k.shape[2], block_len, block_stride
+        seen = kept(
+            starts,
+            q.device,
+            ("completed blocks", *numbers),
+            lambda: spans_of_completed_blocks(*numbers, starts, q.device),
+        )
         return spanned_attention(q, k, v, seen, scale)
 
     def select(
@@ -59,7 +66,11 @@ class FusedBackend:
     def sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return spanned_attention(q, k, v, spans_of_last_tokens(q.shape[2], window, starts, q.device), scale)
+        numbers = q.shape[2], window
+        seen = kept(
+            starts, q.device, ("last tokens", *numbers), lambda: spans_of_last_tokens(*numbers, starts, q.device)
+        )
+        return spanned_attention(q, k, v, seen, scale)
 
     def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
         return mixed(outputs, gates_cBHT)

@@ -125,3 +125,59 @@ def key_step(
     b_ds = b_p * (b_dp - b_delta[None, :]) * SCALE
     b_dk += tl.dot(b_ds.to(b_q.dtype), b_q, input_precision="ieee", out_dtype=ACC)
     return b_dk, b_dv
+
+
+@triton.jit
+def softmax_step(
+    b_q, b_k, b_v, m_seen, b_highest, b_total, b_o,
+    MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """As forward_step, for an EXPONENT above zero; without MASKED all rows see all keys, and no mask is looked at."""
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, K]
+    if MASKED:
+        b_s = tl.where(m_seen, b_s, float("-inf"))
+    # The scale goes into the subtraction, one fused multiply-add an element, and not into every score before.
+    b_higher = tl.maximum(b_highest, tl.max(b_s, 1) * EXPONENT)
+    b_shift = b_higher
+    if MASKED:
+        # Rows that have seen nothing yet would compute -inf - -inf.
+        b_shift = tl.where(b_higher == float("-inf"), 0.0, b_higher)
+    b_p = power(b_s * EXPONENT - b_shift[:, None], EXACT)  # [R, K]
+    b_shrink = power(b_highest - b_shift, EXACT)
+    b_total = b_total * b_shrink + tl.sum(b_p, 1)
+    b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * b_shrink[:, None], input_precision="ieee", out_dtype=ACC)
+    return b_higher, b_total, b_o
+
+
+@triton.jit
+def query_gradient_step(
+    b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dq,
+    MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """As query_step, added to `b_dq`, which the caller multiplies by the scale in the end."""
+    b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, K]
+    b_s = b_s * EXPONENT - b_lse[:, None]
+    if MASKED:
+        # A blind row has a log-sum-exp of -inf and sees nothing: the mask comes before the exponential.
+        b_s = tl.where(m_seen, b_s, float("-inf"))
+    b_dp = tl.dot(b_do, tl.trans(b_v), input_precision="ieee", out_dtype=ACC)  # [R, K]
+    b_ds = power(b_s, EXACT) * (b_dp - b_delta[:, None])
+    return tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision="ieee", out_dtype=ACC)
+
+
+@triton.jit
+def key_gradient_step(
+    b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv,
+    MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """As key_step, `b_dk` without the scale as well; `m_seen` is [K, R]."""
+    b_s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee", out_dtype=ACC)  # [K, R]
+    b_s = b_s * EXPONENT - b_lse[None, :]
+    if MASKED:
+        b_s = tl.where(m_seen, b_s, float("-inf"))
+    b_p = power(b_s, EXACT)
+    b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision="ieee", out_dtype=ACC)
+    b_dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee", out_dtype=ACC)  # [K, R]
+    b_ds = b_p * (b_dp - b_delta[None, :])
+    b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision="ieee", out_dtype=ACC)
+    return b_dk, b_dv

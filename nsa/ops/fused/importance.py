@@ -21,10 +21,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.core import constexpr
 
+from ..kept import kept
 from ..packed import compressed_starts
 from ..selection import Selection
 from .device import as_exponent, load_heads, load_rows, power
-from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, launch, padded, strided
+from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, for_any_length, launch, padded, strided
 from .sorting import merged
 from .steps import load_whole
 from .tuning import Situation, run_best
@@ -105,7 +106,10 @@ def _launch(
     groups, blocks = k_BGSD.shape[1:3]
     queries = max(1, tile.rows // padded(heads // groups, least=1))
     tiles = -(-tokens // queries) + (0 if starts is None else starts.shape[0] - 2)
-    table = None if starts is None else _table(starts, tiles, queries, blocks, selection)
+    table = None
+    if starts is not None:
+        numbers = ("ranked tiles", tiles, queries, blocks, selection)
+        table = kept(starts, starts.device, numbers, lambda: _table(starts, tiles, queries, blocks, selection))
     sizes = constants(q_BHTD, k_BGSD, k_BGSD, selection.scale)
     for unused in ("SCALE", "E", "E_PADDED"):
         del sizes[unused]
@@ -162,7 +166,7 @@ def _table(starts: Tensor, tiles: int, queries: int, blocks: int, selection: Sel
     return torch.stack([column.to(torch.int32) for column in columns], 1)
 
 
-@triton.jit(do_not_specialize=("tokens", "blocks", "tiles"))
+@for_any_length
 def ranked_blocks(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,

@@ -6,8 +6,11 @@ statement: for tests.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,11 +43,40 @@ class Tile:
     stages: int = 2
 
 
+def for_any_length(function: Callable[..., None]) -> Any:
+    """`triton.jit` for a kernel that the host launches: compiled once, whatever the lengths of a step are.
+
+    Triton compiles a kernel anew for a number that is 1, and for one that 16 divides. Sizes change from step to step
+    and are kept out of that; so are the strides of gates, `s_g?`, which are read one by one. Strides of rows stay in:
+    of rows whose width 16 divides they always are multiples of 16, and without knowing it no load is 16 bytes wide.
+    So do the addresses of tensors: a view that begins off a multiple of 16 bytes has a kernel of its own.
+    """
+    return triton.jit(function, do_not_specialize=[name for name in _numbers(function) if _is_size(name)])
+
+
+def _numbers(function: Callable[..., None]) -> list[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if not one.name.startswith("p_") and "constexpr" not in str(one.annotation)]
+
+
+def _is_size(name: str) -> bool:
+    return not name.startswith("s_") or name.startswith("s_g")
+
+
+@cache
+def _for_any_stride(kernel: Any) -> Any:
+    """The same for rows whose width 16 does not divide: which strides it divides changes with the length."""
+    return triton.jit(kernel.fn, do_not_specialize=_numbers(kernel.fn))
+
+
 def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
     """Run `kernel` on a grid of one axis, the only one without a limit of 65535, and count it."""
-    if programs:
-        launches[kernel.__name__] += 1
-        kernel[(programs,)](*arguments, num_warps=warps, num_stages=stages, **constants)
+    if not programs:
+        return
+    launches[kernel.__name__] += 1
+    if any(constants.get(width, 0) % NARROWEST for width in ("D", "E")):
+        kernel = _for_any_stride(kernel)
+    kernel[(programs,)](*arguments, num_warps=warps, num_stages=stages, **constants)
 
 
 def interpreted(kernel: Any) -> bool:
@@ -96,9 +128,13 @@ def padded(width: int, least: int = NARROWEST) -> int:
 
 
 def strided(tensor: Tensor) -> tuple[Any, ...]:
-    """A tensor [B, H, T, D] for a kernel: itself, with its strides but the last, which is 1."""
+    """A tensor [B, H, T, D] for a kernel: itself, with its strides but the last, which is 1.
+
+    A dimension of one has the stride 0, of any that it may say: one row is no other kernel than several, and of one
+    sequence no stride is beyond 32 bits for the length of the sequence.
+    """
     dense = tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
-    return dense, dense.stride(0), dense.stride(1), dense.stride(2)
+    return dense, *(dense.stride(axis) if dense.shape[axis] > 1 else 0 for axis in range(3))
 
 
 def constants(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, scale: float) -> dict[str, Any]:

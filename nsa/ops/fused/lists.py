@@ -20,8 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.core import constexpr
 
+from ..kept import kept
 from ..packed import selection_starts, sequence_of
-from .launch import launch, padded
+from .launch import for_any_length, launch, padded
 from .sorting import ascending
 
 MOST_QUERIES = 32  # of a tile: one bit each
@@ -29,7 +30,7 @@ MOST_QUERIES = 32  # of a tile: one bit each
 UNION_TAIL = 2
 _NONE: constexpr = constexpr(2**62)  # greater than every key of a sort
 _PLACES_OF_A_PROGRAM = 1024
-_BLOCKS_AT_A_TIME = 4096
+_BLOCKS_AT_A_TIME = 1024  # of any number: a tile that fits it would be another kernel for each length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,11 @@ class Sequences:
 
     @classmethod
     def of(cls, starts: Tensor, tokens: int, select_len: int) -> Sequences:
-        own_T = sequence_of(starts, tokens)
-        return cls(first_T=starts[own_T].int(), block_T=selection_starts(starts, select_len)[own_T].int())
+        def compute() -> Sequences:
+            own_T = sequence_of(starts, tokens)
+            return cls(first_T=starts[own_T].int(), block_T=selection_starts(starts, select_len)[own_T].int())
+
+        return kept(starts, starts.device, ("sequences", tokens, select_len), compute)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +109,10 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
     batch, groups, tokens, places = indices_BGTn.shape
     rows = batch * groups
     sequences = None if starts is None else Sequences.of(starts, tokens, select_len)
-    first_b = None if starts is None else _first_tokens(starts, select_len, tokens)
+    first_b = None
+    if starts is not None:
+        numbers = ("first tokens of blocks", tokens, select_len)
+        first_b = kept(starts, starts.device, numbers, lambda: _first_tokens(starts, select_len, tokens))
     blocks = triton.cdiv(tokens, select_len) if first_b is None else first_b.shape[0] - 1
     # Half as wide a sort where 32 bits hold every key.
     kind = torch.int32 if (blocks + 1) * tokens < 1 << 31 else torch.int64
@@ -125,19 +132,20 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
     key_NL = key_NL.sort(-1).values
     # A block of c places has fewer than c / length + 1 segments, and fewer than 2 c / length if it has several.
     bound = blocks + tokens * places // length
-    table_4Nb = key_NL.new_empty((4, rows, blocks + 1), dtype=torch.int32)
+    # Each of the four begins at a multiple of 16 bytes: at another address it would make kernels of its own.
+    table_4Nb = key_NL.new_empty((4, -(-rows // 4) * 4, blocks + 1), dtype=torch.int32)
     block_Ns = key_NL.new_empty((rows, bound), dtype=torch.int32)
     launch(
         selected_segments,
         rows,
         *(key_NL, first_b, table_4Nb, block_Ns),
-        *(tokens, key_NL.shape[1], blocks, bound, length, rows),
+        *(tokens, key_NL.shape[1], blocks, bound, length, table_4Nb.shape[1]),
         SELECT_LEN=select_len,
-        BLOCKS=min(_BLOCKS_AT_A_TIME, padded(blocks + 1)),
+        BLOCKS=_BLOCKS_AT_A_TIME,
     )
     return Segments(
         key_NL=key_NL,
-        table_4Nb=table_4Nb,
+        table_4Nb=table_4Nb[:, :rows],
         block_Ns=block_Ns,
         first_b=first_b,
         length=length,
@@ -158,7 +166,7 @@ def _log2(power: int) -> int:
     return power.bit_length() - 1
 
 
-@triton.jit(do_not_specialize=("tokens", "tiles"))
+@for_any_length
 def selected_unions(
     p_index, p_sequence, p_union,
     tokens, tiles,
@@ -212,7 +220,7 @@ def _of_each_tile(o_place, TILES: tl.constexpr, WIDTH: tl.constexpr):
     return tl.broadcast_to(o_place[None, :], [TILES, WIDTH])
 
 
-@triton.jit(do_not_specialize=("tokens", "blocks"))
+@for_any_length
 def selected_keys(
     p_index, p_sequence, p_base, p_key,
     tokens, blocks,
@@ -240,7 +248,7 @@ def selected_keys(
     tl.store(p_key + o_out, b_key.to(p_key.dtype.element_ty), mask=m_place)
 
 
-@triton.jit(do_not_specialize=("tokens", "places", "blocks", "segments", "length", "batch_groups"))
+@for_any_length
 def selected_segments(
     p_key, p_first, p_table, p_block,
     tokens, places, blocks, segments, length, batch_groups,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import NAMESPACE
 from .device import load_heads, store_heads
-from .launch import CannotLaunchError, accumulator, check_dtypes, launch, padded, strided
+from .launch import CannotLaunchError, accumulator, check_dtypes, for_any_length, launch, padded, strided
 
 MOST_BRANCHES = 3
 # What a program holds of each branch. Reading is all it does, so that nothing is gained by choosing this.
@@ -126,7 +126,7 @@ def _for_three(outputs: list[Tensor]) -> list[Any]:
     return [part for output in (outputs * MOST_BRANCHES)[:MOST_BRANCHES] for part in strided(output)]
 
 
-@triton.jit
+@for_any_length
 def mix_forward(
     p_o1, s_o1b, s_o1h, s_o1t,
     p_o2, s_o2b, s_o2h, s_o2t,
@@ -155,7 +155,7 @@ def _term(p_o, o_row, p_gate, m_row, E: tl.constexpr, E_PADDED: tl.constexpr, AC
     return load_heads(p_o, o_row, m_row, E, E_PADDED).to(ACC) * b_gate[:, None]  # [R, E]
 
 
-@triton.jit
+@for_any_length
 def mix_backward(
     p_o1, s_o1b, s_o1h, s_o1t,
     p_o2, s_o2b, s_o2h, s_o2t,

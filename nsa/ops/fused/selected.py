@@ -34,6 +34,7 @@ from .launch import (
     accumulator,
     check_attention,
     constants,
+    for_any_length,
     launch,
     like_tokens,
     outputs,
@@ -187,8 +188,7 @@ def _selected_backward(
         )
 
     _run_best(run_keys, tile, selected_backward_keys, _backward_key_tiles, (q_BHTD, k_BGTD, v_BGTE), pattern)
-    if cut.partials:
-        _add_parts(parts, dk, dv, cut)
+    _add_parts(parts, dk, dv, cut)
     return dq, dk, dv
 
 
@@ -248,7 +248,7 @@ def _keys_of_step(i, first, m_member, o_token, tokens, SELECT_LEN: tl.constexpr,
     return o_key, m_key, m_member[:, None] & m_key[None, :] & (o_key[None, :] <= o_token[:, None])  # [R, K]
 
 
-@triton.jit(do_not_specialize=("tokens", "places", "tiles"))
+@for_any_length
 def selected_forward(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_kt,
@@ -299,7 +299,7 @@ def selected_forward(
     tl.store(p_lse + (i_b * groups * HEADS + o_head) * tokens + o_wide, log_sum(b_highest, b_total, EXACT), mask=m_row)
 
 
-@triton.jit(do_not_specialize=("tokens", "places", "tiles"))
+@for_any_length
 def selected_backward_queries(
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
@@ -395,7 +395,7 @@ def _rows_of_list(
     return b_q, b_do, b_lse, b_delta
 
 
-@triton.jit(do_not_specialize=("tokens", "places", "blocks", "segments", "partials", "length"))
+@for_any_length
 def selected_backward_keys(
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
@@ -475,7 +475,7 @@ def selected_backward_keys(
     store_rows(p_part + D, D + E, o_inside, m_key & (cuts > 1), b_dv, E, E_PADDED)
 
 
-@triton.jit(do_not_specialize=("tokens", "blocks", "partials"))
+@for_any_length
 def selected_backward_sum(
     p_dk, p_dv, p_parts, p_segment, p_partial, p_first, tokens, blocks, partials,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,

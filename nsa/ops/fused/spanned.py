@@ -13,6 +13,7 @@ Dimensions: B batch, G groups, H query heads, T queries, S keys, D key width, E 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,16 +26,27 @@ from ..packed import alone, compressed_starts, sequence_of
 from . import tuning
 from .device import (
     as_exponent,
-    forward_step,
-    key_step,
+    key_gradient_step,
     load_heads,
     load_rows,
     log_sum,
-    query_step,
+    query_gradient_step,
+    softmax_step,
     store_heads,
     store_rows,
 )
-from .launch import Tile, accumulated, check_attention, constants, launch, like_tokens, outputs, strided
+from .launch import (
+    CannotLaunchError,
+    Tile,
+    accumulated,
+    check_attention,
+    constants,
+    for_any_length,
+    launch,
+    like_tokens,
+    outputs,
+    strided,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +114,8 @@ def spanned_attention(
     A query with an empty span gets 0 and minus infinity. Raises CannotLaunchError for tensors a kernel cannot take.
     """
     check_attention(spanned_forward, q_BHTD, k_BGSD, v_BGSE)
+    if scale <= 0:  # The highest score times the scale would not be the highest exponent.
+        raise CannotLaunchError(f"scale: {scale} is not above 0")
     return _spanned(q_BHTD, k_BGSD, v_BGSE, *spans.tensors(), scale, spans.pattern)
 
 
@@ -189,13 +203,15 @@ def _spanned_backward(
             **sizes,
         )
 
-    situation = tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE, pattern)
-    tuning.run_best(run_queries, situation, _backward_query_tiles)
+    of_queries = tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE, pattern)
+    tuning.run_best(run_queries, of_queries, _backward_query_tiles)
     gradients: list[Tensor] = []
 
-    def run_keys(tile: Tile) -> None:
+    def run_keys(tile: Tile, *, of_another_length: bool = False) -> None:
         tiles = triton.cdiv(k_BGSD.shape[2], tile.keys)
         parts = _parts(tiles * rows)
+        if of_another_length:
+            parts = 1 if parts > 1 else 2
         kept = accumulated(q_BHTD.dtype) if parts > 1 else q_BHTD.dtype
         dk, dv = (tensor.new_empty((parts, *tensor.shape), dtype=kept) for tensor in (k_BGSD, v_BGSE))
         launch(
@@ -206,7 +222,6 @@ def _spanned_backward(
             dv,
             lse_BHT,
             delta_BHT,
-            *seen,
             first_query_S,
             stop_query_S,
             groups,
@@ -223,8 +238,12 @@ def _spanned_backward(
         )
         gradients[:] = [dk, dv]
 
-    tuning.run_best(run_keys, replace(situation, kernel="spanned_backward_keys"), _backward_key_tiles)
+    situation = replace(of_queries, kernel="spanned_backward_keys")
+    tuning.run_best(run_keys, situation, _backward_key_tiles)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
+    if tuning.is_measuring():
+        # Parts are of another dtype than the whole, which is another kernel: it must not be compiled inside a step.
+        tuning.run_best(partial(run_keys, of_another_length=True), situation, _backward_key_tiles)
     return dq_BHTD, dk, dv
 
 
@@ -263,12 +282,80 @@ def rows_of(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.const
     o_token = i_tile * (ROWS // HEADS_PADDED) + o_row // HEADS_PADDED  # [R]
     o_head = o_row % HEADS_PADDED  # [R]
     m_row = (o_token < tokens) & (o_head < HEADS)
-    b_first = tl.load(p_first + o_token, mask=m_row, other=_NO_KEY)  # [R]
+    b_first = tl.load(p_first + o_token, mask=m_row, other=0)  # [R]
     b_stop = tl.load(p_stop + o_token, mask=m_row, other=0)  # [R]
     return o_token, o_head, m_row, b_first, b_stop
 
 
 @triton.jit
+def walk_of(b_first, b_stop, m_span, STEP: tl.constexpr):
+    """The spans of a tile, walked in steps from the first of them: from where, to where, and in how many steps.
+
+    In the steps [lead, lead + inner) all spans hold the whole step.
+    """
+    first, last = tl.min(tl.where(m_span, b_first, _NO_KEY), 0), tl.max(b_stop, 0)
+    common_first, common_last = tl.max(b_first, 0), tl.min(tl.where(m_span, b_stop, _NO_KEY), 0)
+    steps = tl.cdiv(tl.maximum(last - first, 0), STEP)
+    lead = tl.cdiv(tl.maximum(common_first - first, 0), STEP)
+    inner = tl.maximum(common_last - first - lead * STEP, 0) // STEP
+    return first, last, steps, lead, inner
+
+
+@triton.jit
+def inside(o_place, b_first, b_stop):
+    """Whether places are in [first, stop): one comparison, as what lies before `first` is a huge number behind it."""
+    b_length = (b_stop - b_first).to(tl.uint32, bitcast=True)
+    return (o_place - b_first).to(tl.uint32, bitcast=True) < b_length
+
+
+@triton.jit
+def keys_at(
+    p_rows, s_row, start, last,
+    MASKED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
+):  # fmt: skip
+    """Rows [start, start + KEYS); with MASKED zeros from `last` on."""
+    o_row, o_column = tl.arange(0, KEYS), tl.arange(0, WIDTH_PADDED)
+    p_tile = p_rows + start.to(tl.int64) * s_row + (o_row.to(tl.int64) * s_row)[:, None] + o_column[None, :]
+    if MASKED:
+        b_rows = tl.load(p_tile, mask=(start + o_row < last)[:, None] & (o_column < WIDTH)[None, :], other=0.0)
+    elif WIDTH == WIDTH_PADDED:
+        b_rows = tl.load(p_tile)
+    else:
+        b_rows = tl.load(p_tile, mask=(o_column < WIDTH)[None, :], other=0.0)
+    return b_rows  # [K, WIDTH_PADDED]
+
+
+@triton.jit
+def queries_at(
+    p_rows, o_row, start, s_row, m_row,
+    MASKED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
+):  # fmt: skip
+    """The rows of the queries from `start` on, `o_row` away from them; with MASKED only those of `m_row`."""
+    o_column = tl.arange(0, WIDTH_PADDED)
+    p_tile = p_rows + start.to(tl.int64) * s_row + o_row[:, None] + o_column[None, :]
+    if MASKED:
+        b_rows = tl.load(p_tile, mask=m_row[:, None] & (o_column < WIDTH)[None, :], other=0.0)
+    elif WIDTH == WIDTH_PADDED:
+        b_rows = tl.load(p_tile)
+    else:
+        b_rows = tl.load(p_tile, mask=(o_column < WIDTH)[None, :], other=0.0)
+    return b_rows  # [R, WIDTH_PADDED]
+
+
+@triton.jit
+def forward_keys(
+    b_q, p_keys, s_ks, p_values, s_vs, start, last, b_first, b_stop, b_highest, b_total, b_o,
+    MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    b_k = keys_at(p_keys, s_ks, start, last, MASKED, KEYS, D, D_PADDED)
+    b_v = keys_at(p_values, s_vs, start, last, MASKED, KEYS, E, E_PADDED)
+    m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
+    return softmax_step(b_q, b_k, b_v, m_seen, b_highest, b_total, b_o, MASKED, EXPONENT, EXACT, ACC)
+
+
+@for_any_length
 def spanned_forward(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,
@@ -293,13 +380,18 @@ def spanned_forward(
     b_highest = tl.full([ROWS], float("-inf"), ACC)
     b_total = tl.zeros([ROWS], ACC)
     b_o = tl.zeros([ROWS, E_PADDED], ACC)
-    last = tl.max(b_stop, 0)
-    for start in range(tl.min(b_first, 0), last, KEYS):
-        o_key = start + tl.arange(0, KEYS)  # [K]
-        b_k = load_rows(p_keys, s_ks, o_key, o_key < last, D, D_PADDED)  # [K, D]
-        b_v = load_rows(p_values, s_vs, o_key, o_key < last, E, E_PADDED)  # [K, E]
-        m_seen = (o_key[None, :] >= b_first[:, None]) & (o_key[None, :] < b_stop[:, None])
-        b_highest, b_total, b_o = forward_step(b_q, b_k, b_v, m_seen, b_highest, b_total, b_o, EXPONENT, EXACT, ACC)
+    first, last, steps, lead, inner = walk_of(b_first, b_stop, m_row, KEYS)
+    for i in range(lead, lead + inner):
+        b_highest, b_total, b_o = forward_keys(
+            b_q, p_keys, s_ks, p_values, s_vs, first + i * KEYS, last, b_first, b_stop, b_highest, b_total, b_o,
+            False, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS,
+        )  # fmt: skip
+    for i in range(steps - inner):
+        start = first + tl.where(i < lead, i, i + inner) * KEYS
+        b_highest, b_total, b_o = forward_keys(
+            b_q, p_keys, s_ks, p_values, s_vs, start, last, b_first, b_stop, b_highest, b_total, b_o,
+            True, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS,
+        )  # fmt: skip
     b_o = b_o / tl.where(b_total == 0.0, 1.0, b_total)[:, None]
     b_lse = log_sum(b_highest, b_total, EXACT)
     store_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, b_o, E, E_PADDED)
@@ -307,6 +399,19 @@ def spanned_forward(
 
 
 @triton.jit
+def gradient_from_keys(
+    b_q, p_keys, s_ks, p_values, s_vs, b_do, b_lse, b_delta, start, last, b_first, b_stop, b_dq,
+    MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    b_k = keys_at(p_keys, s_ks, start, last, MASKED, KEYS, D, D_PADDED)
+    b_v = keys_at(p_values, s_vs, start, last, MASKED, KEYS, E, E_PADDED)
+    m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
+    return query_gradient_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dq, MASKED, EXPONENT, EXACT, ACC)
+
+
+@for_any_length
 def spanned_backward_queries(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,
@@ -337,31 +442,67 @@ def spanned_backward_queries(
     b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
     p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
-    last = tl.max(b_stop, 0)
-    for start in range(tl.min(b_first, 0), last, KEYS):
-        o_key = start + tl.arange(0, KEYS)
-        b_k = load_rows(p_keys, s_ks, o_key, o_key < last, D, D_PADDED)  # [K, D]
-        b_v = load_rows(p_values, s_vs, o_key, o_key < last, E, E_PADDED)  # [K, E]
-        m_seen = (o_key[None, :] >= b_first[:, None]) & (o_key[None, :] < b_stop[:, None])
-        b_dq += query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, SCALE, EXPONENT, EXACT, ACC)
-    store_heads(p_dq, i_b * s_dqb + o_head * s_dqh + o_wide * s_dqt, m_row, b_dq, D, D_PADDED)
+    first, last, steps, lead, inner = walk_of(b_first, b_stop, m_row, KEYS)
+    for i in range(lead, lead + inner):
+        b_dq = gradient_from_keys(
+            b_q, p_keys, s_ks, p_values, s_vs, b_do, b_lse, b_delta, first + i * KEYS, last, b_first, b_stop, b_dq,
+            False, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS,
+        )  # fmt: skip
+    for i in range(steps - inner):
+        start = first + tl.where(i < lead, i, i + inner) * KEYS
+        b_dq = gradient_from_keys(
+            b_q, p_keys, s_ks, p_values, s_vs, b_do, b_lse, b_delta, start, last, b_first, b_stop, b_dq,
+            True, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS,
+        )  # fmt: skip
+    store_heads(p_dq, i_b * s_dqb + o_head * s_dqh + o_wide * s_dqt, m_row, b_dq * SCALE, D, D_PADDED)
 
 
 @triton.jit
+def gradients_from_queries(
+    p_queries, o_query, s_qt, p_grads, o_grad, s_dot, b_k, b_v, p_lse, p_delta, o_stat,
+    start, last, b_first, b_stop, b_dk, b_dv, m_head,
+    MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    o_token = start + tl.arange(0, ROWS) // HEADS_PADDED  # [R]
+    m_row = m_head & (o_token < last)
+    NEEDS: tl.constexpr = MASKED or HEADS != HEADS_PADDED
+    b_q = queries_at(p_queries, o_query, start, s_qt, m_row, NEEDS, D, D_PADDED)  # [R, D]
+    b_do = queries_at(p_grads, o_grad, start, s_dot, m_row, NEEDS, E, E_PADDED)  # [R, E]
+    if NEEDS:
+        b_lse = tl.load(p_lse + start + o_stat, mask=m_row, other=0.0)
+        b_delta = tl.load(p_delta + start + o_stat, mask=m_row, other=0.0)
+    else:
+        b_lse = tl.load(p_lse + start + o_stat)
+        b_delta = tl.load(p_delta + start + o_stat)
+    b_lse = as_exponent(b_lse, EXACT)
+    # Rows that do not exist are zeros, of queries and of gradients, and add nothing.
+    m_seen = inside(o_token[None, :], b_first[:, None], b_stop[:, None])
+    return key_gradient_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, MASKED, EXPONENT, EXACT, ACC)
+
+
+@for_any_length
 def spanned_backward_keys(
     p_q, s_qb, s_qh, s_qt,
     p_k, s_kb, s_kg, s_ks,
     p_v, s_vb, s_vg, s_vs,
     p_do, s_dob, s_doh, s_dot,
     p_dk, p_dv,
-    p_lse, p_delta, p_first, p_stop, p_first_query, p_stop_query,
+    p_lse, p_delta, p_first_query, p_stop_query,
     groups, tokens, keys, tiles, parts, batch_groups,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and values, from every `parts`-th tile of the queries that see any of them."""
+    """Gradients of a tile of keys and values, from every `parts`-th tile of the queries that see any of them.
+
+    The walk goes down from the last query, which all tiles of completed blocks have in common: what runs at the same
+    time reads the same queries.
+    """
+    QUERIES: tl.constexpr = ROWS // HEADS_PADDED
     i_part = tl.program_id(0) % parts
     i_tile = tl.program_id(0) // parts % tiles
     i_bg = tl.program_id(0) // parts // tiles
@@ -370,28 +511,34 @@ def spanned_backward_keys(
     m_key = o_key < keys
     b_k = load_rows(p_k + i_b * s_kb + i_g * s_kg, s_ks, o_key, m_key, D, D_PADDED)  # [K, D]
     b_v = load_rows(p_v + i_b * s_vb + i_g * s_vg, s_vs, o_key, m_key, E, E_PADDED)  # [K, E]
-    first = tl.min(tl.load(p_first_query + o_key, mask=m_key, other=_NO_KEY), 0)
-    last = tl.max(tl.load(p_stop_query + o_key, mask=m_key, other=0), 0)
+    b_first = tl.load(p_first_query + o_key, mask=m_key, other=0)
+    b_stop = tl.load(p_stop_query + o_key, mask=m_key, other=0)
     o_row = tl.arange(0, ROWS)
     o_head = i_g * HEADS + o_row % HEADS_PADDED  # [R]
+    o_query = (o_row // HEADS_PADDED).to(tl.int64)
     m_head = o_row % HEADS_PADDED < HEADS
+    p_queries, p_grads = p_q + i_b * s_qb, p_do + i_b * s_dob
+    o_stat = (i_b * groups * HEADS + o_head) * tokens + o_query
     b_dk = tl.zeros([KEYS, D_PADDED], ACC)
     b_dv = tl.zeros([KEYS, E_PADDED], ACC)
-    for start in range(first + i_part * (ROWS // HEADS_PADDED), last, parts * (ROWS // HEADS_PADDED)):
-        o_token = start + o_row // HEADS_PADDED  # [R]
-        m_row = m_head & (o_token < last)
-        o_wide = o_token.to(tl.int64)
-        b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-        b_do = load_heads(p_do, i_b * s_dob + o_head * s_doh + o_wide * s_dot, m_row, E, E_PADDED)  # [R, E]
-        o_stat = (i_b * groups * HEADS + o_head) * tokens + o_wide
-        b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
-        b_delta = tl.load(p_delta + o_stat, mask=m_row, other=0.0)
-        b_first = tl.load(p_first + o_token, mask=m_row, other=_NO_KEY)
-        b_stop = tl.load(p_stop + o_token, mask=m_row, other=0)
-        m_seen = (o_key[:, None] >= b_first[None, :]) & (o_key[:, None] < b_stop[None, :])
-        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, SCALE, EXPONENT, EXACT, ACC)
+    first, last, steps, lead, inner = walk_of(b_first, b_stop, m_key, QUERIES)
+    for i in range(i_part, inner, parts):
+        b_dk, b_dv = gradients_from_queries(
+            p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
+            b_k, b_v, p_lse, p_delta, o_stat, first + (lead + inner - 1 - i) * QUERIES, last,
+            b_first, b_stop, b_dk, b_dv, m_head,
+            False, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS,
+        )  # fmt: skip
+    for i in range(i_part, steps - inner, parts):
+        step = steps - inner - 1 - i
+        start = first + tl.where(step < lead, step, step + inner) * QUERIES
+        b_dk, b_dv = gradients_from_queries(
+            p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
+            b_k, b_v, p_lse, p_delta, o_stat, start, last, b_first, b_stop, b_dk, b_dv, m_head,
+            True, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS,
+        )  # fmt: skip
     o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys
-    store_rows(p_dk + o_out * D, D, o_key, m_key, b_dk, D, D_PADDED)
+    store_rows(p_dk + o_out * D, D, o_key, m_key, b_dk * SCALE, D, D_PADDED)
     store_rows(p_dv + o_out * E, E, o_key, m_key, b_dv, E, E_PADDED)
 
 
@@ -403,16 +550,19 @@ def _parts(programs: int) -> int:
     return min(MOST_PARTS, max(1, ENOUGH_PROGRAMS // max(1, programs)))
 
 
+# With two stages the loads of a step are issued at its end and awaited at the top of the next; three hide them.
 def _forward_tiles(situation: tuning.Situation) -> list[Tile]:
-    sizes = (128, 64, 8, 2), (64, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 1)
+    sizes = (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (128, 64, 8, 4), (64, 32, 4, 3), (32, 32, 4, 1)
     return situation.tiles(*sizes)
 
 
 def _backward_query_tiles(situation: tuning.Situation) -> list[Tile]:
-    return situation.tiles((64, 64, 4, 2), (128, 64, 8, 2), (64, 64, 4, 3), (64, 32, 4, 2), (32, 32, 4, 1))
+    """Shared memory has room for one program of these: with eight warps it hides more than with four."""
+    sizes = (128, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3), (64, 32, 4, 4), (32, 32, 4, 1)
+    return situation.tiles(*sizes)
 
 
 def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
-    """Two accumulators stay on the chip: with four warps and 64 x 64 they spill at a width of 128."""
-    sizes = (64, 64, 8, 2), (32, 64, 4, 2), (64, 128, 8, 2), (32, 128, 8, 2), (64, 64, 8, 3), (32, 32, 4, 1)
+    """Each four warps have 64 keys of their own: with fewer, two groups of them would compute the same scores."""
+    sizes = (32, 64, 4, 3), (32, 128, 8, 3), (64, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)
     return situation.tiles(*sizes)

@@ -1,8 +1,9 @@
 """Which tile sizes a kernel runs with: the first that fits, or the fastest as a warm-up has measured it.
 
 Nothing is measured outside `measuring()`: a training step never pauses to time candidates, which on some ranks but not
-on others looks like a hang. The warm-up gives every rank what rank 0 has measured, and keeps it in a file, so that
-the next run needs no second look.
+on others looks like a hang. Nor does it compile: a length that was not measured takes the tile of the nearest one that
+ran here. The warm-up gives every rank what rank 0 has measured, and keeps it in a file, so that the next run needs no
+second look.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from .launch import Tile, padded
 
 _REPEATS = 5
 _tiles: dict[Situation, Tile] = {}
+_ran: dict[Situation, Situation] = {}  # what ran here, so that its tile is compiled; and whose tile that was
 _is_measuring = False
 
 
@@ -75,14 +77,38 @@ class Situation:
 def run_best(
     run: Callable[[Tile], None], situation: Situation, candidates: Callable[[Situation], Sequence[Tile]]
 ) -> None:
-    """Call `run` with the tile for this situation. Raises OutOfResources if no candidate fits the device."""
-    tile = _tiles.get(situation)
+    """Call `run` with the tile for this situation. Raises OutOfResources if no candidate fits the device.
+
+    Outside of `measuring()` that is one that ran here, if one of any length did; then one that is known, of earlier
+    runs; then the first that fits.
+    """
+    source = _ran.get(situation)
+    if source is None or (_is_measuring and source != situation):
+        source = _ran[situation] = situation if _is_measuring else _nearest(situation)
+    tile = _tiles.get(source)
     if tile is not None:
         run(tile)
     elif _is_measuring and situation.device != "cpu":
         run(_tiles.setdefault(situation, _fastest(run, candidates(situation))))
     else:
         _tiles[situation] = _run_first_that_fits(run, candidates(situation))
+
+
+def _nearest(situation: Situation) -> Situation:
+    """Of those that ran here and differ in lengths alone the nearest, by powers of two; none: the situation itself."""
+
+    def distance(other: Situation) -> int:
+        lengths = (situation.tokens, other.tokens), (situation.keys, other.keys)
+        return sum(abs(one.bit_length() - two.bit_length()) for one, two in lengths)
+
+    anywhere = replace(situation, tokens=0, keys=0)
+    alike = (one for one, source in _ran.items() if one == source and replace(one, tokens=0, keys=0) == anywhere)
+    return min(alike, key=distance, default=situation)
+
+
+def is_measuring() -> bool:
+    """In a warm-up: what a step of another length may need is compiled as well."""
+    return _is_measuring
 
 
 @contextmanager
@@ -99,6 +125,7 @@ def measuring() -> Iterator[None]:
 def forget() -> None:
     """As in a new process."""
     _tiles.clear()
+    _ran.clear()
 
 
 def table() -> list[list[object]]:

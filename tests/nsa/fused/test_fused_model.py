@@ -197,6 +197,7 @@ class TestTheWarmUp:
             "mix_forward",
             "mix_backward",
         }
+        assert launch.launches["ranked_blocks"] == 2  # the second ranks the blocks of documents, by a table
         assert all(parameter.grad is None for parameter in fused.parameters())
         assert not any(module.runs for module in fused.modules() if hasattr(module, "runs"))
         assert torch.equal(state, torch.random.get_rng_state())

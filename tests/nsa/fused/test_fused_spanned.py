@@ -229,10 +229,10 @@ def test_the_same_inputs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> 
 def test_torch_accepts_the_operators() -> None:
     q, k, v = leaf(1, 2, 7, 4), leaf(1, 1, 7, 4), leaf(1, 1, 7, 4)
     seen = spanned.spans_of_last_tokens(7, 3, None, q.device).tensors()
-    torch.library.opcheck(spanned._spanned, (q, k, v, *seen, 0.5))
-    output, lse = spanned._spanned(q, k, v, *seen, 0.5)
+    torch.library.opcheck(spanned._spanned, (q, k, v, *seen, 0.5, "any"))
+    output, lse = spanned._spanned(q, k, v, *seen, 0.5, "any")
     saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v, *seen, output, lse)]
-    torch.library.opcheck(spanned._spanned_backward, (*saved, 0.5))
+    torch.library.opcheck(spanned._spanned_backward, (*saved, 0.5, "any"))
 
 
 def test_bfloat16_is_refused_under_the_interpreter() -> None:
@@ -253,6 +253,13 @@ def test_what_no_kernel_takes_is_refused(heads: int, groups: int, width: int, te
     q, k = torch.zeros(1, heads, 4, width), torch.zeros(1, groups, 4, width)
     with pytest.raises(CannotLaunchError, match=text):
         spanned_attention(q, k, k, spanned.spans_of_last_tokens(4, 2, None, q.device), 1.0)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_a_scale_that_turns_the_order_of_scores_around_is_refused(scale: float) -> None:
+    q = torch.zeros(1, 1, 4, 4)
+    with pytest.raises(CannotLaunchError, match=f"scale: {scale} is not above 0"):
+        spanned_attention(q, q, q, spanned.spans_of_last_tokens(4, 2, None, q.device), scale)
 
 
 def test_tensors_of_several_dtypes_are_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from nsa_harness.nsa.ops.fused import importance, selected, spanned, tuning
+from nsa_harness.nsa.ops.fused import importance, lists, selected, spanned, tuning
 from nsa_harness.nsa.ops.fused.backend import FusedBackend
 from nsa_harness.nsa.ops.fused.launch import Tile
 from nsa_harness.nsa.ops.fused.tuning import Situation
@@ -33,11 +33,12 @@ HERE = Situation(
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    before = dict(tuning._tiles)
+    before, ran = dict(tuning._tiles), dict(tuning._ran)
     tuning.forget()
     yield
     tuning.forget()
     tuning._tiles.update(before)
+    tuning._ran.update(ran)
 
 
 @pytest.fixture
@@ -155,7 +156,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[Situation]:
 
     for module in (tuning, importance):
         monkeypatch.setattr(module, "run_best", run)
-    for module in (importance, selected, spanned):
+    for module in (importance, lists, selected, spanned):
         monkeypatch.setattr(module, "launch", lambda *_, **__: None)
     return seen
 
@@ -200,3 +201,52 @@ def test_every_number_that_a_good_tile_depends_on_is_one_of_its_situation(monkey
 def test_choices_of_the_interpreter_are_not_kept() -> None:
     tuning.run_best(Kernel(), replace(HERE, device="cpu"), lambda _: TILES)
     assert tuning.table() == []
+
+
+class TestALengthThatNothingWasMeasuredFor:
+    """Inside a step nothing is compiled: what ran here is taken before what is known to be better."""
+
+    @pytest.fixture(autouse=True)
+    def warm(self, milliseconds: dict[int, float]) -> None:
+        with tuning.measuring():
+            Kernel().best()
+            milliseconds.update({128: 1.0, 64: 3.0})
+            tuning.run_best(Kernel(), replace(HERE, tokens=1024, keys=1024), lambda _: TILES)
+
+    def rows(self, **of: object) -> int:
+        kernel = Kernel()
+        tuning.run_best(kernel, replace(HERE, **of), lambda _: TILES)
+        (rows,) = kernel.ran
+        return rows
+
+    def test_takes_the_tile_of_the_nearest_that_ran(self) -> None:
+        assert self.rows(tokens=128, keys=128) == 64
+        assert self.rows(tokens=512, keys=512) == 128
+        assert self.rows(tokens=65536, keys=65536) == 128
+        assert self.rows(tokens=1, keys=1) == 64
+
+    def test_and_is_no_neighbour_itself_and_no_row_of_the_table(self) -> None:
+        before = tuning.table()
+        assert self.rows(tokens=256, keys=128) == 64
+        assert self.rows(tokens=512, keys=256) == 128  # by the one of 1024, though one of 256 ran meanwhile
+        assert tuning.table() == before
+
+    def test_even_where_an_earlier_run_measured_it(self) -> None:
+        tuning.adopt([[vars(replace(HERE, tokens=512, keys=512)), [32, 64, 4, 2]]])
+        assert self.rows(tokens=512, keys=512) == 128
+
+    def test_unless_it_is_of_another_kernel_or_shape(self) -> None:
+        assert self.rows(pattern="sliding w=64") == 128  # the first that fits
+        tuning.adopt([[vars(replace(HERE, width=64)), [32, 64, 4, 2]]])
+        assert self.rows(width=64) == 32
+
+    def test_and_is_measured_in_a_warm_up(self) -> None:
+        assert self.rows(tokens=256, keys=256) == 64
+        with tuning.measuring():
+            kernel = Kernel()
+            tuning.run_best(kernel, replace(HERE, tokens=256, keys=256), lambda _: TILES)
+        assert kernel.ran == [128, 64, 32, 128]
+
+    def test_takes_what_rank_0_has_measured(self) -> None:
+        tuning.adopt([[vars(HERE), [32, 64, 4, 2]]])
+        assert self.rows() == 32

@@ -1,0 +1,235 @@
+"""What a kernel costs on a GPU, from what its machine code does and how often: arithmetic alone, no measurement.
+
+A multiprocessor holds a few programs at a time. One pass of a program through its loop uses stations: tensor cores,
+issue slots (with slower pipes), shared memory, L2 and memory. Alone, a program uses one after the other and waits for
+what it loads: `alone` cycles. With many programs the busiest station is what remains: `busiest` cycles. With k programs
+a pass takes
+
+    busiest + (1 - overlap) * (alone - busiest) / k
+
+which for k = 1 and no overlap is all of it, and for two equally busy stations what mean value analysis of a closed
+network of k customers gives. `overlap` is what one program's own warps do at the same time after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.sass import mma_operations, operand_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """An H200. `REASONS` says where each number comes from."""
+
+    multiprocessors: int = 132
+    clock_hz: float = 1.755e9
+    registers: int = 65536
+    shared_bytes: int = 228 * 1024
+    reserved_bytes: int = 1024
+    warps: int = 64
+    schedulers: int = 4
+    half_rate_cycles: int = 2
+    exponential_cycles: int = 8
+    operations_per_s: float = 790e12
+    warp_products_share: float = 0.63
+    shared_bytes_per_cycle: int = 128
+    l2_bytes: float = 60e6
+    l2_bytes_per_s: float = 7.0e12
+    l2_latency_cycles: int = 270
+    load_bytes_per_cycle: int = 64
+    memory_bytes_per_s: float = 4.3e12
+    memory_latency_cycles: int = 600
+    barrier_cycles: int = 30
+    overlap: float = 0.0
+    torch_operation_us: float = 5.0
+    kernel_launch_us: float = 20.0
+    own_operator_us: float = 30.0
+    small_kernel_us: float = 2.5
+
+
+REASONS = {
+    "multiprocessors": "of an H200 (and an H100) SXM",
+    "clock_hz": "boost under load: between 1.395 GHz at a power limit (Chips and Cheese, 2023) and 1.98 GHz at most",
+    "registers": "of a multiprocessor, CUDA programming guide, compute capability 9.0",
+    "shared_bytes": "of a multiprocessor, same table",
+    "reserved_bytes": "of each program's shared memory for the system, same table",
+    "warps": "of a multiprocessor, same table",
+    "schedulers": "of a multiprocessor, each starts one instruction of a warp a cycle",
+    "half_rate_cycles": "comparisons, integers, conversions: 64 lanes a cycle and multiprocessor (throughput table)",
+    "exponential_cycles": "16 lanes a cycle and multiprocessor (throughput table)",
+    "operations_per_s": "a large bfloat16 product of random data in torch, as benchmarks/roofline.py has it",
+    "warp_products_share": "mma.sync reaches 62.9 % of wgmma's rate on Hopper (arXiv 2402.13499)",
+    "shared_bytes_per_cycle": "32 banks of 4 bytes",
+    "l2_bytes": "what torch reports for an H200",
+    "l2_bytes_per_s": "5120 bytes a cycle (A100 white paper) at 1.755 GHz; 78 % are reached (5.6 TB/s at 1.4 GHz)",
+    "l2_latency_cycles": "of a hit: measured 220 to 340 on GPUs of the same family",
+    "load_bytes_per_cycle": "that one multiprocessor takes from L2 while others compute (A100 white paper)",
+    "memory_bytes_per_s": "a copy in torch, as benchmarks/roofline.py has it",
+    "memory_latency_cycles": "of a miss, about twice a hit's",
+    "barrier_cycles": "from the last warp's arrival to the next instruction, at least",
+    "overlap": "no source: calibrated, see CALIBRATED",
+    "torch_operation_us": "of a small operation on the host with its launch: 4 to 6 us in eager mode",
+    "kernel_launch_us": "of a Triton kernel with some forty arguments from Python",
+    "own_operator_us": "a torch.library.custom_op around kernels, written in Python",
+    "small_kernel_us": "least time of a kernel on the device with the gap behind it",
+}
+FIRST = Constants()
+# The one number without a source. With none of it (0) the kernels of 2026-11-23 would take 54 ms forward and 128 ms
+# backward at 64k on random choices, where an independent review computed 35 to 41 and 66 to 99; 0.7 lies within both.
+CALIBRATED = replace(FIRST, overlap=0.7)
+HISTORY: dict[str, Constants] = {"first": FIRST, "calibrated": CALIBRATED}
+"""All sets of constants that a recorded state is told with, the oldest first. Add to them; change none."""
+STATIONS = ("tensor", "issue", "shared", "l2", "memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Milliseconds. Of the stations each as if it were alone; `waiting` is what no station explains."""
+
+    ms: float
+    tensor_ms: float
+    issue_ms: float
+    shared_ms: float
+    l2_ms: float
+    memory_ms: float
+    waiting_ms: float
+    programs_at_once: int  # of a multiprocessor
+
+    @property
+    def limit(self) -> str:
+        busiest = max(STATIONS, key=lambda name: getattr(self, f"{name}_ms"))
+        return "latency" if self.waiting_ms > getattr(self, f"{busiest}_ms") else busiest
+
+
+def predicted(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants) -> Prediction:
+    """`kernel`: what kernel_model.kernel_row() records of the code; `work`: a kernel_work.Work as a mapping."""
+    at_once = programs_at_once(kernel["registers"], kernel["shared_bytes"], kernel["warps"], constants)
+    outside, passes = _outside(kernel, work, constants), work["passes"]
+    step = _step(kernel, work, constants, at_once) if passes else _Cycles({}, 0.0)
+    of_pass, of_program = (one.taken(at_once, constants) for one in (step, outside))
+    programs = max(1, work["programs"])
+    slots = constants.multiprocessors
+    each = passes / programs * of_pass + of_program  # a multiprocessor's cycles for a program
+    together = programs * each / slots + each * at_once / 2  # the last programs leave slots empty
+    longest = work["longest"] * step.taken(1, constants) + outside.taken(1, constants)
+    seconds = max(max(together if programs > slots * at_once else 0, longest) / constants.clock_hz, 0)
+    alone = {
+        name: (passes * step.stations.get(name, 0) + programs * outside.stations.get(name, 0))
+        / slots
+        / constants.clock_hz
+        for name in STATIONS
+    }
+    least = max(alone.values())
+    seconds = max(seconds, least, constants.small_kernel_us * 1e-6)
+    return Prediction(
+        ms=1e3 * seconds,
+        waiting_ms=1e3 * (seconds - least),
+        programs_at_once=at_once,
+        **{f"{name}_ms": 1e3 * value for name, value in alone.items()},
+    )
+
+
+def programs_at_once(registers: int, shared_bytes: int, warps: int, constants: Constants = FIRST) -> int:
+    """That a multiprocessor holds; registers are given to a warp in pieces of 256."""
+    of_warp = -(-max(registers, 24) * 32 // 256) * 256
+    by_shared = constants.shared_bytes // (shared_bytes + constants.reserved_bytes)
+    return max(1, min(constants.registers // of_warp // warps, by_shared, constants.warps // warps, 32))
+
+
+@dataclass(frozen=True)
+class _Cycles:
+    """Of one multiprocessor, for one pass or one program."""
+
+    stations: dict[str, float]
+    alone: float
+
+    def taken(self, at_once: int, constants: Constants) -> float:
+        busiest = max(self.stations.values(), default=0.0)
+        return busiest + (1 - constants.overlap) * max(0.0, self.alone - busiest) / at_once
+
+
+def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants, at_once: int) -> _Cycles:
+    always, warps = kernel["loop"], kernel["warps"]
+    share = work["conditional"]
+    count = {name: always[name] + share * kernel["conditional"].get(name, 0) for name in always if name != "mma"}
+    loaded = count["global_read_bytes"] * warps + kernel["described_bytes"]
+    missed = _missed_bytes(work, loaded, at_once, constants) / work["passes"]
+    products = _product_cycles(always["mma"], warps, constants)
+    issue = _issue_cycles(count, warps, constants)
+    per_cycle = constants.multiprocessors * constants.clock_hz
+    stations = {
+        "tensor": products,
+        "issue": issue,
+        "shared": (count["shared_bytes"] + count["mma_shared_bytes"]) * warps / constants.shared_bytes_per_cycle,
+        "l2": loaded * per_cycle / constants.l2_bytes_per_s,
+        "memory": missed * per_cycle / constants.memory_bytes_per_s,
+    }
+    busy = products + issue + constants.barrier_cycles * count["barriers"]
+    latency = constants.l2_latency_cycles + loaded / constants.load_bytes_per_cycle if loaded else 0.0
+    # Loads of the next pass but (stages - 2) are under way while a pass computes; with two stages none.
+    waited = max(0.0, latency - max(0, kernel["stages"] - 2) * busy)
+    return _Cycles(stations, busy + waited)
+
+
+def _outside(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants) -> _Cycles:
+    """What a program does before and after its loop."""
+    moved = work["own_bytes"] / max(1, work["programs"])
+    per_cycle = constants.multiprocessors * constants.clock_hz
+    issue = kernel["outside_instructions"] * kernel["warps"] / constants.schedulers
+    stations = {
+        "issue": issue,
+        "l2": moved * per_cycle / constants.l2_bytes_per_s,
+        "memory": moved * per_cycle / constants.memory_bytes_per_s,
+    }
+    return _Cycles(stations, issue + 2 * constants.memory_latency_cycles + moved / constants.load_bytes_per_cycle)
+
+
+def _missed_bytes(work: Mapping[str, Any], loaded: float, at_once: int, constants: Constants) -> float:
+    """From memory rather than L2: what must be, and of the rest what more programs spread over than L2 holds."""
+    asked = loaded * work["passes"]
+    needed = min(asked, work["walked_bytes"] * work["reads"])
+    in_use = min(work["walked_bytes"], work["spread_bytes"] * constants.multiprocessors * at_once)
+    missing = max(0.0, 1 - constants.l2_bytes / in_use) if in_use else 0.0
+    return needed + (asked - needed) * missing
+
+
+def _product_cycles(mma: Mapping[str, int], warps: int, constants: Constants) -> float:
+    """A warpgroup's product takes its operations or its operands in shared memory, whichever is longer."""
+    rate = constants.operations_per_s / constants.multiprocessors / constants.clock_hz
+    total = 0.0
+    for name, number in mma.items():
+        share = 1.0 if name.split(".")[0].endswith("GMMA") else constants.warp_products_share
+        operations = mma_operations(name.partition(":")[0]) / (rate * share)
+        total += number * warps * max(operations, operand_bytes(name) / constants.shared_bytes_per_cycle)
+    return total
+
+
+def _issue_cycles(count: Mapping[str, float], warps: int, constants: Constants) -> float:
+    slots = max(
+        count["instructions"],
+        constants.half_rate_cycles * count["half_rate"],
+        constants.exponential_cycles * count["exponentials"],
+    )
+    return slots * warps / constants.schedulers
+
+
+SORT_PASSES = 8  # over keys of 64 bits, 8 bits at a time
+
+
+def torch_ms(operations: Mapping[str, Any], constants: Constants) -> float:
+    """Milliseconds on the device of the torch operations around the kernels, from host_cost.host_cost()."""
+    total = 0.0
+    for name, (count, moved) in operations["by_name"].items():
+        passes = SORT_PASSES if name == "aten::sort" else 1
+        total += max(count * constants.small_kernel_us * 1e-6, moved * passes / constants.memory_bytes_per_s)
+    return 1e3 * total
+
+
+def host_ms(operations: Mapping[str, Any], constants: Constants) -> float:
+    """Milliseconds that the host takes to start everything; the device waits for it where it has less to do."""
+    launches = operations["launches"] * constants.kernel_launch_us
+    around = operations["own_operators"] * constants.own_operator_us
+    return 1e-3 * (launches + around + operations["operations"] * constants.torch_operation_us)

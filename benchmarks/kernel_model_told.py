@@ -1,0 +1,229 @@
+"""What benchmarks/kernel_model.py recorded: as milliseconds, as tables on a screen, and as those of the documents.
+
+Milliseconds are no part of the record: they follow from code, work and a set of constants, so that every recorded
+state can be told with every set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.device_model import HISTORY, STATIONS, Constants, Prediction, host_ms, predicted, torch_ms
+from benchmarks.roofline import Shape, floors_ms
+
+PAGE = "docs/performance.md"
+BEGIN, END = "<!-- kernel model: begin -->", "<!-- kernel model: end -->"
+WAYS = ("forward", "backward")
+PARTS = ("compressed", "importance", "selected", "sliding", "mix", "torch")
+DEVICE = "H200"
+ARCHITECTURE = "sm_90"
+NEWEST = list(HISTORY)[-1]
+TOLD_LENGTH = 65536
+
+
+def milliseconds(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, Prediction]:
+    """By part and kernel."""
+    return {
+        name: predicted(state["kernels"][name][ARCHITECTURE], work, constants)
+        for name, work in scenario["work"].items()
+    }
+
+
+def way_of(kernel: str) -> str:
+    return "backward" if "backward" in kernel else "forward"
+
+
+def sums(state: Mapping[str, Any], scenario: Mapping[str, Any], constants: Constants) -> dict[str, dict[str, float]]:
+    """For each way milliseconds of each part, of the device, of the host, and of both: the slower of the two."""
+    result = {}
+    for way in WAYS:
+        parts = dict.fromkeys(PARTS, 0.0)
+        for name, prediction in milliseconds(state, scenario, constants).items():
+            if way_of(name) == way:
+                parts[name.split("/")[0]] += prediction.ms
+        operations = state["host"][str(scenario["tokens"])][way]
+        parts["torch"] = torch_ms(operations, constants)
+        device, host = sum(parts.values()), host_ms(operations, constants)
+        result[way] = parts | {"device": device, "host": host, "whole": max(device, host)}
+    return result
+
+
+def floor_ms(work: Mapping[str, Any], code: Mapping[str, Any], constants: Constants) -> float:
+    """The least time of one kernel: its products for the pairs that count, or its bytes once."""
+    # Operations of all passes, of which the pairs that count need their share.
+    needed = code["written_operations"] * work["passes"] * work["seen"] / max(1, work["walked"])
+    moved = work["own_bytes"] + work["walked_bytes"]
+    return 1e3 * max(needed / constants.operations_per_s, moved / constants.memory_bytes_per_s)
+
+
+def screen(state: Mapping[str, Any]) -> Iterator[Table]:
+    for scenario in state["scenarios"]:
+        title = f"{scenario['tokens']} tokens, {_choices(scenario)}: predicted milliseconds on an {DEVICE}"
+        table = Table(title=title, title_justify="left")
+        for number, name in enumerate(("kernel", *_COLUMNS, *(f"{name} ms" for name in HISTORY), "floor", "limit")):
+            table.add_column(name, justify="left" if number == 0 else "right")
+        for cells in _kernel_rows(state, scenario):
+            table.add_row(*cells)
+        yield table
+    table = Table(title="sums", title_justify="left")
+    for name in ("tokens", "choices", "way", *HISTORY, "floor", "torch operations", "launches", "host"):
+        table.add_column(name, justify="right")
+    for cells in _sum_rows([state]):
+        table.add_row(*cells[1:])
+    yield table
+
+
+_COLUMNS = ("tile", "loop", "registers", "spills", "barriers", "KB a pass", "issued", "walked", "passes", "k")
+
+
+def _kernel_rows(state: Mapping[str, Any], scenario: Mapping[str, Any]) -> Iterator[list[str]]:
+    columns = [milliseconds(state, scenario, constants) for constants in HISTORY.values()]
+    constants = HISTORY[NEWEST]
+    for name, work in scenario["work"].items():
+        kernel = state["kernels"][name]
+        code, newest = kernel[ARCHITECTURE], columns[-1][name]
+        yield [
+            name.replace("/", " "),
+            *_code_cells(kernel, work),
+            str(newest.programs_at_once),
+            *(f"{column[name].ms:.2f}" for column in columns),
+            f"{floor_ms(work, code, constants):.2f}",
+            newest.limit,
+        ]
+
+
+def _code_cells(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> list[str]:
+    code = kernel[ARCHITECTURE]
+    loop, conditional = code["loop"], code["conditional"]
+    if not loop:
+        return ["", "", str(code["registers"]), _spilled(code), "", "", "", "", ""]
+    loaded = loop["global_read_bytes"] * code["warps"] + code["described_bytes"]
+    length = str(loop["instructions"])
+    if conditional["instructions"]:
+        length += f" + {conditional['instructions']} x {work['conditional']:.2f}"
+    written = code["written_operations"]
+    return [
+        ", ".join(map(str, kernel["tile"])) if kernel["tile"] else "",
+        length,
+        str(code["registers"]),
+        _spilled(code),
+        str(loop["barriers"]),
+        f"{loaded / 1024:.1f}",
+        f"{loop['mma_operations'] * code['warps'] / written:.2f}x" if written else "",
+        f"{work['walked'] / work['seen']:.2f}x" if work["seen"] else "",
+        str(work["passes"]),
+    ]
+
+
+def _spilled(code: Mapping[str, Any]) -> str:
+    return str(max(code["spills"], code["spilled_bytes"]))
+
+
+def _choices(scenario: Mapping[str, Any]) -> str:
+    return f"neighbours share {scenario['shared']:.0%}" if scenario["shared"] else "random choices"
+
+
+def _sum_rows(states: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for state in states:
+        for scenario in state["scenarios"]:
+            floors = floors_ms(Shape(tokens=scenario["tokens"]), DEVICE)
+            assert floors is not None
+            columns = [sums(state, scenario, constants) for constants in HISTORY.values()]
+            for way in WAYS:
+                operations = state["host"][str(scenario["tokens"])][way]
+                yield [
+                    state["label"],
+                    str(scenario["tokens"]),
+                    _choices(scenario),
+                    way,
+                    *(f"{column[way]['whole']:.2f}" for column in columns),
+                    f"{floors['whole'][way]:.2f}",
+                    str(operations["operations"]),
+                    str(operations["launches"]),
+                    f"{columns[-1][way]['host']:.2f}",
+                ]
+
+
+def section(result: Mapping[str, Any]) -> str:
+    """Markdown between the marks of docs/performance.md."""
+    states = result["states"]
+    lines = ["", "### The whole operation", "", *_whole(states), "", "### By part", "", *_by_part(states)]
+    for state in states:
+        lines += ["", f"### Kernels: {state['label']}", "", _origin(state), "", *_kernels(state)]
+        lines += ["", *_other_architectures(state)]
+    return "\n".join([*lines, ""])
+
+
+def _origin(state: Mapping[str, Any]) -> str:
+    return (
+        f"Commit `{state['commit'][:12]}`, triton {state['triton']}, compiled for {ARCHITECTURE} with the tile that is "
+        f"tried first. Milliseconds of {TOLD_LENGTH} tokens on random choices."
+    )
+
+
+def _whole(states: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    head = ["state", "tokens", "choices", "way", *(f"{name} ms" for name in HISTORY), "floor ms"]
+    head += ["torch operations", "launches", "host ms"]
+    yield from _table(head, _sum_rows(states))
+
+
+def _by_part(states: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    cells = []
+    for state in states:
+        for scenario in (one for one in state["scenarios"] if one["tokens"] == TOLD_LENGTH):
+            for way, parts in sums(state, scenario, HISTORY[NEWEST]).items():
+                cells.append([state["label"], _choices(scenario), way, *(f"{parts[part]:.2f}" for part in PARTS)])
+    yield from _table(["state", "choices", "way", *PARTS], cells)
+
+
+def _kernels(state: Mapping[str, Any]) -> Iterator[str]:
+    scenario = _told_scenario(state)
+    stations = [f"{name} ms" for name in STATIONS]
+    head = ["kernel", *_COLUMNS, *(f"{name} ms" for name in HISTORY), "floor ms", "limit", *stations]
+    rows = []
+    predictions = milliseconds(state, scenario, HISTORY[NEWEST])
+    for cells, prediction in zip(_kernel_rows(state, scenario), predictions.values(), strict=True):
+        rows.append([*cells, *(f"{getattr(prediction, f'{name}_ms'):.2f}" for name in STATIONS)])
+    yield from _table(head, rows)
+
+
+def _other_architectures(state: Mapping[str, Any]) -> Iterator[str]:
+    others = sorted(
+        {name for kernel in state["kernels"].values() for name in kernel if name.startswith("sm_")} - {ARCHITECTURE},
+        key=lambda name: int(name[3:]),
+    )
+    columns = ("loop", "registers", "spills", "shared KB")
+    head = ["kernel", *(f"{name} {column}" for name in others for column in columns)]
+    rows = []
+    for name, kernel in state["kernels"].items():
+        cells = [name.replace("/", " ")]
+        for other in others:
+            code = kernel[other]
+            length = code["loop"].get("instructions", 0) + code["conditional"].get("instructions", 0)
+            cells += [str(length or ""), str(code["registers"]), _spilled(code), f"{code['shared_bytes'] / 1024:.0f}"]
+        rows.append(cells)
+    yield from _table(head, rows) if others else ()
+
+
+def _told_scenario(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    wanted = [one for one in state["scenarios"] if not one["shared"]] or state["scenarios"]
+    found: Mapping[str, Any] = next((one for one in wanted if one["tokens"] == TOLD_LENGTH), wanted[-1])
+    return found
+
+
+def _table(head: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "|".join([" --- ", *(" ---: " for _ in head[1:])]) + "|"
+    for cells in rows:
+        yield f"| {' | '.join(cells)} |"
+
+
+def write_page(page: Path, result: Mapping[str, Any]) -> None:
+    """Put the tables between the marks; what stands around them is written by hand."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{section(result)}\n{END}{after}", encoding="utf-8")

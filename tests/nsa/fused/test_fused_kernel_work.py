@@ -1,0 +1,93 @@
+"""What the model of the kernels' cost counts as passes, against the walks of the kernels, one program at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from benchmarks.choices import choices, shared_by_neighbours
+from benchmarks.kernel_work import cuts_of_blocks, segment_passes, spans_walked, union_sizes
+from nsa_harness.nsa.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens
+
+CPU = torch.device("cpu")
+
+
+def spans(name: str, tokens: int) -> Spans:
+    blocks = max(0, (tokens - 32) // 16 + 1)
+    if name == "sliding":
+        return spans_of_last_tokens(tokens, 40, None, CPU)
+    return spans_of_completed_blocks(tokens, blocks, 32, 16, None, CPU)
+
+
+def walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int) -> list[int]:
+    """As spanned_forward and spanned_backward_keys loop, counted step by step."""
+    counts = []
+    for tile in range(0, len(first), width):
+        begin, end = int(first[tile : tile + width].min()), int(stop[tile : tile + width].max())
+        for part in range(parts):
+            counts.append(len(range(begin + part * (step // parts), end, step)))
+    return counts
+
+
+@given(
+    st.sampled_from(["sliding", "compressed"]),
+    st.integers(48, 700),
+    st.sampled_from([1, 4, 8]),
+    st.sampled_from([16, 64]),
+)
+def test_passes_over_keys(name: str, tokens: int, queries: int, keys: int) -> None:
+    one = spans(name, tokens)
+    got = spans_walked(one.first_key_T, one.stop_key_T, queries, keys)
+    assert got.tolist() == walked(one.first_key_T, one.stop_key_T, queries, keys, 1)
+
+
+@given(
+    st.sampled_from(["sliding", "compressed"]),
+    st.integers(48, 700),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([16, 64]),
+    st.sampled_from([1, 4, 16]),
+)
+def test_passes_over_queries_shared_out_to_parts(name: str, tokens: int, queries: int, keys: int, parts: int) -> None:
+    one = spans(name, tokens)
+    got = spans_walked(one.first_query_S, one.stop_query_S, keys, queries * parts, parts)
+    assert got.tolist() == walked(one.first_query_S, one.stop_query_S, keys, queries * parts, parts)
+
+
+@given(st.integers(1, 400), st.sampled_from([1, 2, 4, 8]), st.floats(0, 1), st.integers(4, 16))
+def test_unions_of_tiles(tokens: int, queries: int, shared: float, count: int) -> None:
+    indices = choices(tokens, count=count, select_len=16, shared=shared)
+    sets = [{block for block in row if block >= 0} for row in indices[0, 0].tolist()]
+    wanted = [len(set.union(*sets[i : i + queries])) for i in range(0, tokens, queries)]
+    assert union_sizes(indices, queries, 16).tolist() == wanted
+
+
+@given(st.integers(1, 400), st.sampled_from([1, 2, 4]), st.floats(0, 1), st.sampled_from([32, 100, 10**4]))
+def test_passes_over_the_queries_of_a_block(tokens: int, queries: int, shared: float, length: int) -> None:
+    indices = choices(tokens, count=8, select_len=16, shared=shared)
+    blocks = -(-tokens // 16)
+    places = [int((indices == block).sum()) for block in range(blocks)]
+    wanted = [-(-min(length, number - begin) // queries) for number in places for begin in range(0, number, length)]
+    got = [number for number in segment_passes(indices, 16, length, queries).tolist() if number]
+    assert got == wanted
+    assert cuts_of_blocks(indices, 16, length).tolist() == [max(1, -(-number // length)) for number in places]
+
+
+@given(st.integers(1, 2000), st.floats(0, 1), st.integers(4, 20))
+def test_made_up_choices_are_ones_that_importance_could_make(tokens: int, shared: float, count: int) -> None:
+    indices = choices(tokens, count=count, select_len=16, shared=shared, groups=2)
+    assert indices.shape == (1, 2, tokens, count)
+    for query in range(0, tokens, 37):
+        own = query // 16
+        for row in indices[0, :, query].tolist():
+            named = [block for block in row if block >= 0]
+            assert len(set(named)) == len(named) == min(count, own + 1)
+            assert {0, own, max(0, own - 1)} <= set(named) <= set(range(own + 1))
+
+
+@pytest.mark.parametrize("shared", [0.8, 0.95, 0.98])
+def test_neighbours_share_as_many_choices_as_asked_for(shared: float) -> None:
+    assert shared_by_neighbours(choices(32768, shared=shared)) == pytest.approx(shared, abs=0.02)

@@ -1,0 +1,108 @@
+"""A program: what Triton would compile of the fused kernels in steps of many lengths; one line of JSON a length.
+
+    python tests/nsa/fused/variants.py WIDTH DTYPE
+
+No GPU is needed: Triton decides by the arguments of a launch whether it has that kernel already, and what it decides by
+is asked of Triton itself. What the kernels would have written stays as it is, so that nothing is computed. The first
+two lines are the warm-up, of one sequence a row and of a packed row; then come the steps, each with the kernels that
+are new in it, and last one with queries at an address that 16 does not divide.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT))
+
+from nsa_harness.nsa.ops.fused import spanned, tuning  # noqa: E402
+from nsa_harness.nsa.ops.fused.backend import FusedBackend  # noqa: E402
+from nsa_harness.nsa.ops.packed import compressed_starts  # noqa: E402
+from nsa_harness.nsa.ops.selection import Selection  # noqa: E402
+
+L, D_STRIDE, SELECT_LEN, PLACES, WINDOW = 6, 3, 5, 4, 7
+WARM = 37
+# All residues of 16, sequences shorter than every block, and longer ones around powers of two.
+LENGTHS = [*range(1, 50), 63, 64, 65, 127, 128, 129, 200, 256, 257, 1000]
+ROWS = (1, 2)
+# So few programs that one launch is not shared out any more: of a real GPU it takes some thousand tokens.
+FEW_PROGRAMS = 16
+
+compiled: set[str] = set()
+new: list[str] = []
+
+
+@cache
+def binder(kernel: JITFunction) -> Any:
+    return create_function_from_signature(kernel.signature, kernel.params, CUDABackend(GPUTarget("cuda", 90, 32)))
+
+
+def look(kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ARG001
+    """In place of a launch: is this one that Triton would compile?"""
+    _, specialization, rest = binder(kernel)(*arguments, **options)
+    key = f"{kernel.__name__} {specialization} {rest}"
+    if key not in compiled:
+        compiled.add(key)
+        new.append(kernel.__name__)
+
+
+def tensors(heads: int, rows: int, length: int, width: int, dtype: torch.dtype) -> Tensor:
+    """As a projection makes them: a token's heads side by side."""
+    return torch.zeros(rows, length, heads, width, dtype=dtype).transpose(1, 2).requires_grad_()
+
+
+def step(rows: int, tokens: int, width: int, dtype: torch.dtype, starts: Tensor | None, off: int = 0) -> None:
+    """Forward and backward of the whole operation; `off`: how many elements off an even address the queries begin."""
+    backend, scale = FusedBackend(), 0.25
+    blocks = max(0, (tokens - L) // D_STRIDE + 1) if starts is None else int(compressed_starts(starts, L, D_STRIDE)[-1])
+    selection = Selection(block_len=L, block_stride=D_STRIDE, select_len=SELECT_LEN, select_count=PLACES, scale=scale)
+    room = torch.zeros(rows * tokens * 4 * width + off, dtype=dtype)[off:]
+    q = room.view(rows, tokens, 4, width).transpose(1, 2).requires_grad_()
+    k_cmp, v_cmp = (tensors(2, rows, blocks, width, dtype).contiguous() for _ in range(2))
+    k, v = (tensors(2, rows, tokens, width, dtype) for _ in range(2))
+    output, lse = backend.compressed(q, k_cmp, v_cmp, block_len=L, block_stride=D_STRIDE, scale=scale, starts=starts)
+    indices = backend.select(q.detach(), k_cmp.detach(), lse, selection, starts=starts)
+    indices.fill_(0)
+    selected, _ = backend.selected(q, k, v, indices, select_len=SELECT_LEN, scale=scale, starts=starts)
+    sliding, _ = backend.sliding(q, k.contiguous(), v, window=WINDOW, scale=scale, starts=starts)
+    gates = torch.zeros(rows, tokens, 3, 4, dtype=dtype).permute(2, 0, 3, 1).requires_grad_()
+    backend.mixed((output, selected, sliding), gates).sum().backward()
+
+
+def main(words: list[str]) -> None:
+    width, dtype = int(words[0]), getattr(torch, words[1])
+    JITFunction.run = look
+    spanned.ENOUGH_PROGRAMS = FEW_PROGRAMS
+
+    def tell(rows: int, tokens: int, starts: Tensor | None = None, off: int = 0) -> None:
+        new.clear()
+        step(rows, tokens, width, dtype, starts, off)
+        print(
+            json.dumps({"rows": rows, "tokens": tokens, "packed": starts is not None, "new": sorted(new)}), flush=True
+        )
+
+    with tuning.measuring():
+        tell(2, WARM)
+    for lengths in ([WARM, WARM], *([one, 20, 3] for one in LENGTHS[:16])):
+        tell(1, sum(lengths), torch.tensor([0, *lengths]).cumsum(0).int())
+    for tokens in LENGTHS:
+        for rows in ROWS:
+            tell(rows, tokens)
+    tell(1, WARM, off=1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
