@@ -153,9 +153,10 @@ def test_no_tokens_are_no_launch() -> None:
     assert chosen(normal(1, 2, 0, 4), normal(1, 1, 0, 4), selection).shape == (1, 1, 0, 5)
 
 
+@pytest.mark.parametrize("size", [5, 6])
 @pytest.mark.parametrize("lengths", [(12, 4), (0, 7, 30, 0, 5, 21), (3, 2)], ids=str)
-def test_packed_sequences_choose_as_each_of_them_alone(lengths: tuple[int, ...]) -> None:
-    selection = numbers(6, 3, 5, 4)
+def test_packed_sequences_choose_as_each_of_them_alone(lengths: tuple[int, ...], size: int) -> None:
+    selection = numbers(6, 3, size, 4)
     starts = torch.tensor((0, *lengths)).cumsum(0).to(torch.int32)
     first_blocks = compressed_starts(starts, 6, 3).tolist()
     q, k = normal(1, 4, sum(lengths), 4), normal(1, 2, first_blocks[-1], 4)
