@@ -181,7 +181,9 @@ def _spanned_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
     seen = (first_key_T, stop_key_T)
-    dq_BHTD, delta_BHT = like_tokens(q_BHTD, q_BHTD.shape[-1]), torch.empty_like(lse_BHT)
+    dq_BHTD = like_tokens(q_BHTD, q_BHTD.shape[-1])
+    # What the first kernel knows of each row and the second needs: the log-sum-exp as an exponent, and delta.
+    exponent_BHT, delta_BHT = torch.empty_like(lse_BHT), torch.empty_like(lse_BHT)
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
 
     def run_queries(tile: Tile) -> None:
@@ -197,6 +199,7 @@ def _spanned_backward(
             *strided(o_BHTE),
             *strided(dq_BHTD),
             lse_BHT,
+            exponent_BHT,
             delta_BHT,
             *seen,
             groups,
@@ -231,7 +234,7 @@ def _spanned_backward(
             *queries.second,
             dk,
             dv,
-            lse_BHT,
+            exponent_BHT,
             delta_BHT,
             first_query_S,
             stop_query_S,
@@ -468,14 +471,17 @@ def spanned_backward_queries(
     p_do, s_dob, s_doh, s_dot,
     p_o, s_ob, s_oh, s_ot,
     p_dq, s_dqb, s_dqh, s_dqt,
-    p_lse, p_delta, p_first, p_stop,
+    p_lse, p_exponent, p_delta, p_first, p_stop,
     groups, tokens, tiles,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the queries, and delta = sum(o * do), which the gradients of keys and values need as well."""
+    """Gradient of the queries; and what the gradients of keys and values need of each row as well.
+
+    That is delta = sum(o * do), and the log-sum-exp in the base that `power` takes.
+    """
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_bg = tl.program_id(0) // tiles
     i_b, i_g = i_bg // groups, i_bg % groups
@@ -489,6 +495,7 @@ def spanned_backward_queries(
     b_delta = tl.sum(b_o.to(ACC) * b_do.to(ACC), 1)  # [R]
     tl.store(p_delta + o_stat, b_delta, mask=m_row)
     b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
+    tl.store(p_exponent + o_stat, b_lse, mask=m_row)
     p_keys = group_of(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
     p_values = group_of(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
@@ -510,7 +517,7 @@ def spanned_backward_queries(
 
 @triton.jit
 def gradients_from_queries(
-    p_queries, o_query, s_qt, p_grads, o_grad, s_dot, i_b, i_g, b_k, b_v, p_lse, p_delta, o_stat,
+    p_queries, o_query, s_qt, p_grads, o_grad, s_dot, i_b, i_g, b_k, b_v, p_exponent, p_delta, o_stat,
     start, last, b_first, b_stop, b_dk, b_dv, m_head,
     MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
@@ -527,12 +534,11 @@ def gradients_from_queries(
         p_grads, i_b, i_g, o_grad, start, s_dot, m_row, NEEDS, HEADS, ROWS, E, E_PADDED, DESCRIBED
     )  # [R, E]
     if NEEDS:
-        b_lse = tl.load(p_lse + start + o_stat, mask=m_row, other=0.0)
+        b_lse = tl.load(p_exponent + start + o_stat, mask=m_row, other=0.0)
         b_delta = tl.load(p_delta + start + o_stat, mask=m_row, other=0.0)
     else:
-        b_lse = tl.load(p_lse + start + o_stat)
+        b_lse = tl.load(p_exponent + start + o_stat)
         b_delta = tl.load(p_delta + start + o_stat)
-    b_lse = as_exponent(b_lse, EXACT)
     # Rows that do not exist are zeros, of queries and of gradients, and add nothing.
     m_seen = inside(o_token[None, :], b_first[:, None], b_stop[:, None])
     return key_gradient_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, MASKED, EXPONENT, EXACT, ACC)
@@ -545,7 +551,7 @@ def spanned_backward_keys(
     p_v, s_vb, s_vg, s_vs,
     p_do, s_dob, s_doh, s_dot,
     p_dk, p_dv,
-    p_lse, p_delta, p_first_query, p_stop_query,
+    p_exponent, p_delta, p_first_query, p_stop_query,
     groups, tokens, keys, tiles, parts, batch_groups,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
@@ -580,7 +586,7 @@ def spanned_backward_keys(
     for i in range(i_part, inner, parts):
         b_dk, b_dv = gradients_from_queries(
             p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
-            i_b, i_g, b_k, b_v, p_lse, p_delta, o_stat, first + (lead + inner - 1 - i) * QUERIES, last,
+            i_b, i_g, b_k, b_v, p_exponent, p_delta, o_stat, first + (lead + inner - 1 - i) * QUERIES, last,
             b_first, b_stop, b_dk, b_dv, m_head,
             False, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
         )  # fmt: skip
@@ -589,7 +595,7 @@ def spanned_backward_keys(
         start = first + tl.where(step < lead, step, step + inner) * QUERIES
         b_dk, b_dv = gradients_from_queries(
             p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
-            i_b, i_g, b_k, b_v, p_lse, p_delta, o_stat, start, last, b_first, b_stop, b_dk, b_dv, m_head,
+            i_b, i_g, b_k, b_v, p_exponent, p_delta, o_stat, start, last, b_first, b_stop, b_dk, b_dv, m_head,
             True, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
         )  # fmt: skip
     o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys
@@ -638,13 +644,16 @@ def _parts(programs: int) -> int:
 
 # With two stages the loads of a step are issued at its end and awaited at the top of the next; three hide them.
 def _forward_tiles(situation: tuning.Situation) -> list[Tile]:
-    sizes = (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (128, 64, 8, 4), (64, 32, 4, 3), (32, 32, 4, 1)
+    """A long walk goes by 128 keys, which scales the output half as often; of a window it would see more in vain."""
+    sizes = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (256, 64, 16, 3), (64, 32, 4, 3), (32, 32, 4, 1)]
+    if _sees_blocks(situation):
+        sizes.insert(0, sizes.pop(1))
     return situation.tiles(*sizes)
 
 
 def _backward_query_tiles(situation: tuning.Situation) -> list[Tile]:
     """Shared memory has room for one program of these: with eight warps it hides more than with four."""
-    sizes = (128, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3), (64, 32, 4, 4), (32, 32, 4, 1)
+    sizes = (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3), (32, 32, 4, 1)
     return situation.tiles(*sizes)
 
 
@@ -654,6 +663,11 @@ def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
     Keys of completed blocks are seen by most queries, which a tile of 128 keys reads half as often.
     """
     sizes = [(32, 64, 4, 3), (32, 128, 8, 3), (64, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)]
-    if situation.keys < situation.tokens:
+    if _sees_blocks(situation):
         sizes.insert(0, sizes.pop(1))
     return situation.tiles(*sizes)
+
+
+def _sees_blocks(situation: tuning.Situation) -> bool:
+    """Fewer keys than queries: blocks of tokens, most of which a late query sees."""
+    return situation.keys < situation.tokens
