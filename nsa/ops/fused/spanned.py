@@ -182,8 +182,8 @@ def _spanned_backward(
     sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
     seen = (first_key_T, stop_key_T)
     dq_BHTD = like_tokens(q_BHTD, q_BHTD.shape[-1])
-    # What the first kernel knows of each row and the second needs: the log-sum-exp as an exponent, and delta.
-    exponent_BHT, delta_BHT = torch.empty_like(lse_BHT), torch.empty_like(lse_BHT)
+    # What the first kernel computes of each row and the second needs: the log-sum-exp as an exponent, and delta.
+    stats_2BHT = lse_BHT.new_empty((2, *lse_BHT.shape))
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
 
     def run_queries(tile: Tile) -> None:
@@ -199,8 +199,8 @@ def _spanned_backward(
             *strided(o_BHTE),
             *strided(dq_BHTD),
             lse_BHT,
-            exponent_BHT,
-            delta_BHT,
+            stats_2BHT[0],
+            stats_2BHT[1],
             *seen,
             groups,
             q_BHTD.shape[2],
@@ -234,8 +234,7 @@ def _spanned_backward(
             *queries.second,
             dk,
             dv,
-            exponent_BHT,
-            delta_BHT,
+            stats_2BHT,
             first_query_S,
             stop_query_S,
             groups,
@@ -517,7 +516,7 @@ def spanned_backward_queries(
 
 @triton.jit
 def gradients_from_queries(
-    p_queries, o_query, s_qt, p_grads, o_grad, s_dot, i_b, i_g, b_k, b_v, p_exponent, p_delta, o_stat,
+    p_queries, o_query, s_qt, p_grads, o_grad, s_dot, i_b, i_g, b_k, b_v, p_stats, to_delta,
     start, last, b_first, b_stop, b_dk, b_dv, m_head,
     MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
@@ -534,11 +533,11 @@ def gradients_from_queries(
         p_grads, i_b, i_g, o_grad, start, s_dot, m_row, NEEDS, HEADS, ROWS, E, E_PADDED, DESCRIBED
     )  # [R, E]
     if NEEDS:
-        b_lse = tl.load(p_exponent + start + o_stat, mask=m_row, other=0.0)
-        b_delta = tl.load(p_delta + start + o_stat, mask=m_row, other=0.0)
+        b_lse = tl.load(p_stats + start, mask=m_row, other=0.0)
+        b_delta = tl.load(p_stats + start + to_delta, mask=m_row, other=0.0)
     else:
-        b_lse = tl.load(p_exponent + start + o_stat)
-        b_delta = tl.load(p_delta + start + o_stat)
+        b_lse = tl.load(p_stats + start)
+        b_delta = tl.load(p_stats + start + to_delta)
     # Rows that do not exist are zeros, of queries and of gradients, and add nothing.
     m_seen = inside(o_token[None, :], b_first[:, None], b_stop[:, None])
     return key_gradient_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, MASKED, EXPONENT, EXACT, ACC)
@@ -551,7 +550,7 @@ def spanned_backward_keys(
     p_v, s_vb, s_vg, s_vs,
     p_do, s_dob, s_doh, s_dot,
     p_dk, p_dv,
-    p_exponent, p_delta, p_first_query, p_stop_query,
+    p_stats, p_first_query, p_stop_query,
     groups, tokens, keys, tiles, parts, batch_groups,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
@@ -560,8 +559,8 @@ def spanned_backward_keys(
 ):  # fmt: skip
     """Gradients of a tile of keys and values, from every `parts`-th tile of the queries that see any of them.
 
-    The walk goes down from the last query, which all tiles of completed blocks have in common: what runs at the same
-    time reads the same queries.
+    Behind its edges the walk goes down from the last query, which all tiles of completed blocks have in common: what
+    runs at the same time reads the same queries. The edges come first, as their bounds need registers.
     """
     QUERIES: tl.constexpr = ROWS // HEADS_PADDED
     i_part = tl.program_id(0) % parts
@@ -579,24 +578,25 @@ def spanned_backward_keys(
     o_query = (o_row // HEADS_PADDED).to(tl.int64)
     m_head = o_row % HEADS_PADDED < HEADS
     p_queries, p_grads = group_of(p_q, i_b, 0, s_qb, 0, DESCRIBED), group_of(p_do, i_b, 0, s_dob, 0, DESCRIBED)
-    o_stat = (i_b_wide * groups * HEADS + o_head) * tokens + o_query
+    p_stats += (i_b_wide * groups * HEADS + o_head) * tokens + o_query
+    to_delta = tl.cast(batch_groups, tl.int64) * HEADS * tokens
     b_dk = tl.zeros([KEYS, D_PADDED], ACC)
     b_dv = tl.zeros([KEYS, E_PADDED], ACC)
     first, last, steps, lead, inner = walk_of(b_first, b_stop, m_key, QUERIES)
-    for i in range(i_part, inner, parts):
-        b_dk, b_dv = gradients_from_queries(
-            p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
-            i_b, i_g, b_k, b_v, p_exponent, p_delta, o_stat, first + (lead + inner - 1 - i) * QUERIES, last,
-            b_first, b_stop, b_dk, b_dv, m_head,
-            False, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
-        )  # fmt: skip
     for i in range(i_part, steps - inner, parts):
         step = steps - inner - 1 - i
         start = first + tl.where(step < lead, step, step + inner) * QUERIES
         b_dk, b_dv = gradients_from_queries(
             p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
-            i_b, i_g, b_k, b_v, p_exponent, p_delta, o_stat, start, last, b_first, b_stop, b_dk, b_dv, m_head,
+            i_b, i_g, b_k, b_v, p_stats, to_delta, start, last, b_first, b_stop, b_dk, b_dv, m_head,
             True, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
+        )  # fmt: skip
+    for i in range(i_part, inner, parts):
+        b_dk, b_dv = gradients_from_queries(
+            p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
+            i_b, i_g, b_k, b_v, p_stats, to_delta, first + (lead + inner - 1 - i) * QUERIES, last,
+            b_first, b_stop, b_dk, b_dv, m_head,
+            False, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
         )  # fmt: skip
     o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys
     store_rows(p_dk + o_out * D, D, o_key, m_key, b_dk * SCALE, D, D_PADDED)
@@ -662,7 +662,7 @@ def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
 
     Keys of completed blocks are seen by most queries, which a tile of 128 keys reads half as often.
     """
-    sizes = [(32, 64, 4, 3), (32, 128, 8, 3), (64, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)]
+    sizes = [(32, 64, 4, 3), (64, 128, 8, 3), (32, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)]
     if _sees_blocks(situation):
         sizes.insert(0, sizes.pop(1))
     return situation.tiles(*sizes)
