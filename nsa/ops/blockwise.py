@@ -340,7 +340,7 @@ def _row_backward(
         d_scores = row.times("d_scores", grad_rE, row.v[keys].t()).sub_(_column(delta, chunk)).mul_(weights)
         dv[keys].addmm_(weights.t(), grad_rE)
         dk[keys].addmm_(d_scores.t(), q_rD)
-        # No query stands twice in a chunk, so what is taken may be put back. `index_add_` would take three times as long.
+        # No query stands twice in a chunk, so what is taken may be put back; `index_add_` is slower.
         dq_rD = row.taken("dq", dq, chunk, row.k).addmm_(d_scores, row.k[keys])
         dq.index_copy_(0, chunk.queries, dq_rD.view(-1, dq.shape[-1]))
     return dq.view(dq.shape[0], row.heads, -1), dk, dv
