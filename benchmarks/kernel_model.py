@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -101,21 +101,24 @@ def predicted_state(options: argparse.Namespace) -> dict[str, Any]:
     shape = Shape(tokens=COMPILED_TOKENS)
     return {
         "triton": version("triton"),
-        "kernels": kernel_rows(launches(shape), sorted({90, *options.arch})),
+        "kernels": kernel_rows({one: launches(shape, capability=one) for one in sorted({90, *options.arch})}),
         "scenarios": list(_scenarios(options.tokens, [one for name in options.choices for one in SHARED[name]])),
         "host": {str(tokens): host_cost(Shape(tokens=tokens)) for tokens in options.tokens},
     }
 
 
-def kernel_rows(found: Sequence[Launch], capabilities: Sequence[int]) -> dict[str, Any]:
-    """By part and name: the tile, and by architecture what the code does."""
+def kernel_rows(found: Mapping[int, Sequence[Launch]]) -> dict[str, Any]:
+    """By part and name: the tile, and by architecture what the code of its launches does."""
     return {
-        f"{launch.part}/{launch.name}": {
-            "tile": list(asdict(launch.tile).values()) if launch.tile else None,
-            "stages": launch.stages,
-            **{f"sm_{one}": code_row(compiled(launch, one), launch.stages) for one in capabilities},
+        f"{same[0].part}/{same[0].name}": {
+            "tile": list(asdict(same[0].tile).values()) if same[0].tile else None,
+            "stages": same[0].stages,
+            **{
+                f"sm_{one}": code_row(compiled(launch, one), launch.stages)
+                for one, launch in zip(found, same, strict=True)
+            },
         }
-        for launch in found
+        for same in zip(*found.values(), strict=True)
     }
 
 
@@ -155,12 +158,13 @@ def _scenarios(lengths: Sequence[int], shares: Sequence[float]) -> Iterator[dict
 
 def tell_kernel(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     shape = Shape(tokens=TOKENS[-1])
-    every = launches(shape, {options.kernel: options.tile} if options.tile else None)
-    found = [one for one in every if one.name == options.kernel]
-    if not found:
-        names = ", ".join(sorted({one.name for one in every}))
-        parser.error(f"--kernel {options.kernel}: the kernels are {names}")
+    tiles = {options.kernel: options.tile} if options.tile else None
     for capability in options.arch:
+        every = launches(shape, tiles, capability=capability)
+        found = [one for one in every if one.name == options.kernel]
+        if not found:
+            names = ", ".join(sorted({one.name for one in every}))
+            parser.error(f"--kernel {options.kernel}: the kernels are {names}")
         for launch in found:
             code = compiled(launch, capability)
             print("\n".join(_lines(launch, code, capability)))

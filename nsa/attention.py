@@ -23,6 +23,7 @@ from .ops.dispatch import (
     insist,
 )
 from .ops.packed import Packed
+from .ops.rotary import is_worth_it, rotate_by_tiles
 from .ops.selection import Selection
 
 
@@ -272,8 +273,8 @@ class VanillaAttention(nn.Module):
         v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
         lengths = packed.lengths if packed else (x_BTM.shape[1],)
         outputs = [
-            functional.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
-            for qkv in zip(*(tensor.split(lengths, 2) for tensor in (q_BHTD, k_BGTD, v_BGTE)), strict=True)
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            for q, k, v in zip(*(tensor.split(lengths, 2) for tensor in (q_BHTD, k_BGTD, v_BGTE)), strict=True)
         ]
         output = outputs[0] if packed is None else torch.cat(outputs, 2)
         return self.out_proj(output.transpose(1, 2).flatten(2))
@@ -319,6 +320,8 @@ def rotary_turns(frequencies: Tensor, tokens: int) -> Tensor:
 
 def rotate(x_BHTD: Tensor, turns_2Tp: Tensor) -> Tensor:
     """`x` with its two halves turned as pairs; row t by turns[:, t]. Keeps the dtype of `x`."""
+    if is_worth_it(x_BHTD):
+        return rotate_by_tiles(x_BHTD, turns_2Tp)
     cosine, sine = turns_2Tp.to(x_BHTD.dtype)
     first, second = x_BHTD.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)
