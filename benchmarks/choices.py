@@ -1,7 +1,7 @@
 """Which blocks queries choose, made up: at random, or so that neighbouring queries share most of theirs.
 
-Random choices are the worst case: the union of a tile of queries is as large as it can be. A trained model's
-neighbours choose alike (benchmarks/nsa_choices.py measures how much).
+Random choices are the worst case: the union of a tile of queries is as large as it can be. How much a trained model's
+neighbours share, benchmarks/nsa_choices.py measures.
 """
 
 from __future__ import annotations
@@ -47,3 +47,11 @@ def shared_by_neighbours(indices: Tensor) -> float:
     now, before = indices[0, :, 1:], indices[0, :, :-1]
     same = ((now[..., None] == before[..., None, :]) & (now >= 0)[..., None]).any(-1).sum(-1)
     return float((same / (now >= 0).sum(-1).clamp_min(1)).mean())
+
+
+def union_size(indices: Tensor, queries: int) -> float:
+    """Blocks that any query of a tile of neighbours chose, on average over tiles and groups."""
+    tokens, blocks = indices.shape[2], int(indices.max()) + 1
+    named = torch.zeros(indices.shape[1], tokens + -tokens % queries, blocks + 1, dtype=torch.bool)
+    named[:, :tokens].scatter_(2, torch.where(indices[0] < 0, blocks, indices[0]).long(), True)
+    return float(named[..., :blocks].unflatten(1, (-1, queries)).any(2).sum(-1).float().mean())

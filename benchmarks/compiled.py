@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ from triton.runtime.jit import create_function_from_signature
 
 from benchmarks import sass
 from benchmarks.roofline import Shape
+from nsa_harness.nsa.ops.fused import descriptors, tuning
 from nsa_harness.nsa.ops.fused import launch as launching
-from nsa_harness.nsa.ops.fused import tuning
 from nsa_harness.nsa.ops.fused.backend import FusedBackend
 from nsa_harness.nsa.ops.fused.launch import Tile
 from nsa_harness.nsa.ops.selection import Selection
@@ -81,14 +82,18 @@ class Compiled:
 
 
 def launches(
-    shape: Shape, tiles: dict[str, Tile] | None = None, dtype: torch.dtype = torch.bfloat16, tried: int = 1
+    shape: Shape,
+    tiles: dict[str, Tile] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    tried: int = 1,
+    capability: int = 90,
 ) -> list[Launch]:
     """Every kernel of the operation, forward and backward, in order, with the first `tried` tiles of each.
 
-    `tiles`, by the name of the kernel, goes before those.
+    `tiles`, by the name of the kernel, goes before those. What a GPU of that capability copies by tiles is described.
     """
     found: list[Launch] = []
-    with without_kernels(tiles, tried) as noted:
+    with without_kernels(tiles, tried, capability) as noted:
         for part, run in _parts(shape, dtype):
             run()
             found += [replace(one, part=part) for one in noted]
@@ -97,7 +102,9 @@ def launches(
 
 
 @contextmanager
-def without_kernels(tiles: dict[str, Tile] | None = None, tried: int = 1) -> Iterator[list[Launch]]:
+def without_kernels(
+    tiles: dict[str, Tile] | None = None, tried: int = 1, capability: int = 90
+) -> Iterator[list[Launch]]:
     """Within, what would be launched is noted down in the list instead, with the tiles that are tried first."""
     found: list[Launch] = []
     chosen: list[Tile] = []
@@ -129,7 +136,10 @@ def without_kernels(tiles: dict[str, Tile] | None = None, tried: int = 1) -> Ite
             run(wanted)
         chosen.clear()
 
-    with _replaced(launch=note, run_best=run_first):
+    def copied_by_tiles(tensor: Tensor) -> bool:
+        return capability >= 90 and tensor.element_size() == 2
+
+    with _replaced(launch=note, run_best=run_first, copied_by_tiles=copied_by_tiles):
         yield found
 
 
@@ -180,9 +190,13 @@ def _parts(shape: Shape, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[],
 
 
 @contextmanager
-def _replaced(**functions: Callable[..., None]) -> Iterator[None]:
+def _replaced(**functions: Callable[..., Any]) -> Iterator[None]:
     """Within, every module of the fused kernels calls these in place of its own."""
-    own = {"launch": launching.launch, "run_best": tuning.run_best}
+    own = {
+        "launch": launching.launch,
+        "run_best": tuning.run_best,
+        "copied_by_tiles": descriptors.copied_by_tiles,
+    }
     package = launching.__name__.rpartition(".")[0]
     modules = [module for name, module in sys.modules.items() if name.startswith(package)]
     places = [(module, name) for module in modules for name in functions if getattr(module, name, None) is own[name]]
@@ -274,8 +288,8 @@ def described_bytes(lines: Sequence[str]) -> int:
     total = 0
     for line in lines:
         if "async_tma_copy_global_to_local" in line or "async_tma_gather" in line:
-            *_, (rows, columns, kind) = _tiles(line)
-            total += rows * columns * _BYTES[kind]
+            *_, (sizes, kind) = re.findall(r"<((?:\d+x)+)([a-zA-Z]\w*)", line)
+            total += prod(map(int, sizes.split("x")[:-1])) * _BYTES[kind]
     return total
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -30,10 +30,11 @@ sys.path.insert(0, str(REPOSITORY))
 from rich.console import Console  # noqa: E402
 
 from benchmarks import kernel_model_told as told  # noqa: E402
+from benchmarks import sass  # noqa: E402
 from benchmarks.choices import choices, shared_by_neighbours  # noqa: E402
 from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.compiled import Compiled, Launch, Tile, compile_launch, compiled, disassembled, launches  # noqa: E402
-from benchmarks.device_model import HISTORY  # noqa: E402
+from benchmarks.device_model import HISTORY, STATIONS, predicted  # noqa: E402
 from benchmarks.host_cost import host_cost  # noqa: E402
 from benchmarks.kernel_work import work  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
@@ -65,6 +66,8 @@ def main(arguments: list[str]) -> int:
         return tell_kernel(parser, options)
     if options.tile or options.sass:
         parser.error("--tile and --sass are of one kernel: name it with --kernel")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: there is no such directory")
     recorded = read(options.json) if options.json else []
     state = {"label": options.label, **circumstances(__file__, arguments), **predicted_state(options)}
     states = [one for one in recorded if one["label"] != options.label] + [state]
@@ -95,26 +98,29 @@ def predicted_state(options: argparse.Namespace) -> dict[str, Any]:
     shape = Shape(tokens=COMPILED_TOKENS)
     return {
         "triton": version("triton"),
-        "kernels": kernel_rows(launches(shape), sorted({90, *options.arch})),
+        "kernels": kernel_rows({one: launches(shape, capability=one) for one in sorted({90, *options.arch})}),
         "scenarios": list(_scenarios(options.tokens, [one for name in options.choices for one in SHARED[name]])),
         "host": {str(tokens): host_cost(Shape(tokens=tokens)) for tokens in options.tokens},
     }
 
 
-def kernel_rows(found: Sequence[Launch], capabilities: Sequence[int]) -> dict[str, Any]:
-    """By part and name: the tile, and by architecture what the code does."""
+def kernel_rows(found: Mapping[int, Sequence[Launch]]) -> dict[str, Any]:
+    """By part and name: the tile, and by architecture what the code of its launches does."""
     return {
-        f"{launch.part}/{launch.name}": {
-            "tile": list(asdict(launch.tile).values()) if launch.tile else None,
-            "stages": launch.stages,
-            **{f"sm_{one}": code_row(compiled(launch, one), launch.stages) for one in capabilities},
+        f"{same[0].part}/{same[0].name}": {
+            "tile": list(asdict(same[0].tile).values()) if same[0].tile else None,
+            "stages": same[0].stages,
+            **{
+                f"sm_{one}": code_row(compiled(launch, one), launch.stages)
+                for one, launch in zip(found, same, strict=True)
+            },
         }
-        for launch in found
+        for same in zip(*found.values(), strict=True)
     }
 
 
 def code_row(code: Compiled, stages: int) -> dict[str, Any]:
-    loop = code.loop
+    loop, edge = code.loop, sass.edge_loop(code.loops)
     return {
         "registers": code.registers,
         "spilled_bytes": code.spilled_bytes,
@@ -123,9 +129,11 @@ def code_row(code: Compiled, stages: int) -> dict[str, Any]:
         "warps": code.warps,
         "stages": stages,
         "instructions": code.instructions,
-        "outside_instructions": code.instructions - (loop.instructions if loop else 0),
+        "outside_instructions": code.instructions - sum(one.instructions for one in (loop, edge) if one),
         "loop": asdict(loop.always) if loop else {},
         "conditional": asdict(loop.conditional) if loop else {},
+        "edge_loop": asdict(edge.always) if edge else {},
+        "edge_conditional": asdict(edge.conditional) if edge else {},
         "written_operations": code.dot_operations,
         "described_bytes": code.described_bytes,
     }
@@ -146,14 +154,19 @@ def _scenarios(lengths: Sequence[int], shares: Sequence[float]) -> Iterator[dict
 
 
 def tell_kernel(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    every = launches(Shape(tokens=COMPILED_TOKENS), {options.kernel: options.tile} if options.tile else None)
-    found = [one for one in every if one.name == options.kernel]
-    if not found:
-        names = ", ".join(sorted({one.name for one in every}))
-        parser.error(f"--kernel {options.kernel}: the kernels are {names}")
+    shape = Shape(tokens=TOKENS[-1])
+    tiles = {options.kernel: options.tile} if options.tile else None
     for capability in options.arch:
+        every = launches(shape, tiles, capability=capability)
+        found = [one for one in every if one.name == options.kernel]
+        if not found:
+            names = ", ".join(sorted({one.name for one in every}))
+            parser.error(f"--kernel {options.kernel}: the kernels are {names}")
         for launch in found:
-            print("\n".join(_lines(launch, compiled(launch, capability), capability)))
+            code = compiled(launch, capability)
+            print("\n".join(_lines(launch, code, capability)))
+            if capability == 90:
+                print(_predicted_line(launch, code, shape))
         if options.sass:
             options.sass.write_text(disassembled(compile_launch(found[-1], capability).asm["cubin"]), encoding="utf-8")
     return 0
@@ -167,7 +180,7 @@ def _lines(launch: Launch, code: Compiled, capability: int) -> Iterator[str]:
         f"{code.code.spills} spills, {code.shared_bytes} bytes of shared memory"
     )
     for loop in code.loops:
-        mark = "main loop" if loop is code.loop else "loop"
+        mark = "main loop" if loop is code.loop else "loop that masks" if loop is sass.edge_loop(code.loops) else "loop"
         yield f"  {mark} {loop.head:#06x} to {loop.latch:#06x}: {loop.instructions} instructions a warp"
         for label, counts in (("every pass", loop.always), ("some passes", loop.conditional)):
             if counts.instructions:
@@ -178,6 +191,15 @@ def _lines(launch: Launch, code: Compiled, capability: int) -> Iterator[str]:
         yield f"  products of a pass: {issued} operations issued for {code.dot_operations} written{waste}"
     if code.described_bytes:
         yield f"  bytes of a pass by descriptor: {code.described_bytes}"
+
+
+def _predicted_line(launch: Launch, code: Compiled, shape: Shape) -> str:
+    todo = asdict(work(launch, shape, choices(shape.tokens, count=shape.select_count, select_len=shape.select_len)))
+    each = {name: predicted(code_row(code, launch.stages), todo, one) for name, one in HISTORY.items()}
+    newest = list(each.values())[-1]
+    stations = ", ".join(f"{name} {getattr(newest, f'{name}_ms'):.2f}" for name in STATIONS)
+    milliseconds = ", ".join(f"{one.ms:.2f} ({name})" for name, one in each.items())
+    return f"  predicted at {shape.tokens} tokens on random choices, ms: {milliseconds}; alone {stations}"
 
 
 def _numbers(counts: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
     python benchmarks/nsa_op.py                             1k to 128k tokens on this machine's GPU
     python benchmarks/nsa_op.py --tokens 4096 65536         some lengths
+    python benchmarks/nsa_op.py --shared 0 0.95             choices of blocks of which neighbouring queries share a part
+    python benchmarks/nsa_op.py --checkpoint DIRECTORY      and those that a trained model makes
     python benchmarks/nsa_op.py --table FILE                the Markdown table of a recorded result
     python benchmarks/nsa_op.py --plot FILE --out plot.svg  and its plot (needs matplotlib)
 
@@ -9,6 +11,8 @@
 process, in turns: our fused kernels, torch's attention in each of its kernels, flash-attn 2 and 3 and
 flash-linear-attention's NSA where they can be imported. Every figure is a median of runs between two events of the
 device; the floor is what arithmetic and compulsory traffic take (benchmarks/roofline.py).
+The whole operation chooses its blocks from random keys. Beside it stand the selected branch and the whole on choices
+that are given (benchmarks/choices.py, benchmarks/nsa_choices.py), which the selected kernels of others get as well.
 `--device cpu` runs the same path on a CPU, to try it; what it measures says nothing about the kernels.
 """
 
@@ -20,9 +24,10 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -34,17 +39,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks.choices import choices, shared_by_neighbours  # noqa: E402
 from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.nsa_choices import trained_choices  # noqa: E402
 from benchmarks.nsa_op_told import plot, table  # noqa: E402
 from benchmarks.roofline import Shape, floors_ms  # noqa: E402
+from nsa_harness.nsa.checkpoints.load import read_weights  # noqa: E402
 from nsa_harness.nsa.config import Implementation  # noqa: E402
 from nsa_harness.nsa.ops.dispatch import implementation_for, implementation_of_selected  # noqa: E402
 from nsa_harness.nsa.ops.selection import Selection  # noqa: E402
 from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention  # noqa: E402
+from nsa_harness.nsa.world import CannotRunError  # noqa: E402
 
 LENGTHS = [2**power for power in range(10, 18)]
 REPEATS = 10
-PACKAGES = ("torch", "triton", "flash-attn", "flash-attn-3", "flash-linear-attention", "numpy")
+SHARED = (0.0, 0.80, 0.95, 0.98)
+PACKAGES = (
+    *("torch", "triton", "flash-attn", "flash-attn-3", "flash-linear-attention", "native-sparse-attention-triton"),
+    "numpy",
+)
 
 Forward = Callable[[], Tensor]
 
@@ -80,6 +93,71 @@ class Inputs:
     def leaves(self) -> list[Tensor]:
         pairs = _pairs_of(self.branches)
         return [self.q, self.gates, *(tensor for pair in pairs for tensor in pair)]
+
+
+def given_choices(
+    shape: Shape, device: torch.device, shared: Sequence[float], checkpoint: Path | None
+) -> dict[str, Tensor]:
+    """Indices [1, G, T, n] by a name that says how they came to be."""
+    numbers = {"count": shape.select_count, "select_len": shape.select_len}
+    found = {
+        f"neighbours share {part:.0%}" if part else "random choices": choices(
+            shape.tokens, groups=shape.groups, shared=part, **numbers
+        )
+        for part in shared
+    }
+    if checkpoint is not None:
+        layers = trained_choices(checkpoint, shape.tokens, **numbers, device=str(device))
+        for name, indices in layers.items():
+            # A model with fewer groups than the benchmark: each of its groups stands for several.
+            group = torch.arange(shape.groups) * indices.shape[1] // shape.groups
+            found[f"trained {name.removesuffix('.chooser')}"] = indices[:, group]
+    return {name: indices.to(device) for name, indices in found.items()}
+
+
+def on_given(inputs: Inputs, given: dict[str, Tensor]) -> Iterator[tuple[str, Forward | str]]:
+    """The selected branch and the whole operation on choices that are given; a string says why something is not there.
+
+    The whole one ranks its blocks all the same, and reads the others.
+    """
+    shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
+    q, pair, scale = inputs.q, inputs.branches.selected, inputs.selection.scale
+    backend, _ = implementation_for(Implementation.AUTO, q, *pair)
+    reader, _ = implementation_of_selected(Implementation.AUTO, q, *pair, shape.select_count, shape.select_len)
+    lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
+
+    def selected(indices: Tensor) -> Tensor:
+        return reader.selected(q, *pair, indices, select_len=shape.select_len, scale=scale)[0]
+
+    def whole(indices: Tensor) -> Tensor:
+        compressed, lse = backend.compressed(q, *branches.compressed, **lengths, scale=scale)
+        backend.select(q.detach(), branches.compressed[0].detach(), lse, selection)
+        sliding, _ = backend.sliding(q, *branches.sliding, window=shape.window, scale=scale)
+        return backend.mixed((compressed, selected(indices), sliding), inputs.gates)
+
+    for name, indices in given.items():
+        yield f"nsa.selected, {name}", partial(selected, indices)
+        yield f"nsa, {name}", partial(whole, indices)
+        yield f"native-sparse-attention-triton selected, {name}", _others_selected(inputs, indices)
+
+
+def _others_selected(inputs: Inputs, indices: Tensor) -> Forward | str:
+    """The selected branch of native-sparse-attention-triton, which takes indices as well."""
+    try:
+        function = importlib.import_module("native_sparse_attention.ops").topk_sparse_attention
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return f"cannot be imported: {error}"
+    shape, tensors = inputs.shape, (inputs.q, *inputs.branches.selected)
+    starts = torch.tensor([0, shape.tokens], dtype=torch.int32, device=indices.device)
+    # It reads as many places as are no -1, from the first on.
+    last = torch.where(indices[0] < 0, torch.iinfo(torch.int32).max, indices[0]).sort(-1).values
+    ordered = torch.where(last == torch.iinfo(torch.int32).max, -1, last).to(torch.int32)
+
+    def run() -> Tensor:
+        q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in tensors)
+        return function(q, k, v, ordered, shape.select_len, starts)
+
+    return run
 
 
 def _pairs_of(branches: KeysAndValues) -> list[tuple[Tensor, Tensor]]:
@@ -227,21 +305,29 @@ def _forget_gradients(inputs: Inputs) -> None:
         leaf.grad = None
 
 
-def measure_length(shape: Shape, device: torch.device, repeats: int) -> dict[str, Any]:
+def measure_length(
+    shape: Shape, device: torch.device, repeats: int, shared: Sequence[float] = (), checkpoint: Path | None = None
+) -> dict[str, Any]:
     inputs = Inputs(shape, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    given = given_choices(shape, device, shared, checkpoint)
     with _tuned(device):
         for _, forward in our_parts(inputs):
             output = forward()
             if output.requires_grad:
                 output.backward(torch.randn_like(output))
             _forget_gradients(inputs)
-    candidates = [*our_parts(inputs), *dense(inputs)]
+    candidates = [*our_parts(inputs), *on_given(inputs, given), *dense(inputs)]
     rows = [
         {"name": name, "missing": forward} if isinstance(forward, str) else measure(name, forward, inputs, repeats)
         for name, forward in candidates
     ]
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return {"shape": asdict(shape), "rows": rows, "floors_ms": floors_ms(shape, name)}
+    return {
+        "shape": asdict(shape),
+        "rows": rows,
+        "floors_ms": floors_ms(shape, name),
+        "shared_by_neighbours": {name: round(shared_by_neighbours(one), 4) for name, one in given.items()},
+    }
 
 
 @contextmanager
@@ -261,6 +347,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--heads", type=int, default=Shape(tokens=1).heads)
     parser.add_argument("--groups", type=int, default=Shape(tokens=1).groups)
     parser.add_argument("--width", type=int, default=Shape(tokens=1).width)
+    parser.add_argument(
+        "--shared", type=_part, nargs="*", default=SHARED, help="parts of choices that neighbours share"
+    )
+    parser.add_argument("--checkpoint", type=Path, help="of nsa.train: also on the choices of its model")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--out", type=Path, default=REPOSITORY / "benchmarks" / "results" / "nsa_op.json")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of a recorded result")
@@ -270,6 +360,11 @@ def main(arguments: list[str]) -> int:
         result = json.loads((options.table or options.plot).read_text(encoding="utf-8"))
         print(table(result)) if options.table else plot(result, options.out)
         return 0
+    if options.checkpoint:
+        try:
+            read_weights(options.checkpoint)
+        except CannotRunError as error:
+            parser.error(f"--checkpoint: {error}")
     if options.device == "cuda" and not torch.cuda.is_available():
         print("no GPU here: nothing measured (--device cpu tries the path on a CPU)", file=sys.stderr)
         return 1
@@ -285,11 +380,19 @@ def main(arguments: list[str]) -> int:
         "lengths": [],
     }
     for tokens in options.tokens:
-        result["lengths"].append(measure_length(replace(shape, tokens=tokens), device, options.repeats))
+        of_length = replace(shape, tokens=tokens)
+        result["lengths"].append(measure_length(of_length, device, options.repeats, options.shared, options.checkpoint))
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")  # what is done stays, if one dies
         print(f"T={tokens} done", file=sys.stderr)
     print(table(result))
     return 0
+
+
+def _part(text: str) -> float:
+    part = float(text)
+    if not 0 <= part <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected a part of all, from 0 to 1")
+    return part
 
 
 def _version(package: str) -> str | None:

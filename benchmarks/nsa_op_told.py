@@ -38,7 +38,57 @@ def table(result: dict[str, Any]) -> str:
             cells += [f"{dense_forward:.2f} ({name})", f"{dense_backward:.2f}", f"{ratio:.2f}x"]
         peak = ours["peak_bytes"]
         lines.append("| " + " | ".join([*cells, "" if peak is None else f"{peak / 2**20:.0f}"]) + " |")
-    return "\n".join([*lines, "", *_remarks(result)]) + "\n"
+    return "\n".join([*lines, "", *_by_part(result), "", *_by_choices(result), "", *_remarks(result)]) + "\n"
+
+
+def _by_part(result: dict[str, Any]) -> Iterator[str]:
+    """Each part by itself on what the whole operation gives it, beside its floor."""
+    yield "| T | part | forward | share of floor | backward | share of floor |"
+    yield "|---|---|---|---|---|---|"
+    for length in result["lengths"]:
+        for row in length["rows"]:
+            prefix, _, part = row["name"].partition(".")
+            if prefix != "nsa" or not part or ", " in part or "missing" in row:
+                continue
+            floors, cells = (length["floors_ms"] or {}).get(part), [str(length["shape"]["tokens"]), part]
+            for way in ("forward", "backward"):
+                samples = row[f"{way}_ms"]
+                ms = statistics.median(samples) if samples else None
+                cells += ["", ""] if ms is None else [f"{ms:.2f}", _share(floors, way, ms)]
+            yield "| " + " | ".join(cells) + " |"
+
+
+def _by_choices(result: dict[str, Any]) -> Iterator[str]:
+    """What the choice of blocks does to the selected branch and to the whole, as ratios."""
+    head = ["T", "choices", "selected forward", "backward", "of random", "NSA forward", "backward"]
+    head += ["best dense", "others' selected"]
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for length in result["lengths"]:
+        rows = {row["name"]: row for row in length["rows"] if "missing" not in row and row["backward_ms"]}
+        best = _best_dense(rows)
+        dense = best[1] + best[2] if best is not None else None
+        for name in [name.partition(", ")[2] for name in rows if name.startswith("nsa.selected, ")]:
+            selected, whole = (_both(rows.get(f"{part}, {name}")) for part in ("nsa.selected", "nsa"))
+            random = _both(rows.get("nsa.selected, random choices"))
+            others = _both(rows.get(f"native-sparse-attention-triton selected, {name}"))
+            cells = [str(length["shape"]["tokens"]), name, *_two(selected), _ratio(selected, random, "{:.2f}x")]
+            cells += [*_two(whole), _ratio((dense,), whole, "{:.2f}x"), _ratio(others, selected, "{:.2f}x")]
+            yield "| " + " | ".join(cells) + " |"
+
+
+def _both(row: dict[str, Any] | None) -> tuple[float, ...]:
+    """Medians of forward and backward."""
+    return tuple(statistics.median(row[f"{way}_ms"]) for way in ("forward", "backward")) if row else ()
+
+
+def _two(both: tuple[float, ...]) -> list[str]:
+    return [f"{ms:.2f}" for ms in both] or ["", ""]
+
+
+def _ratio(above: tuple[float | None, ...], below: tuple[float, ...], form: str) -> str:
+    known = [one for one in above if one is not None]
+    return form.format(sum(known) / sum(below)) if known and below else ""
 
 
 def _share(floors: dict[str, float] | None, way: str, measured: float) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -224,13 +227,42 @@ def test_each_state_predicts_all_lengths_on_random_and_correlated_choices() -> N
         assert {"sm_80", "sm_90"} <= set.intersection(*(set(kernel) for kernel in state["kernels"].values()))
 
 
+def test_a_mistake_in_the_command_is_one_error() -> None:
+    done = run("--kernel", "spanned_forward", "--tile", "64,64")
+    assert done.returncode == 2
+    assert "--tile: '64,64': expected four numbers, as in 64,64,4,2" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_state_is_recorded_under_its_label_and_gives_way_to_one_of_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps({"states": [{"label": "other"}, {"label": "now"}]}), encoding="utf-8")
+    done = run("--tokens", "1024", "--choices", "random", "correlated", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    other, state = json.loads(file.read_text(encoding="utf-8"))["states"]
+    assert other == {"label": "other"}
+    assert [one["shared"] for one in state["scenarios"]] == [0.0, 0.8, 0.95, 0.98]
+    assert set(state["kernels"]) == set(RESULT["states"][-1]["kernels"])
+    assert {way: one["launches"] for way, one in state["host"]["1024"].items()} == {"forward": 5, "backward": 8}
+    assert "1024 tokens, random choices: predicted milliseconds on an H200" in done.stdout
+    told_kernel = run("--kernel", "selected_forward", "--arch", "80", "90")
+    assert "HMMA.16816.F32.BF16" in told_kernel.stdout
+    assert "HGMMA.64x128x16.F32.BF16" in told_kernel.stdout
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, str(REPOSITORY / "benchmarks" / "kernel_model.py"), *words]
+    return subprocess.run(program, capture_output=True, text=True, check=False)
+
+
 def test_the_page_tells_what_is_recorded() -> None:
     page = text(told.PAGE)
     shown = page.partition(told.BEGIN)[2].partition(told.END)[0]
     assert shown == f"\n{told.section(RESULT)}\n", "python benchmarks/kernel_model.py --docs writes the tables anew"
 
 
-def test_the_page_is_written_between_its_marks_alone(tmp_path: Any) -> None:
+def test_the_page_is_written_between_its_marks_alone(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"above\n{told.BEGIN}\nold\n{told.END}\nbelow\n", encoding="utf-8")
     told.write_page(page, RESULT)

@@ -63,6 +63,21 @@ def test_a_length_at_which_ours_failed_is_a_row_that_says_so() -> None:
     assert "not measured: nsa: out of memory" in text
 
 
+def test_parts_and_given_choices_are_told_as_shares_and_ratios() -> None:
+    here = length(65536, (20.0, 50.0), (90.0, 190.0))
+    for name, forward, backward in (
+        ("nsa.selected, random choices", 10.0, 20.0),
+        ("nsa.selected, neighbours share 95%", 5.0, 10.0),
+        ("nsa, neighbours share 95%", 15.0, 25.0),
+        ("native-sparse-attention-triton selected, neighbours share 95%", 20.0, 40.0),
+    ):
+        here["rows"].append(here["rows"][0] | {"name": name, "forward_ms": [forward], "backward_ms": [backward]})
+    here["floors_ms"]["selected"] = {"forward": 3.0, "backward": 6.0}
+    text = table({"device": "x", "lengths": [here]})
+    assert "| 65536 | selected | 9.00 | 33% | 9.00 | 67% |" in text
+    assert "| 65536 | neighbours share 95% | 5.00 | 10.00 | 0.50x | 15.00 | 25.00 | 7.00x | 4.00x |" in text
+
+
 def test_pairs_are_those_that_a_query_sees() -> None:
     shape = Shape(tokens=20, block_len=4, block_stride=2, select_len=5, select_count=3, window=6)
     assert pairs(shape) == {
@@ -71,6 +86,13 @@ def test_pairs_are_those_that_a_query_sees() -> None:
         "selected": sum((min(3, t // 5 + 1) - 1) * 5 + t % 5 + 1 for t in range(20)),
         "sliding": sum(min(6, t + 1) for t in range(20)),
     }
+
+
+def test_a_part_that_is_none_is_one_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        nsa_op.main(["--device", "cpu", "--shared", "2"])
+    assert stopped.value.code == 2
+    assert "--shared: 2: expected a part of all, from 0 to 1" in capsys.readouterr().err
 
 
 def test_a_device_whose_peak_is_unknown_has_no_floor() -> None:
@@ -85,10 +107,12 @@ def test_the_whole_path_runs_on_a_cpu_and_says_what_was_missing(
     assert nsa_op.main([*words, "--out", str(out)]) == 0
     result = json.loads(out.read_text())
     rows = {row["name"]: row for row in result["lengths"][0]["rows"]}
-    for part in ("nsa", "nsa.compressed", "nsa.selected", "nsa.sliding", "nsa.mix", "torch.flash"):
+    given = ("nsa.selected, neighbours share 95%", "nsa, neighbours share 95%", "nsa.selected, random choices")
+    for part in ("nsa", "nsa.compressed", "nsa.selected", "nsa.sliding", "nsa.mix", "torch.flash", *given):
         assert len(rows[part]["forward_ms"]) == len(rows[part]["backward_ms"]) == 1, part
     assert rows["nsa.importance"]["backward_ms"] == []
     assert rows["flash-attn 2"]["missing"].startswith("cannot be imported")
+    assert rows["native-sparse-attention-triton selected, random choices"]["missing"].startswith("cannot be imported")
     assert "| 64 |" in capsys.readouterr().out
     assert nsa_op.main(["--table", str(out)]) == 0
     assert "| 64 |" in capsys.readouterr().out

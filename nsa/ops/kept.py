@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 Computed = TypeVar("Computed")
 
 MOST = 64  # lengths and patterns of one sequence: a table is four numbers a token
+_MISSING: Any = object()
 _of_numbers: OrderedDict[Hashable, Any] = OrderedDict()
 _of_tensors = WeakIdKeyDictionary()  # tensor -> (its version, {numbers: what was computed})
 
@@ -33,7 +34,10 @@ def kept(starts: Tensor | None, device: torch.device, numbers: Hashable, compute
     key = (numbers, device, _stream(device), torch.is_inference_mode_enabled())
     if starts is not None:
         return _of_this_version(starts, key, compute)
-    computed: Computed = _of_numbers.pop(key) if key in _of_numbers else compute()
+    # One step: the backward pass runs in a thread of its own.
+    computed: Computed = _of_numbers.pop(key, _MISSING)
+    if computed is _MISSING:
+        computed = compute()
     _of_numbers[key] = computed  # the newest last
     if len(_of_numbers) > MOST:
         _of_numbers.popitem(last=False)

@@ -236,6 +236,19 @@ def test_a_compiled_operation_checks_the_starts_that_it_is_called_with(implement
         compiled(wrong)
 
 
+@pytest.mark.parametrize("implementation", [Implementation.AUTO, Implementation.EAGER], ids=str)
+def test_a_compiled_operation_checks_tensors_of_any_length(implementation: Implementation) -> None:
+    def run(given: Inputs) -> Tensor:
+        return sparse_attention(*given, SELECTION, window=7, implementation=implementation)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    for tokens, blocks in ((23, 6), (26, 7), (41, 12)):  # from the second on lengths are symbols
+        given = inputs(tokens, blocks)
+        torch.testing.assert_close(compiled(given), run(given))
+    with pytest.raises(Exception, match="expected the 8 complete blocks of 29 tokens"):
+        compiled(inputs(29, 9))
+
+
 class TestOnADevice:
     """What a GPU is asked to assert, tried on a CPU, where the same operator raises at once."""
 

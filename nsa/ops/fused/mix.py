@@ -103,7 +103,9 @@ def _like_the_sum(outputs: list[Tensor]) -> Tensor:
 
 
 def _like_the_inputs(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Tensor], Tensor]:
-    return [output.new_empty(output.shape) for output in outputs], gates_cBHT.new_empty(gates_cBHT.shape)
+    """Gradients lie as the sum does, the heads of a token side by side: who reads them reads a token in one piece."""
+    grads = [_like_the_sum(outputs).transpose(1, 2) for _ in outputs]
+    return grads, gates_cBHT.new_empty(gates_cBHT.shape)
 
 
 def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any]]:
@@ -167,12 +169,12 @@ def mix_backward(
     HEADS: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, BRANCHES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    i_b, _, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
+    i_b, o_row, o_head, o_token, m_row = _rows(tokens, HEADS, ROWS)
     b_dy = load_heads(p_dy, i_b * s_dyb + o_head * s_dyh + o_token * s_dyt, m_row, E, E_PADDED).to(ACC)  # [R, E]
     p_gate = p_g + i_b * s_gb + o_head * s_gh + o_token * s_gt  # [R]
-    # Gradients are contiguous, those of the gates branch by branch.
-    o_out = (i_b * HEADS + o_head) * tokens + o_token  # [R]
-    p_dgate = p_dg + o_out  # [R]
+    # Gradients are contiguous, those of outputs as the sum is, those of the gates branch by branch.
+    o_out = i_b * tokens * HEADS + o_row  # [R]
+    p_dgate = p_dg + (i_b * HEADS + o_head) * tokens + o_token  # [R]
     branch_rows = tl.cast(batch, tl.int64) * HEADS * tokens
     o_in = i_b * s_o1b + o_head * s_o1h + o_token * s_o1t  # [R]
     _term_gradients(b_dy, p_o1, o_in, p_gate, p_do1, o_out, p_dgate, m_row, E, E_PADDED)

@@ -24,6 +24,7 @@ from torch import Tensor
 from .. import NAMESPACE
 from ..packed import alone, compressed_starts, sequence_of
 from . import tuning
+from .descriptors import describable, described
 from .device import (
     as_exponent,
     key_gradient_step,
@@ -137,12 +138,13 @@ def _spanned(
 
     def run(tile: Tile) -> None:
         tiles = triton.cdiv(q_BHTD.shape[2], tile.rows // sizes["HEADS_PADDED"])
+        keys = _keys_and_values(k_BGSD, v_BGSE, tile, sizes)
         launch(
             spanned_forward,
             tiles * q_BHTD.shape[0] * k_BGSD.shape[1],
             *strided(q_BHTD),
-            *strided(k_BGSD),
-            *strided(v_BGSE),
+            *keys.first,
+            *keys.second,
             *strided(o_BHTE),
             lse_BHT,
             first_key_T,
@@ -150,6 +152,7 @@ def _spanned(
             k_BGSD.shape[1],
             q_BHTD.shape[2],
             tiles,
+            DESCRIBED=keys.described,
             ROWS=tile.rows,
             KEYS=tile.keys,
             warps=tile.warps,
@@ -176,26 +179,33 @@ def _spanned_backward(
     scale: float,
     pattern: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    saved = (strided(q_BHTD), strided(k_BGSD), strided(v_BGSE), strided(grad_BHTE))
     sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
     seen = (first_key_T, stop_key_T)
-    dq_BHTD, delta_BHT = like_tokens(q_BHTD, q_BHTD.shape[-1]), torch.empty_like(lse_BHT)
+    dq_BHTD = like_tokens(q_BHTD, q_BHTD.shape[-1])
+    # What the first kernel computes of each row and the second needs: the log-sum-exp as an exponent, and delta.
+    stats_2BHT = lse_BHT.new_empty((2, *lse_BHT.shape))
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
 
     def run_queries(tile: Tile) -> None:
         tiles = triton.cdiv(q_BHTD.shape[2], tile.rows // sizes["HEADS_PADDED"])
+        keys = _keys_and_values(k_BGSD, v_BGSE, tile, sizes)
         launch(
             spanned_backward_queries,
             tiles * rows,
-            *_flat(saved),
+            *strided(q_BHTD),
+            *keys.first,
+            *keys.second,
+            *strided(grad_BHTE),
             *strided(o_BHTE),
             *strided(dq_BHTD),
             lse_BHT,
-            delta_BHT,
+            stats_2BHT[0],
+            stats_2BHT[1],
             *seen,
             groups,
             q_BHTD.shape[2],
             tiles,
+            DESCRIBED=keys.described,
             ROWS=tile.rows,
             KEYS=tile.keys,
             warps=tile.warps,
@@ -214,14 +224,17 @@ def _spanned_backward(
             parts = 1 if parts > 1 else 2
         kept = accumulated(q_BHTD.dtype) if parts > 1 else q_BHTD.dtype
         dk, dv = (tensor.new_empty((parts, *tensor.shape), dtype=kept) for tensor in (k_BGSD, v_BGSE))
+        queries = _queries_and_gradients(q_BHTD, grad_BHTE, tile, sizes)
         launch(
             spanned_backward_keys,
             tiles * rows * parts,
-            *_flat(saved),
+            *queries.first,
+            *strided(k_BGSD),
+            *strided(v_BGSE),
+            *queries.second,
             dk,
             dv,
-            lse_BHT,
-            delta_BHT,
+            stats_2BHT,
             first_query_S,
             stop_query_S,
             groups,
@@ -230,6 +243,7 @@ def _spanned_backward(
             tiles,
             parts,
             rows,
+            DESCRIBED=queries.described,
             ROWS=tile.rows,
             KEYS=tile.keys,
             warps=tile.warps,
@@ -309,11 +323,33 @@ def inside(o_place, b_first, b_stop):
 
 
 @triton.jit
+def group_of(p_tensor, i_b, i_g, s_b, s_g, DESCRIBED: tl.constexpr):
+    """Where a group of a sequence begins; a descriptor takes both as coordinates."""
+    if DESCRIBED:
+        p_group = p_tensor
+    else:
+        p_group = p_tensor + tl.cast(i_b, tl.int64) * s_b + tl.cast(i_g, tl.int64) * s_g
+    return p_group
+
+
+@triton.jit
 def keys_at(
+    p_rows, i_b, i_g, s_row, start, last, MASKED: tl.constexpr,
+    KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """Keys or values [start, start + KEYS) of a group. With MASKED some may lie behind `last`, where nobody looks."""
+    if DESCRIBED:
+        b_rows = tl.reshape(p_rows.load([i_b, i_g, start, 0]), [KEYS, WIDTH_PADDED])
+    else:
+        b_rows = loaded(p_rows, s_row, start, last, MASKED, KEYS, WIDTH, WIDTH_PADDED)
+    return b_rows  # [K, WIDTH_PADDED]
+
+
+@triton.jit
+def loaded(
     p_rows, s_row, start, last,
     MASKED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Rows [start, start + KEYS); with MASKED zeros from `last` on."""
     o_row, o_column = tl.arange(0, KEYS), tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + start.to(tl.int64) * s_row + (o_row.to(tl.int64) * s_row)[:, None] + o_column[None, :]
     if MASKED:
@@ -327,10 +363,22 @@ def keys_at(
 
 @triton.jit
 def queries_at(
+    p_rows, i_b, i_g, o_row, start, s_row, m_row, MASKED: tl.constexpr, HEADS: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """The rows of the queries from `start` on, `o_row` away from them; with MASKED only those of `m_row`."""
+    if DESCRIBED:
+        b_rows = tl.reshape(p_rows.load([i_b, start, i_g * HEADS, 0]), [ROWS, WIDTH_PADDED])
+    else:
+        b_rows = gathered(p_rows, o_row, start, s_row, m_row, MASKED, WIDTH, WIDTH_PADDED)
+    return b_rows  # [R, WIDTH_PADDED]
+
+
+@triton.jit
+def gathered(
     p_rows, o_row, start, s_row, m_row,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
-    """The rows of the queries from `start` on, `o_row` away from them; with MASKED only those of `m_row`."""
     o_column = tl.arange(0, WIDTH_PADDED)
     p_tile = p_rows + start.to(tl.int64) * s_row + o_row[:, None] + o_column[None, :]
     if MASKED:
@@ -344,13 +392,13 @@ def queries_at(
 
 @triton.jit
 def forward_keys(
-    b_q, p_keys, s_ks, p_values, s_vs, start, last, b_first, b_stop, b_highest, b_total, b_o,
+    b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, start, last, b_first, b_stop, b_highest, b_total, b_o,
     MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    b_k = keys_at(p_keys, s_ks, start, last, MASKED, KEYS, D, D_PADDED)
-    b_v = keys_at(p_values, s_vs, start, last, MASKED, KEYS, E, E_PADDED)
+    b_k = keys_at(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
+    b_v = keys_at(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
     m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
     return softmax_step(b_q, b_k, b_v, m_seen, b_highest, b_total, b_o, MASKED, EXPONENT, EXACT, ACC)
 
@@ -366,47 +414,50 @@ def spanned_forward(
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     # The last queries see most: their programs start first. One group's tiles follow each other and share its keys.
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_bg = tl.program_id(0) // tiles
-    i_b, i_g = (i_bg // groups).to(tl.int64), (i_bg % groups).to(tl.int64)
+    i_b, i_g = i_bg // groups, i_bg % groups
     o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, tokens, ROWS, HEADS, HEADS_PADDED)
-    o_head = i_g * HEADS + o_head  # [R]
+    i_b_wide, o_head = i_b.to(tl.int64), i_g.to(tl.int64) * HEADS + o_head  # [R]
     o_wide = o_token.to(tl.int64)
-    b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-    p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
+    b_q = load_heads(p_q, i_b_wide * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
+    p_keys = group_of(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
+    p_values = group_of(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
     b_highest = tl.full([ROWS], float("-inf"), ACC)
     b_total = tl.zeros([ROWS], ACC)
     b_o = tl.zeros([ROWS, E_PADDED], ACC)
     first, last, steps, lead, inner = walk_of(b_first, b_stop, m_row, KEYS)
     for i in range(lead, lead + inner):
         b_highest, b_total, b_o = forward_keys(
-            b_q, p_keys, s_ks, p_values, s_vs, first + i * KEYS, last, b_first, b_stop, b_highest, b_total, b_o,
-            False, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS,
+            b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, first + i * KEYS, last, b_first, b_stop,
+            b_highest, b_total, b_o,
+            False, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS, DESCRIBED,
         )  # fmt: skip
     for i in range(steps - inner):
         start = first + tl.where(i < lead, i, i + inner) * KEYS
         b_highest, b_total, b_o = forward_keys(
-            b_q, p_keys, s_ks, p_values, s_vs, start, last, b_first, b_stop, b_highest, b_total, b_o,
-            True, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS,
+            b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, start, last, b_first, b_stop,
+            b_highest, b_total, b_o,
+            True, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS, DESCRIBED,
         )  # fmt: skip
     b_o = b_o / tl.where(b_total == 0.0, 1.0, b_total)[:, None]
     b_lse = log_sum(b_highest, b_total, EXACT)
-    store_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, b_o, E, E_PADDED)
-    tl.store(p_lse + (i_b * groups * HEADS + o_head) * tokens + o_wide, b_lse, mask=m_row)
+    store_heads(p_o, i_b_wide * s_ob + o_head * s_oh + o_wide * s_ot, m_row, b_o, E, E_PADDED)
+    tl.store(p_lse + (i_b_wide * groups * HEADS + o_head) * tokens + o_wide, b_lse, mask=m_row)
 
 
 @triton.jit
 def gradient_from_keys(
-    b_q, p_keys, s_ks, p_values, s_vs, b_do, b_lse, b_delta, start, last, b_first, b_stop, b_dq,
+    b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, b_do, b_lse, b_delta, start, last, b_first, b_stop, b_dq,
     MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    b_k = keys_at(p_keys, s_ks, start, last, MASKED, KEYS, D, D_PADDED)
-    b_v = keys_at(p_values, s_vs, start, last, MASKED, KEYS, E, E_PADDED)
+    b_k = keys_at(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
+    b_v = keys_at(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
     m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
     return query_gradient_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dq, MASKED, EXPONENT, EXACT, ACC)
 
@@ -419,65 +470,74 @@ def spanned_backward_queries(
     p_do, s_dob, s_doh, s_dot,
     p_o, s_ob, s_oh, s_ot,
     p_dq, s_dqb, s_dqh, s_dqt,
-    p_lse, p_delta, p_first, p_stop,
+    p_lse, p_exponent, p_delta, p_first, p_stop,
     groups, tokens, tiles,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the queries, and delta = sum(o * do), which the gradients of keys and values need as well."""
+    """Gradient of the queries; and what the gradients of keys and values need of each row as well.
+
+    That is delta = sum(o * do), and the log-sum-exp in the base that `power` takes.
+    """
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_bg = tl.program_id(0) // tiles
-    i_b, i_g = (i_bg // groups).to(tl.int64), (i_bg % groups).to(tl.int64)
+    i_b, i_g = i_bg // groups, i_bg % groups
     o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, tokens, ROWS, HEADS, HEADS_PADDED)
-    o_head = i_g * HEADS + o_head
+    i_b_wide, o_head = i_b.to(tl.int64), i_g.to(tl.int64) * HEADS + o_head
     o_wide = o_token.to(tl.int64)
-    b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-    b_do = load_heads(p_do, i_b * s_dob + o_head * s_doh + o_wide * s_dot, m_row, E, E_PADDED)  # [R, E]
-    b_o = load_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, E, E_PADDED)  # [R, E]
-    o_stat = (i_b * groups * HEADS + o_head) * tokens + o_wide
+    b_q = load_heads(p_q, i_b_wide * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
+    b_do = load_heads(p_do, i_b_wide * s_dob + o_head * s_doh + o_wide * s_dot, m_row, E, E_PADDED)  # [R, E]
+    b_o = load_heads(p_o, i_b_wide * s_ob + o_head * s_oh + o_wide * s_ot, m_row, E, E_PADDED)  # [R, E]
+    o_stat = (i_b_wide * groups * HEADS + o_head) * tokens + o_wide
     b_delta = tl.sum(b_o.to(ACC) * b_do.to(ACC), 1)  # [R]
     tl.store(p_delta + o_stat, b_delta, mask=m_row)
     b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
-    p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
+    tl.store(p_exponent + o_stat, b_lse, mask=m_row)
+    p_keys = group_of(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
+    p_values = group_of(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
     first, last, steps, lead, inner = walk_of(b_first, b_stop, m_row, KEYS)
     for i in range(lead, lead + inner):
         b_dq = gradient_from_keys(
-            b_q, p_keys, s_ks, p_values, s_vs, b_do, b_lse, b_delta, first + i * KEYS, last, b_first, b_stop, b_dq,
-            False, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS,
+            b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, b_do, b_lse, b_delta,
+            first + i * KEYS, last, b_first, b_stop, b_dq,
+            False, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS, DESCRIBED,
         )  # fmt: skip
     for i in range(steps - inner):
         start = first + tl.where(i < lead, i, i + inner) * KEYS
         b_dq = gradient_from_keys(
-            b_q, p_keys, s_ks, p_values, s_vs, b_do, b_lse, b_delta, start, last, b_first, b_stop, b_dq,
-            True, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS,
+            b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, b_do, b_lse, b_delta, start, last, b_first, b_stop, b_dq,
+            True, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS, DESCRIBED,
         )  # fmt: skip
-    store_heads(p_dq, i_b * s_dqb + o_head * s_dqh + o_wide * s_dqt, m_row, b_dq * SCALE, D, D_PADDED)
+    store_heads(p_dq, i_b_wide * s_dqb + o_head * s_dqh + o_wide * s_dqt, m_row, b_dq * SCALE, D, D_PADDED)
 
 
 @triton.jit
 def gradients_from_queries(
-    p_queries, o_query, s_qt, p_grads, o_grad, s_dot, b_k, b_v, p_lse, p_delta, o_stat,
+    p_queries, o_query, s_qt, p_grads, o_grad, s_dot, i_b, i_g, b_k, b_v, p_stats, to_delta,
     start, last, b_first, b_stop, b_dk, b_dv, m_head,
     MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     o_token = start + tl.arange(0, ROWS) // HEADS_PADDED  # [R]
     m_row = m_head & (o_token < last)
     NEEDS: tl.constexpr = MASKED or HEADS != HEADS_PADDED
-    b_q = queries_at(p_queries, o_query, start, s_qt, m_row, NEEDS, D, D_PADDED)  # [R, D]
-    b_do = queries_at(p_grads, o_grad, start, s_dot, m_row, NEEDS, E, E_PADDED)  # [R, E]
+    b_q = queries_at(
+        p_queries, i_b, i_g, o_query, start, s_qt, m_row, NEEDS, HEADS, ROWS, D, D_PADDED, DESCRIBED
+    )  # [R, D]
+    b_do = queries_at(
+        p_grads, i_b, i_g, o_grad, start, s_dot, m_row, NEEDS, HEADS, ROWS, E, E_PADDED, DESCRIBED
+    )  # [R, E]
     if NEEDS:
-        b_lse = tl.load(p_lse + start + o_stat, mask=m_row, other=0.0)
-        b_delta = tl.load(p_delta + start + o_stat, mask=m_row, other=0.0)
+        b_lse = tl.load(p_stats + start, mask=m_row, other=0.0)
+        b_delta = tl.load(p_stats + start + to_delta, mask=m_row, other=0.0)
     else:
-        b_lse = tl.load(p_lse + start + o_stat)
-        b_delta = tl.load(p_delta + start + o_stat)
-    b_lse = as_exponent(b_lse, EXACT)
+        b_lse = tl.load(p_stats + start)
+        b_delta = tl.load(p_stats + start + to_delta)
     # Rows that do not exist are zeros, of queries and of gradients, and add nothing.
     m_seen = inside(o_token[None, :], b_first[:, None], b_stop[:, None])
     return key_gradient_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, MASKED, EXPONENT, EXACT, ACC)
@@ -490,60 +550,92 @@ def spanned_backward_keys(
     p_v, s_vb, s_vg, s_vs,
     p_do, s_dob, s_doh, s_dot,
     p_dk, p_dv,
-    p_lse, p_delta, p_first_query, p_stop_query,
+    p_stats, p_first_query, p_stop_query,
     groups, tokens, keys, tiles, parts, batch_groups,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values, from every `parts`-th tile of the queries that see any of them.
 
-    The walk goes down from the last query, which all tiles of completed blocks have in common: what runs at the same
-    time reads the same queries.
+    Behind its edges the walk goes down from the last query, which all tiles of completed blocks have in common: what
+    runs at the same time reads the same queries. The edges come first, as their bounds need registers.
     """
     QUERIES: tl.constexpr = ROWS // HEADS_PADDED
     i_part = tl.program_id(0) % parts
     i_tile = tl.program_id(0) // parts % tiles
     i_bg = tl.program_id(0) // parts // tiles
-    i_b, i_g = (i_bg // groups).to(tl.int64), (i_bg % groups).to(tl.int64)
+    i_b, i_g = i_bg // groups, i_bg % groups
     o_key = i_tile * KEYS + tl.arange(0, KEYS)  # [K]
     m_key = o_key < keys
-    b_k = load_rows(p_k + i_b * s_kb + i_g * s_kg, s_ks, o_key, m_key, D, D_PADDED)  # [K, D]
-    b_v = load_rows(p_v + i_b * s_vb + i_g * s_vg, s_vs, o_key, m_key, E, E_PADDED)  # [K, E]
+    b_k = load_rows(group_of(p_k, i_b, i_g, s_kb, s_kg, False), s_ks, o_key, m_key, D, D_PADDED)  # [K, D]
+    b_v = load_rows(group_of(p_v, i_b, i_g, s_vb, s_vg, False), s_vs, o_key, m_key, E, E_PADDED)  # [K, E]
     b_first = tl.load(p_first_query + o_key, mask=m_key, other=0)
     b_stop = tl.load(p_stop_query + o_key, mask=m_key, other=0)
     o_row = tl.arange(0, ROWS)
-    o_head = i_g * HEADS + o_row % HEADS_PADDED  # [R]
+    i_b_wide, o_head = i_b.to(tl.int64), i_g.to(tl.int64) * HEADS + o_row % HEADS_PADDED  # [R]
     o_query = (o_row // HEADS_PADDED).to(tl.int64)
     m_head = o_row % HEADS_PADDED < HEADS
-    p_queries, p_grads = p_q + i_b * s_qb, p_do + i_b * s_dob
-    o_stat = (i_b * groups * HEADS + o_head) * tokens + o_query
+    p_queries, p_grads = group_of(p_q, i_b, 0, s_qb, 0, DESCRIBED), group_of(p_do, i_b, 0, s_dob, 0, DESCRIBED)
+    p_stats += (i_b_wide * groups * HEADS + o_head) * tokens + o_query
+    to_delta = tl.cast(batch_groups, tl.int64) * HEADS * tokens
     b_dk = tl.zeros([KEYS, D_PADDED], ACC)
     b_dv = tl.zeros([KEYS, E_PADDED], ACC)
     first, last, steps, lead, inner = walk_of(b_first, b_stop, m_key, QUERIES)
-    for i in range(i_part, inner, parts):
-        b_dk, b_dv = gradients_from_queries(
-            p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
-            b_k, b_v, p_lse, p_delta, o_stat, first + (lead + inner - 1 - i) * QUERIES, last,
-            b_first, b_stop, b_dk, b_dv, m_head,
-            False, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS,
-        )  # fmt: skip
     for i in range(i_part, steps - inner, parts):
         step = steps - inner - 1 - i
         start = first + tl.where(step < lead, step, step + inner) * QUERIES
         b_dk, b_dv = gradients_from_queries(
             p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
-            b_k, b_v, p_lse, p_delta, o_stat, start, last, b_first, b_stop, b_dk, b_dv, m_head,
-            True, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS,
+            i_b, i_g, b_k, b_v, p_stats, to_delta, start, last, b_first, b_stop, b_dk, b_dv, m_head,
+            True, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
+        )  # fmt: skip
+    for i in range(i_part, inner, parts):
+        b_dk, b_dv = gradients_from_queries(
+            p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
+            i_b, i_g, b_k, b_v, p_stats, to_delta, first + (lead + inner - 1 - i) * QUERIES, last,
+            b_first, b_stop, b_dk, b_dv, m_head,
+            False, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
         )  # fmt: skip
     o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys
     store_rows(p_dk + o_out * D, D, o_key, m_key, b_dk * SCALE, D, D_PADDED)
     store_rows(p_dv + o_out * E, E, o_key, m_key, b_dv, E, E_PADDED)
 
 
-def _flat(tensors: tuple[tuple[Any, ...], ...]) -> list[Any]:
-    return [argument for tensor in tensors for argument in tensor]
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """Two tensors that a kernel reads in tiles, each with the strides that pointers need."""
+
+    first: tuple[Any, ...]
+    second: tuple[Any, ...]
+    described: bool
+
+
+def _keys_and_values(k_BGSD: Tensor, v_BGSE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _Read:
+    first, second = strided(k_BGSD), strided(v_BGSE)
+    if not describable(k_BGSD, v_BGSE):
+        return _Read(first=first, second=second, described=False)
+    block = 1, 1, tile.keys
+    return _Read(
+        first=(described(k_BGSD, (*block, sizes["D_PADDED"])), *first[1:]),
+        second=(described(v_BGSE, (*block, sizes["E_PADDED"])), *second[1:]),
+        described=True,
+    )
+
+
+def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _Read:
+    """A tile is some queries with all heads of a group: of padded heads the last would be the next group's."""
+    first, second = strided(q_BHTD), strided(grad_BHTE)
+    heads, q_BTHD, grad_BTHE = sizes["HEADS_PADDED"], q_BHTD.transpose(1, 2), grad_BHTE.transpose(1, 2)
+    if heads != sizes["HEADS"] or not describable(q_BTHD, grad_BTHE):
+        return _Read(first=first, second=second, described=False)
+    block = 1, tile.rows // heads, heads
+    return _Read(
+        first=(described(q_BTHD, (*block, sizes["D_PADDED"])), *first[1:]),
+        second=(described(grad_BTHE, (*block, sizes["E_PADDED"])), *second[1:]),
+        described=True,
+    )
 
 
 def _parts(programs: int) -> int:
@@ -552,17 +644,30 @@ def _parts(programs: int) -> int:
 
 # With two stages the loads of a step are issued at its end and awaited at the top of the next; three hide them.
 def _forward_tiles(situation: tuning.Situation) -> list[Tile]:
-    sizes = (128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 3), (128, 64, 8, 4), (64, 32, 4, 3), (32, 32, 4, 1)
+    """A long walk goes by 128 keys, which scales the output half as often; of a window it would see more in vain."""
+    sizes = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (256, 64, 16, 3), (64, 32, 4, 3), (32, 32, 4, 1)]
+    if _sees_blocks(situation):
+        sizes.insert(0, sizes.pop(1))
     return situation.tiles(*sizes)
 
 
 def _backward_query_tiles(situation: tuning.Situation) -> list[Tile]:
     """Shared memory has room for one program of these: with eight warps it hides more than with four."""
-    sizes = (128, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3), (64, 32, 4, 4), (32, 32, 4, 1)
+    sizes = (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3), (32, 32, 4, 1)
     return situation.tiles(*sizes)
 
 
 def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
-    """Each four warps have 64 keys of their own: with fewer, two groups of them would compute the same scores."""
-    sizes = (32, 64, 4, 3), (32, 128, 8, 3), (64, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)
+    """Each four warps have 64 keys of their own: with fewer, two groups of them would compute the same scores.
+
+    Keys of completed blocks are seen by most queries, which a tile of 128 keys reads half as often.
+    """
+    sizes = [(32, 64, 4, 3), (64, 128, 8, 3), (32, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)]
+    if _sees_blocks(situation):
+        sizes.insert(0, sizes.pop(1))
     return situation.tiles(*sizes)
+
+
+def _sees_blocks(situation: tuning.Situation) -> bool:
+    """Fewer keys than queries: blocks of tokens, most of which a late query sees."""
+    return situation.keys < situation.tokens

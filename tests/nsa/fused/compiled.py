@@ -34,7 +34,7 @@ def main(words: list[str]) -> None:
     shape = Shape(tokens=FEW_TOKENS, heads=heads, groups=groups, width=width, value_width=value_width)
     shape = replace(shape, tokens=int(numbers[5])) if numbers[5:] else replace(shape, window=FEW_TOKENS // 4)
     seen: set[str] = set()
-    for launch in launches(shape, dtype=getattr(torch, dtype), tried=tiles):
+    for launch in launches(shape, dtype=getattr(torch, dtype), tried=tiles, capability=int(capability)):
         line = compiled(launch, int(capability))
         key = json.dumps([line["kernel"], line["numbers"], line["part"] if numbers[5:] else ""])
         if key not in seen:

@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.choices import choices, shared_by_neighbours
+from benchmarks.choices import choices, shared_by_neighbours, union_size
 from benchmarks.kernel_work import cuts_of_blocks, segment_passes, spans_walked, union_sizes
+from benchmarks.nsa_choices import choices_of
+from nsa_harness.nsa.config import CI
+from nsa_harness.nsa.model import TinyLM
 from nsa_harness.nsa.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens
 
 CPU = torch.device("cpu")
@@ -22,13 +25,17 @@ def spans(name: str, tokens: int) -> Spans:
     return spans_of_completed_blocks(tokens, blocks, 32, 16, None, CPU)
 
 
-def walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int) -> list[int]:
-    """As spanned_forward and spanned_backward_keys loop, counted step by step."""
+def walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int) -> list[tuple[int, int]]:
+    """As the kernels walk: a step masks unless all spans of the tile hold all of it. (All passes, those that mask.)"""
     counts = []
     for tile in range(0, len(first), width):
-        begin, end = int(first[tile : tile + width].min()), int(stop[tile : tile + width].max())
+        firsts, stops = first[tile : tile + width].tolist(), stop[tile : tile + width].tolist()
+        steps = list(range(min(firsts), max(stops), step))
+        masks = [begin < max(firsts) or begin + step > min(stops) for begin in steps]
+        edges, whole = sum(masks), len(steps) - sum(masks)
         for part in range(parts):
-            counts.append(len(range(begin + part * (step // parts), end, step)))
+            masked = len(range(part, edges, parts))
+            counts.append((len(range(part, whole, parts)) + masked, masked))
     return counts
 
 
@@ -40,8 +47,10 @@ def walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int) -> li
 )
 def test_passes_over_keys(name: str, tokens: int, queries: int, keys: int) -> None:
     one = spans(name, tokens)
-    got = spans_walked(one.first_key_T, one.stop_key_T, queries, keys)
-    assert got.tolist() == walked(one.first_key_T, one.stop_key_T, queries, keys, 1)
+    passes, edges = spans_walked(one.first_key_T, one.stop_key_T, queries, keys)
+    assert list(zip(passes.tolist(), edges.tolist(), strict=True)) == walked(
+        one.first_key_T, one.stop_key_T, queries, keys, 1
+    )
 
 
 @given(
@@ -53,8 +62,10 @@ def test_passes_over_keys(name: str, tokens: int, queries: int, keys: int) -> No
 )
 def test_passes_over_queries_shared_out_to_parts(name: str, tokens: int, queries: int, keys: int, parts: int) -> None:
     one = spans(name, tokens)
-    got = spans_walked(one.first_query_S, one.stop_query_S, keys, queries * parts, parts)
-    assert got.tolist() == walked(one.first_query_S, one.stop_query_S, keys, queries * parts, parts)
+    passes, edges = spans_walked(one.first_query_S, one.stop_query_S, keys, queries, parts)
+    assert list(zip(passes.tolist(), edges.tolist(), strict=True)) == walked(
+        one.first_query_S, one.stop_query_S, keys, queries, parts
+    )
 
 
 @given(st.integers(1, 400), st.sampled_from([1, 2, 4, 8]), st.floats(0, 1), st.integers(4, 16))
@@ -91,3 +102,18 @@ def test_made_up_choices_are_ones_that_importance_could_make(tokens: int, shared
 @pytest.mark.parametrize("shared", [0.8, 0.95, 0.98])
 def test_neighbours_share_as_many_choices_as_asked_for(shared: float) -> None:
     assert shared_by_neighbours(choices(32768, shared=shared)) == pytest.approx(shared, abs=0.02)
+
+
+def test_the_unions_of_all_tiles_on_average() -> None:
+    indices = choices(500, count=6, select_len=16, shared=0.9, groups=2)
+    both = [union_sizes(indices[:, [group]], 4, 16).float() for group in range(2)]
+    assert union_size(indices, 4) == pytest.approx(float(torch.cat(both).mean()))
+
+
+def test_a_models_choices_are_seen_layer_by_layer_with_other_places_than_it_has() -> None:
+    model = TinyLM.from_config(CI)
+    found = choices_of(CI, model.state_dict(), 300, count=8, select_len=16)
+    assert len(found) == CI.layers
+    for indices in found.values():
+        assert indices.shape == (1, CI.groups, 300, 8)
+        assert {0, 18, 17} <= set(indices[0, 0, 299].tolist())

@@ -66,6 +66,13 @@ def test_errors_are_at_most_twice_those_of_plain_torch(dtype: torch.dtype, gate_
         assert (our.double() - right).abs().max() <= 2 * (their.double() - right).abs().max()
 
 
+def test_gradients_of_outputs_have_the_heads_of_a_token_side_by_side() -> None:
+    outputs, gates = leaves(3, 2, 3, 9, 4)
+    upstream = torch.randn_like(plain(outputs, seen(gates)))
+    of_outputs, _ = fused._mix_backward(upstream, [output.detach() for output in outputs], seen(gates).detach())
+    assert all(gradient.transpose(1, 2).is_contiguous() for gradient in of_outputs)
+
+
 def test_layouts_that_are_not_contiguous_are_read_as_they_are() -> None:
     outputs, gates = leaves(3, 2, 3, 9, 4)
     upstream = torch.randn(9, 2, 4, 3, dtype=torch.float64).permute(1, 0, 3, 2)

@@ -10,10 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from nsa_harness.nsa import reference
 from nsa_harness.nsa.ops.attend import compressed_attention, sliding_attention
-from nsa_harness.nsa.ops.fused import launch, spanned, tuning
+from nsa_harness.nsa.ops.fused import descriptors, launch, spanned, tuning
 from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile
 from nsa_harness.nsa.ops.fused.spanned import Spans, spanned_attention
 from nsa_harness.nsa.ops.kernels import EagerKernel
@@ -45,14 +46,15 @@ def counted() -> None:
     launch.launches.clear()
 
 
-@pytest.fixture(params=[None, Tile(rows=16, keys=16)], ids=["one tile", "small tiles"])
+@pytest.fixture(params=["one tile", "small tiles", "small tiles by descriptor"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     tuning.forget()
-    if request.param is not None:
-        monkeypatch.setattr(tuning.Situation, "tiles", lambda _self, *_sizes: [request.param])
-        monkeypatch.setattr(spanned, "MOST_PARTS", 2)
-    else:
+    if request.param == "one tile":
         monkeypatch.setattr(spanned, "MOST_PARTS", 1)
+    else:
+        monkeypatch.setattr(tuning.Situation, "tiles", lambda _self, *_sizes: [Tile(rows=16, keys=16)])
+        monkeypatch.setattr(spanned, "MOST_PARTS", 2)
+    monkeypatch.setattr(descriptors, "copied_by_tiles", lambda _tensor: "descriptor" in request.param)
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -224,6 +226,31 @@ def test_the_same_inputs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> 
 
     for first, second in zip(once(), once(), strict=True):
         assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("heads", "width", "described"), [(2, 4, 4 + 2), (3, 4, 4), (2, 3, 0)], ids=str)
+def test_tiles_by_descriptor_are_the_same_bits(
+    heads: int, width: int, described: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of two kernels; queries and gradients of one, unless heads are padded; none with odd rows."""
+    q, k, v = leaf(1, 2 * heads, 20, width), leaf(1, 2, 20, width), leaf(1, 2, 20, width)
+    seen, upstream = spanned.spans_of_last_tokens(20, 9, None, q.device), torch.randn_like(q)
+    made = []
+
+    def once() -> list[Tensor]:
+        output, lse = spanned_attention(q, k, v, seen, 0.5)
+        return [output, lse, *torch.autograd.grad(output, (q, k, v), upstream)]
+
+    def noted(tensor: Tensor, block: tuple[int, ...]) -> TensorDescriptor:
+        made.append(block)
+        return descriptors.described(tensor, block)
+
+    by_pointers = once()
+    monkeypatch.setattr(descriptors, "copied_by_tiles", lambda _tensor: True)
+    monkeypatch.setattr(spanned, "described", noted)
+    for first, second in zip(by_pointers, once(), strict=True):
+        assert torch.equal(first, second)
+    assert len(made) == described
 
 
 def test_torch_accepts_the_operators() -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
+from hypothesis import given
+from hypothesis import strategies as st
 from triton.runtime.errors import OutOfResources
 
 from nsa_harness.nsa.ops.fused import importance, lists, selected, spanned, tuning
 from nsa_harness.nsa.ops.fused.backend import FusedBackend
-from nsa_harness.nsa.ops.fused.launch import Tile
+from nsa_harness.nsa.ops.fused.launch import Tile, padded
 from nsa_harness.nsa.ops.fused.tuning import Situation
 from nsa_harness.nsa.ops.selection import Selection
 
@@ -250,3 +253,9 @@ class TestALengthThatNothingWasMeasuredFor:
     def test_takes_what_rank_0_has_measured(self) -> None:
         tuning.adopt([[vars(HERE), [32, 64, 4, 2]]])
         assert self.rows() == 32
+
+
+@given(width=st.integers(0, 1 << 40))
+def test_a_padded_width_is_the_next_power_of_two(width: int) -> None:
+    assert padded(width, least=1) == max(1, triton.next_power_of_2(width))
+    assert padded(width) == max(16, triton.next_power_of_2(width))
