@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.sass import mma_operations, operand_bytes
+from benchmarks.sass import LANES, mma_operations, operand_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +153,7 @@ class _Cycles:
 
 def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants, at_once: int) -> _Cycles:
     always, warps = kernel["loop"], kernel["warps"]
-    share = work["conditional"]
-    count = {name: always[name] + share * kernel["conditional"].get(name, 0) for name in always if name != "mma"}
+    count = _counts_of_pass(kernel, work)
     loaded = count["global_read_bytes"] * warps + kernel["described_bytes"]
     missed = _missed_bytes(work, loaded, at_once, constants) / work["passes"]
     products = _product_cycles(always["mma"], warps, constants)
@@ -163,7 +162,7 @@ def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constan
     stations = {
         "tensor": products,
         "issue": issue,
-        "shared": (count["shared_bytes"] + count["mma_shared_bytes"]) * warps / constants.shared_bytes_per_cycle,
+        "shared": _shared_bytes(count) * warps / constants.shared_bytes_per_cycle,
         "l2": loaded * per_cycle / constants.l2_bytes_per_s,
         "memory": missed * per_cycle / constants.memory_bytes_per_s,
     }
@@ -172,6 +171,20 @@ def _step(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constan
     # Loads of the next pass but (stages - 2) are under way while a pass computes; with two stages none.
     waited = max(0.0, latency - max(0, kernel["stages"] - 2) * busy)
     return _Cycles(stations, busy + waited)
+
+
+def _counts_of_pass(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> dict[str, float]:
+    """On average over passes that mask and those that need not, each with what only some passes run."""
+    regions = [(kernel["loop"], kernel["conditional"])] * 2
+    if kernel.get("edge_loop"):
+        regions[1] = (kernel["edge_loop"], kernel["edge_conditional"])
+    at_edges = work.get("edges", 0) / work["passes"]
+    total: dict[str, float] = {}
+    for share, (always, conditional) in zip((1 - at_edges, at_edges), regions, strict=True):
+        for name in always.keys() - {"mma"}:
+            count = always[name] + work["conditional"] * conditional.get(name, 0)
+            total[name] = total.get(name, 0.0) + share * count
+    return total
 
 
 def _outside(kernel: Mapping[str, Any], work: Mapping[str, Any], constants: Constants) -> _Cycles:
@@ -205,6 +218,11 @@ def _product_cycles(mma: Mapping[str, int], warps: int, constants: Constants) ->
         operations = mma_operations(name.partition(":")[0]) / (rate * share)
         total += number * warps * max(operations, operand_bytes(name) / constants.shared_bytes_per_cycle)
     return total
+
+
+def _shared_bytes(count: Mapping[str, float]) -> float:
+    """Of a warp; what is spilled goes through the same memory, 4 bytes a lane."""
+    return count["shared_bytes"] + count["mma_shared_bytes"] + count["spills"] * LANES * 4
 
 
 def _issue_cycles(count: Mapping[str, float], warps: int, constants: Constants) -> float:

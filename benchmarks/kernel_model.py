@@ -30,6 +30,7 @@ sys.path.insert(0, str(REPOSITORY))
 from rich.console import Console  # noqa: E402
 
 from benchmarks import kernel_model_told as told  # noqa: E402
+from benchmarks import sass  # noqa: E402
 from benchmarks.choices import choices, shared_by_neighbours  # noqa: E402
 from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.compiled import Compiled, Launch, Tile, compile_launch, compiled, disassembled, launches  # noqa: E402
@@ -119,7 +120,7 @@ def kernel_rows(found: Mapping[int, Sequence[Launch]]) -> dict[str, Any]:
 
 
 def code_row(code: Compiled, stages: int) -> dict[str, Any]:
-    loop = code.loop
+    loop, edge = code.loop, sass.edge_loop(code.loops)
     return {
         "registers": code.registers,
         "spilled_bytes": code.spilled_bytes,
@@ -128,9 +129,11 @@ def code_row(code: Compiled, stages: int) -> dict[str, Any]:
         "warps": code.warps,
         "stages": stages,
         "instructions": code.instructions,
-        "outside_instructions": code.instructions - (loop.instructions if loop else 0),
+        "outside_instructions": code.instructions - sum(one.instructions for one in (loop, edge) if one),
         "loop": asdict(loop.always) if loop else {},
         "conditional": asdict(loop.conditional) if loop else {},
+        "edge_loop": asdict(edge.always) if edge else {},
+        "edge_conditional": asdict(edge.conditional) if edge else {},
         "written_operations": code.dot_operations,
         "described_bytes": code.described_bytes,
     }
@@ -177,7 +180,7 @@ def _lines(launch: Launch, code: Compiled, capability: int) -> Iterator[str]:
         f"{code.code.spills} spills, {code.shared_bytes} bytes of shared memory"
     )
     for loop in code.loops:
-        mark = "main loop" if loop is code.loop else "loop"
+        mark = "main loop" if loop is code.loop else "loop that masks" if loop is sass.edge_loop(code.loops) else "loop"
         yield f"  {mark} {loop.head:#06x} to {loop.latch:#06x}: {loop.instructions} instructions a warp"
         for label, counts in (("every pass", loop.always), ("some passes", loop.conditional)):
             if counts.instructions:

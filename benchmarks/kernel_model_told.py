@@ -105,6 +105,8 @@ def _code_cells(kernel: Mapping[str, Any], work: Mapping[str, Any]) -> list[str]
     length = str(loop["instructions"])
     if conditional["instructions"]:
         length += f" + {conditional['instructions']} x {work['conditional']:.2f}"
+    if code.get("edge_loop") and work.get("edges"):
+        length += f"; {code['edge_loop']['instructions']} in {work['edges'] / work['passes']:.0%}"
     written = code["written_operations"]
     return [
         ", ".join(map(str, kernel["tile"])) if kernel["tile"] else "",

@@ -30,6 +30,7 @@ RUNNING = 132
 class Work:
     programs: int
     passes: int  # through the main loop, of all programs
+    edges: int  # of these passes those through the loop that masks, where a walk has two loops
     longest: int  # passes of the longest program
     conditional: float  # part of the passes that run what only some passes run
     own_bytes: int  # read and written outside of the loops, once
@@ -48,11 +49,12 @@ def work(launch: Launch, shape: Shape, indices: Tensor) -> Work:
 def _spanned_queries(launch: Launch, shape: Shape, _: Tensor) -> Work:
     queries, keys = _queries(launch), launch.constants["KEYS"]
     spans = _spans(launch.part, shape)
-    passes = spans_walked(spans.first_key_T, spans.stop_key_T, queries, keys)
+    passes, edges = spans_walked(spans.first_key_T, spans.stop_key_T, queries, keys)
     distinct = _keys(launch, shape) * _pair_bytes(shape)
     return _walk(
         launch,
         passes.repeat(shape.groups),
+        edges=int(edges.sum()) * shape.groups,
         own_bytes=_query_bytes(launch, shape),
         walked_bytes=distinct,
         spread_bytes=distinct // shape.groups // RUNNING,
@@ -63,16 +65,17 @@ def _spanned_queries(launch: Launch, shape: Shape, _: Tensor) -> Work:
 def _spanned_keys(launch: Launch, shape: Shape, _: Tensor) -> Work:
     queries, keys, parts = _queries(launch), launch.constants["KEYS"], launch.argument("parts")
     spans = _spans(launch.part, shape)
-    passes = spans_walked(spans.first_query_S, spans.stop_query_S, keys, queries * parts, parts)
+    passes, edges = spans_walked(spans.first_query_S, spans.stop_query_S, keys, queries, parts)
     key_tiles = -(-_keys(launch, shape) // keys)
     distinct = shape.tokens * _row_bytes(shape)
-    # Tiles of keys begin their walks apart from each other by as many queries as lie between their first ones.
-    apart = int(spans.first_query_S[-1] - spans.first_query_S[0]) // max(1, key_tiles - 1)
+    # Walks go down from the last query: tiles of keys begin them as far from each other as their last queries are.
+    apart = int(spans.stop_query_S[-1] - spans.stop_query_S[0]) // max(1, key_tiles - 1)
     waves = launch.programs / shape.groups / RUNNING
     seen_by_tile = int(passes.sum()) * queries / (key_tiles * shape.tokens)  # part of all queries
     return _walk(
         launch,
         passes.repeat(shape.groups),
+        edges=int(edges.sum()) * shape.groups,
         own_bytes=_key_bytes(launch, shape, parts),
         walked_bytes=distinct,
         reads=max(1.0, waves * min(1.0, seen_by_tile)),
@@ -82,15 +85,18 @@ def _spanned_keys(launch: Launch, shape: Shape, _: Tensor) -> Work:
 
 
 def _ranked(launch: Launch, shape: Shape, _: Tensor) -> Work:
-    queries, chunk = launch.constants["QUERIES"], 1 << launch.constants["LOG_CHUNK"]
-    last = torch.arange(queries, shape.tokens + queries, queries).clamp_max(shape.tokens)
-    chunks = -(-last // (chunk * shape.select_len))
+    queries, reach = launch.constants["QUERIES"], shape.select_len << launch.constants["LOG_CHUNK"]
+    first = torch.arange(0, shape.tokens, queries)
+    chunks = -(-(first + queries).clamp_max(shape.tokens) // reach)
+    # Of these all but the first where every query sees all compressed blocks that reach into them.
+    old = ((first + 1 - shape.block_len) // reach).clamp_min(0) - (1 if shape.block_len > shape.block_stride else 0)
     distinct = shape.blocks * shape.groups * shape.width * HALF
     rows = shape.tokens * shape.heads
     blocks = _spans("compressed", shape)
     return _walk(
         launch,
         (chunks * launch.constants["TAPS"]).repeat(shape.groups),
+        edges=int((chunks - old.clamp_min(0)).sum()) * launch.constants["TAPS"] * shape.groups,
         conditional=1 / launch.constants["TAPS"],
         own_bytes=rows * (shape.width * HALF + FLOAT) + shape.tokens * shape.groups * shape.select_count * FLOAT,
         walked_bytes=distinct,
@@ -100,12 +106,16 @@ def _ranked(launch: Launch, shape: Shape, _: Tensor) -> Work:
 
 
 def _selected_queries(launch: Launch, shape: Shape, indices: Tensor) -> Work:
-    pieces = -(-shape.select_len // launch.constants["KEYS"])
-    passes = union_sizes(indices, _queries(launch), shape.select_len) * pieces
+    pieces, queries = -(-shape.select_len // launch.constants["KEYS"]), _queries(launch)
+    passes = union_sizes(indices, queries, shape.select_len) * pieces
+    # Each query chose its own block, which it does not see whole.
+    first = torch.arange(0, shape.tokens, queries)
+    own = (first + queries - 1).clamp_max(shape.tokens - 1) // shape.select_len - first // shape.select_len + 1
     distinct = shape.tokens * shape.groups * _pair_bytes(shape)
     return _walk(
         launch,
         passes.repeat(shape.groups),
+        edges=int(own.sum()) * pieces * shape.groups,
         own_bytes=_query_bytes(launch, shape),
         walked_bytes=distinct,
         spread_bytes=distinct // shape.groups // RUNNING,
@@ -171,6 +181,7 @@ def _list_segments(launch: Launch, shape: Shape, _: Tensor) -> Work:
     return Work(
         programs=launch.programs,
         passes=launch.programs * passes,
+        edges=0,
         longest=passes,
         conditional=0.0,
         own_bytes=launch.programs * table * FLOAT,
@@ -187,6 +198,7 @@ def _straight(launch: Launch, moved: int) -> Work:
     return Work(
         programs=launch.programs,
         passes=0,
+        edges=0,
         longest=0,
         conditional=0.0,
         own_bytes=moved,
@@ -223,17 +235,27 @@ _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
 }
 
 
-def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1) -> Tensor:
-    """Passes of each program: a tile of `width` walks from its first to its last in steps, shared out to `parts`.
+def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1) -> tuple[Tensor, Tensor]:
+    """Passes of each program over a tile of `width` spans, and those of them that must mask (spanned.walk_of).
 
-    With several parts `step` is that of one part, over all of them; part i begins i / parts of it later.
+    Both are shared out to `parts` programs, each by itself.
     """
-    places = first.shape[0]
-    padding = -places % width
-    firsts = torch.nn.functional.pad(first, (0, padding), value=2**31 - 1).reshape(-1, width).amin(1)
-    stops = torch.nn.functional.pad(stop, (0, padding)).reshape(-1, width).amax(1)
-    begins = firsts[:, None].long() + torch.arange(parts) * (step // parts)
-    return (-((begins - stops[:, None]) // step)).clamp_min(0).flatten()
+    firsts, common_firsts = _tiles(first, width, amin=2**31 - 1), _tiles(first, width, amax=0)
+    stops, common_stops = _tiles(stop, width, amax=0), _tiles(stop, width, amin=2**31 - 1)
+    steps = -((firsts - stops) // step).clamp_max(0)
+    lead = -((firsts - common_firsts) // step)
+    inner = (common_stops - firsts - lead * step).clamp_min(0) // step
+    part = torch.arange(parts)
+    edges = -((part - (steps - inner)[:, None]) // parts)
+    return (edges - ((part - inner[:, None]) // parts)).flatten(), edges.flatten()
+
+
+def _tiles(values: Tensor, width: int, **reduced: int) -> Tensor:
+    """The least or the greatest value of each tile: `amin` or `amax` with what stands for none."""
+    ((name, none),) = reduced.items()
+    padded = torch.nn.functional.pad(values.long(), (0, -values.shape[0] % width), value=none)
+    tiles: Tensor = getattr(padded.reshape(-1, width), name)(1)
+    return tiles
 
 
 def union_sizes(indices: Tensor, queries: int, select_len: int) -> Tensor:
@@ -287,6 +309,7 @@ def _walk(
     walked_bytes: int,
     spread_bytes: int,
     seen: int,
+    edges: int = 0,
     reads: float = 1.0,
     conditional: float = 1.0,
 ) -> Work:
@@ -298,6 +321,7 @@ def _walk(
     return Work(
         programs=launch.programs,
         passes=int(passes.sum()),
+        edges=edges,
         longest=int(passes.max()),
         conditional=conditional,
         own_bytes=own_bytes,

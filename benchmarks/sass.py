@@ -137,6 +137,18 @@ def main_loop(found: Sequence[Loop]) -> Loop | None:
     return max(inner, key=weight, default=None)
 
 
+def edge_loop(found: Sequence[Loop]) -> Loop | None:
+    """Of a walk in two parts the one that masks: the longest other loop with as many products as the main one."""
+    main = main_loop(found)
+    others = [
+        loop
+        for loop in found
+        if loop.is_innermost and loop is not main and loop.always.mma_operations and main is not None
+        if loop.always.mma_operations == main.always.mma_operations
+    ]
+    return max(others, key=lambda loop: loop.instructions, default=None)
+
+
 def count(instructions: Iterable[Instruction]) -> Counts:
     names: Counter[str] = Counter()
     mma: Counter[str] = Counter()

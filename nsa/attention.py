@@ -23,6 +23,7 @@ from .ops.dispatch import (
     insist,
 )
 from .ops.packed import Packed
+from .ops.rotary import is_worth_it, rotate_by_tiles
 from .ops.selection import Selection
 
 
@@ -319,6 +320,8 @@ def rotary_turns(frequencies: Tensor, tokens: int) -> Tensor:
 
 def rotate(x_BHTD: Tensor, turns_2Tp: Tensor) -> Tensor:
     """`x` with its two halves turned as pairs; row t by turns[:, t]. Keeps the dtype of `x`."""
+    if is_worth_it(x_BHTD):
+        return rotate_by_tiles(x_BHTD, turns_2Tp)
     cosine, sine = turns_2Tp.to(x_BHTD.dtype)
     first, second = x_BHTD.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -90,15 +90,15 @@ class LastTokens:
     window: int
 
     def longest_tile(self) -> int:
-        return max(64, self.window // 4)
+        # Each tile looks at w + C - 1 keys, of which a query sees w.
+        return max(64, self.window // 8)
 
     def keys(self, start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
         return max(0, start - self.window + 1), stop
 
     def bias(self, start: int, stop: int, _indices: Tensor | None, like: Tensor) -> Tensor:
-        queries = torch.arange(start, stop, device=like.device)[:, None]
-        keys = torch.arange(*self.keys(start, stop), device=like.device)
-        return _bias((keys <= queries) & (keys > queries - self.window), like)
+        first, _ = self.keys(start, stop)
+        return _bias_of_window(self.window, start - first, stop - start, like.dtype, like.device)
 
     def blind(self, _start: int, _stop: int, _indices: Tensor | None, _device: torch.device) -> Tensor | None:
         return None
@@ -197,6 +197,15 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
     "spans": Spans,
     "selected_of_packed": SelectedOfPacked,
 }
+
+
+@lru_cache(maxsize=64)
+def _bias_of_window(window: int, before: int, queries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Of queries with so many keys before the first one: all tiles but those at both ends of a sequence share it."""
+    with torch.inference_mode(mode=False):  # it is kept, and a tensor of inference mode cannot be used outside of it
+        query_C1 = torch.arange(before, before + queries, device=device)[:, None]
+        key_S = torch.arange(before + queries, device=device)
+        return _bias((key_S <= query_C1) & (key_S > query_C1 - window), torch.empty((), dtype=dtype, device=device))
 
 
 def _rows(indices: Tensor | None, start: int, stop: int) -> Tensor:

@@ -23,7 +23,9 @@ from .attend import (
     sliding_attention,
 )
 from .kernels import BlockwiseKernel, Kernel
+from .mixing import mix_by_tiles
 from .packed import one_by_one
+from .rotary import is_worth_it
 from .selection import Selection, select_blocks
 
 Attended = tuple[Tensor, Tensor]
@@ -131,6 +133,8 @@ class TiledBackend:
         return select_blocks(q, k, selection, memo_number, starts=starts)
 
     def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+        if is_worth_it(outputs[0]):
+            return mix_by_tiles(outputs, gates_cBHT)
         gates = gates_cBHT.unsqueeze(-1)
         mixed = outputs[0] * gates[0]
         for output, gate in zip(outputs[1:], gates[1:], strict=True):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -50,16 +50,17 @@ class Readers:
         return range(self.rows if len(self.queries) else 0)[rows]
 
     def chunks(self, row: int, longest: int) -> Iterator[Chunk]:
-        """The row's blocks with their queries, at most `longest` at a time."""
+        """The row's blocks with their queries, at most `longest` at a time and about as many each time."""
         blocks = -(-self.keys // self.select_len)
         for block in range(blocks):
             place = row * blocks + block
             begin, end = self.ends[place - 1] if place else 0, self.ends[place]
             first = block * self.select_len
             last = min(first + self.select_len, self.keys)
-            for start in range(begin, end, longest):
-                queries = self.queries[start : min(start + longest, end)]
-                yield Chunk(queries=queries, before=self.all_seeing, first=first, last=last)
+            parts = -(-(end - begin) // longest)
+            cuts = [begin + (end - begin) * part // parts for part in range(parts + 1)] if parts else []
+            for start, stop in pairwise(cuts):
+                yield Chunk(queries=self.queries[start:stop], before=self.all_seeing, first=first, last=last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,8 @@ class Chunk:
 
     def hide_later_(self, scores_mhL: Tensor) -> None:
         """Minus infinity, in place, for keys after their query: the block's own queries alone have such keys."""
+        if int(self.queries[0]) + self.before >= self.last:
+            return
         own = self.queries[: self.last - self.first, None] + self.before
         later = torch.arange(self.first, self.last) > own
         scores_mhL[: len(own)].masked_fill_(later[:, None], -torch.inf)
@@ -117,8 +120,8 @@ def _all_seeing(pair: Tensor, rows: int, queries: int, select_len: int, blocks: 
     return int(sees_all.long().cumprod(0).sum())
 
 
-# Queries that share a matrix product. Fewer waste calls, more of them leave the cache.
-LONGEST_CHUNK = 512
+# Rows, queries times heads, that share a matrix product. Fewer waste calls, more of them leave the cache.
+LONGEST_CHUNK = 1536
 # Below, the calls per block cost more than the keys that a mask hides.
 SHORTEST = 1024
 
@@ -170,7 +173,7 @@ def _blockwise(
     def piece(rows: slice, heads: slice) -> None:
         for number in reads.rows_left(rows):
             row = _Row.of(q_NhTD[number, heads, first:], k_NSD[number], v_NSE[number], scale)
-            o_ThE, lse_Th = _row_forward(row, reads.chunks(number, LONGEST_CHUNK))
+            o_ThE, lse_Th = _row_forward(row, reads.chunks(number, row.longest))
             o[number, heads, first:], lse[number, heads, first:] = o_ThE.transpose(0, 1), lse_Th.t()
 
     with exactly_in_the_dtype_of(q_NhTD):
@@ -206,7 +209,7 @@ def _blockwise_backward(
         for number in reads.rows_left(rows):
             grad, q, o, lse = (tensor[number, heads, first:] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
             row = _Row.of(q, k_NSD[number], v_NSE[number], scale)
-            dq_ThD, dk_SD, dv_SE = _row_backward(row, grad, o, lse, reads.chunks(number, LONGEST_CHUNK))
+            dq_ThD, dk_SD, dv_SE = _row_backward(row, grad, o, lse, reads.chunks(number, row.longest))
             dq[number, heads, first:] = dq_ThD.mul_(scale).transpose(0, 1)
             gradients.append((number, dk_SD, dv_SE))
         return gradients
@@ -257,17 +260,46 @@ class _Row:
     k: Tensor  # [S, D]
     v: Tensor  # [S, E]
     heads: int
+    room: _Room
 
     @classmethod
     def of(cls, q_hTD: Tensor, k_SD: Tensor, v_SE: Tensor, scale: float) -> _Row:
-        dtype = compute_dtype(q_hTD)
-        return cls(q=_by_query(q_hTD).mul_(scale), k=k_SD.to(dtype), v=v_SE.to(dtype), heads=q_hTD.shape[0])
+        k_SD, v_SE = (tensor.to(compute_dtype(q_hTD)) for tensor in (k_SD, v_SE))
+        return cls(q=_by_query(q_hTD).mul_(scale), k=k_SD, v=v_SE, heads=q_hTD.shape[0], room=_Room(k_SD))
+
+    @property
+    def longest(self) -> int:
+        """Queries of a chunk."""
+        return max(1, LONGEST_CHUNK // self.heads)
+
+    def taken(self, name: str, x_Tw: Tensor, chunk: Chunk, like_SX: Tensor) -> Tensor:
+        """The chunk's rows, one for each query and head, as wide as `like`."""
+        rows = self.room.named(name, len(chunk.queries), x_Tw.shape[1])
+        return torch.index_select(x_Tw, 0, chunk.queries, out=rows).view(-1, like_SX.shape[-1])
+
+    def times(self, name: str, left_rX: Tensor, right_XY: Tensor) -> Tensor:
+        return torch.mm(left_rX, right_XY, out=self.room.named(name, left_rX.shape[0], right_XY.shape[1]))
 
     def scores(self, q_rD: Tensor, chunk: Chunk) -> Tensor:
         """[r, L], a row for each query and head."""
-        scores = q_rD @ self.k[chunk.first : chunk.last].t()
+        scores = self.times("scores", q_rD, self.k[chunk.first : chunk.last].t())
         chunk.hide_later_(scores.view(len(chunk.queries), self.heads, -1))
         return scores
+
+
+class _Room:
+    """Memory of intermediates, used again by each chunk: fresh memory of this size costs a page fault every 4 KiB."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._held: dict[str, Tensor] = {}
+
+    def named(self, name: str, rows: int, columns: int) -> Tensor:
+        """What is written there stays until the name is asked for again."""
+        held = self._held.get(name)
+        if held is None or held.numel() < rows * columns:
+            held = self._held[name] = self._like.new_empty(rows * columns)
+        return held[: rows * columns].view(rows, columns)
 
 
 def _row_forward(row: _Row, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
@@ -278,13 +310,13 @@ def _row_forward(row: _Row, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
     highest = row.q.new_full((queries, row.heads), -torch.inf)
     total = row.q.new_zeros(queries, row.heads)
     for chunk in chunks:
-        scores = row.scores(_rows(row.q, chunk, row.k), chunk)
+        scores = row.scores(row.taken("q", row.q, chunk, row.k), chunk)
         before = highest.index_select(0, chunk.queries)
         after = torch.maximum(before, scores.amax(-1).view_as(before))
         weights = scores.sub_(after.view(-1, 1)).exp_()
         kept = before.sub_(after).exp_()
         sums = total.index_select(0, chunk.queries).mul_(kept).add_(weights.sum(-1).view_as(kept))
-        o_rE = _rows(o, chunk, row.v).mul_(kept.view(-1, 1)).addmm_(weights, row.v[chunk.first : chunk.last])
+        o_rE = row.taken("o", o, chunk, row.v).mul_(kept.view(-1, 1)).addmm_(weights, row.v[chunk.first : chunk.last])
         o.index_copy_(0, chunk.queries, o_rE.view(-1, o.shape[-1]))
         highest.index_copy_(0, chunk.queries, after)
         total.index_copy_(0, chunk.queries, sums)
@@ -303,13 +335,14 @@ def _row_backward(
     dq, dk, dv = torch.zeros_like(row.q), torch.zeros_like(row.k), torch.zeros_like(row.v)
     for chunk in chunks:
         keys = slice(chunk.first, chunk.last)
-        q_rD, grad_rE = _rows(row.q, chunk, row.k), _rows(grad, chunk, row.v)
+        q_rD, grad_rE = row.taken("q", row.q, chunk, row.k), row.taken("grad", grad, chunk, row.v)
         weights = row.scores(q_rD, chunk).sub_(_column(lse, chunk)).exp_()
-        d_scores = (grad_rE @ row.v[keys].t()).sub_(_column(delta, chunk)).mul_(weights)
+        d_scores = row.times("d_scores", grad_rE, row.v[keys].t()).sub_(_column(delta, chunk)).mul_(weights)
         dv[keys].addmm_(weights.t(), grad_rE)
         dk[keys].addmm_(d_scores.t(), q_rD)
-        # No query stands twice in a chunk: nothing is added in an order of its own.
-        dq.index_add_(0, chunk.queries, (d_scores @ row.k[keys]).view(-1, dq.shape[-1]))
+        # No query stands twice in a chunk, so what is taken may be put back; `index_add_` is slower.
+        dq_rD = row.taken("dq", dq, chunk, row.k).addmm_(d_scores, row.k[keys])
+        dq.index_copy_(0, chunk.queries, dq_rD.view(-1, dq.shape[-1]))
     return dq.view(dq.shape[0], row.heads, -1), dk, dv
 
 
@@ -317,11 +350,6 @@ def _by_query(x_hTD: Tensor) -> Tensor:
     """A copy [T, h * D] in the dtype of the sums."""
     rows = x_hTD.new_empty((x_hTD.shape[1], x_hTD.shape[0], x_hTD.shape[2]), dtype=compute_dtype(x_hTD))
     return rows.copy_(x_hTD.transpose(0, 1)).flatten(1)
-
-
-def _rows(x_Tw: Tensor, chunk: Chunk, like_SX: Tensor) -> Tensor:
-    """The chunk's rows, one for each query and head, as wide as `like`."""
-    return x_Tw.index_select(0, chunk.queries).view(-1, like_SX.shape[-1])
 
 
 def _column(x_Th: Tensor, chunk: Chunk) -> Tensor:

@@ -38,7 +38,8 @@ def test_a_step_of_two_production_layers_stays_within_its_limit_over_its_control
 
 def test_a_length_is_over_its_limit_in_the_modes_whose_wall_time_is() -> None:
     summary = {"kept_wall_s_ratio_median": 1.29, "checkpointed_wall_s_ratio_median": 1.31}
-    measured = {"limit": 1.3, "samples": {"kept": [], "checkpointed": []}, "summary": summary}
+    summary["attention_wall_s_ratio_median"] = 2.0  # the limit is one of whole steps
+    measured = {"limit": 1.3, "samples": {"kept": [], "checkpointed": [], "attention": []}, "summary": summary}
     assert nsa_step_cost.over_limit(measured) == ["checkpointed"]
     assert nsa_step_cost.over_limit(measured | {"limit": None}) == []
 
@@ -57,10 +58,14 @@ def test_the_parts_of_a_layer_are_those_of_the_table() -> None:
     seconds = [part[f"{way}_wall_s"] for side in split.values() for part in side.values() for way in WAYS]
     assert min(seconds) >= 0 < max(seconds)
     summary = {"kept_vanilla_wall_s_median": 2.0, "kept_nsa_wall_s_median": 2.5, "kept_wall_s_ratio_median": 1.25}
-    length = {"tokens": 64, "layers": 1, "limit": 1.3, "goal": None, "samples": {"kept": []}, "summary": summary}
+    alone = {"vanilla_wall_s_median": 0.5, "nsa_wall_s_median": 0.25, "wall_s_ratio_median": 0.5}
+    summary |= {f"attention_{name}": value for name, value in alone.items()}
+    samples: dict[str, list[object]] = {"kept": [], "attention": []}
+    length = {"tokens": 64, "layers": 1, "limit": 1.3, "goal": None, "samples": samples, "summary": summary}
     table = nsa_step_cost.table_md({"lengths": [length | {"parts": split}]}).splitlines()
     assert table[2] == "| 64 | 1 | kept | 2.00 | 2.50 | 1.25 | 1.3 |  |"
-    assert [line.split(" | ")[0] for line in table[6:]] == [
+    assert table[6] == "| 64 | 0.500 | 0.250 | 0.50 |"
+    assert [line.split(" | ")[0] for line in table[10:]] == [
         f"| {side} {part}" for side, names in split.items() for part in names
     ]
 

@@ -4,8 +4,8 @@ One program holds a tile of queries of one sequence with all heads of one group,
 chunks. For a chunk it takes the overlapping compressed blocks one after the other, "taps": the first one that overlaps
 each selection block, then the second, and so on. Each tap is one gather of keys and one product with the queries.
 The weighted shares are summed over taps and heads in registers, ranked, and merged with the best so far. A compressed
-block that reaches into two selection blocks is multiplied twice, a quarter more products at l=32, d=16, l'=64: the
-price for never writing [H, T, S].
+block that reaches into two selection blocks is multiplied twice: the price for never writing [H, T, S]. Not where
+l = 2d and d divides l': there only the last tap reaches over, and its sum over heads goes to both.
 
 Dimensions: B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, n places.
 Inside the kernel: R rows (queries x heads, both padded), Q queries, C selection blocks of a chunk, N places, padded.
@@ -27,6 +27,7 @@ from ..selection import Selection
 from .device import as_exponent, load_heads, load_rows, power
 from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, for_any_length, launch, padded, strided
 from .sorting import merged
+from .steps import load_whole
 from .tuning import Situation, run_best
 
 LAST_INDEX: constexpr = constexpr(2**31 - 1)
@@ -92,6 +93,12 @@ def taps(selection: Selection) -> int:
     return max((j * size + size - 1) // stride - (j * size - length) // stride for j in range(period))
 
 
+def reaches_over(selection: Selection) -> bool:
+    """Whether the last tap of each selection block is the first one of the next: its products serve both."""
+    length, stride = selection.block_len, selection.block_stride
+    return length == 2 * stride and selection.select_len % stride == 0
+
+
 def _launch(
     tile: Tile,
     q_BHTD: Tensor,
@@ -132,7 +139,8 @@ def _lengths(selection: Selection, queries: int, keys: int) -> dict[str, int]:
         "SELECT_LEN": selection.select_len,
         "PLACES": selection.select_count,
         "LOG_PLACES": _log2_padded(selection.select_count),
-        "TAPS": taps(selection),
+        "TAPS": taps(selection) - reaches_over(selection),
+        "REACHES": int(reaches_over(selection)),
         "QUERIES": queries,
         "LOG_CHUNK": _log2_padded(max(NARROWEST, keys)),
     }
@@ -175,13 +183,12 @@ def ranked_blocks(
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr,
     ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
-    PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr,
+    PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, REACHES: tl.constexpr,
+    QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr,
 ):  # fmt: skip
     CHUNK: tl.constexpr = 1 << LOG_CHUNK
     PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
     ROWS: tl.constexpr = QUERIES * HEADS_PADDED
-    # Keeps the dividend of the first tap positive: the division of a kernel rounds to zero.
-    SHIFT: tl.constexpr = (BLOCK_LEN + BLOCK_STRIDE - 1) // BLOCK_STRIDE
     # Programs of one group run next to each other and share its keys in the cache, the longest of them first.
     i_bg = tl.program_id(0) // tiles
     i_tile = tiles - 1 - tl.program_id(0) % tiles
@@ -208,7 +215,7 @@ def ranked_blocks(
     o_wide = first_token + o_token.to(tl.int64)  # [R]
     b_q = load_heads(p_q, i_b * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
     o_stat = (i_b * groups * HEADS + o_head) * tokens + o_wide  # [R]
-    b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0).to(ACC), EXACT)  # [R]
+    b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=float("inf")).to(ACC), EXACT)  # [R]
     b_seen_from = tl.where(m_row, o_token, -1)  # [R]
     p_keys = p_k + i_b * s_kb + i_g * s_kg + first_block.to(tl.int64) * s_ks
 
@@ -216,34 +223,52 @@ def ranked_blocks(
     b_current = o_query // SELECT_LEN  # [Q]
     last_token = tl.minimum(first_query + QUERIES, sequence_tokens)
     chunks = (last_token + CHUNK * SELECT_LEN - 1) // (CHUNK * SELECT_LEN)
+    # Old chunks: every query of the tile sees all compressed blocks that reach into them, and none of these begins
+    # before the sequence, as some of the first chunk do.
+    old_chunks = tl.maximum((first_query + 1 - BLOCK_LEN) // (CHUNK * SELECT_LEN), 0)
+    UNEVEN: tl.constexpr = 1 if BLOCK_LEN > BLOCK_STRIDE and not REACHES else 0
     b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)  # [R, C]
+    b_over = tl.zeros([QUERIES], dtype=ACC)  # [Q]: what the last block of a chunk gives to the next chunk
     b_best = tl.full([QUERIES, PLACES_PADDED], -1, dtype=tl.int64)  # [Q, N], ascending
     # One loop over chunks and taps, so that the keys of the next chunk are on their way while this one is ranked.
-    for step in range(chunks * TAPS):
-        tap = step % TAPS
+    for step in range(UNEVEN * TAPS, old_chunks * TAPS):
+        tap = step % TAPS + REACHES
         o_selected = (step // TAPS) * CHUNK + tl.arange(0, CHUNK)  # [C]
-        o_begin = o_selected * SELECT_LEN  # [C]
-        o_block = (o_begin - BLOCK_LEN + SHIFT * BLOCK_STRIDE) // BLOCK_STRIDE + (1 - SHIFT + tap)  # [C]
+        o_block = _block_of_tap(o_selected, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)  # [C]
+        if SELECT_LEN % BLOCK_STRIDE == 0:
+            first = _block_of_tap(step // TAPS * CHUNK, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
+            p_first = p_keys + first.to(tl.int64) * s_ks
+            b_k = load_whole(p_first, tl.cast(s_ks, tl.int64) * (SELECT_LEN // BLOCK_STRIDE), 0, CHUNK, D, D_PADDED)
+        else:
+            b_k = load_rows(p_keys, s_ks, o_block, o_block >= 0, D, D_PADDED)  # [C, D]
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, C]
+        b_p = power(b_s * EXPONENT - b_lse[:, None], EXACT)  # [R, C]
+        b_sum += b_p * _weight(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
+        if tap == TAPS - 1 + REACHES:
+            b_importance = _of_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
+            if REACHES:
+                b_importance, b_over = _reached_over(b_importance, b_p, b_over, BLOCK_STRIDE, HEADS_PADDED)
+            b_best = _with_chunk(b_best, b_importance, o_selected, b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
+            b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
+    skipped = tl.maximum(old_chunks - UNEVEN, 0)
+    for step in range((chunks - skipped) * TAPS):
+        tap = step % TAPS + REACHES
+        chunk = step // TAPS
+        chunk += tl.where(chunk >= UNEVEN, skipped, 0)
+        o_selected = chunk * CHUNK + tl.arange(0, CHUNK)  # [C]
+        o_block = _block_of_tap(o_selected, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)  # [C]
         m_block = (o_block >= 0) & (o_block < sequence_blocks)  # [C]
         b_k = load_rows(p_keys, s_ks, o_block, m_block, D, D_PADDED)  # [C, D]
-        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [R, C]
-        b_p = power(b_s - b_lse[:, None], EXACT)  # [R, C]
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, C]
         b_last_token = tl.where(m_block, o_block * BLOCK_STRIDE + (BLOCK_LEN - 1), LAST_INDEX)  # [C]
-        # The weight is the number of shared tokens; dividing all of them by d, as eq. 9 does, changes no rank.
-        o_end = tl.minimum(o_begin + SELECT_LEN, o_block * BLOCK_STRIDE + BLOCK_LEN)  # [C]
-        b_weight = tl.maximum(o_end - tl.maximum(o_begin, o_block * BLOCK_STRIDE), 0).to(ACC)  # [C]
         m_seen = b_last_token[None, :] <= b_seen_from[:, None]  # [R, C]
-        b_sum += tl.where(m_seen, b_p, 0.0) * b_weight[None, :]
-        if tap == TAPS - 1:
-            b_importance = tl.sum(tl.reshape(b_sum, [QUERIES, HEADS_PADDED, CHUNK]), 1).to(tl.float32)  # [Q, C]
-            # The sum leaves a copy in each thread that held a head. To gather all as they are spreads them out again,
-            # and halves the instructions of the kernel.
-            o_same = tl.broadcast_to(tl.arange(0, CHUNK)[None, :], [QUERIES, CHUNK])  # [Q, C]
-            b_importance = tl.gather(b_importance, o_same, 1)
-            b_rank = _ranked(b_importance, o_selected, b_current)
-            # What is ascending meets what is descending.
-            b_best = tl.maximum(b_best, _best_of(b_rank, QUERIES, LOG_CHUNK, LOG_PLACES))
-            b_best = merged(b_best, QUERIES, LOG_PLACES, LOG_PLACES, 1)
+        b_p = tl.where(m_seen, power(b_s * EXPONENT - b_lse[:, None], EXACT), 0.0)  # [R, C]
+        b_sum += b_p * _weight(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
+        if tap == TAPS - 1 + REACHES:
+            b_importance = _of_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
+            if REACHES:
+                b_importance, b_over = _reached_over(b_importance, b_p, b_over, BLOCK_STRIDE, HEADS_PADDED)
+            b_best = _with_chunk(b_best, b_importance, o_selected, b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
             b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
 
     o_place = PLACES_PADDED - 1 - tl.arange(0, PLACES_PADDED)  # [N]
@@ -251,6 +276,71 @@ def ranked_blocks(
     m_out = (o_query < sequence_tokens)[:, None] & (o_place < PLACES)[None, :]  # [Q, N]
     o_out = i_bg.to(tl.int64) * tokens + first_token + o_query.to(tl.int64)  # [Q]
     tl.store(p_indices + o_out[:, None] * PLACES + o_place[None, :], b_index, mask=m_out)
+
+
+@triton.jit
+def _block_of_tap(o_selected, tap, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr):
+    """Of the compressed blocks that overlap a selection block, the one of this tap; it may overlap by nothing."""
+    # Keeps the dividend of the first tap positive: the division of a kernel rounds to zero.
+    SHIFT: tl.constexpr = (BLOCK_LEN + BLOCK_STRIDE - 1) // BLOCK_STRIDE
+    return (o_selected * SELECT_LEN - BLOCK_LEN + SHIFT * BLOCK_STRIDE) // BLOCK_STRIDE + (1 - SHIFT + tap)
+
+
+@triton.jit
+def _weight(
+    o_selected, o_block, tap, ACC: tl.constexpr,
+    BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
+):  # fmt: skip
+    """The number of tokens that both share; dividing all of them by d, as eq. 9 does, changes no rank."""
+    if SELECT_LEN % BLOCK_STRIDE == 0:
+        # The same for all selection blocks.
+        begin = _block_of_tap(0, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN) * BLOCK_STRIDE
+        weight = tl.maximum(tl.minimum(SELECT_LEN, begin + BLOCK_LEN) - tl.maximum(begin, 0), 0).to(ACC)
+    else:
+        o_begin = o_selected * SELECT_LEN
+        o_end = tl.minimum(o_begin + SELECT_LEN, o_block * BLOCK_STRIDE + BLOCK_LEN)
+        weight = tl.maximum(o_end - tl.maximum(o_begin, o_block * BLOCK_STRIDE), 0).to(ACC)[None, :]
+    return weight
+
+
+@triton.jit
+def _of_heads(b_share, QUERIES: tl.constexpr, HEADS_PADDED: tl.constexpr, CHUNK: tl.constexpr):
+    """The sum over the heads of each query [Q, C].
+
+    It leaves a copy in each thread that held a head. To gather all as they are spreads them out again, and halves the
+    instructions of the kernel.
+    """
+    o_same = tl.broadcast_to(tl.arange(0, CHUNK)[None, :], [QUERIES, CHUNK])  # [Q, C]
+    return tl.gather(tl.sum(tl.reshape(b_share, [QUERIES, HEADS_PADDED, CHUNK]), 1), o_same, 1)
+
+
+@triton.jit
+def _reached_over(b_importance, b_p, b_over, BLOCK_STRIDE: tl.constexpr, HEADS_PADDED: tl.constexpr):
+    """Importance with what the compressed block that ends each selection block gives to the next; and to that of the
+    next chunk."""
+    QUERIES: tl.constexpr = b_importance.shape[0]
+    CHUNK: tl.constexpr = b_importance.shape[1]
+    o_selected = tl.arange(0, CHUNK)  # [C]
+    b_given = _of_heads(b_p, QUERIES, HEADS_PADDED, CHUNK) * BLOCK_STRIDE  # [Q, C]
+    o_before = tl.broadcast_to(tl.maximum(o_selected - 1, 0)[None, :], [QUERIES, CHUNK])
+    b_taken = tl.where((o_selected == 0)[None, :], b_over[:, None], tl.gather(b_given, o_before, 1))
+    b_over = tl.sum(tl.where((o_selected == CHUNK - 1)[None, :], b_given, 0.0), 1)
+    return b_importance + b_taken, b_over
+
+
+@triton.jit
+def _with_chunk(
+    b_best, b_importance, o_selected, b_current,
+    QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr,
+):  # fmt: skip
+    """The best so far [Q, N], ascending, and those of a chunk that are better."""
+    b_rank = _ranked(b_importance.to(tl.float32), o_selected, b_current)
+    # Most chunks of a long sequence have none that is better than the worst that was kept.
+    if tl.max((b_rank > tl.min(b_best, 1)[:, None]).to(tl.int32)) > 0:
+        # What is ascending meets what is descending.
+        b_best = tl.maximum(b_best, _best_of(b_rank, QUERIES, LOG_CHUNK, LOG_PLACES))
+        b_best = merged(b_best, QUERIES, LOG_PLACES, LOG_PLACES, 1)
+    return b_best
 
 
 @triton.jit

@@ -539,12 +539,13 @@ def _pattern(select_len: int, indices_BGTn: Tensor) -> str:
 
 
 def _forward_tiles(situation: tuning.Situation) -> list[Tile]:
-    """Two programs share a multiprocessor, one multiplies while the other takes exponents: what holds more is later."""
+    """Two programs of the first share a multiprocessor: one multiplies while the other takes exponents."""
     return situation.tiles(*_of(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
 
 
 def _backward_query_tiles(situation: tuning.Situation) -> list[Tile]:
-    return situation.tiles(*_of(ROWS, (64, 4, 2), (64, 4, 3), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
+    """Of the first one program fits, whose loads are on their way two steps ahead; of the second two, without that."""
+    return situation.tiles(*_of(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
 
 
 def _of(rows: int, *sizes: tuple[int, int, int]) -> list[tuple[int, int, int, int]]:

@@ -44,4 +44,5 @@ def _exchanged(
     # The sum less the one is the other, also where the sum overflows.
     b_other = tl.reshape(tl.sum(b_pairs, 1)[:, None, :] - b_pairs, [ROWS, WIDTH])
     m_lesser = ((o_rank >> LOG_APART) ^ (o_rank >> LOG_LENGTH) ^ ASCENDING) & 1  # [C]
-    return tl.where((m_lesser == 1)[None, :], tl.minimum(b_rank, b_other), tl.maximum(b_rank, b_other))
+    # One comparison of 64 bits: which of the two stays depends on the place.
+    return tl.where((b_rank > b_other) ^ (m_lesser == 1)[None, :], b_rank, b_other)

@@ -24,7 +24,7 @@ def load_whole(p_rows, s_row, first, ROWS: tl.constexpr, WIDTH: tl.constexpr, WI
     o_row = tl.arange(0, ROWS).to(tl.int64)
     o_column = tl.arange(0, WIDTH_PADDED)
     # The part that depends on `first` is one number, so that the rest stays as it is from step to step.
-    p_tile = p_rows + first.to(tl.int64) * s_row + (o_row[:, None] * s_row + o_column[None, :])
+    p_tile = p_rows + tl.cast(first, tl.int64) * s_row + (o_row[:, None] * s_row + o_column[None, :])
     if WIDTH == WIDTH_PADDED:
         b_rows = tl.load(p_tile)
     else:

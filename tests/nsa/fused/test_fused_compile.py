@@ -85,12 +85,15 @@ def test_the_first_choice_of_tiles_compiles_for_an_h200_and_fills_tensor_cores_w
 def test_no_loop_is_a_tenth_longer_than_recorded(first_choice: list[dict[str, Any]]) -> None:
     """A loop that grew for a reason: `benchmarks/kernel_model.py --label NAME --json` records it, and its time."""
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))["states"][-1]["kernels"]
-    assert {f"{line['part']}/{line['kernel']}" for line in first_choice} == set(recorded)
+    known = {line["kernel"]: line for line in first_choice if f"{line['part']}/{line['kernel']}" in recorded}
+    assert KERNELS - set(known) <= LISTS, "kernels that nobody recorded yet"
     for line in first_choice:
-        before = recorded[f"{line['part']}/{line['kernel']}"]["sm_90"]
-        for region in ("loop", "conditional"):
-            limit = GROWTH * before[region].get("instructions", 0) + FEW
-            assert line[region].get("instructions", 0) <= limit, (line["part"], line["kernel"], region)
+        name = f"{line['part']}/{line['kernel']}"
+        before = recorded.get(name, {}).get("sm_90", {})
+        for region in ("loop", "conditional", "edge_loop", "edge_conditional"):
+            if region in before:
+                limit = GROWTH * before[region].get("instructions", 0) + FEW
+                assert line[region].get("instructions", 0) <= limit, (name, region)
 
 
 @pytest.mark.parametrize("numbers", [("16", "bfloat16"), ("24", "float16")], ids=str)

@@ -32,6 +32,9 @@ CASES = [
     (1, 64, 7, 2, 1, 2, 2),
     (1, 3, 30, 9, 1, 4, 1),
 ]
+# So long that queries have chunks of 16 selection blocks behind them: with l = 2 d, with l = d, with d that does not
+# divide l', and with blocks so long that one the query does not see yet reaches back beyond the blocks that are forced.
+LONG = [(1, 2, 150, 4, 2, 2, 5), (1, 4, 120, 2, 2, 2, 4), (1, 4, 110, 5, 3, 2, 4), (1, 4, 110, 12, 2, 2, 6)]
 
 
 def numbers(length: int, stride: int, size: int, count: int, scale: float = 0.5) -> Selection:
@@ -78,6 +81,16 @@ def test_no_tile_changes_the_choice(case: tuple[int, ...], tile: Tile | None) ->
     selection = numbers(*lengths)
     q, k = inputs(1, groups, per_group, tokens, selection)
     assert torch.equal(chosen(q, k, selection, tile), select_blocks(q, k, selection))
+
+
+@pytest.mark.parametrize("case", LONG, ids=str)
+def test_chunks_that_are_seen_whole_are_ranked_as_the_tiles_rank_them(case: tuple[int, ...]) -> None:
+    groups, per_group, tokens, *lengths = case
+    selection = numbers(*lengths)
+    q, k = inputs(1, groups, per_group, tokens, selection)
+    # Some rise from block to block, so that each chunk has the best so far, and some fall, so that most have none.
+    k *= torch.linspace(3, -3, k.shape[2], dtype=k.dtype)[:, None]
+    assert torch.equal(chosen(q, k, selection), select_blocks(q, k, selection))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -140,9 +153,10 @@ def test_no_tokens_are_no_launch() -> None:
     assert chosen(normal(1, 2, 0, 4), normal(1, 1, 0, 4), selection).shape == (1, 1, 0, 5)
 
 
+@pytest.mark.parametrize("size", [5, 6])
 @pytest.mark.parametrize("lengths", [(12, 4), (0, 7, 30, 0, 5, 21), (3, 2)], ids=str)
-def test_packed_sequences_choose_as_each_of_them_alone(lengths: tuple[int, ...]) -> None:
-    selection = numbers(6, 3, 5, 4)
+def test_packed_sequences_choose_as_each_of_them_alone(lengths: tuple[int, ...], size: int) -> None:
+    selection = numbers(6, 3, size, 4)
     starts = torch.tensor((0, *lengths)).cumsum(0).to(torch.int32)
     first_blocks = compressed_starts(starts, 6, 3).tolist()
     q, k = normal(1, 4, sum(lengths), 4), normal(1, 2, first_blocks[-1], 4)

@@ -25,13 +25,17 @@ def spans(name: str, tokens: int) -> Spans:
     return spans_of_completed_blocks(tokens, blocks, 32, 16, None, CPU)
 
 
-def walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int) -> list[int]:
-    """As spanned_forward and spanned_backward_keys loop, counted step by step."""
+def walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int) -> list[tuple[int, int]]:
+    """As the kernels walk: a step masks unless all spans of the tile hold all of it. (All passes, those that mask.)"""
     counts = []
     for tile in range(0, len(first), width):
-        begin, end = int(first[tile : tile + width].min()), int(stop[tile : tile + width].max())
+        firsts, stops = first[tile : tile + width].tolist(), stop[tile : tile + width].tolist()
+        steps = list(range(min(firsts), max(stops), step))
+        masks = [begin < max(firsts) or begin + step > min(stops) for begin in steps]
+        edges, whole = sum(masks), len(steps) - sum(masks)
         for part in range(parts):
-            counts.append(len(range(begin + part * (step // parts), end, step)))
+            masked = len(range(part, edges, parts))
+            counts.append((len(range(part, whole, parts)) + masked, masked))
     return counts
 
 
@@ -43,8 +47,10 @@ def walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int) -> li
 )
 def test_passes_over_keys(name: str, tokens: int, queries: int, keys: int) -> None:
     one = spans(name, tokens)
-    got = spans_walked(one.first_key_T, one.stop_key_T, queries, keys)
-    assert got.tolist() == walked(one.first_key_T, one.stop_key_T, queries, keys, 1)
+    passes, edges = spans_walked(one.first_key_T, one.stop_key_T, queries, keys)
+    assert list(zip(passes.tolist(), edges.tolist(), strict=True)) == walked(
+        one.first_key_T, one.stop_key_T, queries, keys, 1
+    )
 
 
 @given(
@@ -56,8 +62,10 @@ def test_passes_over_keys(name: str, tokens: int, queries: int, keys: int) -> No
 )
 def test_passes_over_queries_shared_out_to_parts(name: str, tokens: int, queries: int, keys: int, parts: int) -> None:
     one = spans(name, tokens)
-    got = spans_walked(one.first_query_S, one.stop_query_S, keys, queries * parts, parts)
-    assert got.tolist() == walked(one.first_query_S, one.stop_query_S, keys, queries * parts, parts)
+    passes, edges = spans_walked(one.first_query_S, one.stop_query_S, keys, queries, parts)
+    assert list(zip(passes.tolist(), edges.tolist(), strict=True)) == walked(
+        one.first_query_S, one.stop_query_S, keys, queries, parts
+    )
 
 
 @given(st.integers(1, 400), st.sampled_from([1, 2, 4, 8]), st.floats(0, 1), st.integers(4, 16))

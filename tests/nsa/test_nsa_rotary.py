@@ -1,0 +1,56 @@
+"""Rotary positions by tiles: what products of whole tensors give, and their gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsa_harness.nsa import reference
+from nsa_harness.nsa.attention import rotary_frequencies, rotary_turns, rotate, split_heads
+from nsa_harness.nsa.ops import rotary
+
+
+def expected(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([reference.rotated(row, range(x.shape[2])) for row in x])
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 40), st.integers(1, 5), st.integers(1, 300))
+def test_of_any_shape_in_tiles_of_any_size_output_and_gradient_are_the_reference_s(
+    batch: int, heads: int, tokens: int, pairs: int, elements: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rotary, "TILE_ELEMENTS", elements)
+        x = torch.randn(batch, tokens, heads * 2 * pairs, dtype=torch.float64, requires_grad=True)
+        angles = reference.angles(range(tokens), 2 * pairs)
+        ours = rotary.rotate_by_tiles(split_heads(x, heads), torch.stack((angles.cos(), angles.sin())))
+        theirs = expected(split_heads(x, heads))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        upstream = torch.randn_like(theirs)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(y, x, upstream)[0] for y in (ours, theirs)), rtol=0, atol=1e-12
+        )
+
+
+def test_torch_finds_the_operator_sound() -> None:
+    x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
+    turns = rotary_turns(rotary_frequencies(6), 9).double()
+    torch.library.opcheck(rotary._rotated, (split_heads(x, 2), turns, 1.0, False))
+    torch.library.opcheck(rotary._rotated, (split_heads(x, 2), turns, -1.0, True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_tensors_take_the_tiles_and_are_as_near_to_float64_as_products_of_whole_tensors(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(1, 2, 700, 64).to(dtype)
+    assert rotary.is_worth_it(x)
+    assert not rotary.is_worth_it(x[:, :, :500])
+    turns = rotary_turns(rotary_frequencies(64), 700)
+    ours = rotate(x, turns)
+    monkeypatch.setattr(rotary, "TILE_ELEMENTS", x.numel())
+    whole, truth = rotate(x, turns), expected(x.double())
+    ours_off, whole_off = (float((each.double() - truth).abs().max()) for each in (ours, whole))
+    assert ours.dtype is dtype
+    assert ours_off <= 2 * whole_off
