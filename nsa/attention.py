@@ -273,8 +273,8 @@ class VanillaAttention(nn.Module):
         v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
         lengths = packed.lengths if packed else (x_BTM.shape[1],)
         outputs = [
-            functional.scaled_dot_product_attention(*qkv, is_causal=True, enable_gqa=True)
-            for qkv in zip(*(tensor.split(lengths, 2) for tensor in (q_BHTD, k_BGTD, v_BGTE)), strict=True)
+            functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            for q, k, v in zip(*(tensor.split(lengths, 2) for tensor in (q_BHTD, k_BGTD, v_BGTE)), strict=True)
         ]
         output = outputs[0] if packed is None else torch.cat(outputs, 2)
         return self.out_proj(output.transpose(1, 2).flatten(2))

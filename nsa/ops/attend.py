@@ -453,9 +453,11 @@ def _attend_backward(
     dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
 
     def piece(rows: slice, heads: slice) -> tuple[Tensor, Tensor]:
-        queries = (tensor[rows, heads] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
-        keys = (k_NSD[rows], v_NSE[rows], None if indices is None else indices[rows])
-        return _differentiate_tiles(form, run, *queries, *keys, dq[rows, heads], scale)
+        grad, q, o, lse = (tensor[rows, heads] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
+        chosen = None if indices is None else indices[rows]
+        return _differentiate_tiles(
+            form, run, grad, q, o, lse, k_NSD[rows], v_NSE[rows], chosen, dq[rows, heads], scale
+        )
 
     cut = shares(q_NhTD.device, *q_NhTD.shape[:2])
     # In the order of the pieces, whichever ends first: the same sum each time.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,13 +29,14 @@ from .rotary import is_worth_it
 from .selection import Selection, select_blocks
 
 Attended = tuple[Tensor, Tensor]
-Starts = Tensor | None
+Starts: TypeAlias = Tensor | None
 
 
 class Backend(Protocol):
     """Outputs are [B, H, T, E] with log-sum-exp [B, H, T]; what a query sees is told in nsa/README.md."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
@@ -98,7 +99,12 @@ class TiledBackend:
     def compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
     ) -> Attended:
-        numbers = {"block_len": block_len, "block_stride": block_stride, "scale": scale, "kernel": self.kernel}
+        numbers: dict[str, Any] = {
+            "block_len": block_len,
+            "block_stride": block_stride,
+            "scale": scale,
+            "kernel": self.kernel,
+        }
         if starts is None:
             return compressed_attention(q, k, v, **numbers)
         return packed_compressed_attention(q, k, v, **numbers, starts=starts)
@@ -113,7 +119,7 @@ class TiledBackend:
             return alone(q, k, v, indices)
         if self.kernel.name == BlockwiseKernel.name:  # taken where sequences are long, so that there are few of them
             return one_by_one(alone, (q, starts), (k, starts), (v, starts), (indices, starts))
-        numbers = {"select_len": select_len, "scale": scale, "kernel": self.kernel}
+        numbers: dict[str, Any] = {"select_len": select_len, "scale": scale, "kernel": self.kernel}
         return packed_selected_attention(q, k, v, indices, **numbers, starts=starts)
 
     def sliding(self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None) -> Attended:
@@ -161,7 +167,9 @@ InOneRow = Callable[..., Tensor]
 def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> InOneRow:
     """By flash-attn 2, which knows groups of query heads."""
 
-    def attend(q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float):
+    def attend(
+        q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float
+    ) -> Tensor:
         return flash_attn_varlen_func(
             q_NHD,
             k_NGD,
@@ -182,7 +190,9 @@ def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> InOneRow:
     """By torch.nn.attention.varlen, whose groups came with torch 2.12: before, keys are repeated for each head."""
     knows_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
-    def attend(q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float):
+    def attend(
+        q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float
+    ) -> Tensor:
         options = {"scale": scale, "window_size": (window - 1, 0)}
         if knows_groups:
             return varlen_attn(q_NHD, k_NGD, v_NGD, starts, starts, longest, longest, enable_gqa=True, **options)
@@ -195,7 +205,9 @@ def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> InOneRow:
 def _in_one_row(attend: Callable[..., Tensor]) -> InOneRow:
     """From [B, H, T, D] to one row of tokens and back; without `starts` each sequence of the batch is one."""
 
-    def sliding(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, starts: Tensor | None):
+    def sliding(
+        q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, starts: Tensor | None
+    ) -> Tensor:
         batch, _, tokens, _ = q_BHTD.shape
         if starts is None:
             starts = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=q_BHTD.device)
