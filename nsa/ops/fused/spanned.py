@@ -27,17 +27,13 @@ from . import tuning
 from .descriptors import describable, described
 from .device import (
     as_exponent,
-    key_gradient_step,
     load_heads,
     load_rows,
     log_sum,
-    query_gradient_step,
-    softmax_step,
     store_heads,
     store_rows,
 )
 from .launch import (
-    CannotLaunchError,
     Tile,
     accumulated,
     check_attention,
@@ -48,6 +44,7 @@ from .launch import (
     outputs,
     strided,
 )
+from .steps import forward_step, key_step, query_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +112,6 @@ def spanned_attention(
     A query with an empty span gets 0 and minus infinity. Raises CannotLaunchError for tensors a kernel cannot take.
     """
     check_attention(spanned_forward, q_BHTD, k_BGSD, v_BGSE)
-    if scale <= 0:  # The highest score times the scale would not be the highest exponent.
-        raise CannotLaunchError(f"scale: {scale} is not above 0")
     return _spanned(q_BHTD, k_BGSD, v_BGSE, *spans.tensors(), scale, spans.pattern)
 
 
@@ -399,8 +394,11 @@ def forward_keys(
 ):  # fmt: skip
     b_k = keys_at(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
     b_v = keys_at(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
-    m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
-    return softmax_step(b_q, b_k, b_v, m_seen, b_highest, b_total, b_o, MASKED, EXPONENT, EXACT, ACC)
+    if MASKED:
+        m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
+    else:
+        m_seen = None
+    return forward_step(b_q, b_k, b_v, None, m_seen, b_highest, b_total, b_o, EXPONENT, EXACT, ACC)
 
 
 @for_any_length
@@ -458,8 +456,11 @@ def gradient_from_keys(
 ):  # fmt: skip
     b_k = keys_at(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
     b_v = keys_at(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
-    m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
-    return query_gradient_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dq, MASKED, EXPONENT, EXACT, ACC)
+    if MASKED:
+        m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
+    else:
+        m_seen = None
+    return query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, m_seen, b_dq, EXPONENT, EXACT, ACC)
 
 
 @for_any_length
@@ -539,8 +540,11 @@ def gradients_from_queries(
         b_lse = tl.load(p_stats + start)
         b_delta = tl.load(p_stats + start + to_delta)
     # Rows that do not exist are zeros, of queries and of gradients, and add nothing.
-    m_seen = inside(o_token[None, :], b_first[:, None], b_stop[:, None])
-    return key_gradient_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, MASKED, EXPONENT, EXACT, ACC)
+    if MASKED:
+        m_seen = inside(o_token[None, :], b_first[:, None], b_stop[:, None])
+    else:
+        m_seen = None
+    return key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, EXPONENT, EXACT, ACC)
 
 
 @for_any_length

@@ -2,7 +2,8 @@
 
 Whether a row sees the tile is one number of the row: what the exponent is taken relative to is infinite where it does
 not. So nothing is compared or chosen for each row and key, and scale and log-sum-exp go into one fused
-multiply-add. Where a row sees some of the keys, `m_seen` [R, K] (or [K, R]) says which; None costs nothing.
+multiply-add. `m_row` [R] says which rows see the tile, None that all do. Where a row sees some of the keys, `m_seen`
+[R, K] (or [K, R]) says which; None costs nothing.
 
 Exponents are in the base that `power` takes. Gradients of queries and keys are without the scale, which is
 multiplied in once, behind the walk. Rows R, keys K of a tile, D and E the widths of keys and values.
@@ -46,10 +47,17 @@ def forward_step(
     else:
         b_s = tl.where(m_seen, b_s * EXPONENT, -_INFINITE)
         b_most = tl.max(b_s, 1)
-    b_higher = tl.where(m_row, tl.maximum(b_highest, b_most), b_highest)
-    # Rows that have seen nothing yet would compute -inf - -inf.
-    b_shift = tl.where(b_higher == -_INFINITE, 0.0, b_higher)
-    b_p = power(b_s - tl.where(m_row, b_shift, _INFINITE)[:, None], EXACT)  # [R, K]
+    b_higher = tl.maximum(b_highest, b_most)
+    if m_row is not None:
+        b_higher = tl.where(m_row, b_higher, b_highest)
+    b_shift = b_higher
+    if m_row is not None or m_seen is not None:
+        # Rows that have seen nothing yet would compute -inf - -inf.
+        b_shift = tl.where(b_higher == -_INFINITE, 0.0, b_higher)
+    b_seen_shift = b_shift
+    if m_row is not None:
+        b_seen_shift = tl.where(m_row, b_shift, _INFINITE)
+    b_p = power(b_s - b_seen_shift[:, None], EXACT)  # [R, K]
     b_shrink = power(b_highest - b_shift, EXACT)
     b_total = b_total * b_shrink + tl.sum(b_p, 1)
     b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * b_shrink[:, None], input_precision="ieee", out_dtype=ACC)
@@ -61,9 +69,14 @@ def query_step(
     b_q, b_k, b_v, b_do, b_lse, b_delta, m_row, m_seen, b_dq,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys into the gradient of the queries [R, D]; of a row that sees no key at all `b_lse` is infinite."""
+    """A tile of keys into the gradient of the queries [R, D].
+
+    Of a row that sees no key at all `b_lse` is infinite, of either sign where `m_seen` says so as well.
+    """
     b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, K]
-    b_exponent = b_s * EXPONENT - tl.where(m_row, b_lse, _INFINITE)[:, None]
+    if m_row is not None:
+        b_lse = tl.where(m_row, b_lse, _INFINITE)
+    b_exponent = b_s * EXPONENT - b_lse[:, None]
     if m_seen is not None:
         b_exponent = tl.where(m_seen, b_exponent, -_INFINITE)
     b_p = power(b_exponent, EXACT)

@@ -109,8 +109,8 @@ def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     warm_up, packed, *steps, unaligned = map(json.loads, done.stdout.splitlines())
-    # Parts of a gradient are of another dtype than the whole: two kernels.
-    assert sorted(warm_up["new"]) == sorted([*KERNELS, "spanned_backward_keys"])
+    # Two branches go by tiles of their own, and parts of a gradient are of another dtype than the whole.
+    assert sorted(warm_up["new"]) == sorted([*KERNELS, "spanned_forward", *["spanned_backward_keys"] * 3])
     # By tables of where a sequence or its blocks begin, which without documents are none.
     assert {*packed["new"]} == {"ranked_blocks", "selected_backward_keys", "selected_backward_sum", *LISTS}
     assert {step["tokens"] % 16 for step in steps if not step["packed"]} == set(range(16))

@@ -283,10 +283,11 @@ def test_what_no_kernel_takes_is_refused(heads: int, groups: int, width: int, te
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])
-def test_a_scale_that_turns_the_order_of_scores_around_is_refused(scale: float) -> None:
-    q = torch.zeros(1, 1, 4, 4)
-    with pytest.raises(CannotLaunchError, match=f"scale: {scale} is not above 0"):
-        spanned_attention(q, q, q, spanned.spans_of_last_tokens(4, 2, None, q.device), scale)
+def test_a_scale_may_be_zero_or_turn_the_order_of_scores_around(scale: float) -> None:
+    q, k, v = leaf(1, 2, 40, 4), leaf(1, 1, 40, 4), leaf(1, 1, 40, 4)
+    ours = spanned_attention(q, k, v, spanned.spans_of_last_tokens(40, 35, None, q.device), scale)
+    theirs = sliding_attention(q, k, v, window=35, scale=scale, kernel=EagerKernel())
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
 def test_tensors_of_several_dtypes_are_refused() -> None:
