@@ -80,8 +80,6 @@ class Projection(nn.Linear):
         return super().forward(x_BTM) if ready is None else ready
 
 
-# From so many on one product instead of several is worth putting the weights side by side.
-FEWEST_TOKENS_SIDE_BY_SIDE = 256
 Products = Sequence[Tensor | None]  # None: the projection is left to compute its own
 
 
@@ -90,7 +88,7 @@ def side_by_side_products(x_BTM: Tensor, projections: Sequence[Sequence[Projecti
 
     Parameters stay apart, so that they are named, sharded and saved one by one.
     """
-    if x_BTM.device.type != "cpu" or x_BTM.shape[0] * x_BTM.shape[1] < FEWEST_TOKENS_SIDE_BY_SIDE:
+    if x_BTM.device.type != "cpu":
         return [[None] * len(several) for several in projections]
     flat = [one for several in projections for one in several]
     product = functional.linear(x_BTM, torch.cat([one.weight for one in flat]))
