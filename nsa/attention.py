@@ -48,7 +48,7 @@ class NSAttention(nn.Module):
     def forward(
         self, x_BTM: Tensor, turns: Tensor, memo_number: Tensor | None = None, packed: Packed | None = None
     ) -> Tensor:
-        branches = [self.get_submodule(name) for name in self.config.branches]
+        branches = [getattr(self, branch.value) for branch in self.config.branches]
         ready, *of_branches = side_by_side_products(x_BTM, [[self.q_proj], *([b.k_proj, b.v_proj] for b in branches)])
         products = dict(zip(self.config.branches, of_branches, strict=True))
         q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *ready), self.config.heads), turns)
