@@ -8,6 +8,7 @@ each other.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ class NSAttention(nn.Module):
         super().__init__()
         insist(implementation, config)
         self.config, self.implementation = config, implementation
-        self.q_proj = nn.Linear(config.dim, config.heads * config.d_k, bias=False)
+        self.q_proj = Projection(config.dim, config.heads * config.d_k)
         if Branch.CMP in config.branches:
             self.cmp = CompressedBranch(config, implementation)
         if Branch.SEL in config.branches:
@@ -49,15 +50,18 @@ class NSAttention(nn.Module):
     def forward(
         self, x_BTM: Tensor, turns: Tensor, memo_number: Tensor | None = None, packed: Packed | None = None
     ) -> Tensor:
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), turns)
+        branches = [getattr(self, branch.value) for branch in self.config.branches]
+        ready, *of_branches = side_by_side_products(x_BTM, [[self.q_proj], *([b.k_proj, b.v_proj] for b in branches)])
+        products = dict(zip(self.config.branches, of_branches, strict=True))
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *ready), self.config.heads), turns)
         outputs, scorer = [], None
         if Branch.CMP in self.config.branches:
-            output, scorer = self.cmp(x_BTM, q_BHTD, turns, packed)
+            output, scorer = self.cmp(x_BTM, q_BHTD, turns, packed, products[Branch.CMP])
             outputs.append(output)
         if Branch.SEL in self.config.branches:
-            outputs.append(self.sel(x_BTM, q_BHTD, turns, scorer, memo_number, packed))
+            outputs.append(self.sel(x_BTM, q_BHTD, turns, scorer, memo_number, packed, products[Branch.SEL]))
         if Branch.WIN in self.config.branches:
-            outputs.append(self.win(x_BTM, q_BHTD, turns, packed))
+            outputs.append(self.win(x_BTM, q_BHTD, turns, packed, products[Branch.WIN]))
         return self.mixed(x_BTM, outputs)
 
     def mixed(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
@@ -66,6 +70,32 @@ class NSAttention(nn.Module):
         backend, used = implementation_around(self.implementation, outputs[0], outputs[0], outputs[0])
         count(self.gate_mlp.runs, used)
         return self.out_proj(backend.mixed(outputs, gates.squeeze(-1)).flatten(2))
+
+
+class Projection(nn.Linear):
+    """Without a bias. A product that was computed beside others is handed through: hooks see it all the same."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x_BTM: Tensor, ready: Tensor | None = None) -> Tensor:
+        return super().forward(x_BTM) if ready is None else ready
+
+
+Products = Sequence[Tensor | None]  # None: the projection is left to compute its own
+
+
+def side_by_side_products(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[Products]:
+    """What all of them make of `x`, by one matrix product, and so by one for the gradient of `x`.
+
+    Parameters stay apart, so that they are named, sharded and saved one by one.
+    """
+    if x_BTM.device.type != "cpu":
+        return [[None] * len(several) for several in projections]
+    flat = [one for several in projections for one in several]
+    product = functional.linear(x_BTM, torch.cat([one.weight for one in flat]))
+    parts = iter(product.split([one.out_features for one in flat], -1))
+    return [[next(parts) for _ in several] for several in projections]
 
 
 class GateMLP(nn.Linear):
@@ -134,20 +164,24 @@ class CompressedBranch(nn.Module):
         super().__init__()
         self.config, self.implementation = config, implementation
         self.runs: Counter[UsedImplementation] = Counter()
-        self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
-        self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
+        self.k_proj = Projection(config.dim, config.groups * config.d_k)
+        self.v_proj = Projection(config.dim, config.groups * config.d_v)
         phi = PHI[config.compression]
         self.k_blocks, self.v_blocks = phi(config, config.d_k), phi(config, config.d_v)
 
     def forward(
-        self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor, packed: Packed | None = None
+        self,
+        x_BTM: Tensor,
+        q_BHTD: Tensor,
+        turns: Tensor,
+        packed: Packed | None = None,
+        ready: Products = (None, None),
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Output [B, H, T, E]; and what ranks blocks: the compressed keys, with the log-sum-exp of their attention."""
         config = self.config
-        k_BGSD = rotate_blocks(
-            self.k_blocks(split_heads(self.k_proj(x_BTM), config.groups), packed), turns, config, packed
-        )
-        v_BGSE = self.v_blocks(split_heads(self.v_proj(x_BTM), config.groups), packed)
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, ready)
+        k_BGSD = rotate_blocks(self.k_blocks(k_BGTD, packed), turns, config, packed)
+        v_BGSE = self.v_blocks(v_BGTE, packed)
         backend, used = implementation_for(self.implementation, q_BHTD, k_BGSD, v_BGSE)
         count(self.runs, used)
         lengths = {"block_len": config.block_len, "block_stride": config.block_stride}
@@ -193,8 +227,8 @@ class SelectedBranch(nn.Module):
         super().__init__()
         self.config, self.implementation = config, implementation
         self.runs: Counter[UsedImplementation] = Counter()
-        self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
-        self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
+        self.k_proj = Projection(config.dim, config.groups * config.d_k)
+        self.v_proj = Projection(config.dim, config.groups * config.d_v)
         self.chooser = BlockSelector(config, implementation)
 
     def forward(
@@ -205,11 +239,11 @@ class SelectedBranch(nn.Module):
         scorer: tuple[Tensor, Tensor] | None,
         memo_number: Tensor | None,
         packed: Packed | None = None,
+        ready: Products = (None, None),
     ) -> Tensor:
         """Output [B, H, T, E]. Without a scorer the mean of its own keys per block ranks the blocks."""
         config = self.config
-        k_BGTD = split_heads(self.k_proj(x_BTM), config.groups)
-        v_BGTE = split_heads(self.v_proj(x_BTM), config.groups)
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, ready)
         if scorer is None:
             # Nothing would train a scorer of its own: a selection has no gradient.
             means = blocks_of(k_BGTD, config.block_len, config.block_stride, packed).mean(3)
@@ -235,17 +269,33 @@ class SlidingBranch(nn.Module):
         super().__init__()
         self.config, self.implementation = config, implementation
         self.runs: Counter[UsedImplementation] = Counter()
-        self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
-        self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
+        self.k_proj = Projection(config.dim, config.groups * config.d_k)
+        self.v_proj = Projection(config.dim, config.groups * config.d_v)
 
-    def forward(self, x_BTM: Tensor, q_BHTD: Tensor, turns: Tensor, packed: Packed | None = None) -> Tensor:
-        k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), turns)
-        v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
+    def forward(
+        self,
+        x_BTM: Tensor,
+        q_BHTD: Tensor,
+        turns: Tensor,
+        packed: Packed | None = None,
+        ready: Products = (None, None),
+    ) -> Tensor:
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, ready)
+        k_BGTD = rotate(k_BGTD, turns)
         backend, used = implementation_of_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
         count(self.runs, used)
         starts, window = packed and packed.starts, self.config.window
         output, _ = backend.sliding(q_BHTD, k_BGTD, v_BGTE, window=window, scale=self.config.scale, starts=starts)
         return output
+
+
+def keys_and_values(
+    branch: CompressedBranch | SelectedBranch | SlidingBranch | VanillaAttention, x_BTM: Tensor, ready: Products
+) -> tuple[Tensor, Tensor]:
+    """Unrotated keys [B, G, T, D]; values [B, G, T, E] that share no memory with other products, which are not kept."""
+    k_ready, v_ready = ready
+    k_BGTD = split_heads(branch.k_proj(x_BTM, k_ready), branch.config.groups)
+    return k_BGTD, split_heads(branch.v_proj(x_BTM, v_ready).contiguous(), branch.config.groups)
 
 
 def count(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
@@ -260,17 +310,18 @@ class VanillaAttention(nn.Module):
     def __init__(self, config: NSAConfig) -> None:
         super().__init__()
         self.config = config
-        self.q_proj = nn.Linear(config.dim, config.heads * config.d_k, bias=False)
-        self.k_proj = nn.Linear(config.dim, config.groups * config.d_k, bias=False)
-        self.v_proj = nn.Linear(config.dim, config.groups * config.d_v, bias=False)
+        self.q_proj = Projection(config.dim, config.heads * config.d_k)
+        self.k_proj = Projection(config.dim, config.groups * config.d_k)
+        self.v_proj = Projection(config.dim, config.groups * config.d_v)
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
     def forward(
         self, x_BTM: Tensor, turns: Tensor, _memo_number: Tensor | None = None, packed: Packed | None = None
     ) -> Tensor:
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM), self.config.heads), turns)
-        k_BGTD = rotate(split_heads(self.k_proj(x_BTM), self.config.groups), turns)
-        v_BGTE = split_heads(self.v_proj(x_BTM), self.config.groups)
+        ready, of_keys = side_by_side_products(x_BTM, [[self.q_proj], [self.k_proj, self.v_proj]])
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *ready), self.config.heads), turns)
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, of_keys)
+        k_BGTD = rotate(k_BGTD, turns)
         lengths = packed.lengths if packed else (x_BTM.shape[1],)
         outputs = [
             functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -121,7 +121,7 @@ def _all_seeing(pair: Tensor, rows: int, queries: int, select_len: int, blocks: 
 
 
 # Rows, queries times heads, that share a matrix product. Fewer waste calls, more of them leave the cache.
-LONGEST_CHUNK = 1536
+LONGEST_CHUNK = 3072
 # Below, the calls per block cost more than the keys that a mask hides.
 SHORTEST = 1024
 

@@ -165,8 +165,8 @@ def block_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def window_one_token_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     original = SlidingBranch.forward
 
-    def forward(self: SlidingBranch, x: Tensor, q: Tensor, turns: Tensor, *rest: Tensor | None) -> Tensor:
-        return original(self, x.roll(-1, 1), q, turns.roll(-1, 1), *rest)
+    def forward(self: SlidingBranch, x: Tensor, q: Tensor, turns: Tensor, packed: None, ready: list[Tensor]) -> Tensor:
+        return original(self, x, q, turns.roll(-1, 1), packed, [product.roll(-1, 1) for product in ready])
 
     monkeypatch.setattr(SlidingBranch, "forward", forward)
 
