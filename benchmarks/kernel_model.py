@@ -38,6 +38,7 @@ from benchmarks.device_model import HISTORY, STATIONS, predicted  # noqa: E402
 from benchmarks.host_cost import host_cost  # noqa: E402
 from benchmarks.kernel_work import work  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
+from nsa_harness.nsa.ops.fused import tuning  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "kernel_model.json"
 CHOICES = RESULTS.with_name("nsa_choices.json")
@@ -113,13 +114,20 @@ def kernel_rows(found: Mapping[int, Sequence[Launch]]) -> dict[str, Any]:
         f"{same[0].part}/{same[0].name}": {
             "tile": list(asdict(same[0].tile).values()) if same[0].tile else None,
             "stages": same[0].stages,
-            **{
-                f"sm_{one}": code_row(compiled(launch, one), launch.stages)
-                for one, launch in zip(found, same, strict=True)
-            },
+            **{f"sm_{one}": _row_of(launch, one) for one, launch in zip(found, same, strict=True)},
         }
         for same in zip(*found.values(), strict=True)
     }
+
+
+def _row_of(launch: Launch, capability: int) -> dict[str, Any]:
+    """Of a tile that the compiler cannot make for that GPU, which goes on to the next one, so much alone."""
+    try:
+        return code_row(compiled(launch, capability), launch.stages)
+    except RuntimeError as error:
+        if f"sm_{capability}" == told.ARCHITECTURE or not tuning.refused(error):
+            raise
+        return {"refused": str(error)}
 
 
 def code_row(code: Compiled, stages: int) -> dict[str, Any]:

@@ -206,6 +206,9 @@ def _other_architectures(state: Mapping[str, Any]) -> Iterator[str]:
         cells = [name.replace("/", " ")]
         for other in others:
             code = kernel[other]
+            if "refused" in code:
+                cells += ["refused", "", "", ""]
+                continue
             length = code["loop"].get("instructions", 0) + code["conditional"].get("instructions", 0)
             cells += [str(length or ""), str(code["registers"]), _spilled(code), f"{code['shared_bytes'] / 1024:.0f}"]
         rows.append(cells)

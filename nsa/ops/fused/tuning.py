@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from .launch import Tile, padded
 
@@ -77,7 +77,7 @@ class Situation:
 def run_best(
     run: Callable[[Tile], None], situation: Situation, candidates: Callable[[Situation], Sequence[Tile]]
 ) -> None:
-    """Call `run` with the tile for this situation. Raises OutOfResources if no candidate fits the device.
+    """Call `run` with the tile for this situation. Raises what the last candidate raised if none is for this device.
 
     Outside of `measuring()` that is one that ran here, if one of any length did; then one that is known, of earlier
     runs; then the first that fits.
@@ -164,13 +164,19 @@ def save(path: Path) -> None:
         aside.replace(path)
 
 
+def refused(error: RuntimeError | OutOfResources | PTXASError) -> bool:
+    """The device has no room for the tile, or the compiler cannot make it: it says so by a plain RuntimeError."""
+    return isinstance(error, OutOfResources | PTXASError) or "PassManager::run failed" in str(error)
+
+
 def _fastest(run: Callable[[Tile], None], candidates: Sequence[Tile]) -> Tile:
     times = {}
     for tile in candidates:
         try:
             times[tile] = _milliseconds(run, tile)
-        except OutOfResources:
-            continue
+        except (RuntimeError, OutOfResources, PTXASError) as error:
+            if not refused(error):
+                raise
     if not times:
         return _run_first_that_fits(run, candidates)  # raises what the last one raised
     return min(times, key=lambda tile: times[tile])
@@ -195,8 +201,10 @@ def _run_first_that_fits(run: Callable[[Tile], None], candidates: Sequence[Tile]
     for tile in others:
         try:
             run(tile)
-        except OutOfResources:
-            continue
+        except (RuntimeError, OutOfResources, PTXASError) as error:
+            if refused(error):
+                continue
+            raise
         return tile
     run(last)
     return last

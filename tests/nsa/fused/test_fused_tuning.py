@@ -12,7 +12,7 @@ import torch
 import triton
 from hypothesis import given
 from hypothesis import strategies as st
-from triton.runtime.errors import OutOfResources
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from nsa_harness.nsa.ops.fused import importance, lists, selected, spanned, tuning
 from nsa_harness.nsa.ops.fused.backend import FusedBackend
@@ -57,15 +57,18 @@ def milliseconds(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     return taken
 
 
+NO_ROOM = OutOfResources(required=1, limit=0, name="shared memory")
+
+
 class Kernel:
     """Remembers the tiles that it ran with; those with more rows than fit raise what Triton raises."""
 
-    def __init__(self, most_rows: int = 999) -> None:
-        self.most_rows, self.ran = most_rows, list[int]()
+    def __init__(self, most_rows: int = 999, error: Exception = NO_ROOM) -> None:
+        self.most_rows, self.error, self.ran = most_rows, error, list[int]()
 
     def __call__(self, tile: Tile) -> None:
         if tile.rows > self.most_rows:
-            raise OutOfResources(required=1, limit=0, name="shared memory")
+            raise self.error
         self.ran.append(tile.rows)
 
     def best(self, times: int = 1) -> list[int]:
@@ -91,8 +94,22 @@ def test_a_warm_up_keeps_the_fastest_tile_that_fits() -> None:
         assert Kernel(most_rows=32).best() == [32, 32]
 
 
-def test_a_tile_that_does_not_fit_is_passed_over() -> None:
-    assert Kernel(most_rows=64).best(times=2) == [64, 64]
+@pytest.mark.usefixtures("milliseconds")
+@pytest.mark.parametrize("error", [NO_ROOM, PTXASError("no such instruction"), RuntimeError("PassManager::run failed")])
+def test_a_tile_that_does_not_fit_or_cannot_be_compiled_is_passed_over(error: Exception) -> None:
+    assert Kernel(most_rows=64, error=error).best(times=2) == [64, 64]
+    tuning.forget()
+    with tuning.measuring():
+        assert Kernel(most_rows=32, error=error).best() == [32, 32]
+
+
+@pytest.mark.usefixtures("milliseconds")
+def test_an_error_of_the_device_is_none_of_a_tile() -> None:
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    with pytest.raises(RuntimeError, match="illegal memory"):
+        Kernel(most_rows=64, error=error).best()
+    with pytest.raises(RuntimeError, match="illegal memory"), tuning.measuring():
+        Kernel(most_rows=64, error=error).best()
 
 
 @pytest.mark.usefixtures("milliseconds")
