@@ -139,13 +139,13 @@ class TiledBackend:
         return select_blocks(q, k, selection, memo_number, starts=starts)
 
     def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+        # In the dtype of the branches, as of the fused kernel: gates may be of another.
         if is_worth_it(outputs[0]):
-            return mix_by_tiles(outputs, gates_cBHT)
+            return mix_by_tiles(outputs, gates_cBHT).to(outputs[0].dtype)
         gates = gates_cBHT.unsqueeze(-1)
         mixed = outputs[0] * gates[0]
         for output, gate in zip(outputs[1:], gates[1:], strict=True):
             mixed = torch.addcmul(mixed, output, gate)
-        # In the dtype of the branches, as of the fused kernel: gates may be of another.
         return mixed.to(outputs[0].dtype).transpose(1, 2)
 
 

@@ -53,7 +53,8 @@ def test_the_plan_can_be_cut_to_a_length_that_it_does_not_have() -> None:
 
 def test_the_parts_of_a_layer_are_those_of_the_table() -> None:
     split = nsa_parts.parts(replace(CI, layers=1, seq_len=64), 1)
-    assert set(split["nsa"]) == {"projections", "compress", "cmp", "choose", "sel", "win", "gate", "mlp", "head"}
+    branches = {"compress", "cmp", "choose", "sel", "sel where neighbours share 95%", "win", "gate"}
+    assert set(split["nsa"]) == {"projections", *branches, "mlp", "head"}
     assert set(split["vanilla"]) == {"projections", "attention", "mlp", "head"}
     seconds = [part[f"{way}_wall_s"] for side in split.values() for part in side.values() for way in WAYS]
     assert min(seconds) >= 0 < max(seconds)
