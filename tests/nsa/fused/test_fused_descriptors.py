@@ -39,11 +39,21 @@ def test_dense_rows_on_multiples_of_16_bytes_are_describable() -> None:
         halves(1, 2, 8, 16).mT,
         halves(1, 2, 8, 17)[..., :16],
         halves(1, 2, 8, 32)[..., 1:17],
+        halves(1, 2, 8, 32)[..., ::2],
         halves(1, 1, 1, 1).expand(1, 2, 8, 16),
         halves(1, 2, 1, 16).expand(1, 2, 8, 16),
         halves(1, 2, 0, 4),
     ],
-    ids=["rows of 8 bytes", "turned around", "odd strides", "odd address", "one value", "one row", "empty, odd rows"],
+    ids=[
+        "rows of 8 bytes",
+        "turned around",
+        "odd strides",
+        "odd address",
+        "every other",
+        "one value",
+        "one row",
+        "empty, odd rows",
+    ],
 )
 def test_all_others_go_by_pointers(tensor: torch.Tensor) -> None:
     assert not describable(tensor)

@@ -26,7 +26,7 @@ LISTS = {"selected_unions", "selected_keys", "selected_segments"}
 ALL = LISTS | {"selected_forward", "selected_backward_queries", "selected_backward_keys", "selected_backward_sum"}
 # A tile of several queries whatever the group, keys in pieces of 16.
 SMALL = Tile(rows=64, keys=16)
-# Groups, heads per group, tokens, l', n, D, E.
+# Groups, heads per group, tokens, l', n, D, E. Of the last, tiles of queries lie behind whole blocks of two pieces.
 CASES = [
     (1, 1, 33, 8, 4, 4, 4),
     (2, 3, 41, 5, 4, 6, 5),
@@ -36,6 +36,7 @@ CASES = [
     (1, 2, 1, 4, 3, 1, 1),
     (1, 2, 70, 40, 2, 8, 4),
     (1, 64, 3, 2, 2, 4, 4),
+    (1, 2, 100, 32, 3, 4, 4),
 ]
 Inputs = Sequence[Tensor]  # queries, keys and values
 

@@ -21,13 +21,14 @@ from nsa_harness.nsa.ops.kernels import EagerKernel
 
 TOLERANCE = 1e-10
 KERNELS = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}
-# Groups, heads per group, tokens, l, d, w, D, E.
+# Groups, heads per group, tokens, l, d, w, D, E. Of the last, small tiles have steps that all of their rows see whole.
 CASES = [
     (2, 3, 41, 6, 3, 9, 6, 5),
     (1, 1, 33, 8, 4, 7, 4, 4),
     (1, 16, 23, 7, 5, 1, 3, 17),
     (2, 2, 5, 8, 4, 64, 4, 4),
     (1, 2, 1, 4, 2, 2, 4, 4),
+    (1, 2, 60, 2, 1, 40, 4, 4),
 ]
 Attention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
