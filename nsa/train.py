@@ -41,7 +41,7 @@ from .settings import Settings, SettingsError, read_settings
 from .telemetry import NoTelemetry, StepParts, StepResult, StepShape, Telemetry
 from .values import MEAN, SHARDED, BadShards, Phase, Wrapper
 from .warmup import uses_fused_kernels, warm_up
-from .world import CannotRunError, World, joined
+from .world import CannotRunError, RanksDifferError, World, joined
 
 # A step that waits longer than this, and longer than it computes, is named.
 STARVED_S = 1.0
@@ -279,14 +279,14 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
 
 def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
     """Raises CannotRunError on all ranks where one has left out data that another one could read."""
-    if run.settings.bad_shards is not BadShards.SKIP:
-        return run.world.average_over_ranks(loss)
-    mean, same = run.world.average_and_compare(loss, run.batches.digest())
-    if not same:
+    place = run.batches.digest() if run.settings.bad_shards is BadShards.SKIP else None
+    try:
+        return run.world.average_over_ranks(loss, same=place)
+    except RanksDifferError:
         stands = f"rank {run.world.rank} stands at {run.batches.where()}"
         left_out = run.batches.trouble.sentence() or "nothing left out"
-        raise CannotRunError(f"--bad-shards skip: the ranks no longer read the same data: {stands}; {left_out}")
-    return mean
+        said = f"--bad-shards skip: the ranks no longer read the same data: {stands}; {left_out}"
+        raise CannotRunError(said) from None
 
 
 @contextmanager

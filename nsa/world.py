@@ -18,6 +18,10 @@ class CannotRunError(Exception):
     """This machine lacks what was asked for by name."""
 
 
+class RanksDifferError(Exception):
+    """What has to be the same on all ranks is not."""
+
+
 NUMBERS = 64  # that can be compared: the squares of 4000 ranks still have a sum that float32 holds
 
 
@@ -33,23 +37,23 @@ class World:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def average_over_ranks(self, value: Tensor) -> Tensor:
-        """The mean of a scalar over all ranks: the one collective of a step that Python code calls itself."""
-        mean = value.detach().clone()
-        if self.backend is None:
-            return mean
-        dist.all_reduce(mean)
-        return mean / self.size
+    def average_over_ranks(self, value: Tensor, same: int | None = None) -> Tensor:
+        """The mean of a scalar over all ranks: the one collective of a step that Python code calls itself.
 
-    def average_and_compare(self, value: Tensor, number: int) -> tuple[Tensor, bool]:
-        """The same, and whether `number`, at least 0 and below NUMBERS, is one on all ranks: in one collective."""
+        `same`, at least 0 and below NUMBERS, has to be one on all ranks, which the same collective tells. Raises
+        RanksDifferError on all of them where it is not.
+        """
+        sums = value.detach().clone()
         if self.backend is None:
-            return self.average_over_ranks(value), True
-        # All are alike where they have no variance. The sums are exact.
-        sums = torch.stack([value.detach().clone(), *value.new_tensor([number, number**2]).detach()])
+            return sums
+        if same is not None:
+            sums = torch.stack([sums, *sums.new_tensor([same, same**2])])
         dist.all_reduce(sums)
-        total, squares = int(sums[1]), int(sums[2])
-        return sums[0] / self.size, squares * self.size == total**2
+        total, *numbers = sums.reshape(-1)
+        # All are alike where they have no variance. Sums of whole numbers are exact.
+        if numbers and int(numbers[1]) * self.size != int(numbers[0]) ** 2:
+            raise RanksDifferError
+        return total / self.size
 
     def wait_for_all(self) -> None:
         """Return when every rank has come here."""
