@@ -56,7 +56,8 @@ class Trouble:
             known = place in self._places
             if len(self._places) < MOST_PLACES:
                 self._places.add(place)
-        if not known:
+        # A worker that is an epoch ahead may have met it first: what stops the run stops it wherever it is met.
+        if not known or self._policy is BadShards.STOP:
             self._report(kind, place, problem)
 
     def _report(self, kind: str, place: str, problem: str) -> None:

@@ -230,6 +230,13 @@ class TestABadRecord:
         assert told in str(caught.value)
 
 
+def test_what_stops_the_run_does_so_though_a_worker_that_is_an_epoch_ahead_has_met_it() -> None:
+    trouble = Trouble(BadShards.STOP)
+    for _ in range(2):
+        with pytest.raises(CannotRunError, match="is not JSON"):
+            trouble.record("b.jsonl, record 1", "is not JSON")
+
+
 def test_a_text_that_is_not_utf_8_is_a_bad_record(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
     (record,) = records(tmp_path / "a.txt")
