@@ -1,4 +1,4 @@
-"""What the kernels share on the device: masked loads and stores, and the steps of a softmax and of its gradients.
+"""What the kernels share on the device: masked loads and stores, and the base of their exponents (steps: steps.py).
 
 Half types take powers of two with log2(e) folded into the scale, one multiplication an element. For float32 and float64
 that multiplication costs accuracy where logits are large, so there (`EXACT`) everything stays in base e.

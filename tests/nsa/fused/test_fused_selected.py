@@ -220,6 +220,16 @@ def test_huge_logits_stay_finite(dtype: torch.dtype) -> None:
         assert bool(tensor.isfinite().all())
 
 
+def test_a_scale_below_zero_turns_the_order_of_huge_logits_around() -> None:
+    """The highest exponent is that of the lowest product, also in blocks that nothing masks."""
+    q, k = (60 * torch.randn(1, heads, 80, 8) for heads in (2, 1))
+    v, indices = torch.randn(1, 1, 80, 8), any_indices((1, 1, 80, 3), 5)
+    output, lse = selected(q, k, v, indices, select_len=16, scale=-1.0, tile=SMALL)
+    wanted, wanted_lse = selected(-q, k, v, indices, select_len=16, scale=1.0, tile=SMALL)
+    torch.testing.assert_close((output, lse), (wanted, wanted_lse))
+    assert bool(output.isfinite().all())
+
+
 def test_the_same_input_gives_the_same_bits() -> None:
     inputs = tuple(tensor.detach().float().requires_grad_() for tensor in leaves(1, 1, 2, 30, (8, 8)))
     indices = any_indices((1, 1, 30, 4), 6)
