@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -147,10 +148,63 @@ def test_a_stopped_process_that_py_spy_cannot_read_is_sent_no_signal(use: Callab
     assert sources.failures == ["py-spy --nonblocking: Error: Permission Denied", "state T: it takes no signal"]
 
 
+def stays_stopped(pid: int) -> bool:
+    """For longer than a signal takes to act."""
+    end_s, states = time.monotonic() + 0.5, set()
+    while time.monotonic() < end_s:
+        stat = procfs.read_stat(pid)
+        states.add(stat.state if stat else "gone")
+        time.sleep(0.01)
+    return states == {"T"}
+
+
+@pytest.mark.parametrize("options", [[], ["--native"]])
+def test_a_process_that_stopped_itself_after_it_was_seen_running_stays_stopped(options: list[str]) -> None:
+    """py-spy fails at once on it, and what it does not hold is not ours to continue."""
+    failures: list[str] = []
+    with program(SLEEPER) as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        standing(process.pid, "T")
+        assert stacks.py_spy(process.pid, options, failures) == ((), "")
+        assert stays_stopped(process.pid)
+    assert len(failures) == 1
+
+
+ATTACHES = """#!/usr/bin/env python3
+import ctypes, sys, time
+ctypes.CDLL(None).ptrace(16, int(sys.argv[-1]), 0, 0)  # PTRACE_ATTACH
+time.sleep(600)
+"""
+TWO_THREADS = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,)).start()\n" + SLEEPER
+
+
+def test_a_process_that_somebody_stops_while_a_tool_holds_it_stays_stopped(use: Callable[..., None]) -> None:
+    use(py_spy=ATTACHES)
+    failures: list[str] = []
+    with program(TWO_THREADS) as process, ThreadPoolExecutor() as pool:
+        asked = pool.submit(stacks.py_spy, process.pid, [], failures, 3.0)
+        standing(process.pid, "t")
+        os.kill(process.pid, signal.SIGSTOP)
+        assert asked.result() == ((), "")
+        assert stays_stopped(process.pid)
+    assert failures == ["py-spy: no answer within 3.0 s"]
+
+
 SPAWNS = (
     "import os, sys, threading\nprint(flush=True)\n"
     "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])"
 )
+
+
+def test_the_stop_of_a_tool_that_is_killed_is_taken_back(use: Callable[..., None], tmp_path: Path) -> None:
+    """A process in the kernel's hands takes it only when it comes out of there, long after the tool has gone."""
+    use(py_spy=ATTACHES)
+    os.mkfifo(tmp_path / "fifo")
+    with program(SPAWNS.replace("sys.argv[1]", repr(str(tmp_path / "fifo")))) as process:
+        standing(process.pid, "D")
+        assert stacks.py_spy(process.pid, [], [], 2.0) == ((), "")
+        (tmp_path / "fifo").write_bytes(b"")
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_process_in_the_kernels_hands_is_never_asked_by_ptrace(use: Callable[..., None], tmp_path: Path) -> None:

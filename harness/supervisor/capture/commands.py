@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _MAX_OUTPUT_BYTES = 32 << 20
 _MAX_ERROR_BYTES = 1 << 14
@@ -18,10 +18,11 @@ class CommandFailed(Exception):
     """Says which command gave no answer, and why."""
 
 
-def answer_of(command: Sequence[str], limit_s: float) -> str:
+def answer_of(command: Sequence[str], limit_s: float, before_killed: Callable[[int], None] | None = None) -> str:
     """What the command prints. Its output goes to a file, so that no child that keeps a pipe open is waited for.
 
-    Raises CommandFailed when it cannot start, fails, or has not ended within `limit_s`; then it is killed.
+    `before_killed` is called with the process that is about to be killed. Raises CommandFailed when it cannot start,
+    fails, or has not ended within `limit_s`; then it is killed.
     """
     name = os.path.basename(command[0])
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -34,6 +35,8 @@ def answer_of(command: Sequence[str], limit_s: float) -> str:
         try:
             status = process.wait(timeout=max(limit_s, 0.0))
         except subprocess.TimeoutExpired:
+            if before_killed:
+                before_killed(process.pid)
             raise CommandFailed(f"{name}: no answer within {limit_s:.1f} s{_killed(process)}") from None
         if status != 0:
             raise CommandFailed(f"{name}: {_reason(_output(err.fileno(), _MAX_ERROR_BYTES)) or f'status {status}'}")

@@ -196,6 +196,15 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
     )
 
 
+def tracers(pid: int) -> dict[int, int]:
+    """By thread, the process that traces it; 0 is none."""
+    try:
+        tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return {}
+    return {tid: int(kernel_fields(f"/proc/{pid}/task/{tid}/status").get("TracerPid", "0")) for tid in tids}
+
+
 def _signal_masks(status: Mapping[str, str]) -> SignalMasks | None:
     try:
         masks = {name: int(status[name], 16) for name in ("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt")}

@@ -7,6 +7,8 @@ Python line cannot tell.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import signal
 import sys
@@ -36,6 +38,7 @@ _SIGNAL_S = 0.3
 _SERVED_S = 1.0
 _PYSTACK_S = 0.6
 _NATIVE_S = 1.5  # measured: 0.06 to 1.0 s
+_FREEZE_S = 0.2  # a process that runs is stopped within a tick
 _ALL_S = 2.4  # for everything that is asked about one process
 
 
@@ -155,20 +158,32 @@ def tool_path(name: str) -> str | None:
 
 
 def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
+    known, held = process_of(pid), False
+
+    def look(tool: int) -> None:
+        nonlocal held
+        held = _is_held(pid, tool)
+
     try:
-        return answer_of([py_spy_path(), "dump", "--json", *options, "--pid", str(pid)], limit_s)
-    except CommandFailed:
-        if "--nonblocking" not in options:
-            _unfreeze(pid)
-        raise
+        return answer_of([py_spy_path(), "dump", "--json", *options, "--pid", str(pid)], limit_s, look)
+    finally:
+        if held and known:
+            known.send(signal.SIGCONT)  # a tracer that is killed may leave its stop behind
 
 
-def _unfreeze(pid: int) -> None:
-    """A py-spy that was killed while it held the process stopped must not leave it so. It ran before: we asked only
-    then."""
-    known, stat = process_of(pid), procfs.read_stat(pid)
-    if known and stat and stat.state in "tT":
-        known.send(signal.SIGCONT)
+def _is_held(pid: int, tool: int) -> bool:
+    """The tool holds threads of the process, which does not stand still of its own will.
+
+    A program that has stopped itself, or that somebody stopped, must stay so: the stop of a tracer shows as t while it
+    lives, and any other as T. The tool is stopped first, so that what is seen is what it leaves behind.
+    """
+    with contextlib.suppress(OSError):
+        os.kill(tool, signal.SIGSTOP)
+    wait_for(lambda: (stat := procfs.read_stat(tool)) is None or stat.state in "TZX", _FREEZE_S)
+    threads = procfs.tracers(pid)
+    return tool in threads.values() and not any(
+        (stat := procfs.read_stat(pid, tid)) and stat.state == "T" for tid in threads
+    )
 
 
 def _grown(file: Path, before: int, limit_s: float) -> str:
