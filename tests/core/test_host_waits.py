@@ -380,10 +380,25 @@ def _stacks(comm: str) -> tuple[Stack, ...]:
     return own if comm != "python" else (*own, stack(frame(60), tid=101, thread="saver"))
 
 
-def test_a_thread_that_waits_for_one_that_computes_is_no_livelock_on_the_line_where_it_waits() -> None:
+def test_a_thread_that_waits_for_one_that_computes_hangs_only_if_that_one_does() -> None:
     before, after = helped(1.9)
     wait = stands(after, before=before)
-    assert (wait.motion, wait.kind) == (Motion.MOVING, WaitKind.LOCK)
+    assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.LOCK, False)
+    assert [(one.thread, one.pid, one.leaf) for one in wait.computing] == [("saver", 101, frame(60))]
+
+
+def test_where_another_thread_may_end_the_wait_none_that_computes_explains_it() -> None:
+    looks = [
+        replace(
+            one,
+            stacks=(*one.stacks, stack(frame(70), tid=102, thread="reader")),
+            process=replace(one.process, tasks=(*one.process.tasks, task(102, syscall="read", state="S"))),
+        )
+        for one in helped(1.9)
+        if one.process
+    ]
+    wait = stands(looks[1], before=looks[0])
+    assert (wait.motion, wait.computing) == (Motion.MOVING, ())
 
 
 def test_a_library_thread_that_spins_releases_no_lock() -> None:

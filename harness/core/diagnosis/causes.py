@@ -776,14 +776,20 @@ class Cause(StrEnum):
         kinds=(HangKind.LIVELOCK,),
         certain_by=(Seen.SAMPLES,),
         certain_unless=(Doubt.LOOP_WITHOUT_A_BEAT,),
-        shown_by=(by_program("thread_endless_forward"), by_program("data_worker_endless_loop")),
+        shown_by=(
+            by_program("thread_endless_forward"),
+            by_program("data_worker_endless_loop"),
+            by_program("thread_prefetcher_spins"),
+        ),
         advice="Give the loop an end that every rank reaches, and check the condition that should have ended it.",
         means="""
         a rank computes without end: the same one or two lines in 20 samples or more, over at least 60 s, and no mark
         and no finished step. The run is HANG, kind livelock. Of a longer body, or one that calls small functions, 60
         samples over twice that time have to show one function of the program, on at most 8 lines, and at most 16 below
         it. So it is of each process that a rank waits for and that computes, a worker of a DataLoader or of a pool,
-        where it moves no byte; the rank that waits is blamed, and the place is the worker's line.
+        where it moves no byte, and of threads of the rank's own where its main thread waits for a lock, a queue or a
+        result, and no other thread could end that; the rank that waits is blamed, and the place is the line that
+        computes.
         """,
         proven_by="""
         the samples in `watch.jsonl` and the stacks in `dumps/`.

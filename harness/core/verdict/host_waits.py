@@ -85,6 +85,30 @@ class _Actor:
         acts = any(_may_act(stack, tasks) for stack in python) or any(_natively_busy(task) for task in native)
         return self.stack is None or acts
 
+    def computing(self, elapsed_s: float) -> tuple[ChildWait, ...]:
+        """Its threads that compute, if each one that may act does that, on lines that are known."""
+        earlier_s = {task.tid: task.cpu_s for task in self.before.tasks} if self.before else {}
+        used_s = {task.tid: task.cpu_s - earlier_s.get(task.tid, task.cpu_s) for task in self.process.tasks}
+        busy = [
+            one
+            for one in self.stacks
+            if one is not self.stack and one.frames and used_s.get(one.tid or 0, 0.0) >= STARVED_SHARE * elapsed_s
+        ]
+        if self.stack is None or self.thread_may_act(busy):
+            return ()
+        return tuple(
+            ChildWait(
+                kind=WaitKind.COMPUTE,
+                motion=Motion.BURNING,
+                pid=one.tid or 0,
+                command=self.process.command,
+                thread=one.thread,
+                leaf=one.frames[0],
+                user=user_frame(one.frames),
+            )
+            for one in busy
+        )
+
     @property
     def frames(self) -> tuple[Frame, ...]:
         return self.stack.frames if self.stack else ()
@@ -147,7 +171,9 @@ def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) ->
     if task.target:
         return _shared_lock(family, actor, task, above)
     closed = task.timed is False and actor.stack is not None and not actor.may_act
-    return _unless_busy(family, Stand(kind=WaitKind.LOCK, closed=closed))
+    computing = actor.computing(family.elapsed_s) if task.timed is False else ()
+    motion = Motion.BURNING if computing else Motion.WAITING
+    return _unless_busy(family, Stand(kind=WaitKind.LOCK, closed=closed, motion=motion, computing=computing))
 
 
 def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> Stand:

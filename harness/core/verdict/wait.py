@@ -56,15 +56,16 @@ class Stand:
     collective: Collective | None = None
     call: Call | None = None
     child: ChildWait | None = None  # the process below it that it waits for
-    computing: tuple[ChildWait, ...] = ()  # the processes below it that compute, where it waits for nothing else
+    computing: tuple[ChildWait, ...] = ()  # processes below it, or its threads, where nothing else may act
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildWait(Stand):
-    """What a process below a rank stands in, where that rank waits for it."""
+    """What a process below a rank, or a thread of its own, stands in, where that rank waits for it."""
 
     pid: int
     command: str
+    thread: str = ""  # the name of a thread of the rank's own process, whose number there is `pid`
     leaf: Frame | None
     user: Frame | None
 

@@ -292,7 +292,8 @@ def _computes(case: Case, root: Wait, ranks: Sequence[int], place: Place | None)
         return f"{_do(ranks, what)} without end{in_function(root)}{at(place)}"
     child, more = root.computing[0], len(root.computing) - 1
     loads = root.kind is WaitKind.LOADER
-    who = f"a batch, and its data loader worker {child.pid}" if loads else f"its child process {child.pid}, which"
+    below = f"its thread {child.thread}" if child.thread else f"its child process {child.pid}"
+    who = f"a batch, and its data loader worker {child.pid}" if loads else f"{below}, which"
     inside = f" in {place.function}" if place and place.function else ""
     others = f" (and so {'does' if more == 1 else 'do'} {counted(more, 'other')})" if more else ""
     waits = f"rank {root.rank} waits{at(wait_place(case, root))}"
