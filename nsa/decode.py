@@ -9,7 +9,7 @@ a group, S compressed blocks, n places, s gathered tokens, D key, E value width,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,6 +35,8 @@ from .ops.cached import attention, chosen_blocks, compressed, shares_of_blocks, 
 from .ops.dispatch import MissingImplementationError
 from .ops.kernels import tiles
 from .ops.selection import Selection
+from .paged import PagedCache
+from .paged import read as read_pages
 from .world import CannotRunError
 
 FIRST_CAPACITY = 64
@@ -182,27 +184,40 @@ def prefill(model: TinyLM, tokens_BT: Tensor) -> tuple[Tensor, Cache]:
 
 
 @torch.no_grad()
-def step(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
+def step(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
     """Logits [B, C, vocab] of one new token, or of a chunk of them. Raises ValueError for another batch's tokens.
 
-    Raises MissingImplementationError for a model that was to be computed by anything but plain torch.
+    Raises MissingImplementationError for a model that was to be computed by what cannot read the cache, and
+    OutOfPagesError where a paged one is full.
     Work per token and layer: T/d compressed keys, n*l' selected ones and w of the window.
     """
     return model.head(model.norm(read(model, tokens_BC, cache)))
 
 
 @torch.no_grad()
-def next_logits(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
-    """Logits [B, vocab] of the last new token alone: for a long prompt those of every token are too much."""
-    return model.head(model.norm(read(model, tokens_BC, cache)[:, -1]))
+def next_logits(model: TinyLM, tokens: Tensor | Mapping[int, Tensor], cache: Cache | PagedCache) -> Tensor:
+    """Logits [B, vocab] of the last new token alone: for a long prompt those of every token are too much.
+
+    Tokens are [B, C]. A paged cache also takes those of some sequences [C] by the sequence's number, at least one of
+    each, and gives logits in the order of these.
+    """
+    if isinstance(tokens, Tensor):
+        last_BM = read(model, tokens, cache)[:, -1]
+    elif isinstance(cache, PagedCache):
+        last_BM = torch.stack([x_CM[-1] for x_CM in read_pages(model, tokens, cache).values()])
+    else:
+        raise ValueError("tokens: of each sequence its own takes a paged cache; this one takes a tensor [B, C]")
+    return model.head(model.norm(last_BM))
 
 
 @torch.no_grad()
-def read(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
+def read(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
     """What the last layer says of the new tokens, [B, C, M], which the cache takes in."""
     batch, count = tokens_BC.shape
     if cache.batch not in (None, batch):
         raise ValueError(f"tokens: {batch} sequences, but the cache is of {cache.batch}; start another with prefill")
+    if isinstance(cache, PagedCache):
+        return torch.stack(list(read_pages(model, dict(enumerate(tokens_BC)), cache).values()))
     cache.batch = batch
     if count == 0:
         return model.embed(tokens_BC)
@@ -262,7 +277,8 @@ def _nsa(layer: NSAttention, x_BCM: Tensor, memory: NSAMemory, span: Span) -> Te
     branches = layer.config.branches
     if not span.is_whole_prompt and layer.implementation not in (Implementation.AUTO, Implementation.EAGER):
         raise MissingImplementationError(
-            f"--impl {layer.implementation}: a cache is read in plain torch alone; use --impl auto or eager"
+            f"--impl {layer.implementation}: a cache without pages is read in plain torch alone; "
+            "use --impl auto or eager, or --cache paged"
         )
     # A prompt pays for these projections twice, a small part of its time. So its attention stays the layer's own.
     if Branch.CMP in branches:
