@@ -96,8 +96,10 @@ def _launch(
     groups, width = rows.keys.shape[1], rows.values.shape[-1]
     by_blocks = numbers.branches != (Branch.WIN,)
     blocks = numbers.blocks(rows.longest) if by_blocks else 0
-    window = min(numbers.window, rows.longest) if Branch.WIN in numbers.branches else 0
-    of_part = _rows_of_a_part(tokens * groups, blocks + window, tile.keys)
+    keys = _keys_of_a_step(tile.keys, rows.keys.shape[2])
+    # A walk begins with a whole step, which may hold keys before the window.
+    window = min(numbers.window + keys - 1, rows.longest) if Branch.WIN in numbers.branches else 0
+    of_part = _rows_of_a_part(tokens * groups, blocks + window, keys)
     block_parts, window_parts = -(-blocks // of_part), -(-window // of_part)
     parts = block_parts + window_parts
     sizes = {**constants(q_1HRD, rows.keys, rows.values, numbers.selection.scale), **_lengths(rows, numbers)}
@@ -119,7 +121,7 @@ def _launch(
         *(*sizes_of_tables, of_part),
         **sizes,
         SPAN=numbers.window,
-        KEYS=max(NARROWEST, tile.keys),
+        KEYS=keys,
         warps=tile.warps,
         stages=tile.stages,
     )
@@ -133,6 +135,12 @@ def _launch(
         warps=tile.warps,
         stages=tile.stages,
     )
+
+
+def _keys_of_a_step(most: int, page_len: int) -> int:
+    """As many as lie in one page wherever a step begins, so that one number says where; if they are enough."""
+    in_one_page = min(most, page_len & -page_len)
+    return in_one_page if in_one_page >= NARROWEST else max(NARROWEST, most)
 
 
 def _rows_of_a_part(programs: int, rows: int, keys: int) -> int:
@@ -183,8 +191,8 @@ def cached_parts(
     i_g = i_rg % groups
     tokens = tl.load(p_lengths + i_r)
     is_block = i_part < block_parts
-    of_window = tl.maximum(tokens - SPAN, 0) + (i_part - block_parts) * rows
-    first = tl.where(is_block, i_part * rows, of_window)
+    seen_from = tl.where(is_block, 0, tokens - SPAN)
+    first = tl.where(is_block, i_part, i_part - block_parts) * rows + tl.maximum(seen_from, 0) // KEYS * KEYS
     stop = tl.minimum(first + rows, tl.where(is_block, _blocks_of(tokens, BLOCK_LEN, BLOCK_STRIDE), tokens))
     p_table = p_tables + i_r * table_row + tl.where(is_block, _BLOCKS, _WINDOW).to(tl.int64) * columns
     # Where nothing but the selected branch asks for the blocks, their values are read by nobody.
@@ -198,10 +206,16 @@ def cached_parts(
     b_o = tl.zeros([HEADS_PADDED, E_PADDED], dtype=ACC)  # [h, E]
     for start in range(first, stop, KEYS):
         o_key = start + tl.arange(0, KEYS)  # [K]
-        m_key = o_key < stop
-        o_row = _rows(p_table, o_key, m_key, i_g, groups, PAGE_LEN)  # [K]
-        b_k = load_rows(p_k, D, o_row, m_key, D, D_PADDED)  # [K, D]
-        b_v = load_rows(p_v, E, o_row, m_key & m_attended, E, E_PADDED)  # [K, E]
+        m_key = (o_key >= seen_from) & (o_key < stop)
+        if PAGE_LEN % KEYS == 0:
+            page_row = _row_of_page(p_table, start, i_g, groups, PAGE_LEN) + start % PAGE_LEN
+            o_row = o_key - start  # [K]
+        else:
+            page_row = tl.cast(0, tl.int64)
+            i_page = tl.load(p_table + o_key // PAGE_LEN, mask=m_key, other=0).to(tl.int64)  # [K]
+            o_row = (i_page * groups + i_g) * PAGE_LEN + o_key % PAGE_LEN  # [K]
+        b_k = load_rows(p_k + page_row * D, D, o_row, m_key, D, D_PADDED)  # [K, D]
+        b_v = load_rows(p_v + page_row * E, E, o_row, m_key & m_attended, E, E_PADDED)  # [K, E]
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [h, K]
         if SELECTS:
             o_score = (i_rg * blocks + o_key)[None, :] * HEADS_PADDED + o_head[:, None]  # [h, K]
@@ -258,12 +272,13 @@ def cached_output(
         PIECES: tl.constexpr = (SELECT_LEN + PIECE - 1) // PIECE
         for step in range(PLACES * PIECES):
             i_block = tl.load(p_indices + i_rg * PLACES + step // PIECES)
-            o_inside = step % PIECES * PIECE + tl.arange(0, PIECE)  # [K]
-            o_key = i_block * SELECT_LEN + o_inside
-            m_key = (i_block >= 0) & (o_inside < SELECT_LEN) & (o_key < tokens)
-            o_row = _rows(p_table, o_key, m_key, i_g, groups, PAGE_LEN)  # [K]
-            b_k = load_rows(p_k, D, o_row, m_key, D, D_PADDED)  # [K, D]
-            b_v = load_rows(p_v, E, o_row, m_key, E, E_PADDED)  # [K, E]
+            # A selection block lies in one page. Of an empty place block 0 is looked up and nothing read.
+            first = tl.maximum(i_block, 0) * SELECT_LEN
+            page_row = _row_of_page(p_table, first, i_g, groups, PAGE_LEN) + first % PAGE_LEN
+            o_row = step % PIECES * PIECE + tl.arange(0, PIECE)  # [K]
+            m_key = (i_block >= 0) & (o_row < SELECT_LEN) & (o_row < tokens - first)
+            b_k = load_rows(p_k + page_row * D, D, o_row, m_key, D, D_PADDED)  # [K, D]
+            b_v = load_rows(p_v + page_row * E, E, o_row, m_key, E, E_PADDED)  # [K, E]
             b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [h, K]
             b_highest, b_total, b_o = _with_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
         b_o = b_o / b_total[:, None]  # its own token is among them
@@ -283,10 +298,9 @@ def _blocks_of(tokens, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr):
 
 
 @triton.jit
-def _rows(p_table, o_key, m_key, i_g, groups, PAGE_LEN: tl.constexpr):
-    """Where the rows of a group lie, counted in rows, int64."""
-    i_page = tl.load(p_table + o_key // PAGE_LEN, mask=m_key, other=0).to(tl.int64)
-    return (i_page * groups + i_g) * PAGE_LEN + o_key % PAGE_LEN
+def _row_of_page(p_table, row, i_g, groups, PAGE_LEN: tl.constexpr):
+    """Where the group's rows begin of the page that holds a row, counted in rows."""
+    return (tl.load(p_table + row // PAGE_LEN).to(tl.int64) * groups + i_g) * PAGE_LEN
 
 
 @triton.jit
