@@ -1,8 +1,9 @@
 """What a token costs that is read from pages, told without a GPU: the kernels' machine code, bytes, and host work.
 
-    python benchmarks/decode_cost.py                         one and 32 sequences of 8k and 64k tokens, for sm_90
-    python benchmarks/decode_cost.py --arch 80 90 --json     a line of JSON for each kernel and architecture
+    python benchmarks/decode_cost.py                    one and 32 sequences of 8k and 64k tokens, for sm_90
+    python benchmarks/decode_cost.py --arch 80 90       for an A100 as well
 
+A line of JSON for each kernel, length and number of sequences, and way to read a cache.
 Each kernel is compiled with the tile that is tried first, and its machine code read (benchmarks/sass.py). Bytes are
 those of one layer that no cache can spare: what the kernels read once and what they write. The host is counted in one
 layer, as the difference of two layers and one: torch operations that compute or copy, and launches. Nothing is timed.
@@ -50,7 +51,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--tried", type=int, default=1, help="so many tiles of those that are tried")
-    parser.add_argument("--json", action="store_true", help="lines of JSON of the kernels alone")
     options = parser.parse_args(arguments)
     shape = Shape(
         tokens=TOKENS[-1],
@@ -61,8 +61,6 @@ def main(arguments: list[str]) -> int:
     )
     for row in kernel_rows(shape, options.arch, getattr(torch, options.dtype), options.tried):
         print(json.dumps(row), flush=True)
-    if options.json:
-        return 0
     for tokens in TOKENS:
         for sequences in SEQUENCES:
             told = {"tokens": tokens, "sequences": sequences, **layer_bytes(replace(shape, tokens=tokens), sequences)}

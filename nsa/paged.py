@@ -99,9 +99,8 @@ class LayerPages:
 
     def _room(self, count: int, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
         groups = self._config.groups
-        return like.new_zeros(count, groups, rows, self._config.d_k), like.new_zeros(
-            count, groups, rows, self._config.d_v
-        )
+        keys, values = (like.new_zeros(count, groups, rows, width) for width in (self._config.d_k, self._config.d_v))
+        return keys, values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +124,11 @@ def read(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> dict
     """What the last layer says of the new tokens [C] of each sequence, [C, M], which the cache takes in.
 
     Sequences that are not named stay as they are. The first tokens of a sequence run through the layers' own forward
-    pass, later ones one after the other, each with those of the other sequences. Raises OutOfPagesError before
-    anything is read.
+    pass, later ones one after the other, each with those of the other sequences. Raises OutOfPagesError, and ValueError
+    for a number that no sequence has, before anything is read.
     """
+    if unknown := sorted(set(tokens) - set(range(cache.batch))):
+        raise ValueError(f"tokens: expected sequences from 0 to {cache.batch - 1}, got {', '.join(map(str, unknown))}")
     cache.tables.reserve({number: len(fresh) for number, fresh in tokens.items()})
     said: defaultdict[int, list[Tensor]] = defaultdict(list)
     for number, fresh in tokens.items():

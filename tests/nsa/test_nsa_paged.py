@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_harness.nsa import decode
+from nsa_harness.nsa import pages as page_tables
 from nsa_harness.nsa.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_harness.nsa.decode import Cache, next_logits, prefill, step
 from nsa_harness.nsa.generate import generate, generate_each
@@ -96,8 +97,11 @@ def test_in_float32_the_logits_are_those_of_one_memory(tiny: NSAConfig) -> None:
     assert_same(read_in_steps(model, inputs, paged(tiny), cycle((1,))), expected, 1e-6)
 
 
-def test_sequences_of_different_lengths_do_not_know_of_each_other(tiny: NSAConfig) -> None:
+def test_sequences_of_different_lengths_do_not_know_of_each_other(
+    tiny: NSAConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They begin and end at different times, in numbers that others had before; some read more than one token."""
+    monkeypatch.setattr(page_tables, "FIRST_COLUMNS", 1)  # so that the table grows under them
     model, cache = sharp_model(tiny), paged(tiny, sequences=3, page_len=5)
     first, second, third, fourth = (tokens(tiny, length) for length in (30, 12, 25, 9))
     expected = [alone(model, one) for one in (first, second, third, fourth)]
@@ -241,6 +245,8 @@ def test_what_cannot_lie_in_pages_is_said(tiny: NSAConfig) -> None:
     model = TinyLM.from_config(tiny)
     with pytest.raises(ValueError, match="tokens: 3 sequences, but the cache is of 2"):
         step(model, tokens(tiny, 3, 1), paged(tiny))
+    with pytest.raises(ValueError, match="tokens: expected sequences from 0 to 1, got -1, 2"):
+        next_logits(model, {2: tokens(tiny, 1), 0: tokens(tiny, 1), -1: tokens(tiny, 1)}, paged(tiny))
     with pytest.raises(ValueError, match="tokens: of each sequence its own takes a paged cache"):
         next_logits(model, {0: tokens(tiny, 1)}, Cache(tiny))
     with pytest.raises(ValueError, match="prompt: expected at least one token, got none"):

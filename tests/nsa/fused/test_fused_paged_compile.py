@@ -29,12 +29,13 @@ def lines(cache: Path, *words: str | Path) -> list[dict[str, Any]]:
 
 
 def compiled(cache: Path, *options: str) -> list[dict[str, Any]]:
-    return lines(cache, ROOT / "benchmarks" / "decode_cost.py", "--json", "--arch", "80", "90", *options)
+    return lines(cache, ROOT / "benchmarks" / "decode_cost.py", "--arch", "80", "90", *options)
 
 
 def test_they_fit_both_gpus_and_fill_tensor_cores_without_spilling(tmp_path: Path) -> None:
     """64 query heads, 4 key heads, width 128, bfloat16: the shape of the benchmark."""
-    rows = compiled(tmp_path)
+    told = compiled(tmp_path)
+    rows = [row for row in told if "kernel" in row]
     assert [(row["sm"], row["kernel"]) for row in rows] == [(sm, kernel) for sm in (80, 90) for kernel in KERNELS]
     for row in rows:
         assert row["shared_bytes"] <= SHARED_BYTES[row["sm"]], row
@@ -42,6 +43,10 @@ def test_they_fit_both_gpus_and_fill_tensor_cores_without_spilling(tmp_path: Pat
         assert row["tensor_core_operations"] > 0, row
         # 64 keys and values of 256 bytes each by 128 threads: no load of a row is narrower than it may be.
         assert row["copies_of_16_bytes"] >= 64 * 2 * 256 // 128 // 16, row
+    # Of one layer: below some thousand tokens it is the host that a step waits for.
+    host = {row["host"]: row for row in told if "host" in row}
+    assert host["pages, fused"]["launches"] == 2
+    assert host["pages, fused"]["operations"] <= 70 < 200 <= host["pages, plain torch"]["operations"]
 
 
 @pytest.mark.slow
@@ -57,6 +62,7 @@ def test_they_fit_both_gpus_and_fill_tensor_cores_without_spilling(tmp_path: Pat
 )
 def test_some_choice_of_tiles_fits_each_gpu(tmp_path: Path, options: tuple[str, ...]) -> None:
     rows = compiled(tmp_path, "--tried", "99", *options)
+    rows = [row for row in rows if "kernel" in row]
     fitting = {(row["sm"], row["kernel"]) for row in rows if row["shared_bytes"] <= SHARED_BYTES[row["sm"]]}
     assert fitting == {(sm, kernel) for sm in (80, 90) for kernel in KERNELS}
 
