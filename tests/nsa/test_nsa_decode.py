@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import combinations, cycle
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from touched import Touched
 
 from nsa_harness.nsa import decode
 from nsa_harness.nsa.attention import BlockSelector, CompressedBranch, SlidingBranch, selection_of
@@ -344,24 +342,6 @@ def test_the_control_keeps_every_key_and_the_layer_only_what_it_may_look_at(tiny
     assert memory_of(cache).sel_k.count == memory_of(cache).cmp_k.done.count == 0
     _, cache = prefill(TinyLM.from_config(replace(tiny, attention=Attention.VANILLA)), tokens(tiny, TOKENS))
     assert all(isinstance(memory, VanillaMemory) and memory.k.count == TOKENS for memory in cache.memories)
-
-
-class Touched(TorchDispatchMode):
-    """Counts the elements that operations read and write; of a gather those that it takes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements, self.names = 0, set()
-
-    def __torch_dispatch__(self, function: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
-        output = function(*arguments, **(options or {}))
-        name = function._schema.name.removeprefix("aten::")
-        self.names.add(name)
-        if not function.is_view and name not in ("_unsafe_view", "detach", "alias"):
-            source = arguments[0] if name in ("index", "index_select", "gather", "embedding") else None
-            tensors = [one for one in tree_leaves((arguments, output)) if isinstance(one, Tensor) and one is not source]
-            self.elements += sum(one.numel() for one in tensors)
-        return output
 
 
 def touched_by_a_step(model: TinyLM, length: int) -> Touched:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import combinations, cycle
 
 import pytest
 import torch
 from torch import Tensor, nn
+from touched import Touched
 
 from nsa_harness.nsa import decode
 from nsa_harness.nsa import pages as page_tables
@@ -95,6 +97,22 @@ def test_in_float32_the_logits_are_those_of_one_memory(tiny: NSAConfig) -> None:
     model, inputs = TinyLM.from_config(tiny), tokens(tiny, 2, TOKENS)
     expected = read_in_steps(model, inputs, Cache(tiny), cycle((1,)))
     assert_same(read_in_steps(model, inputs, paged(tiny), cycle((1,))), expected, 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "autocast"])
+def test_an_error_is_at_most_twice_that_of_the_parallel_forward(tiny: NSAConfig, kind: str) -> None:
+    """Every block has a place, so that rounding decides no choice."""
+    config = replace(tiny, select_count=8)
+    dtype = torch.float32 if kind == "autocast" else getattr(torch, kind)
+    model, exact = TinyLM.from_config(config).to(dtype), TinyLM.from_config(config).double()
+    exact.load_state_dict(model.state_dict())
+    exact.get_buffer("frequencies").copy_(model.get_buffer("frequencies"))
+    inputs = tokens(config, 2, 40)
+    expected = exact(inputs)
+    with torch.autocast("cpu", torch.bfloat16) if kind == "autocast" else nullcontext():
+        parallel, ours = model(inputs), read_in_steps(model, inputs, paged(config), iter([7, *[1] * 33]))
+    assert ours.dtype is parallel.dtype
+    assert (ours - expected).abs().max() <= 2 * (parallel - expected).abs().max()
 
 
 def test_sequences_of_different_lengths_do_not_know_of_each_other(
@@ -271,3 +289,27 @@ def test_an_empty_chunk_changes_nothing(tiny: NSAConfig) -> None:
     assert (cache.lengths(), cache.free_pages) == ([0, 0], ENOUGH)
     logits, _ = prefill(model, tokens(tiny, 2, 0))
     assert logits.shape == (2, 0, tiny.vocab)
+
+
+def touched_by_a_step(model: TinyLM, length: int) -> Touched:
+    cache = paged(model.config, sequences=1, page_len=64, pages=ENOUGH)
+    inputs = tokens(model.config, 1, length + 2)
+    step(model, inputs[:, :-2], cache)
+    step(model, inputs[:, -2:-1], cache)  # what a step of another length has computed is kept
+    with torch.no_grad(), Touched() as touched:
+        step(model, inputs[:, -1:], cache)
+    return touched
+
+
+def test_what_a_step_touches_grows_by_the_compressed_keys_alone(tiny: NSAConfig) -> None:
+    """Plain torch gathers them, which is once more to read and to write; the pages themselves stay where they are."""
+    config = replace(tiny, layers=1, window=64, select_len=16, block_len=16, block_stride=8)
+    model = TinyLM.from_config(config)
+    short, long = (touched_by_a_step(model, length) for length in (1028, 4100))
+    blocks, tokens_more = (4100 - 1028) // config.block_stride, 4100 - 1028
+    keys_and_values = 5 * blocks * config.groups * (config.d_k + config.d_v)
+    passes_over_scores = 22 * blocks * config.heads
+    ranking = (4 * 5 + 12) * (blocks // 2) * config.groups
+    places = 20 * blocks * config.groups
+    tables = 8 * config.groups * tokens_more // 64
+    assert long.elements - short.elements <= keys_and_values + passes_over_scores + ranking + places + tables

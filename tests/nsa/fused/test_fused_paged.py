@@ -141,3 +141,17 @@ def test_what_the_kernels_cannot_take_is_said() -> None:
     q, gates, rows = pages(CASES[0], torch.float32)
     with pytest.raises(CannotLaunchError, match="cast them to one"):
         attend_pages(q, gates, as_dtype(rows, torch.float16), numbers(CASES[0]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_on_a_gpu_an_error_is_at_most_twice_that_of_torch(dtype: torch.dtype) -> None:
+    case = ((3000, 1, 700, 64), 32, 16, 64, 48, 512, 64, 16)
+    q, gates, rows = pages(case, dtype, width=128, value_width=128)
+    q, gates = q.cuda(), gates.cuda()
+    rows = replace(
+        rows, keys=rows.keys.cuda(), values=rows.values.cuda(), tables=rows.tables.cuda(), lengths=rows.lengths.cuda()
+    )
+    exact = by_torch(q.double(), gates.double(), as_dtype(rows, torch.float64), numbers(case))
+    theirs = (by_torch(q, gates, rows, numbers(case)) - exact).abs().max()
+    assert (attend_pages(q, gates, rows, numbers(case)) - exact).abs().max() <= 2 * theirs

@@ -42,3 +42,18 @@ def test_plain_torch_is_taken_unasked_on_a_cpu(tiny: NSAConfig) -> None:
         step(model, torch.tensor([[token]]), cache)
     assert launches["cached_output"] == before
     assert [used.name for used in model.blocks[0].attn.gate_mlp.runs] == ["eager"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_kernels_are_taken_unasked(tiny: NSAConfig) -> None:
+    """With the choice of blocks left out: float32 on both ways need not choose alike."""
+    config = replace(tiny, d_k=16, d_v=16, select_count=8)
+    model, plain = (TinyLM.from_config(config, one) for one in (Implementation.AUTO, Implementation.EAGER))
+    plain.load_state_dict(model.state_dict())
+    inputs = torch.randint(config.vocab, (2, 40), device="cuda")
+    ours, theirs = (
+        torch.cat([step(one.cuda(), token, cache) for token in inputs.split(1, 1)], 1)
+        for one, cache in ((model, PagedCache(config, sequences=2, pages=40)), (plain, Cache(config)))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert [used.name for used in model.blocks[0].attn.gate_mlp.runs] == ["triton"]
