@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .board import BoardWriter
     from .endings import Endings
     from .given_up import GivenUp
+    from .hooks import Fetches
     from .leaving import Leaving
     from .looks import LookTaker
     from .names import ModuleNames
@@ -144,21 +145,21 @@ class ProcessProbe:
 
     def _set_hooks(self, board: BoardWriter) -> None:
         from .given_up import GivenUp
-        from .hooks import install
+        from .hooks import Fetches, install
         from .places import foreign_code
 
         torch: Any = sys.modules["torch"]
-        given_up = GivenUp(board, foreign_code(torch))
-        names = install(torch, board, self.trouble, given_up)
+        given_up, fetches = GivenUp(board, foreign_code(torch)), Fetches(foreign_code(torch))
+        names = install(torch, board, self.trouble, given_up, fetches)
         if self._endings is not None:
             self._endings.names = names
         if self._mode == protocol.PROBE_FULL:
-            self.trouble.attempt("looks", lambda: self._set_looks(board, names, given_up))
+            self.trouble.attempt("looks", lambda: self._set_looks(board, names, given_up, fetches))
 
-    def _set_looks(self, board: BoardWriter, names: ModuleNames, given_up: GivenUp) -> None:
+    def _set_looks(self, board: BoardWriter, names: ModuleNames, given_up: GivenUp, fetches: Fetches) -> None:
         from .looks import install
 
-        self._looks = install(sys.modules["torch"], board, self.trouble, self._directory, names, given_up)
+        self._looks = install(sys.modules["torch"], board, self.trouble, self._directory, names, given_up, fetches)
         if protocol.ENV_GROWTH in os.environ:
             from .growth import Growth
 

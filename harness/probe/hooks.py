@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ CALLING_LINES_LIMIT = 1024  # more would leave no room in the table of strings
 COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks on modules"
 
 
-def install(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: GivenUp) -> ModuleNames:
+def install(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: GivenUp, fetches: Fetches) -> ModuleNames:
     """Each kind of hook stands alone; what this torch does not have is noted and left out. The models they meet."""
     names = ModuleNames(board)
     caught = CaughtExceptions(board, foreign_code(torch))
@@ -37,7 +39,7 @@ def install(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: Given
         trouble.attempt(handled.PIECE, lambda: handled.install(vars(sys)["monitoring"], caught, trouble))
     trouble.attempt("optimizer hooks", lambda: _hook_optimizers(torch, board, trouble))
     trouble.attempt("first optimizer", lambda: _await_optimizer(board))
-    trouble.attempt("data hook", lambda: _hook_data(torch, board, trouble, given_up))
+    trouble.attempt("data hook", lambda: _hook_data(torch, board, trouble, given_up, fetches))
     return names
 
 
@@ -262,7 +264,7 @@ def _gradients(optimizer: Any) -> int:
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: GivenUp) -> None:
+def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: GivenUp, fetches: Fetches) -> None:
     """A mark when a DataLoader is asked for a batch, and one when it has answered; how far its iterator is."""
     from torch.utils.data import dataloader
 
@@ -275,12 +277,16 @@ def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: Gi
     def next_batch(self: Any) -> Any:
         board.begin_step()
         board.mark(asked)
+        began_ns = time.monotonic_ns()
         try:
             batch = fetch(self)
         except StopIteration:
             trouble.attempt("loaders", lambda: loaders.gave(self, 0))
             raise
         board.mark(answered)
+        # The first one waits for workers to start.
+        if getattr(self, "_num_yielded", 0) > 1:
+            fetches.waited(time.monotonic_ns() - began_ns)
         given_up.took_another()
         trouble.attempt("loaders", lambda: loaders.gave(self, 1))
         return batch
@@ -296,6 +302,32 @@ def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: Gi
         trouble.attempt("loaders", lambda: loaders.again(self))
 
     iterator.__init__, iterator._reset, iterator.__next__ = init, reset, next_batch
+
+
+class Fetches:
+    """For how long the main thread has waited for batches, and the line of the longest wait."""
+
+    def __init__(self, foreign: tuple[str, ...]) -> None:
+        self._foreign = foreign
+        self._thread = threading.main_thread().ident
+        self._began_ns = time.monotonic_ns()
+        self._waited_ns = self._longest_ns = 0
+        self._place = ""
+
+    def waited(self, wait_ns: int) -> None:
+        if threading.get_ident() != self._thread:  # one that fetches ahead keeps nobody waiting
+            return
+        self._waited_ns += wait_ns
+        if wait_ns > self._longest_ns:
+            self._longest_ns = wait_ns
+            frame = innermost(sys._getframe(1), self._foreign)
+            at = None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            self._place = place_text(*at) if at else ""
+
+    def record(self) -> dict[str, Any]:
+        """In seconds, up to now, of the time since this object was made."""
+        passed_ns = time.monotonic_ns() - self._began_ns
+        return {"waited_s": self._waited_ns / 1e9, "passed_s": passed_ns / 1e9, "waited_at": self._place}
 
 
 class _Loader:

@@ -21,7 +21,7 @@ from .board import BoardWriter
 from .fingerprint import Unreadable, all_zero, broken, sample, trained
 from .given_up import GivenUp
 from .gradients import GradientLooks
-from .hooks import compiling_test
+from .hooks import Fetches, compiling_test
 from .names import ModuleNames
 from .places import foreign_code, innermost, place_text
 from .trouble import TroubleLog
@@ -37,10 +37,16 @@ USUAL_AFTER = 4  # steps: in the first ones much has no gradient yet
 
 
 def install(
-    torch: Any, board: BoardWriter, trouble: TroubleLog, directory: str, names: ModuleNames, given_up: GivenUp
+    torch: Any,
+    board: BoardWriter,
+    trouble: TroubleLog,
+    directory: str,
+    names: ModuleNames,
+    given_up: GivenUp,
+    fetches: Fetches,
 ) -> LookTaker:
     """Each kind of look stands alone; what this torch does not have is noted and left out."""
-    looks = LookTaker(torch, board, trouble, directory, names, given_up)
+    looks = LookTaker(torch, board, trouble, directory, names, given_up, fetches)
     trouble.attempt("looks at optimizers", looks.hook_optimizers)
     trouble.attempt("looks at losses", looks.cover_backward)
     trouble.attempt("looks at replicas", lambda: replicas.watch(looks.made))
@@ -78,8 +84,9 @@ class LookTaker:
         directory: str,
         names: ModuleNames,
         given_up: GivenUp,
+        fetches: Fetches,
     ) -> None:
-        self._given_up, self._gradients = given_up, GradientLooks(names)
+        self._given_up, self._gradients, self._fetches = given_up, GradientLooks(names), fetches
         self._torch, self._board, self._trouble, self._names = torch, board, trouble, names
         self._path = os.path.join(directory, protocol.LOOKS.format(pid=os.getpid()))
         self._written = 0
@@ -192,6 +199,7 @@ class LookTaker:
             "never_names": never[:NAMES_LIMIT],
             "never_place": self._used_at(tuple(never)) if steps.count >= USUAL_AFTER else "",
             "still": steps.still,
+            **self._fetches.record(),
             **self._lost(),
         }
 

@@ -2,8 +2,11 @@
 
 A mask over all keys makes the work grow with T squared, and gathering each query's blocks moves every key n times for
 every query. Here a block stays in the cache, its readers' rows are gathered, and one matrix product serves all heads of
-all of them. The forward pass merges what a query has from its blocks by running maximum and sum; the backward pass
-starts from the final log-sum-exp. The first queries, who see every block, are plain causal attention.
+all of them. The first queries, who see every block, are plain causal attention.
+
+Where no score can be large, as norms of queries and keys tell, exponentials are of the scores as they are, and what a
+query has from its blocks is added up. Else it is merged by running maximum and sum. The backward pass starts from the
+final log-sum-exp.
 
 Dimensions: N batch x groups, h heads of a group, T queries, S keys, D key width, E value width, n places, m queries of
 a chunk, r rows of it (m x h), L keys of a block.
@@ -122,6 +125,8 @@ def _all_seeing(pair: Tensor, rows: int, queries: int, select_len: int, blocks: 
 
 # Rows, queries times heads, that share a matrix product. Fewer waste calls, more of them leave the cache.
 LONGEST_CHUNK = 3072
+# Of scores up to this size exponentials, their sums and the inverses of these are well inside the range of float32.
+SMALL = 40.0
 # Below, the calls per block cost more than the keys that a mask hides.
 SHORTEST = 1024
 
@@ -260,12 +265,15 @@ class _Row:
     k: Tensor  # [S, D]
     v: Tensor  # [S, E]
     heads: int
+    small: bool  # no score is beyond SMALL
     room: _Room
 
     @classmethod
     def of(cls, q_hTD: Tensor, k_SD: Tensor, v_SE: Tensor, scale: float) -> _Row:
         k_SD, v_SE = (tensor.to(compute_dtype(q_hTD)) for tensor in (k_SD, v_SE))
-        return cls(q=_by_query(q_hTD).mul_(scale), k=k_SD, v=v_SE, heads=q_hTD.shape[0], room=_Room(k_SD))
+        q = _by_query(q_hTD).mul_(scale)
+        largest = _longest(q.view(-1, q_hTD.shape[2])) * _longest(k_SD)
+        return cls(q=q, k=k_SD, v=v_SE, heads=q_hTD.shape[0], small=largest <= SMALL, room=_Room(k_SD))
 
     @property
     def longest(self) -> int:
@@ -279,6 +287,10 @@ class _Row:
 
     def times(self, name: str, left_rX: Tensor, right_XY: Tensor) -> Tensor:
         return torch.mm(left_rX, right_XY, out=self.room.named(name, left_rX.shape[0], right_XY.shape[1]))
+
+    def add_to(self, sums_Tw: Tensor, chunk: Chunk, left_rL: Tensor, right_LX: Tensor) -> None:
+        """The product, to the rows of the chunk's queries. None of them stands twice in it: the order is no matter."""
+        sums_Tw.index_add_(0, chunk.queries, self.times("product", left_rL, right_LX).view(-1, sums_Tw.shape[1]))
 
     def scores(self, q_rD: Tensor, chunk: Chunk) -> Tensor:
         """[r, L], a row for each query and head."""
@@ -306,23 +318,30 @@ def _row_forward(row: _Row, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
     """Output [T, h, E] and log-sum-exp [T, h]."""
     queries = row.q.shape[0]
     o = row.q.new_zeros(queries, row.heads * row.v.shape[-1])
-    # No chunk leaves it there for its own queries: each of them sees the first key of the block.
-    highest = row.q.new_full((queries, row.heads), -torch.inf)
     total = row.q.new_zeros(queries, row.heads)
+    # No chunk leaves it there for its own queries: each of them sees the first key of the block.
+    highest = None if row.small else row.q.new_full((queries, row.heads), -torch.inf)
     for chunk in chunks:
-        scores = row.scores(row.taken("q", row.q, chunk, row.k), chunk)
-        before = highest.index_select(0, chunk.queries)
-        after = torch.maximum(before, scores.amax(-1).view_as(before))
-        weights = scores.sub_(after.view(-1, 1)).exp_()
-        kept = before.sub_(after).exp_()
-        sums = total.index_select(0, chunk.queries).mul_(kept).add_(weights.sum(-1).view_as(kept))
-        o_rE = row.taken("o", o, chunk, row.v).mul_(kept.view(-1, 1)).addmm_(weights, row.v[chunk.first : chunk.last])
-        o.index_copy_(0, chunk.queries, o_rE.view(-1, o.shape[-1]))
-        highest.index_copy_(0, chunk.queries, after)
-        total.index_copy_(0, chunk.queries, sums)
+        weights = row.scores(row.taken("q", row.q, chunk, row.k), chunk)
+        if highest is not None:
+            before = highest.index_select(0, chunk.queries)
+            after = torch.maximum(before, weights.amax(-1).view_as(before))
+            weights.sub_(after.view(-1, 1))
+            _shrink(o, total, chunk, before.sub_(after).exp_())
+            highest.index_copy_(0, chunk.queries, after)
+        weights.exp_()
+        total.index_add_(0, chunk.queries, weights.sum(-1).view(-1, row.heads))
+        row.add_to(o, chunk, weights, row.v[chunk.first : chunk.last])
     # A query that sees nothing has the total 0: its output stays 0 and its log-sum-exp is minus infinity.
-    lse = highest + total.log()
+    lse = total.log() if highest is None else highest + total.log()
     return o.view(queries, row.heads, -1).div_(total.masked_fill(total == 0, 1.0).unsqueeze(-1)), lse
+
+
+def _shrink(o: Tensor, total: Tensor, chunk: Chunk, kept_mh: Tensor) -> None:
+    """Of the chunk's queries what was summed relative to a smaller maximum."""
+    o_mhE = o.index_select(0, chunk.queries).view(*kept_mh.shape, -1).mul_(kept_mh.unsqueeze(-1))
+    o.index_copy_(0, chunk.queries, o_mhE.flatten(1))
+    total.index_copy_(0, chunk.queries, total.index_select(0, chunk.queries).mul_(kept_mh))
 
 
 def _row_backward(
@@ -332,17 +351,23 @@ def _row_backward(
     grad = _by_query(grad_hTE)
     lse = lse_hT.t().contiguous()
     delta = (grad_hTE.to(grad.dtype) * o_hTE).sum(-1).t().contiguous()
+    if row.small:
+        # What a weight is divided by goes into what it is multiplied with. A query that sees nothing is in no chunk.
+        shares = lse.neg().exp_()
+        grad.view(*shares.shape, -1).mul_(shares.unsqueeze(-1))
+        delta.mul_(shares)
     dq, dk, dv = torch.zeros_like(row.q), torch.zeros_like(row.k), torch.zeros_like(row.v)
     for chunk in chunks:
         keys = slice(chunk.first, chunk.last)
         q_rD, grad_rE = row.taken("q", row.q, chunk, row.k), row.taken("grad", grad, chunk, row.v)
-        weights = row.scores(q_rD, chunk).sub_(_column(lse, chunk)).exp_()
+        weights = row.scores(q_rD, chunk)
+        if not row.small:
+            weights.sub_(_column(lse, chunk))
+        weights.exp_()
         d_scores = row.times("d_scores", grad_rE, row.v[keys].t()).sub_(_column(delta, chunk)).mul_(weights)
         dv[keys].addmm_(weights.t(), grad_rE)
         dk[keys].addmm_(d_scores.t(), q_rD)
-        # No query stands twice in a chunk, so what is taken may be put back; `index_add_` is slower.
-        dq_rD = row.taken("dq", dq, chunk, row.k).addmm_(d_scores, row.k[keys])
-        dq.index_copy_(0, chunk.queries, dq_rD.view(-1, dq.shape[-1]))
+        row.add_to(dq, chunk, d_scores, row.k[keys])
     return dq.view(dq.shape[0], row.heads, -1), dk, dv
 
 
@@ -350,6 +375,10 @@ def _by_query(x_hTD: Tensor) -> Tensor:
     """A copy [T, h * D] in the dtype of the sums."""
     rows = x_hTD.new_empty((x_hTD.shape[1], x_hTD.shape[0], x_hTD.shape[2]), dtype=compute_dtype(x_hTD))
     return rows.copy_(x_hTD.transpose(0, 1)).flatten(1)
+
+
+def _longest(rows_rD: Tensor) -> float:
+    return float(rows_rD.norm(dim=-1).amax()) if rows_rD.numel() else 0.0
 
 
 def _column(x_Th: Tensor, chunk: Chunk) -> Tensor:

@@ -404,6 +404,47 @@ def test_who_is_beyond_a_loop_in_which_another_makes_the_call_once_more_left_a_r
     assert "rank 1 left the loop before rank 0" in found.claim
 
 
+WITHIN_A_STEP = """\
+def fit(self):
+    while self.step < self.steps:
+        self.train()
+        if self.step % self.every == 0:
+            self.log()
+
+
+def train(self):
+    for micro in range(self.accum):
+        self.lose(micro)
+    self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("optimizer", "left"), [(81, False), (80, True)], ids=["behind the loop", "in the loop"])
+def test_who_is_in_a_loop_of_a_later_step_has_not_been_left_in_it(*, optimizer: int, left: bool) -> None:
+    """Rank 1 logs after the step whose loop it went through, and rank 0 is in the next step."""
+    gather, log = Made(op="all_gather", line=80), Made(op="all_reduce", line=90)
+    seen = stood(
+        run([*[gather] * 5], [*[gather] * 4, log]),
+        [frame(80, function="train"), frame(73, function="fit")],
+        [frame(90, function="log"), frame(75, function="fit")],
+    )
+    stepped = (frame(optimizer, function="train"), frame(73, function="fit"))
+    steps = {0: 3, 1: 2}
+    boards = {
+        one.rank: replace(
+            one.board,
+            stepped_from=stepped,
+            calls=(*one.board.calls[:-1], replace(one.board.calls[-1], step=steps[one.rank])),
+        )
+        for one in seen.ranks
+        if one.board
+    }
+    ranks = tuple(replace(one, board=boards.get(one.rank)) for one in seen.ranks)
+    source = Source(file=USER, first=71, text=WITHIN_A_STEP)
+    found = main(replace(seen, ranks=ranks, sources=(source,)))
+    assert ("left the loop" in found.claim) is left
+
+
 TRIED = """\
 def evaluate(words, rank):
     for word in words:

@@ -12,7 +12,17 @@ from nsa_harness.core.diagnosis.rules import silent_faults as of_silence
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.exit_messages import last_words
 from nsa_harness.core.evidence.look_records import KEPT_POINTS, read_looks
-from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Memory, Part, Replica, ReplicaLook, Written
+from nsa_harness.core.evidence.looks import (
+    Broken,
+    Fetched,
+    LastWords,
+    Looks,
+    Memory,
+    Part,
+    Replica,
+    ReplicaLook,
+    Written,
+)
 from nsa_harness.core.report import Place
 
 MIB = 1 << 20
@@ -438,3 +448,37 @@ def test_a_record_of_another_form_is_refused(record: dict[str, Any]) -> None:
 
 def test_no_record_is_no_look() -> None:
     assert read_looks([]) is None
+
+
+# Waiting for data.
+
+
+def fetched(*points: tuple[int, float, float]) -> Looks:
+    """Each of a step, the seconds waited until it ended, and the seconds passed."""
+    return Looks(fetched=tuple(Fetched(step=a, waited_s=b, passed_s=c, place=LINE) for a, b, c in points))
+
+
+WAITS = fetched((1, 0.0, 9.0), (3, 1.0, 10.0), (8, 5.0, 15.0), (16, 13.0, 24.0), (24, 17.0, 30.0))
+
+
+def test_who_waits_for_its_loader_most_of_the_time_is_told_with_the_line() -> None:
+    one = found(of_silence.input_bound, rank(0, fetched((3, 0.1, 10.0), (24, 0.5, 30.0))), rank(1, WAITS))
+    assert (one.code, one.ranks, one.place, one.confidence) == ("input_bound", (1,), LINE, 0.8)
+    assert one.claim == (
+        "rank 1 waited for its data loader for 16.0 of 20.0 s of its steps up to 24 at ada/train.py:18"
+    )
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        fetched((1, 0.0, 0.0), (2, 19.0, 20.0), (12, 19.5, 30.0), (24, 20.0, 40.0)),  # while it warmed up
+        fetched((3, 1.0, 10.0), (12, 11.0, 20.0), (24, 12.0, 30.0)),  # once, and not again
+        fetched((3, 0.0, 10.0), (12, 2.0, 12.0), (24, 4.0, 14.0)),  # for a short time
+        fetched((3, 0.0, 10.0), (6, 9.0, 20.0), (10, 18.0, 30.0)),  # in few steps
+        fetched((3, 0.0, 10.0), (12, 4.0, 20.0), (24, 8.0, 30.0)),  # less than half of it
+        Looks(),
+    ],
+)
+def test_a_wait_that_is_short_or_over_is_no_finding(looks: Looks) -> None:
+    assert found(of_silence.input_bound, rank(0, looks)) is None

@@ -226,6 +226,58 @@ def test_a_condition_that_is_the_same_on_every_rank_decides_after_one_that_is_no
     assert (found and found.line) == 82
 
 
+FIRES = """\
+def fit(self, batches):
+    accum = self.cfg["accum"]
+    for number, batch in enumerate(batches):
+        boundary = number % accum == 0
+        self.loss(batch)
+        if not boundary:
+            continue
+        self.fire("step", self.number)
+
+def fire(self, event, number):
+    for hook in self.hooks[event]:
+        try:
+            hook(number)
+        except Exception as error:
+            self.failed += 1
+
+def report(self, number):
+    if number % self.every:
+        return
+    gather(self.seen)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "decides"),
+    [
+        (FIRES, "except Exception"),
+        (FIRES.replace("self.failed += 1", "raise"), "if number % self.every"),
+        (FIRES.replace("if not boundary", "if not boundary or batch.bad"), "if not boundary or batch.bad"),
+    ],
+    ids=["goes on", "raises", "another condition"],
+)
+def test_what_was_raised_on_the_way_may_have_been_caught_there(source: str, decides: str) -> None:
+    """What follows from a counter and a setting is the same on every rank, and decides nothing."""
+
+    def line_of(text: str) -> int:
+        return next(number for number, one in enumerate(source.splitlines(), start=1) if text in one)
+
+    stands = (MAIN, frame(line_of("self.loss(batch)"), function="fit"))
+    way = (
+        MAIN,
+        *(
+            frame(line_of(text), function=name)
+            for text, name in (('self.fire("', "fit"), ("hook(number)", "fire"), ("gather(", "report"))
+        ),
+    )
+    sources = tuple(excerpts(USER, source, {one.line for one in (*stands, *way)}))
+    found = turned_off_at(case(stands, way, sources=sources), 0, way)
+    assert (found and found.line) == line_of(decides)
+
+
 def test_of_another_thread_its_own_function_tells_what_let_it_out_of_the_way() -> None:
     way = (frame(70, function="writer"), there("self.log()", "epoch"), there("store.set", "publish"))
     found = turned_off_at(case((MAIN, there("self.merge(1)", "hour")), way, sources=SOURCES), 0, way, own=True)

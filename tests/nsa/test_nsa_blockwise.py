@@ -88,6 +88,39 @@ def test_huge_logits_stay_finite() -> None:
         assert bool(tensor.isfinite().all())
 
 
+@pytest.mark.parametrize("largest", [39.0, 41.0, 4000.0])
+def test_scores_on_either_side_of_what_is_small_are_as_near_to_float64_as_under_a_mask(largest: float) -> None:
+    """Below, exponentials are of scores as they are; above, relative to a running maximum."""
+    q, k, v, indices = inputs(torch.float32)
+    longest = [float(tensor.detach().norm(dim=-1).amax()) for tensor in (q, k)]
+    near = q.detach() * (largest / (0.5 * longest[0] * longest[1]))
+    exact = [tensor.detach().double().requires_grad_() for tensor in (near, k, v)]
+    upstream = 1e-6 * torch.randn(2, 6, 61, 8)
+    results = []
+    for leaves, kernel in (
+        ([near.requires_grad_(), k, v], BlockwiseKernel()),
+        ([near, k, v], FusedCpuKernel()),
+        (exact, EagerKernel()),
+    ):
+        output, lse = attended(*leaves, indices, kernel=kernel)
+        results.append([output.detach(), lse, *torch.autograd.grad(output, leaves, upstream.to(output.dtype))])
+    for ours, masked, truth in zip(*results, strict=True):
+        error, allowed = (float((each.double() - truth).abs().max()) for each in (ours, masked))
+        assert error <= 2 * allowed + 1e-6 * float(truth.abs().max())
+
+
+def test_both_ways_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    *tensors, indices = inputs(torch.float64)
+    upstream = torch.randn(2, 6, 61, 8, dtype=torch.float64)
+    results = []
+    for small in (blockwise.SMALL, 0.0):
+        monkeypatch.setattr(blockwise, "SMALL", small)
+        output, lse = attended(*tensors, indices, kernel=BlockwiseKernel())
+        results.append([output.detach(), lse, *torch.autograd.grad(output, tensors, upstream)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
 def test_the_queries_that_see_everything_are_set_apart_up_to_the_first_that_does_not() -> None:
     indices = torch.tensor([[0, EMPTY], [0, 0], [1, 0], [0, 1], [0, 1], [2, 0]], dtype=torch.int32)
     reads = readers(indices[None], select_len=2, keys=6, set_apart=True)

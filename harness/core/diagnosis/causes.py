@@ -1699,6 +1699,31 @@ class Cause(StrEnum):
         """,
     )
 
+    INPUT_BOUND = Row(
+        code="input_bound",
+        beside=True,
+        severity=Severity.WARNING,
+        unfailed=Severity.WARNING,
+        shown_by=(by_program("silent_input_bound"),),
+        advice=(
+            "Give the DataLoader more workers (num_workers, with persistent_workers and prefetch_factor), or make an"
+            " item cheaper to load: time the loader alone, in a loop without the model."
+        ),
+        means="""
+        the main thread of a rank spent half of its time or more in waiting for a `DataLoader` of torch, 5 s or more, in
+        the earlier half of its steps as in the later one; the first two steps and the first batch of an iterator, for
+        which workers start, do not count. A run that passes with it would be faster with a faster loader. Under DDP the
+        other ranks wait for this one in their collectives. It is *likely* at most. A loader that is no `DataLoader` of
+        torch's is not seen.
+        """,
+        proven_by="""
+        `rank<r>/looks.jsonl`: `waited_s` of `passed_s`, and the line of the longest wait.
+        """,
+        remedy="""
+        more workers (`num_workers`, `persistent_workers`, `prefetch_factor`), or items that are cheaper to load.
+        """,
+    )
+
     GATE_COLLAPSE = Row(
         code="gate_collapse",
         beside=True,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nsa_harness.core.diagnosis.case import Case, hung_roots, place_of
 from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.evidence.evidence import Frame
-from nsa_harness.core.evidence.sources import Branch, around_alone, deciding
+from nsa_harness.core.evidence.sources import Branch, around_alone, deciding, passed_over
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.wait import WaitKind
 
@@ -56,10 +56,17 @@ def turned_off_at(case: Case, rank: int, way: Sequence[Frame], *, own: bool = Fa
     if not found.alike and not found.in_one_function:  # the way of another thread: its own functions tell
         inner = (one for frame in reversed(way) if (one := deciding(sources, frame, None, same_rank=own)))
         return _place_of(next(inner, None))
-    below = (one for frame in found.deeper if (one := deciding(sources, frame, None, same_rank=own)))
+    # Something on the way may have been raised and caught; what decides there is the other way out.
+    below = (
+        one
+        for frame in found.deeper
+        if (one := passed_over(sources, frame) or deciding(sources, frame, None, same_rank=own))
+    )
     if not found.in_one_function:  # two calls in one line, or of one line
         return (_place_of(next(below, None)) if own else None) or place_of(case, rank, found.alike[-1])
-    decided = deciding(sources, found.reached, found.stands, same_rank=own) or next(below, None)
+    decided = deciding(sources, found.reached, found.stands, same_rank=own)
+    if decided is None or not decided.varies:
+        decided = next(below, None) or decided
     # Where nothing decides that the line is reached, that the other one is: each may be what they should not have done.
     # So where what decides is the same on every rank.
     instead = around_alone(sources, found.stands, found.reached) if decided is None or not decided.varies else None

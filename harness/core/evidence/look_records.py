@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from nsa_harness.core.evidence.board import read_place, read_ranks
 from nsa_harness.core.evidence.looks import (
     Arrived,
     Broken,
+    Fetched,
     GivenUp,
     Grown,
     Looks,
@@ -31,6 +32,8 @@ _MAX_TEXT = 200
 _MAX_PATH, _MAX_FILES = 1024, 64
 _MAX_LINES, _MAX_MODELS = 64, 8  # of the program
 
+Point = TypeVar("Point")
+
 
 def read_looks(records: Iterable[dict[str, Any]]) -> Looks | None:
     """The looks; None where there was none. Raises KeyError, TypeError or ValueError for a record of another form."""
@@ -45,6 +48,7 @@ class _Reader:
         self.seen = False
         self._state = Looks()
         self._memory: list[Memory] = []
+        self._fetched: list[Fetched] = []
         self._replicas: dict[int, Replica] = {}
         self._never: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # of each optimizer, at its last look
         self._still: dict[int, int] = {}  # of each optimizer, at its last look
@@ -86,6 +90,7 @@ class _Reader:
         return replace(
             self._state,
             memory=tuple(_thinned(self._memory)),
+            fetched=tuple(_thinned(self._fetched)),
             replicas=tuple(self._replicas.values()),
             never=tuple(name for _, names, _ in never for name in names)[:_MAX_NAMES],
             never_count=sum(count for count, _, _ in never),
@@ -117,6 +122,8 @@ class _Reader:
         if optimizer == 0 and record["anon"] is not None:
             gpu = None if record["gpu"] is None else int(record["gpu"])
             self._memory.append(Memory(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
+        if optimizer == 0 and "waited_s" in record:
+            self._fetched.append(_fetched(record))
         self._looks[optimizer] += 1
         place = read_place(str(record.get("never_place", "")))
         self._never[optimizer] = int(record["never"]), _names(record["never_names"]), place
@@ -139,6 +146,15 @@ class _Reader:
             parts=tuple(_part(one) for one in record["seen"][:_MAX_PARTS]),
             hook=str(record["hook"])[:_MAX_TEXT],
         )
+
+
+def _fetched(record: dict[str, Any]) -> Fetched:
+    return Fetched(
+        step=int(record["step"]),
+        waited_s=float(record["waited_s"]),
+        passed_s=float(record["passed_s"]),
+        place=read_place(str(record["waited_at"])),
+    )
 
 
 def _unwaited(record: dict[str, Any]) -> Unwaited:
@@ -207,7 +223,7 @@ def _value(record: dict[str, Any]) -> str:
     return "inf" if record["value"] == "inf" else "nan"
 
 
-def _thinned(points: list[Memory]) -> list[Memory]:
+def _thinned(points: list[Point]) -> list[Point]:
     """The newest, and of the older ones every second where there are too many."""
     while len(points) > KEPT_POINTS:
         half = len(points) // 2

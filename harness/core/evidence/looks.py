@@ -17,6 +17,16 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """How long the program's main thread had waited for data loaders as a step ended, of the time that had passed."""
+
+    step: int
+    waited_s: float
+    passed_s: float
+    place: Place | None = None  # of the longest wait so far
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """Some neighbouring parameters of a replica."""
 
@@ -120,6 +130,7 @@ class Looks:
     steps: int = 0  # the last one that was looked at
     looks: int = 0  # at parameters
     memory: tuple[Memory, ...] = ()
+    fetched: tuple[Fetched, ...] = ()
     loss: Broken | None = None
     bad_losses: int = 0
     bad_in_a_row: int = 0  # up to the last one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
@@ -23,8 +24,9 @@ _Loop = ast.For | ast.AsyncFor | ast.While
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Holder = ast.If | ast.ExceptHandler | _Loop | Function
 _COUNTS = re.compile(r"(?:itertools\.)?(?:range|count|enumerate)\(")
-_SETTING = re.compile(r"(?:^|\.)(?:args?|cfg|conf|config|opts?|options|hparams?|hp|settings|params)\.")
+_SETTING = re.compile(r"(?:^|\.)(?:args?|cfg|conf|config|opts?|options|hparams?|hp|settings|params)[.\[]")
 _END_OF_HEAD = re.compile(r":\s*(?:#.*)?$")
+_FILLED = (ast.List, ast.Dict, ast.Set)
 _JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
 
 
@@ -244,6 +246,17 @@ def _skips(kept: Source, loop: _Loop, line: int) -> Iterator[Branch]:
             yield replace(_branch(kept, one, one.type), line=(jump or one).lineno + kept.first - 1)
 
 
+def passed_over(sources: Sequence[Source], place: Place | Frame) -> Branch | None:
+    """The nearest `except` that catches what is raised in the line, and goes on in its function."""
+    kept = excerpt(sources, place.file, place.line)
+    at = (place.line or 0) + 1 - kept.first if kept else 0
+    tries = [one for one in ast.walk(parsed(kept.text)) if isinstance(one, ast.Try)] if kept else []
+    around = [one for one in tries if one.body[0].lineno <= at <= (one.body[-1].end_lineno or 0)]
+    caught = (each for one in sorted(around, key=lambda one: -one.lineno) for each in one.handlers)
+    goes_on = (one for one in caught if not any(isinstance(each, ast.Raise) for each in ast.walk(one)))
+    return next((_branch(kept, one, one.type) for one in goes_on if kept), None)
+
+
 def enters(sources: Sequence[Source], one: Place | Frame | None, other: Place | Frame | None) -> bool:
     """The first line begins a `with` that holds the other one, in one function."""
     if one is None or other is None or not same_function(sources, one, other):
@@ -419,12 +432,29 @@ def _varies(tree: ast.AST, test: ast.expr) -> bool:
         if isinstance(one, ast.For) and isinstance(one.iter, ast.Call) and _COUNTS.match(ast.unparse(one.iter))
         for each in _first_names(one.target)
     }
-    settings = {id(each) for one in ast.walk(test) if isinstance(one, ast.Attribute) for each in ast.walk(one.value)
-                if is_setting(ast.unparse(one))}  # fmt: skip
-    periods = (one.right for one in ast.walk(test) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod))
+    alike = counters | {name for name, value in _given_once(tree) if not _unlike(value, counters)}
+    return any(name not in alike for name in _unlike(test, counters))
+
+
+def _unlike(value: ast.expr, counters: Collection[str]) -> set[str]:
+    """Names in it that are no counters, settings or constants; what a call returns is named by its function."""
+    settings = {id(each) for one in ast.walk(value) if isinstance(one, ast.Attribute | ast.Subscript)
+                for each in ast.walk(one.value) if is_setting(ast.unparse(one))}  # fmt: skip
+    periods = (one.right for one in ast.walk(value) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod))
     settings |= {id(each) for one in periods for each in ast.walk(one)}
-    names = [one for one in ast.walk(test) if isinstance(one, ast.Name) and id(one) not in settings]
-    return any(one.id not in counters and not one.id.isupper() for one in names)
+    names = [one.id for one in ast.walk(value) if isinstance(one, ast.Name) and id(one) not in settings]
+    return {name for name in names if name not in counters and not name.isupper()}
+
+
+def _given_once(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Names that nothing but one assignment gives a value, and that value, if it is nothing that is filled later."""
+    given = Counter(one.id for one in ast.walk(tree) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+    given.update(one.arg for one in ast.walk(tree) if isinstance(one, ast.arg))
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Assign) and len(one.targets) == 1 and isinstance(one.targets[0], ast.Name):
+            name = one.targets[0].id
+            if given[name] == 1 and not any(isinstance(each, _FILLED) for each in ast.walk(one.value)):
+                yield name, one.value
 
 
 def _first_names(target: ast.expr) -> Iterator[ast.Name]:

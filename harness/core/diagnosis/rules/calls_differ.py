@@ -756,10 +756,20 @@ def _loop_of_calls(case: Case, found: Difference, one: int, other: int, below: F
         (frame, loop) for frame, loop in loops for one in before[-1:] if any(loop.holds(made) for made in one.chain)
     )
     frame, loop = next(held, loops[0] if loops else (below, None))
+    if loop is not None and _a_step_further(case, mine, theirs, loop, other):
+        return None
     if loop is None or loop.exits:
         return loop
     # One that nothing lets out before its end, in which a round may have been left out.
     return replace(loop, exits=tuple(one for one in _jumps(case, frame) if one.line > loop.line and not one.catches))
+
+
+def _a_step_further(case: Case, mine: Event, theirs: Event, loop: Loop, other: int) -> bool:
+    """Each went through all of the loop in its step: it lies within one, and the other one is in a later step."""
+    board = case.boards.get(other)
+    if board is None or not board.stepped_from or mine.step is None or theirs.step is None:
+        return False
+    return theirs.step > mine.step and not any(loop.holds(one) for one in board.stepped_from)
 
 
 def _counted(found: Difference, stands: _Stands) -> Difference:

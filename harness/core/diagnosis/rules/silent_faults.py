@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations, takewhile
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise, takewhile
 from statistics import median
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from nsa_harness.core.diagnosis.naming import ranks_text
 from nsa_harness.core.diagnosis.phases import RulePhase, given, rule, rule_given
 from nsa_harness.core.evidence.looks import (
     Arrived,
+    Fetched,
     GivenUp,
     LastWords,
     Looks,
@@ -50,6 +51,9 @@ _GROWTH_BYTES, _GROWTH_SHARE = 48 << 20, 0.15
 _FEWER_STEPS, _LARGE_SHARE, _STEADY = 20, 0.5, 0.98  # of less steps more is asked: growth, and no look without it
 _GOES_ON = 0.6  # of the earlier slope
 _RISING = 0.8  # of all pairs of looks
+# Waiting for data: the share of the time, in each half of it; seconds in all; in how many steps; behind the first ones,
+# in which everything is slow.
+_WAITING, _WAITED_S, _WAITED_STEPS, _WARM_STEPS = 0.5, 5.0, 8, 2
 
 Looked = TypeVar("Looked")
 ByRank = list[tuple[int, Looked]]
@@ -259,6 +263,45 @@ def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> tup
 def _slope(points: Sequence[tuple[int, int]]) -> float:
     """Of Theil and Sen: the median over all pairs, which a few outliers do not move."""
     return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2) if y > x)
+
+
+@rule(RulePhase.SILENT, Cause.INPUT_BOUND, outranks=("dirty_exit",), outranked_by=("memory_growth",))
+def input_bound(case: Case) -> Explanation | None:
+    """Most of the time goes by in waiting for the data loader, from the beginning to the end."""
+    waits = {
+        rank: wait
+        for rank, fetched in _looked(case, lambda looks: [looks.fetched])
+        if (wait := _wait(fetched)) is not None
+    }
+    if not waits:
+        return None
+    worst = max(waits, key=lambda rank: waits[rank].waited_s)
+    most = waits[worst]
+    return _noted(
+        Cause.INPUT_BOUND,
+        sorted(waits),
+        f"rank {worst} waited for its data loader for {most.waited_s:.1f} of {most.passed_s:.1f} s of its steps up to"
+        f" {most.step}{at(most.place)}",
+        place=most.place,
+        seen=Seen.PART,
+    )
+
+
+def _wait(fetched: Sequence[Fetched]) -> Fetched | None:
+    """What was waited since the first steps; None where that is little, or was not so all the time."""
+    points = [one for one in fetched if one.step > _WARM_STEPS]
+    if not points or points[-1].step - points[0].step < _WAITED_STEPS:
+        return None
+    first, last = points[0], points[-1]
+    halfway = (first.passed_s + last.passed_s) / 2
+    middle = min(points, key=lambda one: abs(one.passed_s - halfway))
+    shares = [
+        (b.waited_s - a.waited_s) / max(b.passed_s - a.passed_s, 1e-9) for a, b in pairwise((first, middle, last))
+    ]
+    waited_s = last.waited_s - first.waited_s
+    if waited_s < _WAITED_S or min(shares) < _WAITING:
+        return None
+    return replace(last, waited_s=waited_s, passed_s=last.passed_s - first.passed_s)
 
 
 @rule(RulePhase.SILENT, Cause.NO_GRADIENT, outranks=("memory_growth",))
