@@ -122,6 +122,17 @@ def implementation_of_sliding(
     return backend, used
 
 
+def insist(wanted: Implementation, config: NSAConfig) -> None:
+    """Raises MissingImplementationError where nothing of a layer would be computed by what was asked for."""
+    if mistake := implementation_mistake(config, wanted):
+        raise MissingImplementationError(mistake)
+
+
+def _reject(implementation: str, reason: str | None) -> None:
+    if reason is not None:
+        raise MissingImplementationError(f"--impl {implementation}: {reason}; use --impl auto")
+
+
 PagedAttention = Callable[[Tensor, Tensor, PagedRows, Numbers], Tensor]
 
 
@@ -143,17 +154,6 @@ def implementation_of_paged(
 
 def _mixed_by_torch(q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: Numbers) -> Tensor:
     return _EAGER.mixed(outputs_of_branches(q_1HRD, rows, numbers), gates_c1HR)
-
-
-def insist(wanted: Implementation, config: NSAConfig) -> None:
-    """Raises MissingImplementationError where nothing of a layer would be computed by what was asked for."""
-    if mistake := implementation_mistake(config, wanted):
-        raise MissingImplementationError(mistake)
-
-
-def _reject(implementation: str, reason: str | None) -> None:
-    if reason is not None:
-        raise MissingImplementationError(f"--impl {implementation}: {reason}; use --impl auto")
 
 
 def like_a_layer(config: NSAConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
