@@ -113,12 +113,12 @@ def _launch(
     q, _, *q_strides = strided(q_1HRD)
     gate_strides = [gates_c1HR.stride(axis) for axis in (0, 2, 3)]
     told = (rows.tables, rows.lengths, scores, partial, highest, total)
-    sizes_of_tables = (groups, *rows.tables.stride()[:2], blocks, block_parts, parts)
+    lengths = (groups, blocks, parts, *rows.tables.stride()[:2], block_parts)
     launch(
         cached_parts,
         tokens * groups * parts,
         *(q, *q_strides, rows.keys, rows.values, *told),
-        *(*sizes_of_tables, of_part),
+        *(*lengths, of_part),
         **sizes,
         SPAN=numbers.window,
         KEYS=keys,
@@ -128,8 +128,8 @@ def _launch(
     launch(
         cached_output,
         tokens * groups,
-        *(q, *q_strides, rows.keys, rows.values, gates_c1HR, *gate_strides, *told, indices, output),
-        *sizes_of_tables,
+        *(q, *q_strides, gates_c1HR, *gate_strides, rows.keys, rows.values, *told, indices, output),
+        *lengths,
         **sizes,
         **_choice(numbers),
         warps=tile.warps,
@@ -178,12 +178,12 @@ def _choice(numbers: Numbers) -> dict[str, int]:
 def cached_parts(
     p_q, s_qh, s_qt,
     p_k, p_v, p_tables, p_lengths, p_scores, p_partial, p_highest, p_total,
-    groups, table_row, columns, blocks, block_parts, parts, rows,
+    groups, blocks, parts, table_row, columns, block_parts, rows,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, PAGE_LEN: tl.constexpr,
-    COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SPAN: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, KEYS: tl.constexpr,
+    PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     i_part = tl.program_id(0) % parts
     i_rg = (tl.program_id(0) // parts).to(tl.int64)
@@ -230,16 +230,15 @@ def cached_parts(
 @for_any_length
 def cached_output(
     p_q, s_qh, s_qt,
-    p_k, p_v, p_g, s_gc, s_gh, s_gt,
-    p_tables, p_lengths, p_scores, p_partial, p_highest, p_total, p_indices, p_y,
-    groups, table_row, columns, blocks, block_parts, parts,
+    p_g, s_gc, s_gh, s_gt,
+    p_k, p_v, p_tables, p_lengths, p_scores, p_partial, p_highest, p_total, p_indices, p_y,
+    groups, blocks, parts, table_row, columns, block_parts,
     EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, PAGE_LEN: tl.constexpr,
-    COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SLIDES: tl.constexpr,
-    SELECT_LEN: tl.constexpr, PLACES: tl.constexpr, LOG_PLACES: tl.constexpr,
-    TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr, PIECE: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
+    PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
+    PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SLIDES: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     i_rg = tl.program_id(0).to(tl.int64)
     i_r = i_rg // groups
