@@ -66,10 +66,13 @@ class NSAttention(nn.Module):
 
     def mixed(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
         """What the branches say, [B, H, T, E] each, weighed by their gates and brought back to [B, T, M]."""
-        gates = self.gate_mlp(x_BTM.detach() if self.config.stop_gradient_gates else x_BTM)  # [branches, B, H, T, 1]
         backend, used = implementation_around(self.implementation, outputs[0], outputs[0], outputs[0])
         count(self.gate_mlp.runs, used)
-        return self.out_proj(backend.mixed(outputs, gates.squeeze(-1)).flatten(2))
+        return self.out_proj(backend.mixed(outputs, self.gates(x_BTM)).flatten(2))
+
+    def gates(self, x_BTM: Tensor) -> Tensor:
+        """[branches, B, H, T]."""
+        return self.gate_mlp(x_BTM.detach() if self.config.stop_gradient_gates else x_BTM).squeeze(-1)
 
 
 class Projection(nn.Linear):
@@ -198,13 +201,7 @@ class BlockSelector(nn.Module):
         self.implementation = implementation
         self.runs: Counter[UsedImplementation] = Counter()
         self.positions_T: Tensor | None = None  # of the newest queries, where they were of packed documents
-        self.selection = Selection(
-            block_len=config.block_len,
-            block_stride=config.block_stride,
-            select_len=config.select_len,
-            select_count=config.select_count,
-            scale=config.scale,
-        )
+        self.selection = selection_of(config)
 
     def forward(
         self,
@@ -352,6 +349,16 @@ def rotate_blocks(k_BGSD: Tensor, turns: Tensor, config: NSAConfig, packed: Pack
     return rotate(k_BGSD, turns[:, config.block_len - 1 :: config.block_stride])
 
 
+def selection_of(config: NSAConfig) -> Selection:
+    return Selection(
+        block_len=config.block_len,
+        block_stride=config.block_stride,
+        select_len=config.select_len,
+        select_count=config.select_count,
+        scale=config.scale,
+    )
+
+
 ROTARY_BASE = 10000.0
 
 
@@ -367,6 +374,19 @@ def rotary_turns(frequencies: Tensor, tokens: int) -> Tensor:
     positions = torch.arange(tokens, device=frequencies.device, dtype=frequencies.dtype)
     angles = positions[:, None] * frequencies
     return torch.stack((angles.cos(), angles.sin()))
+
+
+class RotaryTable:
+    """The turns of all positions up to the last that was asked for. It doubles, so that each is computed O(1) times."""
+
+    def __init__(self) -> None:
+        self._turns: Tensor | None = None  # None: nothing was asked for, so the frequencies are not known
+
+    def __call__(self, frequencies: Tensor, end: int) -> Tensor:
+        """Cosine and sine, [2, at least `end`, p], as the parallel forward has them."""
+        if self._turns is None or end > self._turns.shape[1]:
+            self._turns = rotary_turns(frequencies, max(64, 1 << (end - 1).bit_length()))
+        return self._turns
 
 
 def rotate(x_BHTD: Tensor, turns_2Tp: Tensor) -> Tensor:

@@ -3,15 +3,15 @@
 A token that is read alone cannot see a later one, whatever its masks say: the cache does not hold any. So decoding is
 also the leak test of the parallel forward. Per layer and branch the cache keeps no more than later tokens look at.
 
-Dimensions: B batch, C new tokens, T tokens so far, M model width, H query heads, G groups, h heads of a group,
-S compressed blocks, b selection blocks, n places, s gathered tokens, D key, E value width,
-p pairs of a rotary position.
+Dimensions: B batch, C new tokens, T tokens so far, M model width, H query heads, G groups, N batch x groups, h heads of
+a group, S compressed blocks, n places, s gathered tokens, D key, E value width, p pairs of a rotary position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,19 +20,23 @@ from torch.nn import functional
 from .attention import (
     CompressedBranch,
     NSAttention,
+    RotaryTable,
     SelectedBranch,
     SlidingBranch,
     VanillaAttention,
     blocks_of,
-    rotary_turns,
     rotate,
+    selection_of,
     split_heads,
 )
 from .config import Attention, Branch, Implementation, NSAConfig
 from .model import TinyLM
+from .ops.cached import attention, chosen_blocks, compressed, shares_of_blocks, tokens_of_blocks
 from .ops.dispatch import MissingImplementationError
-from .ops.kernels import EagerKernel, compute_dtype, tiles
-from .ops.selection import EMPTY, Selection, best_blocks
+from .ops.kernels import tiles
+from .ops.selection import Selection
+from .paged import PagedCache
+from .paged import read as read_pages
 from .world import CannotRunError
 
 FIRST_CAPACITY = 64
@@ -127,13 +131,7 @@ class Cache:
         self.memories = [_memory(config) for _ in range(config.layers)]
         self.tokens = 0
         self.batch: int | None = None  # None: no token was read yet
-        self._turns: Tensor | None = None
-
-    def turns(self, frequencies: Tensor, end: int) -> Tensor:
-        """Cosine and sine, [2, at least `end`, p], as the parallel forward has them."""
-        if self._turns is None or end > self._turns.shape[1]:
-            self._turns = rotary_turns(frequencies, _capacity(end))
-        return self._turns
+        self.turns = RotaryTable()
 
 
 def _memory(config: NSAConfig) -> NSAMemory | VanillaMemory:
@@ -151,7 +149,6 @@ def _capacity(end: int) -> int:
 
 # Tokens of a chunk that are worked on at once; more of them gain nothing.
 LONGEST_PIECE = 512
-_EAGER = EagerKernel()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +159,10 @@ class Span:
     end: int
     turns: Tensor  # [2, end, D/2]
 
-    @property
+    @cached_property
     def positions(self) -> Tensor:
-        return torch.arange(self.first, self.end, device=self.turns.device)
+        """[1, C]: all sequences of a batch are at the same places."""
+        return torch.arange(self.first, self.end, device=self.turns.device)[None]
 
     @property
     def is_whole_prompt(self) -> bool:
@@ -186,27 +184,40 @@ def prefill(model: TinyLM, tokens_BT: Tensor) -> tuple[Tensor, Cache]:
 
 
 @torch.no_grad()
-def step(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
+def step(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
     """Logits [B, C, vocab] of one new token, or of a chunk of them. Raises ValueError for another batch's tokens.
 
-    Raises MissingImplementationError for a model that was to be computed by anything but plain torch.
+    Raises MissingImplementationError for a model that was to be computed by what cannot read the cache, and
+    OutOfPagesError where a paged one is full.
     Work per token and layer: T/d compressed keys, n*l' selected ones and w of the window.
     """
     return model.head(model.norm(read(model, tokens_BC, cache)))
 
 
 @torch.no_grad()
-def next_logits(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
-    """Logits [B, vocab] of the last new token alone: for a long prompt those of every token are too much."""
-    return model.head(model.norm(read(model, tokens_BC, cache)[:, -1]))
+def next_logits(model: TinyLM, tokens: Tensor | Mapping[int, Tensor], cache: Cache | PagedCache) -> Tensor:
+    """Logits [B, vocab] of the last new token alone: for a long prompt those of every token are too much.
+
+    Tokens are [B, C]. A paged cache also takes those of some sequences [C] by the sequence's number, at least one of
+    each, and gives logits in the order of these.
+    """
+    if isinstance(tokens, Tensor):
+        last_BM = read(model, tokens, cache)[:, -1]
+    elif isinstance(cache, PagedCache):
+        last_BM = torch.stack([x_CM[-1] for x_CM in read_pages(model, tokens, cache).values()])
+    else:
+        raise ValueError("tokens: of each sequence its own takes a paged cache; this one takes a tensor [B, C]")
+    return model.head(model.norm(last_BM))
 
 
 @torch.no_grad()
-def read(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
+def read(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
     """What the last layer says of the new tokens, [B, C, M], which the cache takes in."""
     batch, count = tokens_BC.shape
     if cache.batch not in (None, batch):
         raise ValueError(f"tokens: {batch} sequences, but the cache is of {cache.batch}; start another with prefill")
+    if isinstance(cache, PagedCache):
+        return torch.stack(list(read_pages(model, dict(enumerate(tokens_BC)), cache).values()))
     cache.batch = batch
     if count == 0:
         return model.embed(tokens_BC)
@@ -255,7 +266,7 @@ def _vanilla(layer: VanillaAttention, x_BCM: Tensor, memory: VanillaMemory, span
     if span.is_whole_prompt:
         return layer(x_BCM, span.turns)
     q_BHCD = rotate(split_heads(layer.q_proj(x_BCM), layer.config.heads), span.own_turns)
-    seen_CT = torch.arange(span.end, device=x_BCM.device) <= span.positions[:, None]
+    seen_CT = torch.arange(span.end, device=x_BCM.device) <= span.positions.t()
     output = functional.scaled_dot_product_attention(
         q_BHCD, memory.k.all(), memory.v.all(), attn_mask=seen_CT, enable_gqa=True
     )
@@ -266,7 +277,8 @@ def _nsa(layer: NSAttention, x_BCM: Tensor, memory: NSAMemory, span: Span) -> Te
     branches = layer.config.branches
     if not span.is_whole_prompt and layer.implementation not in (Implementation.AUTO, Implementation.EAGER):
         raise MissingImplementationError(
-            f"--impl {layer.implementation}: a cache is read in plain torch alone; use --impl auto or eager"
+            f"--impl {layer.implementation}: a cache without pages is read in plain torch alone; "
+            "use --impl auto or eager, or --cache paged"
         )
     # A prompt pays for these projections twice, a small part of its time. So its attention stays the layer's own.
     if Branch.CMP in branches:
@@ -277,11 +289,7 @@ def _nsa(layer: NSAttention, x_BCM: Tensor, memory: NSAMemory, span: Span) -> Te
     if span.is_whole_prompt:
         return layer(x_BCM, span.turns)
     q_BHCD = rotate(split_heads(layer.q_proj(x_BCM), layer.config.heads), span.own_turns)
-    outputs = []
-    if Branch.CMP in branches:
-        outputs.append(_compressed(layer.config, q_BHCD, memory, span))
-    if Branch.SEL in branches:
-        outputs.append(_selected(layer, q_BHCD, memory, span))
+    outputs = _by_blocks(layer, q_BHCD, memory, span)
     if window is not None:
         outputs.append(_sliding(layer.config, q_BHCD, window, span))
     return layer.mixed(x_BCM, outputs)
@@ -314,60 +322,56 @@ def _remember_window(branch: SlidingBranch, x_BCM: Tensor, memory: NSAMemory, sp
     return k, v
 
 
-def _compressed(config: NSAConfig, q_BHCD: Tensor, memory: NSAMemory, span: Span) -> Tensor:
-    k_BGSD, v_BGSE = memory.cmp_k.done.all(), memory.cmp_v.done.all()
-    last_tokens = torch.arange(k_BGSD.shape[2], device=k_BGSD.device) * config.block_stride + config.block_len - 1
-    seen_CS = last_tokens <= span.positions[:, None]
-    return _attention(_by_group(q_BHCD, k_BGSD), k_BGSD, v_BGSE, seen_CS, config.scale).flatten(1, 2)
+def _by_blocks(layer: NSAttention, q_BHCD: Tensor, memory: NSAMemory, span: Span) -> list[Tensor]:
+    """Outputs of the compressed and the selected branch, of those that there are: one softmax serves both."""
+    config, outputs = layer.config, []
+    if Branch.CMP not in config.branches and Branch.SEL not in config.branches:
+        return []
+    selection = selection_of(config)
+    ranked = memory.cmp_k if Branch.CMP in config.branches else memory.means
+    k_NSD = ranked.done.all().flatten(0, 1)
+    shares_NShC = shares_of_blocks(_rows(q_BHCD, config.groups), k_NSD, span.positions, selection)
+    if Branch.CMP in config.branches:
+        outputs.append(_heads(compressed(shares_NShC, memory.cmp_v.done.all().flatten(0, 1)), config.groups))
+    if Branch.SEL in config.branches:
+        indices_NCn = selected_blocks(shares_NShC, span, selection)
+        outputs.append(_selected(config, q_BHCD, indices_NCn, memory, span))
+    return outputs
 
 
 def _sliding(config: NSAConfig, q_BHCD: Tensor, window: tuple[Tensor, Tensor], span: Span) -> Tensor:
-    k, v = window
-    keys = torch.arange(span.end - k.shape[2], span.end, device=k.device)
-    queries = span.positions[:, None]
-    seen = (keys <= queries) & (keys > queries - config.window)
-    return _attention(_by_group(q_BHCD, k), k, v, seen, config.scale).flatten(1, 2)
+    k_NSD, v_NSE = (rows.flatten(0, 1) for rows in window)
+    keys = torch.arange(span.end - k_NSD.shape[1], span.end, device=k_NSD.device)
+    queries_1C1 = span.positions[:, :, None]
+    seen_1CS = (keys <= queries_1C1) & (keys > queries_1C1 - config.window)
+    return _heads(attention(_rows(q_BHCD, config.groups), k_NSD, v_NSE, seen_1CS, config.scale), config.groups)
 
 
-def _selected(layer: NSAttention, q_BHCD: Tensor, memory: NSAMemory, span: Span) -> Tensor:
+def _selected(config: NSAConfig, q_BHCD: Tensor, indices_NCn: Tensor, memory: NSAMemory, span: Span) -> Tensor:
     """Each query gathers the tokens of its blocks: no other key is read."""
-    config = layer.config
-    scorer = memory.cmp_k if Branch.CMP in config.branches else memory.means
-    indices_BGCn = selected_blocks(q_BHCD, scorer.done.all(), layer.sel.chooser.selection, span.first)
+    tokens_NCs, seen_NCs = tokens_of_blocks(indices_NCn, span.positions, config.select_len)
     k_BGTD, v_BGTE = memory.sel_k.all(), memory.sel_v.all()
-    inside = torch.arange(config.select_len, device=q_BHCD.device)
-    tokens_BGCs = (indices_BGCn.unsqueeze(-1) * config.select_len + inside).flatten(3)
-    seen = (indices_BGCn != EMPTY).repeat_interleave(config.select_len, -1) & (tokens_BGCs <= span.positions[:, None])
-    tokens_BGCs = tokens_BGCs.clamp(0, span.end - 1)
     batch, groups = k_BGTD.shape[:2]
     sequence = torch.arange(batch, device=q_BHCD.device)[:, None, None, None]
     group = torch.arange(groups, device=q_BHCD.device)[:, None, None]
-    k_BGCsD, v_BGCsE = (rows[sequence, group, tokens_BGCs] for rows in (k_BGTD, v_BGTE))
-    # Every query has keys of its own, so each is a group of rows to the kernel: [B, G*C, h, 1, D].
-    q_BGhCD = _by_group(q_BHCD, k_BGTD)
-    q = q_BGhCD.transpose(2, 3).flatten(1, 2).unsqueeze(3)
-    output = _attention(q, k_BGCsD.flatten(1, 2), v_BGCsE.flatten(1, 2), seen.flatten(1, 2)[:, :, None], config.scale)
-    return output.squeeze(3).unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 2)
+    tokens_BGCs = tokens_NCs.unflatten(0, (batch, groups))
+    k, v = (rows[sequence, group, tokens_BGCs].flatten(0, 2) for rows in (k_BGTD, v_BGTE))
+    # Every query has keys of its own, so each is a row of one token to the kernel: [N*C, h, 1, D].
+    q = _rows(q_BHCD, groups).transpose(1, 2).flatten(0, 1).unsqueeze(2)
+    output = attention(q, k, v, seen_NCs.flatten(0, 1)[:, None], config.scale)
+    return _heads(output.squeeze(2).unflatten(0, (batch * groups, -1)).transpose(1, 2), groups)
 
 
-def selected_blocks(q_BHCD: Tensor, keys_BGSD: Tensor, selection: Selection, first: int) -> Tensor:
-    """Indices [B, G, C, at most n] for new tokens from the place `first` on: what the parallel forward selects."""
-    q_NhCD, k_NSD = _by_group(q_BHCD, keys_BGSD).flatten(0, 1), keys_BGSD.flatten(0, 1)
-    return best_blocks(q_NhCD, k_NSD, first, selection).unflatten(0, keys_BGSD.shape[:2])
+def selected_blocks(shares_NShC: Tensor, span: Span, selection: Selection) -> Tensor:
+    """Indices [N, C, at most n] for the new tokens: what the parallel forward selects."""
+    return chosen_blocks(shares_NShC, span.positions, -(-span.end // selection.select_len), selection)
 
 
-def _attention(q_BRhCD: Tensor, k_BRSD: Tensor, v_BRSE: Tensor, seen: Tensor, scale: float) -> Tensor:
-    """Output [B, R, h, C, E] of the rows R, each with its own keys; `seen` is [C, S] or [B, R, C, S]."""
-    rows = q_BRhCD.shape[:2]
-    if k_BRSD.shape[2] == 0:
-        return q_BRhCD.new_zeros(*q_BRhCD.shape[:4], v_BRSE.shape[-1])
-    q_NhCD, k_NSD, v_NSE = (tensor.flatten(0, 1) for tensor in (q_BRhCD, k_BRSD, v_BRSE))
-    bias = torch.zeros(seen.shape, dtype=compute_dtype(q_NhCD), device=q_NhCD.device).masked_fill(~seen, -torch.inf)
-    bias_N1CS = bias[None, None] if seen.dim() == 2 else bias.flatten(0, 1).unsqueeze(1)
-    with torch.autocast(q_NhCD.device.type, enabled=False):
-        output, _ = _EAGER.forward(q_NhCD, k_NSD, v_NSE, bias_N1CS, scale)
-    return output.unflatten(0, rows)
+def _rows(q_BHCD: Tensor, groups: int) -> Tensor:
+    """[B*G, h, C, D]."""
+    return q_BHCD.unflatten(1, (groups, -1)).flatten(0, 1)
 
 
-def _by_group(q_BHCD: Tensor, keys_BGSD: Tensor) -> Tensor:
-    return q_BHCD.unflatten(1, (keys_BGSD.shape[1], -1))
+def _heads(output_NhCE: Tensor, groups: int) -> Tensor:
+    """[B, H, C, E]."""
+    return output_NhCE.unflatten(0, (-1, groups)).flatten(1, 2)

@@ -14,10 +14,14 @@ import torch
 from torch import Tensor
 
 from .checkpoints.load import read_weights
+from .config import Attention, Implementation
 from .decode import Cache, next_logits
 from .model import TinyLM
+from .ops.dispatch import MissingImplementationError
+from .paged import PagedCache
+from .pages import pages_of
 from .settings import Option, SettingsError
-from .values import existing_checkpoint, not_negative, whole, word
+from .values import existing_checkpoint, not_negative, one_of, whole, word
 from .world import CannotRunError, joined
 
 # A token is a byte, as in nsa/data.py.
@@ -30,13 +34,42 @@ def generate(
     new_tokens: int,
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
+    cache: Cache | PagedCache | None = None,
 ) -> Tensor:
     """The prompt and `new_tokens` behind it, [B, T + new_tokens].
 
     Temperature 0 takes the likeliest token, the lowest of equals; above 0 a token is drawn, by `generator` of the
-    model's device. Raises ValueError for an empty prompt and CannotRunError for attention stock.
+    model's device. The cache is an empty one; without it one memory a layer. Raises ValueError for an empty prompt,
+    CannotRunError for attention stock, and OutOfPagesError where a paged cache is full.
     """
-    return torch.cat((prompt_BT, *continued(model, prompt_BT, new_tokens, temperature, generator)), 1)
+    return torch.cat((prompt_BT, *continued(model, prompt_BT, new_tokens, temperature, generator, cache)), 1)
+
+
+def generate_each(
+    model: TinyLM,
+    prompts: Sequence[Tensor],
+    new_tokens: Sequence[int],
+    cache: PagedCache,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> list[Tensor]:
+    """The same of prompts [T] of different lengths with so many tokens behind each, side by side in one batch.
+
+    A sequence that has its tokens is ended: its pages are free for what is read next.
+    """
+    _check(min(map(len, prompts), default=1), temperature)
+    fresh, written = dict(enumerate(prompts)), [[prompt] for prompt in prompts]
+    for done in range(max(new_tokens, default=0)):
+        for number in [number for number in fresh if new_tokens[number] == done]:
+            del fresh[number]
+            cache.end(number)
+        picked_R1 = _picked(next_logits(model, fresh, cache), temperature, generator)
+        for number, token_1 in zip(fresh, picked_R1, strict=True):
+            written[number].append(token_1)
+            fresh[number] = token_1
+    for number in fresh:
+        cache.end(number)
+    return [torch.cat(tokens) for tokens in written]
 
 
 def continued(
@@ -45,16 +78,21 @@ def continued(
     new_tokens: int,
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
+    cache: Cache | PagedCache | None = None,
 ) -> Iterator[Tensor]:
     """The same, each new token [B, 1] as soon as it is known."""
-    if prompt_BT.shape[1] == 0:
-        raise ValueError("prompt: expected at least one token, got none: the first token would follow from nothing")
-    if temperature < 0.0:
-        raise ValueError(f"temperature: expected at least 0, got {temperature}")
-    cache, fresh = Cache(model.config), prompt_BT
+    _check(prompt_BT.shape[1], temperature)
+    cache, fresh = Cache(model.config) if cache is None else cache, prompt_BT
     for _ in range(new_tokens):
         fresh = _picked(next_logits(model, fresh, cache), temperature, generator)
         yield fresh
+
+
+def _check(prompt_tokens: int, temperature: float) -> None:
+    if prompt_tokens == 0:
+        raise ValueError("prompt: expected at least one token, got none: the first token would follow from nothing")
+    if temperature < 0.0:
+        raise ValueError(f"temperature: expected at least 0, got {temperature}")
 
 
 def _picked(logits_BV: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
@@ -77,6 +115,30 @@ OPTIONS = (
     Option(name="temperature", parse=not_negative, default=0.8, about="0: the likeliest byte each time (default: 0.8)"),
     Option(name="seed", parse=whole(0), default=0, about="seed of the draws (default: 0)"),
     Option(name="device", parse=word("auto", "cpu", "cuda"), default="auto", about="auto: a GPU if there is one"),
+    Option(
+        name="impl",
+        parse=one_of(Implementation),
+        default=Implementation.AUTO,
+        about="auto, eager, triton (our fused kernels, which read pages)",
+    ),
+    Option(
+        name="cache",
+        parse=word("auto", "contiguous", "paged"),
+        default="auto",
+        about="how keys and values lie: contiguous, or paged, from a pool; auto: paged on a GPU",
+    ),
+    Option(
+        name="page_len",
+        parse=whole(1),
+        default=None,
+        about="of --cache paged: rows of a page, a multiple of select_len (default: the least that 16 divides too)",
+    ),
+    Option(
+        name="pages",
+        parse=whole(1),
+        default=None,
+        about="of --cache paged: pages in the pool (default: as many as prompt and tokens take)",
+    ),
 )
 
 
@@ -90,6 +152,10 @@ class Request:
     temperature: float
     seed: int
     device: str
+    impl: Implementation
+    cache: str
+    page_len: int | None  # None: the default of nsa/pages.py
+    pages: int | None  # None: as many as are needed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,18 +163,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         request = _read_request(sys.argv[1:] if arguments is None else arguments)
         with joined(request.device, "auto", needs_group=False) as world:
-            _write_text(saved_model(request.checkpoint).to(world.device), request)
-    except (SettingsError, CannotRunError) as error:
+            _write_text(saved_model(request.checkpoint, request.impl).to(world.device), request)
+    except (SettingsError, CannotRunError, MissingImplementationError) as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"nsa.generate: error: {line}\n")
         return 2
     return 0
 
 
-def saved_model(path: Path) -> TinyLM:
+def saved_model(path: Path, implementation: Implementation = Implementation.AUTO) -> TinyLM:
     """The model of a checkpoint, in float32 on the CPU. Raises CannotRunError for what is none."""
     config, weights = read_weights(path)
-    model = TinyLM.from_config(config)
+    model = TinyLM.from_config(config, implementation)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -131,11 +197,22 @@ def _write_text(model: TinyLM, request: Request) -> None:
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     prompt_BT = torch.tensor([list(prompt)], device=device)
     sys.stdout.write(prompt.decode("utf-8", "replace"))
-    for token in continued(model, prompt_BT, request.tokens, request.temperature, generator):
+    cache = _cache(model, request, len(prompt) + request.tokens)
+    for token in continued(model, prompt_BT, request.tokens, request.temperature, generator, cache):
         # A token that is no byte, in a vocabulary of more, is shown like a byte that is no text.
         sys.stdout.write(characters.decode(bytes([min(int(token), BYTES - 1)])))
         sys.stdout.flush()
     sys.stdout.write(characters.decode(b"", final=True) + "\n")
+
+
+def _cache(model: TinyLM, request: Request, tokens: int) -> Cache | PagedCache:
+    """An empty one, with room for so many tokens."""
+    config = model.config
+    fits_a_gpu = model.embed.weight.is_cuda and config.attention is Attention.NSA
+    if request.cache == "contiguous" or (request.cache == "auto" and not fits_a_gpu):
+        return Cache(config)
+    pages = request.pages or pages_of(config, tokens, request.page_len)
+    return PagedCache(config, sequences=1, pages=pages, page_len=request.page_len)
 
 
 def _read_request(arguments: Sequence[str]) -> Request:
@@ -145,12 +222,15 @@ def _read_request(arguments: Sequence[str]) -> Request:
     values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
     mistakes = []
     for place, parse in parsers.items():
-        name = place.removeprefix("--")
+        name = place.removeprefix("--").replace("-", "_")
         try:
             if given[name] is not None:
                 values[name] = parse(given[name])
         except ValueError as error:
             mistakes.append(f"{place}: {error}")
+    for name in ("page_len", "pages"):
+        if values[name] is not None and values["cache"] != "paged":
+            mistakes.append(f"--{name.replace('_', '-')}: is of a paged cache; give --cache paged as well")
     if mistakes:
         raise SettingsError("\n".join(mistakes))
     return Request(**values)

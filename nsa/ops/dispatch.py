@@ -23,6 +23,7 @@ from .blockwise import shortest, slower_reason
 from .dense import DenseBackend
 from .fused import MOST_HEADS, WIDEST
 from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
+from .paged import Numbers, PagedRows, outputs_of_branches
 from .per_token import PerTokenLoop
 
 _LEAST_CAPABILITY = (8, 0)
@@ -130,6 +131,29 @@ def insist(wanted: Implementation, config: NSAConfig) -> None:
 def _reject(implementation: str, reason: str | None) -> None:
     if reason is not None:
         raise MissingImplementationError(f"--impl {implementation}: {reason}; use --impl auto")
+
+
+PagedAttention = Callable[[Tensor, Tensor, PagedRows, Numbers], Tensor]
+
+
+def implementation_of_paged(
+    wanted: Implementation, q_1HRD: Tensor, k_pGPD: Tensor, v_pGPE: Tensor
+) -> tuple[PagedAttention, UsedImplementation]:
+    """What computes tokens whose keys and values lie in pages: the sum of gates times branches, [1, R, H, E].
+
+    Raises MissingImplementationError for an implementation asked for by name that cannot.
+    """
+    if wanted not in (Implementation.AUTO, Implementation.EAGER, Implementation.TRITON):
+        _reject(wanted, "pages are read by plain torch or by the fused kernels")
+    _, used = implementation_around(wanted, q_1HRD, k_pGPD, v_pGPE)
+    if used.name != "triton":
+        return _mixed_by_torch, used
+    attend: PagedAttention = importlib.import_module(".fused.paged", __package__).attend_pages
+    return attend, used
+
+
+def _mixed_by_torch(q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: Numbers) -> Tensor:
+    return _EAGER.mixed(outputs_of_branches(q_1HRD, rows, numbers), gates_c1HR)
 
 
 def like_a_layer(config: NSAConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

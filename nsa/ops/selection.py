@@ -20,6 +20,7 @@ from torch import Tensor
 from . import NAMESPACE
 from .attend import CompletedBlocks
 from .cores import shares, side_by_side
+from .kept import kept
 from .kernels import compute_dtype, exactly_in_the_dtype_of, tiles
 from .packed import compressed_starts, sequence_of
 
@@ -179,7 +180,35 @@ def best_blocks(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection)
     """
     with exactly_in_the_dtype_of(q_NhCD):
         importance_NbC = _importance(q_NhCD, k_NSD, start, selection)
-    return _best(importance_NbC.transpose(1, 2), start, selection)
+    positions_1C = torch.arange(start, start + q_NhCD.shape[2], device=q_NhCD.device)[None]
+    return _best(importance_NbC.transpose(1, 2), positions_1C, selection)
+
+
+def shares_of_keys(q_NhCD: Tensor, k_NSD: Tensor, seen_XSC: Tensor, scale: float) -> Tensor:
+    """Each query's softmax over the keys that it sees, [N, S, h, C], in float32 at least; X is N or 1.
+
+    Of a query that sees none all are 0.
+    """
+    scores_NShC = _scores(q_NhCD, k_NSD, scale)
+    if not k_NSD.shape[1]:
+        return scores_NShC
+    return _softmax_over_keys_(scores_NShC.masked_fill_(~seen_XSC[:, :, None], -torch.inf))
+
+
+def best_of_shares(shares_NSC: Tensor, positions_XC: Tensor, blocks: int, selection: Selection) -> Tensor:
+    """What `best_blocks` gives, from the sum over heads of `shares_of_keys`, for queries at these places.
+
+    No place is beyond the last of `blocks` selection blocks. X is N, or 1 where all rows are at the same places.
+    """
+    keys, dtype, device = shares_NSC.shape[1], shares_NSC.dtype, shares_NSC.device
+    # The layers ask for it one after the other, and it stays the same until a block is complete.
+    overlap = kept(
+        None,
+        device,
+        ("overlap weights", blocks, keys, selection, dtype),
+        lambda: overlap_weights(blocks, keys, selection, dtype, device),
+    )
+    return _best(_collected(shares_NSC, *overlap).transpose(1, 2), positions_XC, selection)
 
 
 def overlap_weights(
@@ -207,22 +236,35 @@ def _importance(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection)
     A softmax over the visible compressed blocks, summed over the heads. The queries stand last, so that a compressed
     block's share is one row: taking the rows that overlap a selection block moves memory in whole.
     """
-    rows, heads, queries, _ = q_NhCD.shape
+    rows, _, queries, _ = q_NhCD.shape
     stop, dtype = start + queries, compute_dtype(q_NhCD)
     pattern = CompletedBlocks(selection.block_len, selection.block_stride)
     keys = min(pattern.count(stop), k_NSD.shape[1])
     blocks = -(-stop // selection.select_len)
     if keys == 0:
         return q_NhCD.new_zeros(rows, blocks, queries, dtype=dtype)
-    q_NDr = q_NhCD.to(dtype).mul(selection.scale).flatten(1, 2).transpose(1, 2)
-    scores_NShC = (k_NSD[:, :keys].to(dtype) @ q_NDr).unflatten(2, (heads, queries))
+    scores_NShC = _scores(q_NhCD, k_NSD[:, :keys], selection.scale)
     # Blocks that the first query of the tile sees are seen by all of them.
     seen_by_all = pattern.count(start + 1)
     unseen_SC = ~pattern.seen(start, stop, q_NhCD.device)[:, seen_by_all:keys].t()
     scores_NShC[:, seen_by_all:].masked_fill_(unseen_SC[:, None], -torch.inf)
     shares_NSC = _softmax_over_keys_(scores_NShC).sum(2)
-    overlapping_bK, weight_bK = overlap_weights(blocks, keys, selection, dtype, q_NhCD.device)
-    importance_NbC = q_NhCD.new_zeros(rows, blocks, queries, dtype=dtype)
+    return _collected(shares_NSC, *overlap_weights(blocks, keys, selection, dtype, q_NhCD.device))
+
+
+def _scores(q_NhCD: Tensor, k_NSD: Tensor, scale: float) -> Tensor:
+    """[N, S, h, C], scaled."""
+    dtype = compute_dtype(q_NhCD)
+    q_NDr = q_NhCD.to(dtype).mul(scale).flatten(1, 2).transpose(1, 2)
+    return (k_NSD.to(dtype) @ q_NDr).unflatten(2, q_NhCD.shape[1:3])
+
+
+def _collected(shares_NSC: Tensor, overlapping_bK: Tensor, weight_bK: Tensor) -> Tensor:
+    """Importance [N, b, C]: what each selection block gets from the compressed blocks that overlap it."""
+    rows, keys, queries = shares_NSC.shape
+    importance_NbC = shares_NSC.new_zeros(rows, len(overlapping_bK), queries)
+    if keys == 0:
+        return importance_NbC
     for overlapping, weight in zip(overlapping_bK.t(), weight_bK.t(), strict=True):
         importance_NbC.addcmul_(shares_NSC.index_select(1, overlapping), weight[:, None])
     return importance_NbC
@@ -236,10 +278,10 @@ def _softmax_over_keys_(scores_NShC: Tensor) -> Tensor:
     return weights.mul_(total.masked_fill_(total == 0, 1.0).reciprocal_())
 
 
-def _best(importance_NCb: Tensor, start: int, selection: Selection) -> Tensor:
+def _best(importance_NCb: Tensor, positions_XC: Tensor, selection: Selection) -> Tensor:
     """The forced blocks and the most important visible ones, best first, at most n of them."""
-    queries, blocks = importance_NCb.shape[1:]
-    current = torch.arange(start, start + queries, device=importance_NCb.device)[:, None] // selection.select_len
+    blocks = importance_NCb.shape[-1]
+    current = positions_XC[:, :, None] // selection.select_len
     block = torch.arange(blocks, device=importance_NCb.device)
     forced = (block == 0) | (block == current) | (block == current - 1)
     ranked = importance_NCb.masked_fill(forced, torch.inf).masked_fill(block > current, -torch.inf)

@@ -11,18 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from touched import Touched
 
 from nsa_harness.nsa import decode
-from nsa_harness.nsa.attention import BlockSelector, CompressedBranch, SlidingBranch
+from nsa_harness.nsa.attention import BlockSelector, CompressedBranch, SlidingBranch, selection_of
 from nsa_harness.nsa.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_harness.nsa.decode import Cache, NSAMemory, Rows, VanillaMemory, next_logits, prefill, step
 from nsa_harness.nsa.model import TinyLM
+from nsa_harness.nsa.ops.cached import chosen_blocks
 from nsa_harness.nsa.ops.selection import EMPTY
 from nsa_harness.nsa.world import CannotRunError
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
 TOKENS = 37
 TOLERANCE = 1e-10
+GROUPS = 2  # of the tiny shape
 
 
 def sharp_model(config: NSAConfig, implementation: Implementation = Implementation.AUTO) -> TinyLM:
@@ -131,8 +134,9 @@ def spied_choices(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     original = decode.selected_blocks
 
     def spy(*arguments: object) -> Tensor:
-        found.append(original(*arguments))
-        return found[-1]
+        indices_NCn = original(*arguments)
+        found.append(indices_NCn.unflatten(0, (-1, GROUPS)))
+        return indices_NCn
 
     monkeypatch.setattr(decode, "selected_blocks", spy)
     return found
@@ -338,3 +342,39 @@ def test_the_control_keeps_every_key_and_the_layer_only_what_it_may_look_at(tiny
     assert memory_of(cache).sel_k.count == memory_of(cache).cmp_k.done.count == 0
     _, cache = prefill(TinyLM.from_config(replace(tiny, attention=Attention.VANILLA)), tokens(tiny, TOKENS))
     assert all(isinstance(memory, VanillaMemory) and memory.k.count == TOKENS for memory in cache.memories)
+
+
+def touched_by_a_step(model: TinyLM, length: int) -> Touched:
+    """By one token behind so many."""
+    with torch.no_grad():
+        inputs = tokens(model.config, length + 1, batch=1)
+        _, cache = prefill(model, inputs[:, :-1])
+        # What a step of another length has computed is kept.
+        step(model, inputs[:, -1:], cache)
+        with Touched() as touched:
+            step(model, inputs[:, -1:], cache)
+    return touched
+
+
+def test_what_a_step_touches_grows_by_the_compressed_keys_alone(tiny: NSAConfig) -> None:
+    """Each is read once, by one softmax for output and choice, and nothing is sorted in full."""
+    config = replace(tiny, layers=1, window=64, select_len=16, block_len=16, block_stride=8)
+    model = TinyLM.from_config(config)
+    short, long = (touched_by_a_step(model, length) for length in (1028, 4100))
+    blocks = (4100 - 1028) // config.block_stride
+    keys_and_values = blocks * config.groups * (config.d_k + config.d_v)
+    passes_over_scores = 22 * blocks * config.heads
+    # A selection block for two compressed ones: an addition of three operands a tap, and what ranks it.
+    ranking = (4 * 5 + 12) * (blocks // 2) * config.groups
+    assert long.elements - short.elements <= keys_and_values + passes_over_scores + ranking
+    assert {"sort", "topk"} & long.names == {"topk"}
+
+
+def test_topk_of_packed_ranks_chooses_what_a_stable_sort_chooses(tiny: NSAConfig) -> None:
+    """Bit by bit, with every importance there several times. Weights are 1 and 2, so that float64 has the same ties."""
+    numbers = selection_of(replace(tiny, select_count=7, block_len=8, block_stride=4, select_len=8))
+    shares_NShC = torch.randint(3, (2, 60, 3, 4)).float()
+    positions = torch.tensor([[240, 241, 250, 300]])
+    chosen = chosen_blocks(shares_NShC, positions, 40, numbers)
+    assert torch.equal(chosen, chosen_blocks(shares_NShC.double(), positions, 40, numbers))
+    assert all(len(row) > len(set(row)) for row in shares_NShC.sum(2).transpose(1, 2).flatten(0, 1).tolist())

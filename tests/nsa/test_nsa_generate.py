@@ -143,6 +143,33 @@ def test_the_command_goes_on_with_a_prompt(trained: Trained, capsys: Told, optio
     assert capsys.readouterr().out == bytes(tokens[0].tolist()).decode("utf-8", "replace") + "\n"
 
 
+def test_the_command_goes_on_from_pages_with_the_same_text(trained: Trained, capsys: Told) -> None:
+    path = str(trained())
+    written = []
+    for options in ((), ("--cache", "paged"), ("--cache", "paged", "--page-len", "64", "--impl", "eager")):
+        assert main([path, "--tokens", "70", *options]) == 0
+        written.append(capsys.readouterr().out)
+    assert written[0] == written[1] == written[2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--pages", "2"), "pages: 8 more are needed for 200 tokens of 1 sequences, and 2 of 2 are free, of 32 rows"),
+        (("--page-len", "40"), "page_len: expected a multiple of select_len (32), got 40"),
+        (("--impl", "dense"), "--impl dense: pages are read by plain torch or by the fused kernels; use --impl auto"),
+    ],
+    ids=["too few", "too short", "dense"],
+)
+def test_pages_that_cannot_be_are_one_line_and_exit_status_2(
+    trained: Trained, capsys: Told, options: tuple[str, ...], message: str
+) -> None:
+    prompt = ("--prompt", "a" if options[1] == "dense" else "a" * 200)
+    assert main([str(trained("--branch", "sel")), *prompt, "--tokens", "1", "--cache", "paged", *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"nsa.generate: error: {message}")
+
+
 def test_the_command_draws_by_its_seed(trained: Trained, capsys: Told) -> None:
     path = str(trained())
     texts = []
@@ -167,11 +194,13 @@ def test_help_names_every_option(capsys: Told) -> None:
         main(["--help"])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in ("checkpoint", "--prompt", "--tokens", "--temperature", "--seed", "--device"))
+    names = ("prompt", "tokens", "temperature", "seed", "device", "impl", "cache", "page-len", "pages")
+    assert all(name in shown for name in ("checkpoint", *(f"--{name}" for name in names)))
 
 
 def test_all_mistakes_of_a_command_come_at_once(tmp_path: Path, capsys: Told) -> None:
     given = [str(tmp_path / "none.pt"), "--prompt", "", "--tokens", "0", "--temperature", "-1", "--device", "tpu"]
+    given += ["--cache", "ring", "--pages", "8"]
     assert main(given) == 2
     assert capsys.readouterr().err.splitlines() == [
         "nsa.generate: error: checkpoint: expected the path of a checkpoint or of a folder of them, "
@@ -180,6 +209,8 @@ def test_all_mistakes_of_a_command_come_at_once(tmp_path: Path, capsys: Told) ->
         'nsa.generate: error: --tokens: expected a whole number of at least 1, got "0"',
         'nsa.generate: error: --temperature: expected a number of at least 0, got "-1"',
         'nsa.generate: error: --device: expected auto, cpu or cuda, got "tpu"',
+        'nsa.generate: error: --cache: expected auto, contiguous or paged, got "ring"',
+        "nsa.generate: error: --pages: is of a paged cache; give --cache paged as well",
     ]
 
 

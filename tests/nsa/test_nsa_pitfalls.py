@@ -270,6 +270,10 @@ CONSTANTS = (
     "LOG_WIDTH LOG_CHUNK TILES BLOCKS ROWS KEYS DESCRIBED "
 )
 
+# Of those that read pages.
+SIZES += "table_row columns block_parts rows "
+CONSTANTS += "PAGE_LEN COMPRESSES SELECTS SLIDES SPAN PIECE "
+
 
 @pytest.mark.parametrize("kernel", [*launched_kernels()], ids=lambda kernel: kernel.name)
 def test_kernels_take_the_same_things_by_the_same_names_in_the_same_order(kernel: ast.FunctionDef) -> None:

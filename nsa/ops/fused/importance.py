@@ -234,21 +234,21 @@ def ranked_blocks(
     for step in range(UNEVEN * TAPS, old_chunks * TAPS):
         tap = step % TAPS + REACHES
         o_selected = (step // TAPS) * CHUNK + tl.arange(0, CHUNK)  # [C]
-        o_block = _block_of_tap(o_selected, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)  # [C]
+        o_block = block_of_tap(o_selected, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)  # [C]
         if SELECT_LEN % BLOCK_STRIDE == 0:
-            first = _block_of_tap(step // TAPS * CHUNK, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
+            first = block_of_tap(step // TAPS * CHUNK, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
             p_first = p_keys + first.to(tl.int64) * s_ks
             b_k = load_whole(p_first, tl.cast(s_ks, tl.int64) * (SELECT_LEN // BLOCK_STRIDE), 0, CHUNK, D, D_PADDED)
         else:
             b_k = load_rows(p_keys, s_ks, o_block, o_block >= 0, D, D_PADDED)  # [C, D]
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, C]
         b_p = power(b_s * EXPONENT - b_lse[:, None], EXACT)  # [R, C]
-        b_sum += b_p * _weight(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
+        b_sum += b_p * weight_of_tap(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
         if tap == TAPS - 1 + REACHES:
             b_importance = _of_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
             if REACHES:
                 b_importance, b_over = _reached_over(b_importance, b_p, b_over, BLOCK_STRIDE, HEADS_PADDED)
-            b_best = _with_chunk(b_best, b_importance, o_selected, b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
+            b_best = with_chunk(b_best, b_importance, o_selected, b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
             b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
     skipped = tl.maximum(old_chunks - UNEVEN, 0)
     for step in range((chunks - skipped) * TAPS):
@@ -256,19 +256,19 @@ def ranked_blocks(
         chunk = step // TAPS
         chunk += tl.where(chunk >= UNEVEN, skipped, 0)
         o_selected = chunk * CHUNK + tl.arange(0, CHUNK)  # [C]
-        o_block = _block_of_tap(o_selected, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)  # [C]
+        o_block = block_of_tap(o_selected, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)  # [C]
         m_block = (o_block >= 0) & (o_block < sequence_blocks)  # [C]
         b_k = load_rows(p_keys, s_ks, o_block, m_block, D, D_PADDED)  # [C, D]
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, C]
         b_last_token = tl.where(m_block, o_block * BLOCK_STRIDE + (BLOCK_LEN - 1), LAST_INDEX)  # [C]
         m_seen = b_last_token[None, :] <= b_seen_from[:, None]  # [R, C]
         b_p = tl.where(m_seen, power(b_s * EXPONENT - b_lse[:, None], EXACT), 0.0)  # [R, C]
-        b_sum += b_p * _weight(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
+        b_sum += b_p * weight_of_tap(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
         if tap == TAPS - 1 + REACHES:
             b_importance = _of_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
             if REACHES:
                 b_importance, b_over = _reached_over(b_importance, b_p, b_over, BLOCK_STRIDE, HEADS_PADDED)
-            b_best = _with_chunk(b_best, b_importance, o_selected, b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
+            b_best = with_chunk(b_best, b_importance, o_selected, b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
             b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
 
     o_place = PLACES_PADDED - 1 - tl.arange(0, PLACES_PADDED)  # [N]
@@ -279,7 +279,7 @@ def ranked_blocks(
 
 
 @triton.jit
-def _block_of_tap(o_selected, tap, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr):
+def block_of_tap(o_selected, tap, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr):
     """Of the compressed blocks that overlap a selection block, the one of this tap; it may overlap by nothing."""
     # Keeps the dividend of the first tap positive: the division of a kernel rounds to zero.
     SHIFT: tl.constexpr = (BLOCK_LEN + BLOCK_STRIDE - 1) // BLOCK_STRIDE
@@ -287,14 +287,14 @@ def _block_of_tap(o_selected, tap, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.con
 
 
 @triton.jit
-def _weight(
+def weight_of_tap(
     o_selected, o_block, tap, ACC: tl.constexpr,
     BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
 ):  # fmt: skip
     """The number of tokens that both share; dividing all of them by d, as eq. 9 does, changes no rank."""
     if SELECT_LEN % BLOCK_STRIDE == 0:
         # The same for all selection blocks.
-        begin = _block_of_tap(0, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN) * BLOCK_STRIDE
+        begin = block_of_tap(0, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN) * BLOCK_STRIDE
         weight = tl.maximum(tl.minimum(SELECT_LEN, begin + BLOCK_LEN) - tl.maximum(begin, 0), 0).to(ACC)
     else:
         o_begin = o_selected * SELECT_LEN
@@ -329,7 +329,7 @@ def _reached_over(b_importance, b_p, b_over, BLOCK_STRIDE: tl.constexpr, HEADS_P
 
 
 @triton.jit
-def _with_chunk(
+def with_chunk(
     b_best, b_importance, o_selected, b_current,
     QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr,
 ):  # fmt: skip

@@ -1,0 +1,185 @@
+"""What a token costs that is read from pages, told without a GPU: the kernels' machine code, bytes, and host work.
+
+    python benchmarks/decode_cost.py                    one and 32 sequences of 8k and 64k tokens, for sm_90
+    python benchmarks/decode_cost.py --arch 80 90       for an A100 as well
+
+A line of JSON for each kernel, length and number of sequences, and way to read a cache.
+Each kernel is compiled with the tile that is tried first, and its machine code read (benchmarks/sass.py). Bytes are
+those of one layer that no cache can spare: what the kernels read once and what they write. The host is counted in one
+layer, as the difference of two layers and one: torch operations that compute or copy, and launches. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))
+
+import torch  # noqa: E402
+
+from benchmarks.compiled import Launch, compile_launch, read, without_kernels  # noqa: E402
+from benchmarks.host_cost import _on_a_cpu, _Operations  # noqa: E402
+from benchmarks.kernel_model import code_row  # noqa: E402
+from benchmarks.roofline import Shape  # noqa: E402
+from nsa_harness.nsa import attention  # noqa: E402
+from nsa_harness.nsa.config import ALL_BRANCHES, CI, Implementation  # noqa: E402
+from nsa_harness.nsa.decode import Cache, step  # noqa: E402
+from nsa_harness.nsa.model import TinyLM  # noqa: E402
+from nsa_harness.nsa.ops import backends  # noqa: E402
+from nsa_harness.nsa.ops.fused.paged import attend_pages  # noqa: E402
+from nsa_harness.nsa.ops.paged import Numbers, PagedRows  # noqa: E402
+from nsa_harness.nsa.ops.selection import Selection  # noqa: E402
+from nsa_harness.nsa.paged import PagedCache  # noqa: E402
+
+TOKENS = (8192, 65536)
+SEQUENCES = (1, 32)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="Tell what a token from pages costs, without a GPU.")
+    parser.add_argument("--arch", type=int, nargs="+", default=[90], choices=(80, 90, 100))
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--heads", type=int, default=64)
+    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--tried", type=int, default=1, help="so many tiles of those that are tried")
+    options = parser.parse_args(arguments)
+    shape = Shape(
+        tokens=TOKENS[-1],
+        heads=options.heads,
+        groups=options.groups,
+        width=options.width,
+        value_width=options.width,
+    )
+    for row in kernel_rows(shape, options.arch, getattr(torch, options.dtype), options.tried):
+        print(json.dumps(row), flush=True)
+    for tokens in TOKENS:
+        for sequences in SEQUENCES:
+            told = {"tokens": tokens, "sequences": sequences, **layer_bytes(replace(shape, tokens=tokens), sequences)}
+            print(json.dumps(told))
+    for name, row in host_rows().items():
+        print(json.dumps({"host": name, **row}))
+    return 0
+
+
+def kernel_rows(
+    shape: Shape, architectures: list[int], dtype: torch.dtype = torch.bfloat16, tried: int = 1
+) -> Iterator[dict[str, Any]]:
+    """Of each launch what its code does."""
+    for architecture in architectures:
+        for launch in paged_launches(shape, 1, dtype, tried, architecture):
+            result = compile_launch(launch, architecture)
+            yield {
+                "kernel": launch.name,
+                "sm": architecture,
+                "warps": launch.warps,
+                "stages": launch.stages,
+                "programs": launch.programs,
+                "copies_of_16_bytes": result.asm["ptx"].count("cp.async.cg.shared.global"),
+                "tensor_core_operations": result.asm["ptx"].count("mma"),
+                **code_row(read(result), launch.stages),
+            }
+
+
+def paged_launches(
+    shape: Shape, sequences: int, dtype: torch.dtype = torch.bfloat16, tried: int = 1, capability: int = 90
+) -> list[Launch]:
+    """What a new token of each of so many sequences launches in a layer; memory is reserved and never written to."""
+    page_len = shape.select_len
+    columns = -(-shape.tokens // page_len)
+    pages = shape.groups, page_len, shape.width
+    rows = PagedRows(
+        keys=torch.empty(3 * columns, *pages, dtype=dtype),
+        values=torch.empty(3 * columns, *pages[:2], shape.value_width, dtype=dtype),
+        tables=torch.zeros(sequences, 3, columns, dtype=torch.int32),
+        lengths=torch.full((sequences,), shape.tokens, dtype=torch.int32),
+        longest=shape.tokens,
+    )
+    q = torch.empty(1, shape.heads, sequences, shape.width, dtype=dtype)
+    gates = torch.empty(3, sequences, 1, shape.heads, dtype=dtype).permute(0, 2, 3, 1)
+    with without_kernels(tried=tried, capability=capability) as found:
+        attend_pages(q, gates, rows, _numbers(shape))
+    return list(found)
+
+
+def _numbers(shape: Shape) -> Numbers:
+    selection = Selection(
+        block_len=shape.block_len,
+        block_stride=shape.block_stride,
+        select_len=shape.select_len,
+        select_count=shape.select_count,
+        scale=shape.width**-0.5,
+    )
+    return Numbers(selection=selection, window=shape.window, branches=ALL_BRANCHES)
+
+
+def layer_bytes(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
+    """MB of one layer and step: keys and values by branch, and what the first kernel leaves for the second."""
+    row = sequences * shape.groups * (shape.width + shape.value_width) * size
+    first, _ = paged_launches(shape, sequences)
+    scores, partial = (first.argument(name).numel() * 4 for name in ("p_scores", "p_partial"))
+    told = {
+        "compressed": shape.blocks * row,
+        "selected": shape.select_count * shape.select_len * row,
+        "sliding": shape.window * row,
+        "scores, written and read": 2 * scores,
+        "parts, written and read": 2 * partial,
+        "dense attention": shape.tokens * row,
+    }
+    return {"programs": first.programs, "mb": {name: round(count / 1e6, 3) for name, count in told.items()}}
+
+
+def host_rows() -> dict[str, dict[str, int]]:
+    """Torch operations, and launches, of one layer in a step of two sequences."""
+
+    def paged(config: Any) -> PagedCache:
+        return PagedCache(config, sequences=2, pages=64)
+
+    ways = {
+        "one memory, plain torch": (Implementation.EAGER, Cache),
+        "pages, plain torch": (Implementation.EAGER, paged),
+        "pages, fused": (Implementation.TRITON, paged),
+    }
+    return {
+        name: {kind: two - one for (kind, one), two in zip(of_one.items(), of_two.values(), strict=True)}
+        for name, (implementation, cache) in ways.items()
+        for of_one, of_two in [[_asked_of_the_host(layers, implementation, cache) for layers in (1, 2)]]
+    }
+
+
+def _asked_of_the_host(layers: int, implementation: Implementation, make: Any) -> dict[str, int]:
+    """In a step that completes no block."""
+    config = replace(CI, layers=layers)
+    model, cache = TinyLM.from_config(config, implementation), make(config)
+    with torch.no_grad(), without_kernels() as launched, _on_a_cpu(), _as_on_a_gpu():
+        for tokens in (40, 1):
+            step(model, torch.zeros(2, tokens, dtype=torch.long), cache)
+        launched.clear()
+        with _Operations() as asked:
+            step(model, torch.zeros(2, 1, dtype=torch.long), cache)
+    return {"operations": sum(asked.counts.values()), "launches": len(launched)}
+
+
+@contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    """Within, rotation and mixing are those of other devices than a CPU."""
+    own = [(module, module.is_worth_it) for module in (attention, backends)]
+    for module, _ in own:
+        module.is_worth_it = lambda *_: False
+    try:
+        yield
+    finally:
+        for module, function in own:
+            module.is_worth_it = function
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

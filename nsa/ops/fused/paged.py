@@ -1,0 +1,384 @@
+"""One new token of each of several sequences, from keys and values in pages: two kernels for all branches and gates.
+
+`cached_parts` shares the keys out to programs, as one token is too little work for a GPU by itself: each takes some
+compressed blocks, or some tokens of the window, and writes its part of a softmax. Of compressed blocks it writes the
+scores too. `cached_output` has a program for each sequence and group: it turns scores into importance, chooses
+the blocks, walks them, puts the parts together and weighs the branches by their gates.
+
+A row of a page is found through the table of its sequence, so that no key is copied.
+
+Dimensions: R new tokens, one of a sequence each, H query heads, G groups, P rows of a page, D key, E value width.
+Inside a kernel h heads of a group, padded, K keys, C selection blocks of a chunk, N places, padded.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...config import Branch
+from ..paged import BLOCKS, TOKENS, WINDOW, Numbers, PagedRows
+from .device import load_heads, load_rows, power, store_heads
+from .importance import LAST_INDEX, block_of_tap, taps, weight_of_tap, with_chunk
+from .launch import (
+    NARROWEST,
+    Tile,
+    accumulated,
+    check_attention,
+    check_dtypes,
+    constants,
+    for_any_length,
+    launch,
+    padded,
+    strided,
+)
+from .tuning import Situation, run_best
+
+# Programs that fill a GPU, and the least work of one: with less, reading what it wrote costs as much as it saves.
+ENOUGH_PROGRAMS = 256
+LEAST_ROWS = 256
+LOG_CHUNK = 6
+_BLOCKS, _TOKENS, _WINDOW = tl.constexpr(BLOCKS), tl.constexpr(TOKENS), tl.constexpr(WINDOW)
+_INFINITE = tl.constexpr(float("inf"))
+
+
+def attend_pages(
+    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: Numbers, *, tile: Tile | None = None
+) -> Tensor:
+    """The branches weighed by their gates, [1, R, H, E], in the dtype of the values. Raises CannotLaunchError."""
+    return attended_and_chosen(q_1HRD, gates_c1HR, rows, numbers, tile=tile)[0]
+
+
+def attended_and_chosen(
+    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: Numbers, *, tile: Tile | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same, and the blocks that were chosen: [R, G, n] int32, of a layer that chooses none whatever was there."""
+    check_attention(cached_parts, q_1HRD, rows.keys, rows.values)
+    check_dtypes(cached_parts, gates_c1HR)
+    _, heads, tokens, _ = q_1HRD.shape
+    output = rows.values.new_empty(1, tokens, heads, rows.values.shape[-1])
+    places = numbers.selection.select_count
+    indices = rows.tables.new_empty(tokens, rows.keys.shape[1], places)
+
+    def run(size: Tile) -> None:
+        _launch(size, q_1HRD, gates_c1HR, rows, numbers, indices, output)
+
+    if tile is None:
+        situation = Situation.of(cached_parts.__name__, q_1HRD, rows.keys, rows.values, _pattern(numbers))
+        run_best(run, situation, candidates)
+    else:
+        run(tile)
+    return output, indices
+
+
+def _pattern(numbers: Numbers) -> str:
+    selection = numbers.selection
+    lengths = f"l={selection.block_len} d={selection.block_stride} l'={selection.select_len} w={numbers.window}"
+    return f"paged {'+'.join(numbers.branches)} {lengths} n={selection.select_count}"
+
+
+def candidates(situation: Situation) -> list[Tile]:
+    """A tile has the heads of a group as its rows; the more keys are on their way, the better."""
+    return situation.tiles((NARROWEST, 64, 4, 3), (NARROWEST, 64, 4, 2), (NARROWEST, 32, 4, 2))
+
+
+def _launch(
+    tile: Tile,
+    q_1HRD: Tensor,
+    gates_c1HR: Tensor,
+    rows: PagedRows,
+    numbers: Numbers,
+    indices: Tensor,
+    output: Tensor,
+) -> None:
+    _, heads, tokens, _ = q_1HRD.shape
+    groups, width = rows.keys.shape[1], rows.values.shape[-1]
+    by_blocks = numbers.branches != (Branch.WIN,)
+    blocks = numbers.blocks(rows.longest) if by_blocks else 0
+    keys = _keys_of_a_step(tile.keys, rows.keys.shape[2])
+    # A walk begins with a whole step, which may hold keys before the window.
+    window = min(numbers.window + keys - 1, rows.longest) if Branch.WIN in numbers.branches else 0
+    of_part = _rows_of_a_part(tokens * groups, blocks + window, keys)
+    block_parts, window_parts = -(-blocks // of_part), -(-window // of_part)
+    parts = block_parts + window_parts
+    sizes = {**constants(q_1HRD, rows.keys, rows.values, numbers.selection.scale), **_lengths(rows, numbers)}
+    del sizes["SCALE"]
+    # A product takes 16 rows at least.
+    sizes["HEADS_PADDED"] = max(NARROWEST, sizes["HEADS_PADDED"])
+    # Of scores and parts of a softmax; each begins on a multiple of 16 bytes, whatever the lengths are.
+    stats = tokens * heads * parts
+    room = (tokens * groups * blocks * sizes["HEADS_PADDED"], stats * width, stats, stats)
+    scores, partial, highest, total = (q_1HRD.new_empty(size, dtype=accumulated(q_1HRD.dtype)) for size in room)
+    q, _, *q_strides = strided(q_1HRD)
+    gate_strides = [gates_c1HR.stride(axis) for axis in (0, 2, 3)]
+    told = (rows.tables, rows.lengths, scores, partial, highest, total)
+    lengths = (groups, blocks, parts, *rows.tables.stride()[:2], block_parts)
+    launch(
+        cached_parts,
+        tokens * groups * parts,
+        *(q, *q_strides, rows.keys, rows.values, *told),
+        *(*lengths, of_part),
+        **sizes,
+        SPAN=numbers.window,
+        KEYS=keys,
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+    launch(
+        cached_output,
+        tokens * groups,
+        *(q, *q_strides, gates_c1HR, *gate_strides, rows.keys, rows.values, *told, indices, output),
+        *lengths,
+        **sizes,
+        **_choice(numbers),
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+
+
+def _keys_of_a_step(most: int, page_len: int) -> int:
+    """As many as lie in one page wherever a step begins, so that one number says where; if they are enough."""
+    in_one_page = min(most, page_len & -page_len)
+    return in_one_page if in_one_page >= NARROWEST else max(NARROWEST, most)
+
+
+def _rows_of_a_part(programs: int, rows: int, keys: int) -> int:
+    """So many that the GPU is filled, where there is enough to fill it with."""
+    parts = -(-ENOUGH_PROGRAMS // max(1, programs))
+    return max(LEAST_ROWS, -(-rows // parts // keys) * keys)
+
+
+def _lengths(rows: PagedRows, numbers: Numbers) -> dict[str, int]:
+    """The constants of both kernels."""
+    return {
+        "BLOCK_LEN": numbers.selection.block_len,
+        "BLOCK_STRIDE": numbers.selection.block_stride,
+        "PAGE_LEN": rows.keys.shape[2],
+        "COMPRESSES": int(Branch.CMP in numbers.branches),
+        "SELECTS": int(Branch.SEL in numbers.branches),
+    }
+
+
+def _choice(numbers: Numbers) -> dict[str, int]:
+    """The constants of the second kernel alone."""
+    selection = numbers.selection
+    return {
+        "SLIDES": int(Branch.WIN in numbers.branches),
+        "SELECT_LEN": selection.select_len,
+        "PLACES": selection.select_count,
+        "LOG_PLACES": (selection.select_count - 1).bit_length(),
+        "TAPS": taps(selection),
+        "LOG_CHUNK": LOG_CHUNK,
+        "PIECE": min(padded(selection.select_len), 64),
+    }
+
+
+@for_any_length
+def cached_parts(
+    p_q, s_qh, s_qt,
+    p_k, p_v, p_tables, p_lengths, p_scores, p_partial, p_highest, p_total,
+    groups, blocks, parts, table_row, columns, block_parts, rows,
+    EXPONENT: tl.constexpr, EXACT: tl.constexpr,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, KEYS: tl.constexpr,
+    PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    i_part = tl.program_id(0) % parts
+    i_rg = (tl.program_id(0) // parts).to(tl.int64)
+    i_r = i_rg // groups
+    i_g = i_rg % groups
+    tokens = tl.load(p_lengths + i_r)
+    is_block = i_part < block_parts
+    seen_from = tl.where(is_block, 0, tokens - SPAN)
+    first = tl.where(is_block, i_part, i_part - block_parts) * rows + tl.maximum(seen_from, 0) // KEYS * KEYS
+    stop = tl.minimum(first + rows, tl.where(is_block, _blocks_of(tokens, BLOCK_LEN, BLOCK_STRIDE), tokens))
+    p_table = p_tables + i_r * table_row + tl.where(is_block, _BLOCKS, _WINDOW).to(tl.int64) * columns
+    # Where nothing but the selected branch asks for the blocks, their values are read by nobody.
+    m_attended = (COMPRESSES == 1) | (i_part >= block_parts)
+
+    o_head = tl.arange(0, HEADS_PADDED)  # [h]
+    m_head = o_head < HEADS
+    b_q = load_heads(p_q, (i_g * HEADS + o_head) * s_qh + i_r * s_qt, m_head, D, D_PADDED)  # [h, D]
+    b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]
+    b_total = tl.zeros([HEADS_PADDED], dtype=ACC)  # [h]
+    b_o = tl.zeros([HEADS_PADDED, E_PADDED], dtype=ACC)  # [h, E]
+    for start in range(first, stop, KEYS):
+        o_key = start + tl.arange(0, KEYS)  # [K]
+        m_key = (o_key >= seen_from) & (o_key < stop)
+        if PAGE_LEN % KEYS == 0:
+            page_row = _row_of_page(p_table, start, i_g, groups, PAGE_LEN) + start % PAGE_LEN
+            o_row = o_key - start  # [K]
+        else:
+            page_row = tl.cast(0, tl.int64)
+            i_page = tl.load(p_table + o_key // PAGE_LEN, mask=m_key, other=0).to(tl.int64)  # [K]
+            o_row = (i_page * groups + i_g) * PAGE_LEN + o_key % PAGE_LEN  # [K]
+        b_k = load_rows(p_k + page_row * D, D, o_row, m_key, D, D_PADDED)  # [K, D]
+        b_v = load_rows(p_v + page_row * E, E, o_row, m_key & m_attended, E, E_PADDED)  # [K, E]
+        b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [h, K]
+        if SELECTS:
+            o_score = (i_rg * blocks + o_key)[None, :] * HEADS_PADDED + o_head[:, None]  # [h, K]
+            tl.store(p_scores + o_score, b_s, mask=m_head[:, None] & (m_key & is_block)[None, :])
+        b_highest, b_total, b_o = _with_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
+    o_stat = tl.program_id(0).to(tl.int64) * HEADS + o_head  # [h]
+    tl.store(p_highest + o_stat, b_highest, mask=m_head)
+    tl.store(p_total + o_stat, b_total, mask=m_head)
+    store_heads(p_partial, o_stat * E, m_head, b_o, E, E_PADDED)
+
+
+@for_any_length
+def cached_output(
+    p_q, s_qh, s_qt,
+    p_g, s_gc, s_gh, s_gt,
+    p_k, p_v, p_tables, p_lengths, p_scores, p_partial, p_highest, p_total, p_indices, p_y,
+    groups, blocks, parts, table_row, columns, block_parts,
+    EXPONENT: tl.constexpr, EXACT: tl.constexpr,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
+    PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
+    PAGE_LEN: tl.constexpr, COMPRESSES: tl.constexpr, SELECTS: tl.constexpr, SLIDES: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    i_rg = tl.program_id(0).to(tl.int64)
+    i_r = i_rg // groups
+    i_g = i_rg % groups
+    tokens = tl.load(p_lengths + i_r)
+    o_head = tl.arange(0, HEADS_PADDED)  # [h]
+    m_head = o_head < HEADS
+    o_stat = i_rg * parts * HEADS + o_head  # [h]: of the first part
+    p_gate = p_g + (i_g * HEADS + o_head) * s_gh + i_r * s_gt  # [h]
+    b_y = tl.zeros([HEADS_PADDED, E_PADDED], dtype=ACC)  # [h, E]
+    if SELECTS:
+        _choose(
+            p_scores + i_rg * blocks * HEADS_PADDED, p_highest, p_total, p_indices + i_rg * PLACES,
+            o_stat, m_head, tokens, block_parts, HEADS, HEADS_PADDED, ACC, EXACT,
+            BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN, PLACES, LOG_PLACES, TAPS, LOG_CHUNK,
+        )  # fmt: skip
+        # What one thread has written others read.
+        tl.debug_barrier()
+    if COMPRESSES:
+        b_o = _together(p_partial, p_highest, p_total, o_stat, m_head, 0, block_parts,
+                        HEADS, HEADS_PADDED, E, E_PADDED, ACC, EXACT)  # fmt: skip
+        b_y += b_o * tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]
+        p_gate += s_gc
+    if SELECTS:
+        b_q = load_heads(p_q, (i_g * HEADS + o_head) * s_qh + i_r * s_qt, m_head, D, D_PADDED)  # [h, D]
+        p_table = p_tables + i_r * table_row + tl.cast(columns, tl.int64) * _TOKENS
+        b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]
+        b_total = tl.zeros([HEADS_PADDED], dtype=ACC)  # [h]
+        b_o = tl.zeros([HEADS_PADDED, E_PADDED], dtype=ACC)  # [h, E]
+        PIECES: tl.constexpr = (SELECT_LEN + PIECE - 1) // PIECE
+        for step in range(PLACES * PIECES):
+            i_block = tl.load(p_indices + i_rg * PLACES + step // PIECES)
+            # A selection block lies in one page. Of an empty place block 0 is looked up and nothing read.
+            first = tl.maximum(i_block, 0) * SELECT_LEN
+            page_row = _row_of_page(p_table, first, i_g, groups, PAGE_LEN) + first % PAGE_LEN
+            o_row = step % PIECES * PIECE + tl.arange(0, PIECE)  # [K]
+            m_key = (i_block >= 0) & (o_row < SELECT_LEN) & (o_row < tokens - first)
+            b_k = load_rows(p_k + page_row * D, D, o_row, m_key, D, D_PADDED)  # [K, D]
+            b_v = load_rows(p_v + page_row * E, E, o_row, m_key, E, E_PADDED)  # [K, E]
+            b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [h, K]
+            b_highest, b_total, b_o = _with_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
+        b_o = b_o / b_total[:, None]  # its own token is among them
+        b_y += b_o * tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]
+        p_gate += s_gc
+    if SLIDES:
+        b_o = _together(p_partial, p_highest, p_total, o_stat, m_head, block_parts, parts,
+                        HEADS, HEADS_PADDED, E, E_PADDED, ACC, EXACT)  # fmt: skip
+        b_y += b_o * tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]
+    store_heads(p_y, (i_rg * HEADS + o_head) * E, m_head, b_y, E, E_PADDED)
+
+
+@triton.jit
+def _blocks_of(tokens, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr):
+    """Compressed blocks of so many tokens."""
+    return tl.where(tokens >= BLOCK_LEN, (tokens - BLOCK_LEN) // BLOCK_STRIDE + 1, 0)
+
+
+@triton.jit
+def _row_of_page(p_table, row, i_g, groups, PAGE_LEN: tl.constexpr):
+    """Where the group's rows begin of the page that holds a row, counted in rows."""
+    return (tl.load(p_table + row // PAGE_LEN).to(tl.int64) * groups + i_g) * PAGE_LEN
+
+
+@triton.jit
+def _with_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT: tl.constexpr, ACC: tl.constexpr):
+    """A tile of keys, of which `m_key` [K] exist, into running maximum, sum and output of each head."""
+    b_s = tl.where(m_key[None, :], b_s, -_INFINITE)  # [h, K]
+    b_higher = tl.maximum(b_highest, tl.max(b_s, 1))
+    # Without any key so far this would compute -inf - -inf.
+    b_shift = tl.where(b_higher == -_INFINITE, 0.0, b_higher)
+    b_p = power(b_s - b_shift[:, None], EXACT)  # [h, K]
+    b_shrink = power(b_highest - b_shift, EXACT)
+    b_total = b_total * b_shrink + tl.sum(b_p, 1)
+    b_o = tl.dot(b_p.to(b_v.dtype), b_v, b_o * b_shrink[:, None], input_precision="ieee", out_dtype=ACC)
+    return b_higher, b_total, b_o
+
+
+@triton.jit
+def _together(
+    p_partial, p_highest, p_total, o_stat, m_head, first, stop,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
+    ACC: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """The output [h, E] of the parts from `first` on; 0 where they saw nothing."""
+    b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]
+    b_total = tl.zeros([HEADS_PADDED], dtype=ACC)  # [h]
+    b_o = tl.zeros([HEADS_PADDED, E_PADDED], dtype=ACC)  # [h, E]
+    for part in range(first, stop):
+        o_part = o_stat + tl.cast(part, tl.int64) * HEADS
+        b_part_highest = tl.load(p_highest + o_part, mask=m_head, other=-_INFINITE)
+        b_part_total = tl.load(p_total + o_part, mask=m_head, other=0.0)
+        b_part = load_heads(p_partial, o_part * E, m_head, E, E_PADDED)  # [h, E]
+        b_higher = tl.maximum(b_highest, b_part_highest)
+        b_shift = tl.where(b_higher == -_INFINITE, 0.0, b_higher)
+        b_shrink, b_part_shrink = power(b_highest - b_shift, EXACT), power(b_part_highest - b_shift, EXACT)
+        b_total = b_total * b_shrink + b_part_total * b_part_shrink
+        b_o = b_o * b_shrink[:, None] + b_part * b_part_shrink[:, None]
+        b_highest = b_higher
+    return b_o / tl.where(b_total == 0.0, 1.0, b_total)[:, None]
+
+
+@triton.jit
+def _choose(
+    p_scores, p_highest, p_total, p_indices, o_stat, m_head, tokens, block_parts,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, ACC: tl.constexpr, EXACT: tl.constexpr,
+    BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
+    PLACES: tl.constexpr, LOG_PLACES: tl.constexpr, TAPS: tl.constexpr, LOG_CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Write the best blocks (ops/fused/importance.py tells how they are found)."""
+    CHUNK: tl.constexpr = 1 << LOG_CHUNK
+    PLACES_PADDED: tl.constexpr = 1 << LOG_PLACES
+    b_highest = tl.full([HEADS_PADDED], -_INFINITE, dtype=ACC)  # [h]
+    b_total = tl.zeros([HEADS_PADDED], dtype=ACC)  # [h]
+    for part in range(block_parts):
+        o_part = o_stat + tl.cast(part, tl.int64) * HEADS
+        b_part_highest = tl.load(p_highest + o_part, mask=m_head, other=-_INFINITE)
+        b_higher = tl.maximum(b_highest, b_part_highest)
+        b_shift = tl.where(b_higher == -_INFINITE, 0.0, b_higher)
+        b_part_total = tl.load(p_total + o_part, mask=m_head, other=0.0) * power(b_part_highest - b_shift, EXACT)
+        b_total = b_total * power(b_highest - b_shift, EXACT) + b_part_total
+        b_highest = b_higher
+    b_highest = tl.where(b_highest == -_INFINITE, 0.0, b_highest)
+    b_share_of_one = 1.0 / tl.where(b_total == 0.0, 1.0, b_total)  # [h]
+
+    blocks = _blocks_of(tokens, BLOCK_LEN, BLOCK_STRIDE)
+    o_head = tl.arange(0, HEADS_PADDED)
+    b_current = tl.full([1], 0, dtype=tl.int32) + (tokens - 1) // SELECT_LEN
+    b_best = tl.full([1, PLACES_PADDED], -1, dtype=tl.int64)  # ascending
+    for chunk in range(tl.cdiv(tokens, CHUNK * SELECT_LEN)):
+        o_selected = chunk * CHUNK + tl.arange(0, CHUNK)  # [C]
+        b_importance = tl.zeros([1, CHUNK], dtype=ACC)
+        for tap in range(TAPS):
+            o_block = block_of_tap(o_selected, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)  # [C]
+            m_block = (o_block >= 0) & (o_block < blocks)
+            o_score = o_block.to(tl.int64)[:, None] * HEADS_PADDED + o_head[None, :]  # [C, h]
+            b_s = tl.load(p_scores + o_score, mask=m_block[:, None] & m_head[None, :], other=-_INFINITE)
+            b_p = power(b_s - b_highest[None, :], EXACT) * b_share_of_one[None, :]  # [C, h]
+            weight = weight_of_tap(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
+            b_importance += tl.sum(b_p, 1)[None, :] * weight
+        b_best = with_chunk(b_best, b_importance, o_selected, b_current, 1, LOG_CHUNK, LOG_PLACES)
+    b_index = tl.where(b_best < 0, -1, (b_best & LAST_INDEX) ^ LAST_INDEX).to(tl.int32)  # [1, N]
+    o_place = PLACES_PADDED - 1 - tl.arange(0, PLACES_PADDED)  # [N]
+    tl.store(p_indices + o_place[None, :], b_index, mask=(o_place < PLACES)[None, :])
