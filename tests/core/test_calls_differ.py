@@ -20,6 +20,7 @@ from builders import (
     raised,
     rank_evidence,
     rank_snapshot,
+    stack,
     stalled,
     whole,
 )
@@ -506,6 +507,31 @@ def test_groups_taken_in_opposite_order_are_a_deadlock_of_both_ranks() -> None:
     assert found.culprit is not None
     assert (found.culprit.ranks, found.culprit.step) == ((0, 1), 3)
     assert found.culprit.collective == CollectiveRef(group="1", seq=2, op="all_reduce")
+
+
+TABLES = """\
+def embed(tables, batch):
+    for name, ids in batch.items():
+        for part in range(2):
+            tables[name](ids)
+
+
+def exchange(ids):
+    all_to_all(ids)
+"""
+
+
+def test_ranks_on_one_line_in_different_groups_are_in_other_rounds_of_the_loop_over_things() -> None:
+    """A mere count is the same on every rank."""
+    seen = groups_crossed()
+    stand = [frame(77, function="exchange"), frame(73, function="embed"), frame(60, function="fit")]
+    looks = tuple(
+        replace(look, ranks=tuple(replace(one, stacks=(stack(*stand),)) for one in look.ranks))
+        for look in seen.snapshots
+    )
+    source = Source(file=USER, first=70, text=TABLES)
+    assert main(replace(seen, snapshots=looks, sources=(source,))).place == line(71, "embed")
+    assert main(replace(seen, snapshots=looks)).place == line(37), "that of the call"
 
 
 def turned(rounds_before: int) -> tuple[Evidence, list[list[Call]]]:

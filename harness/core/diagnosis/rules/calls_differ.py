@@ -192,8 +192,17 @@ def _unseen_of_group(case: Case, group: str, ranks: Sequence[int]) -> tuple[str,
 def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
     """The line of the function in which a rank that took another order parts from one that did not."""
     others = [rank for rank in everyone if rank not in ranks]
-    found = turn_between(case, ranks[0], others[0]) if others else None
-    return place_of(case, ranks[0], found.reached) if found and found.in_one_function else None
+    found = turn_between(case, ranks[0], next(iter(others), everyone[-1]))
+    if found.alike and found.reached is None:
+        return _other_round(case, found.alike)
+    return place_of(case, ranks[0], found.reached) if others and found.in_one_function else None
+
+
+def _other_round(case: Case, frames: Sequence[Frame]) -> Place | None:
+    """The innermost loop around lines in which all ranks stand: they are in other rounds of it, for other groups."""
+    sources = case.evidence.sources
+    loop = next((one for frame in reversed(frames) for one in loops_around(sources, frame) if one.of_items), None)
+    return Place(file=loop.file, line=loop.line, function=loop.function) if loop else None
 
 
 def _link_text(case: Case, link: Link) -> str:
