@@ -236,7 +236,7 @@ _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
 
 
 def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1) -> tuple[Tensor, Tensor]:
-    """Passes of each program over a tile of `width` spans, and those of them that must mask (spanned.walk_of).
+    """Passes of each program over a tile of `width` spans, and those of them that must mask (spanned_kernels.walk_of).
 
     Both are shared out to `parts` programs, each by itself.
     """

@@ -256,11 +256,11 @@ def test_kernels_know_one_axis_and_no_atomic_operation(module: Path) -> None:
 
 
 def launched_kernels() -> Iterator[ast.FunctionDef]:
-    for path in sorted(FUSED.glob("*.py")):
-        tree = ast.parse(path.read_text())
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch"]
-        names = {ast.unparse(call.args[0]) for call in calls}
-        yield from (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names)
+    trees = [ast.parse(path.read_text()) for path in sorted(FUSED.glob("*.py"))]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) == "launch"}
+    functions = (node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef))
+    yield from (node for node in functions if node.name in names)
 
 
 SIZES = " batch groups tokens keys places blocks tiles parts segments partials length batch_groups "
