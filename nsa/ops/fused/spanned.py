@@ -9,7 +9,8 @@ an empty one has start == stop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,11 @@ import triton
 from torch import Tensor
 
 from .. import NAMESPACE
+from ..kept import kept
 from ..packed import alone, compressed_starts, sequence_of
 from . import tuning
 from .descriptors import describable, described
+from .gates import GatedBranch, gated_queries, gates_of, kernel_of, no_gradients
 from .launch import (
     Tile,
     accumulated,
@@ -44,6 +47,17 @@ class Spans:
     stop_query_S: Tensor
     pattern: str  # the branch and its lengths: what tile sizes are measured for
 
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], pattern: str) -> Spans:
+        first_key_T, stop_key_T, first_query_S, stop_query_S = tensors
+        return cls(
+            first_key_T=first_key_T,
+            stop_key_T=stop_key_T,
+            first_query_S=first_query_S,
+            stop_query_S=stop_query_S,
+            pattern=pattern,
+        )
+
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.first_key_T, self.stop_key_T, self.first_query_S, self.stop_query_S
 
@@ -64,7 +78,7 @@ def spans_of_completed_blocks(
         stop_key_T=first_block[sequence_T] + complete_T,
         first_query_S=starts[sequence_S] + inside_S * block_stride + block_len - 1,
         stop_query_S=starts[sequence_S + 1],
-        pattern=f"compressed l={block_len} d={block_stride}",
+        pattern=pattern_of_completed_blocks(block_len, block_stride),
     )
 
 
@@ -77,8 +91,33 @@ def spans_of_last_tokens(tokens: int, window: int, starts: Tensor | None, device
         stop_key_T=token_T + 1,
         first_query_S=token_T,
         stop_query_S=torch.minimum(starts[sequence_T + 1], token_T + window),
-        pattern=f"sliding w={window}",
+        pattern=pattern_of_last_tokens(window),
     )
+
+
+def kept_completed_blocks(
+    q_BHTD: Tensor, k_BGSD: Tensor, block_len: int, block_stride: int, starts: Tensor | None
+) -> Spans:
+    """The same for tensors, computed once for all layers and steps of these lengths."""
+    numbers = q_BHTD.shape[2], k_BGSD.shape[2], block_len, block_stride
+    device = q_BHTD.device
+    return kept(
+        starts, device, ("completed blocks", *numbers), lambda: spans_of_completed_blocks(*numbers, starts, device)
+    )
+
+
+def kept_last_tokens(q_BHTD: Tensor, window: int, starts: Tensor | None) -> Spans:
+    """The same for tensors, computed once for all layers and steps of these lengths."""
+    numbers, device = (q_BHTD.shape[2], window), q_BHTD.device
+    return kept(starts, device, ("last tokens", *numbers), lambda: spans_of_last_tokens(*numbers, starts, device))
+
+
+def pattern_of_completed_blocks(block_len: int, block_stride: int) -> str:
+    return f"compressed l={block_len} d={block_stride}"
+
+
+def pattern_of_last_tokens(window: int) -> str:
+    return f"sliding w={window}"
 
 
 def _places(count: int, device: torch.device) -> Tensor:
@@ -108,11 +147,17 @@ def _spanned(
     v_BGSE: Tensor,
     first_key_T: Tensor,
     stop_key_T: Tensor,
-    _first_query_S: Tensor,
-    _stop_query_S: Tensor,
+    first_query_S: Tensor,
+    stop_query_S: Tensor,
     scale: float,
     pattern: str,
 ) -> tuple[Tensor, Tensor]:
+    seen = Spans.of((first_key_T, stop_key_T, first_query_S, stop_query_S), pattern)
+    return spanned_output(q_BHTD, k_BGSD, v_BGSE, seen, scale)
+
+
+def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans, scale: float) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, without autograd."""
     o_BHTE, lse_BHT = outputs(q_BHTD, v_BGSE)
     sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
     del sizes["SCALE"]
@@ -128,8 +173,8 @@ def _spanned(
             *keys.second,
             *strided(o_BHTE),
             lse_BHT,
-            first_key_T,
-            stop_key_T,
+            spans.first_key_T,
+            spans.stop_key_T,
             k_BGSD.shape[1],
             q_BHTD.shape[2],
             tiles,
@@ -141,7 +186,7 @@ def _spanned(
             **sizes,
         )
 
-    tuning.run_best(run, tuning.Situation.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE, pattern), _forward_tiles)
+    tuning.run_best(run, tuning.Situation.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE, spans.pattern), _forward_tiles)
     return o_BHTE, lse_BHT
 
 
@@ -160,14 +205,49 @@ def _spanned_backward(
     scale: float,
     pattern: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
-    seen = (first_key_T, stop_key_T)
-    dq_BHTD = like_tokens(q_BHTD, q_BHTD.shape[-1])
+    seen = Spans.of((first_key_T, stop_key_T, first_query_S, stop_query_S), pattern)
+    return spanned_gradients(grad_BHTE, q_BHTD, k_BGSD, v_BGSE, seen, o_BHTE, lse_BHT, scale)
+
+
+def spanned_gradients(
+    grad_BHTE: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    spans: Spans,
+    o_BHTE: Tensor,
+    lse_BHT: Tensor,
+    scale: float,
+    gated: GatedBranch | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values. As a `gated` branch it gets the gradient of the sum of all branches."""
     # What the first kernel computes of each row and the second needs: the log-sum-exp as an exponent, and delta.
     stats_2BHT = lse_BHT.new_empty((2, *lse_BHT.shape))
+    tensors = (q_BHTD, k_BGSD, v_BGSE)
+    dq_BHTD = _gradient_of_queries(grad_BHTE, *tensors, spans, o_BHTE, lse_BHT, stats_2BHT, scale, gated)
+    if gated is not None and not gated.wants_keys:
+        return dq_BHTD, *no_gradients(k_BGSD, v_BGSE)
+    dk, dv = _gradients_of_keys(grad_BHTE, *tensors, spans, stats_2BHT, scale, gated)
+    return dq_BHTD, dk, dv
+
+
+def _gradient_of_queries(
+    grad_BHTE: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    spans: Spans,
+    o_BHTE: Tensor,
+    lse_BHT: Tensor,
+    stats_2BHT: Tensor,
+    scale: float,
+    gated: GatedBranch | None,
+) -> Tensor:
+    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
+    dq_BHTD, adds = gated_queries(q_BHTD, gated)
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
 
-    def run_queries(tile: Tile) -> None:
+    def run(tile: Tile, dq_BHTD: Tensor = dq_BHTD) -> None:
         tiles = triton.cdiv(q_BHTD.shape[2], tile.rows // sizes["HEADS_PADDED"])
         keys = _keys_and_values(k_BGSD, v_BGSE, tile, sizes)
         launch(
@@ -179,26 +259,47 @@ def _spanned_backward(
             *strided(grad_BHTE),
             *strided(o_BHTE),
             *strided(dq_BHTD),
+            *gates_of(gated),
+            gated.dgates_cBHT if gated else None,
             lse_BHT,
-            stats_2BHT[0],
-            stats_2BHT[1],
-            *seen,
+            stats_2BHT,
+            spans.first_key_T,
+            spans.stop_key_T,
             groups,
             q_BHTD.shape[2],
             tiles,
+            rows,
+            gated.number if gated else 0,
             DESCRIBED=keys.described,
             ROWS=tile.rows,
             KEYS=tile.keys,
+            ADDS=adds,
             warps=tile.warps,
             stages=tile.stages,
             **sizes,
         )
 
-    of_queries = tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE, pattern)
-    tuning.run_best(run_queries, of_queries, _backward_query_tiles)
+    kernel = kernel_of("spanned_backward_queries", gated, adds=adds)
+    situation = tuning.Situation.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
+    tuning.run_best(run, situation, _backward_query_tiles, lambda tile: run(tile, torch.empty_like(dq_BHTD)))
+    return dq_BHTD
+
+
+def _gradients_of_keys(
+    grad_BHTE: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    spans: Spans,
+    stats_2BHT: Tensor,
+    scale: float,
+    gated: GatedBranch | None,
+) -> tuple[Tensor, Tensor]:
+    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
+    rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
     gradients: list[Tensor] = []
 
-    def run_keys(tile: Tile, *, of_another_length: bool = False) -> None:
+    def run(tile: Tile, *, of_another_length: bool = False) -> None:
         tiles = triton.cdiv(k_BGSD.shape[2], tile.keys)
         parts = _parts(tiles * rows)
         if of_another_length:
@@ -216,8 +317,8 @@ def _spanned_backward(
             dk,
             dv,
             stats_2BHT,
-            first_query_S,
-            stop_query_S,
+            spans.first_query_S,
+            spans.stop_query_S,
             groups,
             q_BHTD.shape[2],
             k_BGSD.shape[2],
@@ -227,19 +328,21 @@ def _spanned_backward(
             DESCRIBED=queries.described,
             ROWS=tile.rows,
             KEYS=tile.keys,
+            SIGNED=gated is not None,
             warps=tile.warps,
             stages=tile.stages,
             **sizes,
         )
         gradients[:] = [dk, dv]
 
-    situation = replace(of_queries, kernel="spanned_backward_keys")
-    tuning.run_best(run_keys, situation, _backward_key_tiles)
+    kernel = kernel_of("spanned_backward_keys", gated)
+    situation = tuning.Situation.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
+    tuning.run_best(run, situation, _backward_key_tiles)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
     if tuning.is_measuring():
         # Parts are of another dtype than the whole, which is another kernel: it must not be compiled inside a step.
-        tuning.run_best(partial(run_keys, of_another_length=True), situation, _backward_key_tiles)
-    return dq_BHTD, dk, dv
+        tuning.run_best(partial(run, of_another_length=True), situation, _backward_key_tiles)
+    return dk, dv
 
 
 @_spanned.register_fake

@@ -13,14 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .device import (
-    as_exponent,
-    load_heads,
-    load_rows,
-    log_sum,
-    store_heads,
-    store_rows,
-)
+from .device import load_heads, load_rows, log_sum, store_heads, store_rows
+from .gates import row_numbers
 from .launch import for_any_length
 from .steps import forward_step, key_step, query_step
 
@@ -214,16 +208,18 @@ def spanned_backward_queries(
     p_do, s_dob, s_doh, s_dot,
     p_o, s_ob, s_oh, s_ot,
     p_dq, s_dqb, s_dqh, s_dqt,
-    p_lse, p_exponent, p_delta, p_first, p_stop,
-    groups, tokens, tiles,
+    p_g, s_gc, s_gb, s_gh, s_gt,
+    p_dg, p_lse, p_stats, p_first, p_stop,
+    groups, tokens, tiles, batch_groups, branch,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the queries; and what the gradients of keys and values need of each row as well.
 
-    That is delta = sum(o * do), and the log-sum-exp in the base that `power` takes.
+    That is delta = sum(o * do), and the log-sum-exp in the base that `power` takes. With gates `do` is the gradient of
+    the sum of all branches (gates.py), and delta that of the gate. With ADDS there is a gradient to be added to.
     """
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_bg = tl.program_id(0) // tiles
@@ -235,10 +231,14 @@ def spanned_backward_queries(
     b_do = load_heads(p_do, i_b_wide * s_dob + o_head * s_doh + o_wide * s_dot, m_row, E, E_PADDED)  # [R, E]
     b_o = load_heads(p_o, i_b_wide * s_ob + o_head * s_oh + o_wide * s_ot, m_row, E, E_PADDED)  # [R, E]
     o_stat = (i_b_wide * groups * HEADS + o_head) * tokens + o_wide
-    b_delta = tl.sum(b_o.to(ACC) * b_do.to(ACC), 1)  # [R]
-    tl.store(p_delta + o_stat, b_delta, mask=m_row)
-    b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
-    tl.store(p_exponent + o_stat, b_lse, mask=m_row)
+    to_delta = tl.cast(batch_groups, tl.int64) * HEADS * tokens
+    b_lse = tl.load(p_lse + o_stat, mask=m_row, other=0.0)
+    b_lse, b_delta, b_told, b_do = row_numbers(
+        b_o, b_do, b_lse, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, i_b_wide, o_head, o_wide, branch * to_delta + o_stat,
+        branch, m_row, EXACT, ACC,
+    )  # fmt: skip
+    tl.store(p_stats + o_stat, b_lse, mask=m_row)
+    tl.store(p_stats + to_delta + o_stat, b_told, mask=m_row)
     p_keys = group_of(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
     p_values = group_of(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
@@ -255,14 +255,18 @@ def spanned_backward_queries(
             b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, b_do, b_lse, b_delta, start, last, b_first, b_stop, b_dq,
             True, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS, DESCRIBED,
         )  # fmt: skip
-    store_heads(p_dq, i_b_wide * s_dqb + o_head * s_dqh + o_wide * s_dqt, m_row, b_dq * SCALE, D, D_PADDED)
+    o_dq = i_b_wide * s_dqb + o_head * s_dqh + o_wide * s_dqt
+    b_dq *= SCALE
+    if ADDS:
+        b_dq += load_heads(p_dq, o_dq, m_row, D, D_PADDED)
+    store_heads(p_dq, o_dq, m_row, b_dq, D, D_PADDED)
 
 
 @triton.jit
 def gradients_from_queries(
     p_queries, o_query, s_qt, p_grads, o_grad, s_dot, i_b, i_g, b_k, b_v, p_stats, to_delta,
     start, last, b_first, b_stop, b_dk, b_dv, m_head,
-    MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
+    MASKED: tl.constexpr, SIGNED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, DESCRIBED: tl.constexpr,
@@ -287,7 +291,7 @@ def gradients_from_queries(
         m_seen = inside(o_token[None, :], b_first[:, None], b_stop[:, None])
     else:
         m_seen = None
-    return key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, EXPONENT, EXACT, ACC)
+    return key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
 
 
 @for_any_length
@@ -302,12 +306,13 @@ def spanned_backward_keys(
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr, SIGNED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and values, from every `parts`-th tile of the queries that see any of them.
 
     Behind its edges the walk goes down from the last query, which all tiles of completed blocks have in common: what
-    runs at the same time reads the same queries. The edges come first, as their bounds need registers.
+    runs at the same time reads the same queries. The edges come first, as their bounds need registers. With SIGNED
+    rows have gates, which may be below 0 (gates.py).
     """
     QUERIES: tl.constexpr = ROWS // HEADS_PADDED
     i_part = tl.program_id(0) % parts
@@ -336,15 +341,17 @@ def spanned_backward_keys(
         b_dk, b_dv = gradients_from_queries(
             p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
             i_b, i_g, b_k, b_v, p_stats, to_delta, start, last, b_first, b_stop, b_dk, b_dv, m_head,
-            True, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
+            True, SIGNED, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
         )  # fmt: skip
     for i in range(i_part, inner, parts):
         b_dk, b_dv = gradients_from_queries(
             p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
             i_b, i_g, b_k, b_v, p_stats, to_delta, first + (lead + inner - 1 - i) * QUERIES, last,
             b_first, b_stop, b_dk, b_dv, m_head,
-            False, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
+            False, SIGNED, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
         )  # fmt: skip
-    o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys
-    store_rows(p_dk + o_out * D, D, o_key, m_key, b_dk * SCALE, D, D_PADDED)
-    store_rows(p_dv + o_out * E, E, o_key, m_key, b_dv, E, E_PADDED)
+    # In numbers that hold this tile alone: each that is kept through the walk is a register.
+    o_inside, left = tl.arange(0, KEYS), keys - i_tile * KEYS
+    o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys + i_tile * KEYS
+    store_rows(p_dk + o_out * D, D, o_inside, o_inside < left, b_dk * SCALE, D, D_PADDED)
+    store_rows(p_dv + o_out * E, E, o_inside, o_inside < left, b_dv, E, E_PADDED)
