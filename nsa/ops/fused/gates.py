@@ -56,9 +56,9 @@ def no_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.new_empty(0) for tensor in tensors)
 
 
-def kernel_of(name: str, branch: GatedBranch | None, *, adds: bool = False) -> str:
-    """What tile sizes are settled for: to be gated, and to add, each makes another kernel of the same code."""
-    return name + (", gated" if branch else "") + (", adding" if adds else "")
+def kernel_of(name: str, branch: GatedBranch | None) -> str:
+    """What tile sizes are settled for: with gates it is another kernel of the same code."""
+    return name if branch is None else f"{name}, gated"
 
 
 @triton.jit
@@ -80,13 +80,12 @@ def row_numbers(
         p_gate = p_g + tl.cast(branch, tl.int64) * s_gc + i_b * s_gb + o_head * s_gh + o_token * s_gt
         b_gate = tl.load(p_gate, mask=m_row, other=0.0).to(ACC)
         tl.store(p_dg + o_dg, b_delta.to(p_dg.dtype.element_ty), mask=m_row)
-        m_zero, m_below = b_gate == 0.0, b_gate < 0.0
-        b_size = tl.where(m_zero, 1.0, tl.abs(b_gate))
+        # Of a gate of 0 the logarithm is minus infinity.
         if EXACT:
-            b_shift = tl.log(b_size)
+            b_lse -= tl.log(tl.abs(b_gate))
         else:
-            b_shift = tl.log2(b_size)
-        b_lse = tl.where(m_zero, _INFINITE, b_lse - b_shift)
+            b_lse -= tl.log2(tl.abs(b_gate))
+        m_below = b_gate < 0.0
         b_told = with_sign(b_delta, m_below)
         b_delta = tl.where(m_below, -b_delta, b_delta)
         b_do = tl.where(m_below[:, None], -b_do, b_do)

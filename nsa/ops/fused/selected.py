@@ -220,7 +220,7 @@ def selected_gradients(
         )
 
     situation = _situation("selected_backward_queries", q_BHTD, k_BGTD, v_BGTE, select_len, indices_BGTn)
-    of_queries = replace(situation, kernel=kernel_of(situation.kernel, gated, adds=adds))
+    of_queries = replace(situation, kernel=kernel_of(situation.kernel, gated))
     _run_best(
         run_queries, tile, of_queries, _backward_query_tiles, lambda tile: run_queries(tile, torch.empty_like(dq))
     )

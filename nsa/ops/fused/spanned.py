@@ -279,7 +279,7 @@ def _gradient_of_queries(
             **sizes,
         )
 
-    kernel = kernel_of("spanned_backward_queries", gated, adds=adds)
+    kernel = kernel_of("spanned_backward_queries", gated)
     situation = tuning.Situation.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
     tuning.run_best(run, situation, _backward_query_tiles, lambda tile: run(tile, torch.empty_like(dq_BHTD)))
     return dq_BHTD
