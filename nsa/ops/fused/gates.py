@@ -78,7 +78,7 @@ def row_numbers(
     b_told = b_delta
     if p_g is not None:
         p_gate = p_g + tl.cast(branch, tl.int64) * s_gc + i_b * s_gb + o_head * s_gh + o_token * s_gt
-        b_gate = tl.load(p_gate, mask=m_row, other=0.0).to(ACC)
+        b_gate = tl.load(p_gate, mask=m_row, other=1.0).to(ACC)
         tl.store(p_dg + o_dg, b_delta.to(p_dg.dtype.element_ty), mask=m_row)
         # Of a gate of 0 the logarithm is minus infinity.
         if EXACT:
