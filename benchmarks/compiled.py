@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,10 @@ from benchmarks.roofline import Shape
 from nsa_harness.nsa.ops.fused import descriptors, tuning
 from nsa_harness.nsa.ops.fused import launch as launching
 from nsa_harness.nsa.ops.fused.backend import FusedBackend
+from nsa_harness.nsa.ops.fused.gated import gated_attention
 from nsa_harness.nsa.ops.fused.launch import Tile
 from nsa_harness.nsa.ops.selection import Selection
 
-PARTS = ("compressed", "importance", "selected", "sliding", "mix")
 _BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "f8E4M3FN": 1, "f8E5M2": 1}
 
@@ -45,7 +45,7 @@ _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "f8E4M3FN": 1, "f8E5M2": 1}
 class Launch:
     """One call of a kernel by the host."""
 
-    part: str  # of the operation, one of PARTS
+    part: str  # of the operation: compressed, importance, selected, sliding or mix
     kernel: Any
     programs: int
     arguments: tuple[Any, ...]
@@ -87,18 +87,18 @@ def launches(
     dtype: torch.dtype = torch.bfloat16,
     tried: int = 1,
     capability: int = 90,
+    *,
+    apart: bool = False,
 ) -> list[Launch]:
     """Every kernel of the operation, forward and backward, in order, with the first `tried` tiles of each.
 
     `tiles`, by the name of the kernel, goes before those. What a GPU of that capability copies by tiles is described.
+    `apart`: with an operator for each branch and one for the sum, as a layer has them.
     """
-    found: list[Launch] = []
     with without_kernels(tiles, tried, capability) as noted:
-        for part, run in _parts(shape, dtype):
+        for run in (_apart if apart else _at_once)(shape, dtype):
             run()
-            found += [replace(one, part=part) for one in noted]
-            noted.clear()
-    return found
+    return noted
 
 
 @contextmanager
@@ -107,32 +107,35 @@ def without_kernels(
 ) -> Iterator[list[Launch]]:
     """Within, what would be launched is noted down in the list instead, with the tiles that are tried first."""
     found: list[Launch] = []
-    chosen: list[Tile] = []
+    chosen: list[tuple[str, Tile]] = []
 
     def note(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
+        part, tile = chosen[-1] if chosen else (_part_of(kernel.__name__), None)
         found.append(
             Launch(
-                part="",
+                part=part,
                 kernel=kernel,
                 programs=programs,
                 arguments=arguments,
                 constants=constants,
                 warps=warps,
                 stages=stages,
-                tile=chosen[-1] if chosen else None,
+                tile=tile,
             )
         )
 
-    def run_first(run: Callable[[Tile], None], situation: Any, candidates: Callable[[Any], Sequence[Tile]]) -> None:
-        before = len(found)
+    def run_first(
+        run: Callable[[Tile], None], situation: Any, candidates: Callable[[Any], Sequence[Tile]], _trial: Any = None
+    ) -> None:
+        before, part = len(found), _part_of(situation.pattern)
         for tile in candidates(situation)[:tried]:
-            chosen[:] = [tile]
+            chosen[:] = [(part, tile)]
             run(tile)
         # What a kernel is called is known once it is launched.
         wanted = (tiles or {}).get(found[-1].name) if len(found) > before else None
         if wanted is not None:
             del found[before:]
-            chosen[:] = [wanted]
+            chosen[:] = [(part, wanted)]
             run(wanted)
         chosen.clear()
 
@@ -143,50 +146,89 @@ def without_kernels(
         yield found
 
 
-def _parts(shape: Shape, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Each part with its gradients, on tensors that hold whatever the memory held."""
+def _part_of(name: str) -> str:
+    """Of a pattern of lengths, or of a kernel that has no tiles to choose from."""
+    first = name.split()[0].split("_")[0]
+    return {"ranked": "importance"}.get(first, first)
 
-    def leaf(heads: int, length: int, width: int) -> Tensor:
-        return torch.empty(1, heads, length, width, dtype=dtype).requires_grad_()
 
-    backend = FusedBackend()
-    q = leaf(shape.heads, shape.tokens, shape.width)
-    keys = {"compressed": shape.blocks, "selected": shape.tokens, "sliding": shape.tokens}
-    pairs = {
-        name: (leaf(shape.groups, length, shape.width), leaf(shape.groups, length, shape.value_width))
-        for name, length in keys.items()
-    }
-    gates = torch.empty(3, 1, shape.heads, shape.tokens, dtype=dtype).requires_grad_()
-    scale = shape.width**-0.5
+def _at_once(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
+    """On tensors that hold whatever the memory held: what the lists hold changes no launch."""
+    given = _Given.of(shape, dtype)
+
+    def whole() -> None:
+        output = gated_attention(given.q, given.pairs, given.gates, given.selection, window=shape.window)
+        leaves = [given.q, given.gates, *(tensor for pair in given.pairs for tensor in pair)]
+        torch.autograd.grad(output, leaves, torch.empty_like(output))
+
+    yield whole
+
+
+def _apart(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
+    """Each part with its gradients."""
+    given, backend = _Given.of(shape, dtype), FusedBackend()
+    q, selection = given.q, given.selection
+    compressed_pair, selected_pair, sliding_pair = given.pairs
     lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
-    selection = Selection(**lengths, select_len=shape.select_len, select_count=shape.select_count, scale=scale)
     lse = torch.empty(1, shape.heads, shape.tokens)
-    # Query 0's own block for all: what the lists hold changes no launch.
     indices = torch.zeros(1, shape.groups, shape.tokens, shape.select_count, dtype=torch.int32)
-    outputs = [leaf(shape.heads, shape.tokens, shape.value_width) for _ in range(3)]
+    outputs = [_leaf(dtype, shape.heads, shape.tokens, shape.value_width) for _ in range(3)]
 
     def differentiated(output: Tensor, leaves: Sequence[Tensor]) -> None:
         torch.autograd.grad(output, leaves, torch.empty_like(output))
 
     def compressed() -> None:
-        pair = pairs["compressed"]
-        differentiated(backend.compressed(q, *pair, **lengths, scale=scale)[0], [q, *pair])
+        output, _ = backend.compressed(q, *compressed_pair, **lengths, scale=selection.scale)
+        differentiated(output, [q, *compressed_pair])
 
     def importance() -> None:
-        backend.select(q.detach(), pairs["compressed"][0].detach(), lse, selection)
+        backend.select(q.detach(), compressed_pair[0].detach(), lse, selection)
 
     def selected() -> None:
-        pair = pairs["selected"]
-        differentiated(backend.selected(q, *pair, indices, select_len=shape.select_len, scale=scale)[0], [q, *pair])
+        size, scale = shape.select_len, selection.scale
+        output, _ = backend.selected(q, *selected_pair, indices, select_len=size, scale=scale)
+        differentiated(output, [q, *selected_pair])
 
     def sliding() -> None:
-        pair = pairs["sliding"]
-        differentiated(backend.sliding(q, *pair, window=shape.window, scale=scale)[0], [q, *pair])
+        output, _ = backend.sliding(q, *sliding_pair, window=shape.window, scale=selection.scale)
+        differentiated(output, [q, *sliding_pair])
 
     def mix() -> None:
-        differentiated(backend.mixed(outputs, gates), [*outputs, gates])
+        differentiated(backend.mixed(outputs, given.gates), [*outputs, given.gates])
 
-    yield from zip(PARTS, (compressed, importance, selected, sliding, mix), strict=True)
+    yield from (compressed, importance, selected, sliding, mix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Given:
+    """Tensors that nobody ever wrote to."""
+
+    q: Tensor
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+    gates: Tensor
+    selection: Selection
+
+    @classmethod
+    def of(cls, shape: Shape, dtype: torch.dtype) -> _Given:
+        return cls(
+            q=_leaf(dtype, shape.heads, shape.tokens, shape.width),
+            pairs=tuple(
+                (_leaf(dtype, shape.groups, length, shape.width), _leaf(dtype, shape.groups, length, shape.value_width))
+                for length in (shape.blocks, shape.tokens, shape.tokens)
+            ),
+            gates=torch.empty(3, 1, shape.heads, shape.tokens, dtype=dtype).requires_grad_(),
+            selection=Selection(
+                block_len=shape.block_len,
+                block_stride=shape.block_stride,
+                select_len=shape.select_len,
+                select_count=shape.select_count,
+                scale=shape.width**-0.5,
+            ),
+        )
+
+
+def _leaf(dtype: torch.dtype, heads: int, length: int, width: int) -> Tensor:
+    return torch.empty(1, heads, length, width, dtype=dtype).requires_grad_()
 
 
 @contextmanager

@@ -236,7 +236,7 @@ _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
 
 
 def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1) -> tuple[Tensor, Tensor]:
-    """Passes of each program over a tile of `width` spans, and those of them that must mask (spanned.walk_of).
+    """Passes of each program over a tile of `width` spans, and those of them that must mask (spanned_kernels.walk_of).
 
     Both are shared out to `parts` programs, each by itself.
     """
@@ -369,8 +369,12 @@ def _row_bytes(shape: Shape) -> int:
 
 def _query_bytes(launch: Launch, shape: Shape) -> int:
     rows = shape.tokens * shape.heads
-    widths = shape.width + shape.value_width if "forward" in launch.name else 2 * (shape.width + shape.value_width)
-    return rows * (widths * HALF + (1 if "forward" in launch.name else 2) * FLOAT)
+    if "forward" in launch.name:
+        return rows * ((shape.width + shape.value_width) * HALF + FLOAT)
+    # With a gate and its gradient; to be added to, the gradient of the queries is read as well.
+    halves = 2 * (shape.width + shape.value_width) + (2 if launch.argument("p_g") is not None else 0)
+    halves += shape.width if launch.constants["ADDS"] else 0
+    return rows * (halves * HALF + 2 * FLOAT)
 
 
 def _key_bytes(launch: Launch, shape: Shape, parts: int) -> int:

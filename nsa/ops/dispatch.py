@@ -122,6 +122,14 @@ def implementation_of_sliding(
     return backend, used
 
 
+def one_operator(*used: UsedImplementation) -> Callable[..., Tensor] | None:
+    """For all branches and their gates at once, where it is the fused kernels that compute all of them."""
+    if any(one.name != "triton" for one in used):
+        return None
+    gated: Callable[..., Tensor] = importlib.import_module(".fused.gated", __package__).gated_attention
+    return gated
+
+
 def insist(wanted: Implementation, config: NSAConfig) -> None:
     """Raises MissingImplementationError where nothing of a layer would be computed by what was asked for."""
     if mistake := implementation_mistake(config, wanted):

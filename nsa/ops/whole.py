@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..config import Implementation
 from .border import checked
-from .dispatch import implementation_for, implementation_of_selected, implementation_of_sliding
+from .dispatch import implementation_for, implementation_of_selected, implementation_of_sliding, one_operator
 from .selection import Selection
 
 
@@ -47,11 +47,13 @@ def sparse_attention(
     starts = checked(q_BHTD, pairs, gates_cBHT, selection, window, cu_seqlens)
     places, select_len, scale = selection.select_count, selection.select_len, selection.scale
     # All three before any of them computes: what was asked for and cannot be is said at once.
-    backend, _ = implementation_for(implementation, q_BHTD, *branches.compressed)
-    reader, _ = implementation_of_selected(implementation, q_BHTD, *branches.selected, places, select_len)
-    slider, _ = implementation_of_sliding(implementation, q_BHTD, *branches.sliding)
+    backend, around = implementation_for(implementation, q_BHTD, *branches.compressed)
+    reader, reads = implementation_of_selected(implementation, q_BHTD, *branches.selected, places, select_len)
+    slider, slides = implementation_of_sliding(implementation, q_BHTD, *branches.sliding)
     if not q_BHTD.numel():
         return _of_no_token(q_BHTD, pairs, gates_cBHT)
+    if (gated := one_operator(around, reads, slides)) is not None:
+        return gated(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)
     lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
     compressed, lse_BHT = backend.compressed(q_BHTD, *branches.compressed, **lengths, scale=scale, starts=starts)
     indices = backend.select(q_BHTD.detach(), branches.compressed[0].detach(), lse_BHT, selection, starts=starts)

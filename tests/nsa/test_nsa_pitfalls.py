@@ -21,7 +21,7 @@ from nsa_harness.nsa.config import Attention, Implementation, NSAConfig
 from nsa_harness.nsa.model import TinyLM
 from nsa_harness.nsa.ops.attend import CompletedBlocks, selected_attention
 from nsa_harness.nsa.ops.blockwise import blockwise
-from nsa_harness.nsa.ops.fused import importance, launch, lists, mix, selected, spanned
+from nsa_harness.nsa.ops.fused import gated, importance, launch, lists, mix, selected, spanned
 from nsa_harness.nsa.ops.kernels import EagerKernel
 from nsa_harness.nsa.ops.selection import Selection
 from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
@@ -70,7 +70,13 @@ def by_gates(tokens: int, _: int, scale: float) -> Operation:
     return lambda q, _k, _v: mix.mixed([q, scale * q], gates)
 
 
-MAKERS = [by_kernel, by_spans, by_tiles, by_blocks, by_gates]
+def by_all_at_once(tokens: int, select_len: int, scale: float) -> Operation:
+    gates = torch.randn(3, 1, 2, tokens, dtype=torch.float64)
+    selection = Selection(block_len=1, block_stride=1, select_len=select_len, select_count=3, scale=scale)
+    return lambda q, k, v: gated.gated_attention(q, [(k, v)] * 3, gates, selection, window=select_len)
+
+
+MAKERS = [by_kernel, by_spans, by_tiles, by_blocks, by_gates, by_all_at_once]
 
 
 def nodes(output: Tensor) -> Iterator[Node]:
@@ -256,18 +262,18 @@ def test_kernels_know_one_axis_and_no_atomic_operation(module: Path) -> None:
 
 
 def launched_kernels() -> Iterator[ast.FunctionDef]:
-    for path in sorted(FUSED.glob("*.py")):
-        tree = ast.parse(path.read_text())
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch"]
-        names = {ast.unparse(call.args[0]) for call in calls}
-        yield from (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names)
+    trees = [ast.parse(path.read_text()) for path in sorted(FUSED.glob("*.py"))]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) == "launch"}
+    functions = (node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef))
+    yield from (node for node in functions if node.name in names)
 
 
-SIZES = " batch groups tokens keys places blocks tiles parts segments partials length batch_groups "
+SIZES = " batch groups tokens keys places blocks tiles parts segments partials length batch_groups branch "
 CONSTANTS = (
     " SCALE EXPONENT EXACT HEADS HEADS_PADDED D D_PADDED E E_PADDED ACC "
     "BLOCK_LEN BLOCK_STRIDE SELECT_LEN PLACES PLACES_PADDED LOG_PLACES TAPS REACHES BRANCHES QUERIES LOG_QUERIES "
-    "LOG_WIDTH LOG_CHUNK TILES BLOCKS ROWS KEYS DESCRIBED "
+    "LOG_WIDTH LOG_CHUNK TILES BLOCKS ROWS KEYS DESCRIBED ADDS SIGNED "
 )
 
 # Of those that read pages.

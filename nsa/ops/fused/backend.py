@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..kept import kept
 from ..selection import RANKERS, Selection, select_blocks
 from .importance import select_by_importance
 from .mix import mixed
 from .selected import selected
-from .spanned import spanned_attention, spans_of_completed_blocks, spans_of_last_tokens
+from .spanned import kept_completed_blocks, kept_last_tokens, spanned_attention
 
 
 class FusedBackend:
@@ -30,14 +29,7 @@ class FusedBackend:
         scale: float,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        numbers = q.shape[2], k.shape[2], block_len, block_stride
-        seen = kept(
-            starts,
-            q.device,
-            ("completed blocks", *numbers),
-            lambda: spans_of_completed_blocks(*numbers, starts, q.device),
-        )
-        return spanned_attention(q, k, v, seen, scale)
+        return spanned_attention(q, k, v, kept_completed_blocks(q, k, block_len, block_stride, starts), scale)
 
     def select(
         self,
@@ -66,11 +58,7 @@ class FusedBackend:
     def sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        numbers = q.shape[2], window
-        seen = kept(
-            starts, q.device, ("last tokens", *numbers), lambda: spans_of_last_tokens(*numbers, starts, q.device)
-        )
-        return spanned_attention(q, k, v, seen, scale)
+        return spanned_attention(q, k, v, kept_last_tokens(q, window, starts), scale)
 
     def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
         return mixed(outputs, gates_cBHT)

@@ -44,7 +44,12 @@ def mixed(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
 
 @torch.library.custom_op(f"{NAMESPACE}::mix", mutates_args=())
 def _mix(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
-    result = _like_the_sum(outputs)
+    return weighted_sum(outputs, gates_cBHT)
+
+
+def weighted_sum(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
+    """What `mixed` gives, without autograd."""
+    result = like_the_sum(outputs)
     programs, constants = _plan(outputs, gates_cBHT)
     launch(
         mix_forward,
@@ -76,7 +81,7 @@ def _mix_backward(grad_BTHE: Tensor, outputs: list[Tensor], gates_cBHT: Tensor) 
 
 @_mix.register_fake
 def _(outputs: list[Tensor], _gates: Tensor) -> Tensor:
-    return _like_the_sum(outputs)
+    return like_the_sum(outputs)
 
 
 @_mix_backward.register_fake
@@ -97,14 +102,14 @@ def _differentiate(ctx: Any, grad_BTHE: Tensor) -> tuple[list[Tensor], Tensor]:
 _mix.register_autograd(_differentiate, setup_context=_keep)
 
 
-def _like_the_sum(outputs: list[Tensor]) -> Tensor:
+def like_the_sum(outputs: list[Tensor]) -> Tensor:
     batch, heads, tokens, width = outputs[0].shape
     return outputs[0].new_empty((batch, tokens, heads, width))
 
 
 def _like_the_inputs(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Tensor], Tensor]:
     """Gradients lie as the sum does, the heads of a token side by side: who reads them reads a token in one piece."""
-    grads = [_like_the_sum(outputs).transpose(1, 2) for _ in outputs]
+    grads = [like_the_sum(outputs).transpose(1, 2) for _ in outputs]
     return grads, gates_cBHT.new_empty(gates_cBHT.shape)
 
 

@@ -15,7 +15,8 @@ Dimensions: B batch, H query heads, G groups, T tokens, D key width, E value wid
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from torch import Tensor
 
 from .. import NAMESPACE
 from . import lists, tuning
-from .device import as_exponent, load_heads, load_rows, log_sum, store_heads, store_rows
+from .device import load_heads, load_rows, log_sum, store_heads, store_rows
+from .gates import GatedBranch, gated_queries, gates_of, kernel_of, no_gradients, row_numbers
 from .launch import (
     NARROWEST,
     CannotLaunchError,
@@ -74,12 +76,17 @@ def selected(
     """
     _check(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts)
     sizes = [] if tile is None else [tile.rows, tile.keys, tile.warps, tile.stages]
-    length = segment or FAIR_SHARE * select_len * max(1, indices_BGTn.shape[3])
-    union_NxW = _unions(indices_BGTn, starts, select_len, _queries(q_BHTD, k_BGTD, tile))
+    length = segment or segment_length(select_len, indices_BGTn)
+    union_NxW = _unions(indices_BGTn, starts, select_len, queries_of_tile(q_BHTD, k_BGTD, tile))
     return _selected(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, union_NxW, select_len, scale, sizes, length)
 
 
-def _queries(q_BHTD: Tensor, k_BGTD: Tensor, tile: Tile | None) -> int:
+def segment_length(select_len: int, indices_BGTn: Tensor) -> int:
+    """The most places of a block that one program of the backward pass takes."""
+    return FAIR_SHARE * select_len * max(1, indices_BGTn.shape[3])
+
+
+def queries_of_tile(q_BHTD: Tensor, k_BGTD: Tensor, tile: Tile | None = None) -> int:
     """Neighbouring queries of a tile: at least a row for each head of one, and at most a bit for each."""
     heads = padded(q_BHTD.shape[1] // k_BGTD.shape[1], least=1)
     exact = q_BHTD.dtype not in (torch.float16, torch.bfloat16)
@@ -110,9 +117,24 @@ def _selected(
     tile: list[int],
     _segment: int,
 ) -> tuple[Tensor, Tensor]:
-    o_BHTE, lse_BHT = outputs(q_BHTD, v_BGTE)
-    if not o_BHTE.numel() or not indices_BGTn.numel():
+    if not q_BHTD.numel() or not indices_BGTn.numel():
+        o_BHTE, lse_BHT = outputs(q_BHTD, v_BGTE)
         return o_BHTE.zero_(), lse_BHT.fill_(-torch.inf)
+    return selected_output(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, union_NxW, select_len, scale, tile)
+
+
+def selected_output(
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTE: Tensor,
+    indices_BGTn: Tensor,
+    union_NxW: Tensor,
+    select_len: int,
+    scale: float,
+    tile: Sequence[int] = (),
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, without autograd; there are tokens and places."""
+    o_BHTE, lse_BHT = outputs(q_BHTD, v_BGTE)
     sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     del sizes["SCALE"]
 
@@ -130,7 +152,8 @@ def _selected(
             **sizes,
         )
 
-    _run_best(run, tile, selected_forward, _forward_tiles, (q_BHTD, k_BGTD, v_BGTE), _pattern(select_len, indices_BGTn))
+    situation = _situation("selected_forward", q_BHTD, k_BGTD, v_BGTE, select_len, indices_BGTn)
+    _run_best(run, tile, situation, _forward_tiles)
     return o_BHTE, lse_BHT
 
 
@@ -150,27 +173,60 @@ def _selected_backward(
     tile: list[int],
     segment: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = _gradients(q_BHTD, k_BGTD, v_BGTE)
-    if not o_BHTE.numel() or not indices_BGTn.numel():
+    if not q_BHTD.numel() or not indices_BGTn.numel():
+        dq, dk, dv = _gradients(q_BHTD, k_BGTD, v_BGTE)
         return dq.zero_(), dk.zero_(), dv.zero_()
+    tensors = (q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, union_NxW, o_BHTE, lse_BHT)
+    return selected_gradients(grad_BHTE, *tensors, select_len, scale, segment, tile)
+
+
+def selected_gradients(
+    grad_BHTE: Tensor,
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTE: Tensor,
+    indices_BGTn: Tensor,
+    starts: Tensor | None,
+    union_NxW: Tensor,
+    o_BHTE: Tensor,
+    lse_BHT: Tensor,
+    select_len: int,
+    scale: float,
+    segment: int,
+    tile: Sequence[int] = (),
+    *,
+    gated: GatedBranch | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values. As a `gated` branch it gets the gradient of the sum of all branches."""
+    dq, adds = gated_queries(q_BHTD, gated)
     sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     keys_values = (*strided(k_BGTD), *strided(v_BGTE))
     # A token's heads side by side, so that what is gathered of a query is one piece: also its log-sum-exp and delta.
     q_BTHD, grad_BTHE = (tensor.transpose(1, 2).contiguous() for tensor in (q_BHTD, grad_BHTE))
-    rows_2BTH = lse_BHT.new_empty((2, *q_BTHD.shape[:3]))
+    stats_2BTH = lse_BHT.new_empty((2, *q_BTHD.shape[:3]))
+    batch_groups = k_BGTD.shape[0] * k_BGTD.shape[1]
 
-    def run_queries(tile: Tile) -> None:
+    def run_queries(tile: Tile, dq: Tensor = dq) -> None:
         launch(
             selected_backward_queries,
             union_NxW.shape[0] * union_NxW.shape[1],
-            *(*keys_values, *strided(o_BHTE), q_BTHD, grad_BTHE, dq.transpose(1, 2), lse_BHT, *rows_2BTH),
+            *(*keys_values, *strided(o_BHTE), *gates_of(gated)),
+            *(q_BTHD, grad_BTHE, dq.transpose(1, 2), gated and gated.dgates_cBHT, lse_BHT, stats_2BTH),
             *_walk(union_NxW, k_BGTD),
+            *(batch_groups, gated.number if gated else 0),
+            ADDS=adds,
             **_tiled(tile, sizes, _queries_of(union_NxW, indices_BGTn)),
             **sizes,
         )
 
-    pattern = _pattern(select_len, indices_BGTn)
-    _run_best(run_queries, tile, selected_backward_queries, _backward_query_tiles, (q_BHTD, k_BGTD, v_BGTE), pattern)
+    situation = _situation("selected_backward_queries", q_BHTD, k_BGTD, v_BGTE, select_len, indices_BGTn)
+    of_queries = replace(situation, kernel=kernel_of(situation.kernel, gated))
+    _run_best(
+        run_queries, tile, of_queries, _backward_query_tiles, lambda tile: run_queries(tile, torch.empty_like(dq))
+    )
+    if gated is not None and not gated.wants_keys:
+        return dq, *no_gradients(k_BGTD, v_BGTE)
+    dk, dv = k_BGTD.new_empty(k_BGTD.shape), v_BGTE.new_empty(v_BGTE.shape)
     cut = lists.segments(indices_BGTn, select_len=select_len, starts=starts, length=segment)
     room = (cut.block_Ns.shape[0], cut.partials, select_len, dk.shape[3] + dv.shape[3])
     parts = dk.new_empty(room, dtype=accumulated(dk.dtype))
@@ -180,14 +236,17 @@ def _selected_backward(
         launch(
             selected_backward_keys,
             cut.block_Ns.numel() * triton.cdiv(select_len, tiled["KEYS"]),
-            *(*keys_values, q_BTHD, grad_BTHE, dk, dv, parts, *rows_2BTH),
+            *(*keys_values, q_BTHD, grad_BTHE, dk, dv, parts, stats_2BTH),
             *(cut.key_NL, *cut.table_4Nb, cut.block_Ns, cut.first_b),
             *(*k_BGTD.shape[1:3], cut.key_NL.shape[1], cut.blocks, cut.block_Ns.shape[1], cut.partials, segment),
+            batch_groups,
+            SIGNED=gated is not None,
             **tiled,
             **sizes,
         )
 
-    _run_best(run_keys, tile, selected_backward_keys, _backward_key_tiles, (q_BHTD, k_BGTD, v_BGTE), pattern)
+    of_keys = replace(situation, kernel=kernel_of("selected_backward_keys", gated))
+    _run_best(run_keys, tile, of_keys, _backward_key_tiles)
     _add_parts(parts, dk, dv, cut)
     return dq, dk, dv
 
@@ -304,14 +363,18 @@ def selected_backward_queries(
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
     p_o, s_ob, s_oh, s_ot,
-    p_q, p_do, p_dq, p_lse, p_exponent, p_delta, p_union,
-    groups, tokens, places, tiles,
+    p_g, s_gc, s_gb, s_gh, s_gt,
+    p_q, p_do, p_dq, p_dg, p_lse, p_stats, p_union,
+    groups, tokens, places, tiles, batch_groups, branch,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, ADDS: tl.constexpr,
 ):  # fmt: skip
-    """The same walk: gradient of the queries, and what the other kernel needs of each row, as it needs it."""
+    """The same walk: gradient of the queries, and what the other kernel needs of each row, as it needs it.
+
+    With gates `do` is the gradient of the sum of all branches (gates.py). With ADDS there is a gradient to be added to.
+    """
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     i_list = tl.program_id(0)
     i_b, i_g = (i_list // tiles // groups).to(tl.int64), (i_list // tiles % groups).to(tl.int64)
@@ -322,14 +385,15 @@ def selected_backward_queries(
     b_q = load_heads(p_q, o_stat * D, m_row, D, D_PADDED)  # [R, D]
     b_do = load_heads(p_do, o_stat * E, m_row, E, E_PADDED)  # [R, E]
     b_o = load_heads(p_o, i_b * s_ob + o_head * s_oh + o_wide * s_ot, m_row, E, E_PADDED)  # [R, E]
-    # All of E at once: a kernel that split the values would subtract delta once for each part.
-    b_delta = tl.sum(b_o.to(ACC) * b_do.to(ACC), 1)  # [R]
-    p_stat = p_lse + (i_b * groups * HEADS + o_head) * tokens + o_wide
-    b_lse = as_exponent(tl.load(p_stat, mask=m_row, other=float("-inf")), EXACT)
-    # Relative to infinity every share is 0, as it is where a row sees nothing.
-    b_lse = tl.where(b_lse == float("-inf"), float("inf"), b_lse)
-    tl.store(p_exponent + o_stat, b_lse, mask=m_row)
-    tl.store(p_delta + o_stat, b_delta, mask=m_row)
+    o_lse = (i_b * groups * HEADS + o_head) * tokens + o_wide
+    to_delta = tl.cast(batch_groups, tl.int64) * HEADS * tokens
+    b_lse = tl.load(p_lse + o_lse, mask=m_row, other=float("-inf"))
+    b_lse, b_delta, b_told, b_do = row_numbers(
+        b_o, b_do, b_lse, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, i_b, o_head, o_wide, branch * to_delta + o_lse,
+        branch, m_row, EXACT, ACC,
+    )  # fmt: skip
+    tl.store(p_stats + o_stat, b_lse, mask=m_row)
+    tl.store(p_stats + to_delta + o_stat, b_told, mask=m_row)
     p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
     p_first = p_union + i_list.to(tl.int64) * (2 * places + 2)
@@ -348,7 +412,10 @@ def selected_backward_queries(
         b_v = load_rows(p_values, s_vt, o_key, m_key, E, E_PADDED)  # [K, E]
         b_dq = query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_member, m_seen, b_dq, EXPONENT, EXACT, ACC)
         first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
-    store_heads(p_dq, o_stat * D, m_row, b_dq * SCALE, D, D_PADDED)
+    b_dq *= SCALE
+    if ADDS:
+        b_dq += load_heads(p_dq, o_stat * D, m_row, D, D_PADDED)
+    store_heads(p_dq, o_stat * D, m_row, b_dq, D, D_PADDED)
 
 
 @triton.jit
@@ -370,7 +437,7 @@ def _query_of_place(p_key, o_place, stop, first_key):
 
 @triton.jit
 def _rows_of_list(
-    p_q, p_do, p_exponent, p_delta, o_stat, o_head, m_row,
+    p_q, p_do, p_stats, to_delta, o_stat, o_head, m_row,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -390,8 +457,8 @@ def _rows_of_list(
         b_do = tl.load(p_grads)
     else:
         b_do = tl.load(p_grads, mask=(o_head < HEADS)[:, None] & (o_value < E)[None, :], other=0.0)
-    b_lse = tl.load(p_exponent + o_stat, mask=m_row, other=float("inf"))
-    b_delta = tl.load(p_delta + o_stat, mask=m_row, other=0.0)
+    b_lse = tl.load(p_stats + o_stat, mask=m_row, other=float("inf"))
+    b_delta = tl.load(p_stats + to_delta + o_stat, mask=m_row, other=0.0)
     return b_q, b_do, b_lse, b_delta
 
 
@@ -399,15 +466,18 @@ def _rows_of_list(
 def selected_backward_keys(
     p_k, s_kb, s_kg, s_kt,
     p_v, s_vb, s_vg, s_vt,
-    p_q, p_do, p_dk, p_dv, p_parts, p_exponent, p_delta,
+    p_q, p_do, p_dk, p_dv, p_parts, p_stats,
     p_key, p_begin, p_behind, p_segment, p_partial, p_block, p_first,
-    groups, tokens, places, blocks, segments, partials, length,
+    groups, tokens, places, blocks, segments, partials, length, batch_groups,
     SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    ACC: tl.constexpr, SELECT_LEN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys of a block and their values, from a segment of the queries that chose it, or a part of them."""
+    """Gradients of keys of a block and their values, from a segment of the queries that chose it, or a part of them.
+
+    With SIGNED rows have gates, which may be below 0 (gates.py).
+    """
     PIECES: tl.constexpr = (SELECT_LEN + KEYS - 1) // KEYS
     QUERIES: tl.constexpr = ROWS // HEADS_PADDED
     i_piece = tl.program_id(0) % PIECES
@@ -435,8 +505,8 @@ def selected_backward_keys(
     first_row = i_b * tokens * s_token + i_g * HEADS
     p_q += first_row * D
     p_do += first_row * E
-    p_exponent += first_row
-    p_delta += first_row
+    p_stats += first_row
+    to_delta = tl.cast(batch_groups, tl.int64) * HEADS * tokens
     p_key += i_bg * places
     first_key = (i_block.to(tl.int64) * tokens).to(tl.int32)
     b_dk = tl.zeros([KEYS, D_PADDED], ACC)
@@ -450,18 +520,18 @@ def selected_backward_keys(
         m_row = (start + o_query < stop) & (o_head < HEADS)
         o_stat = o_token * s_token + o_head  # [R]
         b_q, b_do, b_lse, b_delta = _rows_of_list(
-            p_q, p_do, p_exponent, p_delta, o_stat, o_head, m_row, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED
+            p_q, p_do, p_stats, to_delta, o_stat, o_head, m_row, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED
         )
         m_seen = o_key[:, None] <= o_token[None, :]
-        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, EXPONENT, EXACT, ACC)
+        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
         o_token = _query_of_place(p_key, start + QUERIES + o_query, stop, first_key)
     for start in range(apart, stop, QUERIES):
         m_row = (start + o_query < stop) & (o_head < HEADS)
         o_stat = o_token * s_token + o_head  # [R]
         b_q, b_do, b_lse, b_delta = _rows_of_list(
-            p_q, p_do, p_exponent, p_delta, o_stat, o_head, m_row, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED
+            p_q, p_do, p_stats, to_delta, o_stat, o_head, m_row, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED
         )
-        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, b_dk, b_dv, EXPONENT, EXACT, ACC)
+        b_dk, b_dv = key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
         o_token = _query_of_place(p_key, start + QUERIES + o_query, stop, first_key)
     b_dk *= SCALE
     # Read again: two registers less in the walk.
@@ -521,21 +591,23 @@ def _add_parts(parts: Tensor, dk: Tensor, dv: Tensor, cut: lists.Segments) -> No
 
 def _run_best(
     run: Callable[[Tile], None],
-    tile: list[int],
-    kernel: Any,
+    tile: Sequence[int],
+    situation: tuning.Situation,
     candidates: Callable[[tuning.Situation], list[Tile]],
-    tensors: tuple[Tensor, Tensor, Tensor],
-    pattern: str,
+    trial: Callable[[Tile], None] | None = None,
 ) -> None:
     if tile:
         rows, keys, warps, stages = tile
         run(Tile(rows=rows, keys=keys, warps=warps, stages=stages))
     else:
-        tuning.run_best(run, tuning.Situation.of(kernel.__name__, *tensors, pattern), candidates)
+        tuning.run_best(run, situation, candidates, trial)
 
 
-def _pattern(select_len: int, indices_BGTn: Tensor) -> str:
-    return f"selected l'={select_len} n={indices_BGTn.shape[3]}"
+def _situation(
+    kernel: str, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, select_len: int, indices_BGTn: Tensor
+) -> tuning.Situation:
+    pattern = f"selected l'={select_len} n={indices_BGTn.shape[3]}"
+    return tuning.Situation.of(kernel, q_BHTD, k_BGTD, v_BGTE, pattern)
 
 
 def _forward_tiles(situation: tuning.Situation) -> list[Tile]:

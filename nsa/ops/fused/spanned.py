@@ -1,50 +1,40 @@
-"""Attention where each query sees one span of keys: the compressed and the sliding branch, as Triton kernels.
+"""Attention where each query sees one span of keys: the compressed and the sliding branch.
 
-`Spans` say which keys a query sees in them, where they lie side by side, and which queries see a key.
+`Spans` say which keys a query sees in them, where they lie side by side, and which queries see a key. The kernels that
+walk them are in spanned_kernels.py.
 
-Forward and the gradient of the queries: a program holds a tile of queries with all heads of their group and walks the
-keys from the first that any of them sees to the last. Gradients of keys and values: a program holds a tile of keys and
-walks the queries, so that the sum over queries and heads stays on the chip and needs no atomics.
-
-Dimensions: B batch, G groups, H query heads, T queries, S keys, D key width, E value width; inside a kernel R rows
-(queries x heads of a group) and K keys of a tile. A span is [start, stop); an empty one has start == stop.
+Dimensions: B batch, G groups, H query heads, T queries, S keys, D key width, E value width. A span is [start, stop);
+an empty one has start == stop.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from .. import NAMESPACE
+from ..kept import kept
 from ..packed import alone, compressed_starts, sequence_of
 from . import tuning
 from .descriptors import describable, described
-from .device import (
-    as_exponent,
-    load_heads,
-    load_rows,
-    log_sum,
-    store_heads,
-    store_rows,
-)
+from .gates import GatedBranch, gated_queries, gates_of, kernel_of, no_gradients
 from .launch import (
     Tile,
     accumulated,
     check_attention,
     constants,
-    for_any_length,
     launch,
     like_tokens,
     outputs,
     strided,
 )
-from .steps import forward_step, key_step, query_step
+from .spanned_kernels import spanned_backward_keys, spanned_backward_queries, spanned_forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +46,17 @@ class Spans:
     first_query_S: Tensor
     stop_query_S: Tensor
     pattern: str  # the branch and its lengths: what tile sizes are measured for
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], pattern: str) -> Spans:
+        first_key_T, stop_key_T, first_query_S, stop_query_S = tensors
+        return cls(
+            first_key_T=first_key_T,
+            stop_key_T=stop_key_T,
+            first_query_S=first_query_S,
+            stop_query_S=stop_query_S,
+            pattern=pattern,
+        )
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.first_key_T, self.stop_key_T, self.first_query_S, self.stop_query_S
@@ -77,7 +78,7 @@ def spans_of_completed_blocks(
         stop_key_T=first_block[sequence_T] + complete_T,
         first_query_S=starts[sequence_S] + inside_S * block_stride + block_len - 1,
         stop_query_S=starts[sequence_S + 1],
-        pattern=f"compressed l={block_len} d={block_stride}",
+        pattern=pattern_of_completed_blocks(block_len, block_stride),
     )
 
 
@@ -90,8 +91,33 @@ def spans_of_last_tokens(tokens: int, window: int, starts: Tensor | None, device
         stop_key_T=token_T + 1,
         first_query_S=token_T,
         stop_query_S=torch.minimum(starts[sequence_T + 1], token_T + window),
-        pattern=f"sliding w={window}",
+        pattern=pattern_of_last_tokens(window),
     )
+
+
+def kept_completed_blocks(
+    q_BHTD: Tensor, k_BGSD: Tensor, block_len: int, block_stride: int, starts: Tensor | None
+) -> Spans:
+    """The same for tensors, computed once for all layers and steps of these lengths."""
+    numbers = q_BHTD.shape[2], k_BGSD.shape[2], block_len, block_stride
+    device = q_BHTD.device
+    return kept(
+        starts, device, ("completed blocks", *numbers), lambda: spans_of_completed_blocks(*numbers, starts, device)
+    )
+
+
+def kept_last_tokens(q_BHTD: Tensor, window: int, starts: Tensor | None) -> Spans:
+    """The same for tensors, computed once for all layers and steps of these lengths."""
+    numbers, device = (q_BHTD.shape[2], window), q_BHTD.device
+    return kept(starts, device, ("last tokens", *numbers), lambda: spans_of_last_tokens(*numbers, starts, device))
+
+
+def pattern_of_completed_blocks(block_len: int, block_stride: int) -> str:
+    return f"compressed l={block_len} d={block_stride}"
+
+
+def pattern_of_last_tokens(window: int) -> str:
+    return f"sliding w={window}"
 
 
 def _places(count: int, device: torch.device) -> Tensor:
@@ -101,7 +127,6 @@ def _places(count: int, device: torch.device) -> Tensor:
 # Programs that fill any GPU of today: below that, the queries that see a tile of keys are shared out among several.
 ENOUGH_PROGRAMS = 1024
 MOST_PARTS = 16
-_NO_KEY = tl.constexpr(2**31 - 1)
 
 
 def spanned_attention(
@@ -122,11 +147,17 @@ def _spanned(
     v_BGSE: Tensor,
     first_key_T: Tensor,
     stop_key_T: Tensor,
-    _first_query_S: Tensor,
-    _stop_query_S: Tensor,
+    first_query_S: Tensor,
+    stop_query_S: Tensor,
     scale: float,
     pattern: str,
 ) -> tuple[Tensor, Tensor]:
+    seen = Spans.of((first_key_T, stop_key_T, first_query_S, stop_query_S), pattern)
+    return spanned_output(q_BHTD, k_BGSD, v_BGSE, seen, scale)
+
+
+def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans, scale: float) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp, without autograd."""
     o_BHTE, lse_BHT = outputs(q_BHTD, v_BGSE)
     sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
     del sizes["SCALE"]
@@ -142,8 +173,8 @@ def _spanned(
             *keys.second,
             *strided(o_BHTE),
             lse_BHT,
-            first_key_T,
-            stop_key_T,
+            spans.first_key_T,
+            spans.stop_key_T,
             k_BGSD.shape[1],
             q_BHTD.shape[2],
             tiles,
@@ -155,7 +186,7 @@ def _spanned(
             **sizes,
         )
 
-    tuning.run_best(run, tuning.Situation.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE, pattern), _forward_tiles)
+    tuning.run_best(run, tuning.Situation.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE, spans.pattern), _forward_tiles)
     return o_BHTE, lse_BHT
 
 
@@ -174,14 +205,49 @@ def _spanned_backward(
     scale: float,
     pattern: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
-    seen = (first_key_T, stop_key_T)
-    dq_BHTD = like_tokens(q_BHTD, q_BHTD.shape[-1])
+    seen = Spans.of((first_key_T, stop_key_T, first_query_S, stop_query_S), pattern)
+    return spanned_gradients(grad_BHTE, q_BHTD, k_BGSD, v_BGSE, seen, o_BHTE, lse_BHT, scale)
+
+
+def spanned_gradients(
+    grad_BHTE: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    spans: Spans,
+    o_BHTE: Tensor,
+    lse_BHT: Tensor,
+    scale: float,
+    gated: GatedBranch | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values. As a `gated` branch it gets the gradient of the sum of all branches."""
     # What the first kernel computes of each row and the second needs: the log-sum-exp as an exponent, and delta.
     stats_2BHT = lse_BHT.new_empty((2, *lse_BHT.shape))
+    tensors = (q_BHTD, k_BGSD, v_BGSE)
+    dq_BHTD = _gradient_of_queries(grad_BHTE, *tensors, spans, o_BHTE, lse_BHT, stats_2BHT, scale, gated)
+    if gated is not None and not gated.wants_keys:
+        return dq_BHTD, *no_gradients(k_BGSD, v_BGSE)
+    dk, dv = _gradients_of_keys(grad_BHTE, *tensors, spans, stats_2BHT, scale, gated)
+    return dq_BHTD, dk, dv
+
+
+def _gradient_of_queries(
+    grad_BHTE: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    spans: Spans,
+    o_BHTE: Tensor,
+    lse_BHT: Tensor,
+    stats_2BHT: Tensor,
+    scale: float,
+    gated: GatedBranch | None,
+) -> Tensor:
+    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
+    dq_BHTD, adds = gated_queries(q_BHTD, gated)
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
 
-    def run_queries(tile: Tile) -> None:
+    def run(tile: Tile, dq_BHTD: Tensor = dq_BHTD) -> None:
         tiles = triton.cdiv(q_BHTD.shape[2], tile.rows // sizes["HEADS_PADDED"])
         keys = _keys_and_values(k_BGSD, v_BGSE, tile, sizes)
         launch(
@@ -193,26 +259,47 @@ def _spanned_backward(
             *strided(grad_BHTE),
             *strided(o_BHTE),
             *strided(dq_BHTD),
+            *gates_of(gated),
+            gated.dgates_cBHT if gated else None,
             lse_BHT,
-            stats_2BHT[0],
-            stats_2BHT[1],
-            *seen,
+            stats_2BHT,
+            spans.first_key_T,
+            spans.stop_key_T,
             groups,
             q_BHTD.shape[2],
             tiles,
+            rows,
+            gated.number if gated else 0,
             DESCRIBED=keys.described,
             ROWS=tile.rows,
             KEYS=tile.keys,
+            ADDS=adds,
             warps=tile.warps,
             stages=tile.stages,
             **sizes,
         )
 
-    of_queries = tuning.Situation.of("spanned_backward_queries", q_BHTD, k_BGSD, v_BGSE, pattern)
-    tuning.run_best(run_queries, of_queries, _backward_query_tiles)
+    kernel = kernel_of("spanned_backward_queries", gated)
+    situation = tuning.Situation.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
+    tuning.run_best(run, situation, _backward_query_tiles, lambda tile: run(tile, torch.empty_like(dq_BHTD)))
+    return dq_BHTD
+
+
+def _gradients_of_keys(
+    grad_BHTE: Tensor,
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSE: Tensor,
+    spans: Spans,
+    stats_2BHT: Tensor,
+    scale: float,
+    gated: GatedBranch | None,
+) -> tuple[Tensor, Tensor]:
+    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
+    rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
     gradients: list[Tensor] = []
 
-    def run_keys(tile: Tile, *, of_another_length: bool = False) -> None:
+    def run(tile: Tile, *, of_another_length: bool = False) -> None:
         tiles = triton.cdiv(k_BGSD.shape[2], tile.keys)
         parts = _parts(tiles * rows)
         if of_another_length:
@@ -230,8 +317,8 @@ def _spanned_backward(
             dk,
             dv,
             stats_2BHT,
-            first_query_S,
-            stop_query_S,
+            spans.first_query_S,
+            spans.stop_query_S,
             groups,
             q_BHTD.shape[2],
             k_BGSD.shape[2],
@@ -241,19 +328,21 @@ def _spanned_backward(
             DESCRIBED=queries.described,
             ROWS=tile.rows,
             KEYS=tile.keys,
+            SIGNED=gated is not None,
             warps=tile.warps,
             stages=tile.stages,
             **sizes,
         )
         gradients[:] = [dk, dv]
 
-    situation = replace(of_queries, kernel="spanned_backward_keys")
-    tuning.run_best(run_keys, situation, _backward_key_tiles)
+    kernel = kernel_of("spanned_backward_keys", gated)
+    situation = tuning.Situation.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
+    tuning.run_best(run, situation, _backward_key_tiles)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
     if tuning.is_measuring():
         # Parts are of another dtype than the whole, which is another kernel: it must not be compiled inside a step.
-        tuning.run_best(partial(run_keys, of_another_length=True), situation, _backward_key_tiles)
-    return dq_BHTD, dk, dv
+        tuning.run_best(partial(run, of_another_length=True), situation, _backward_key_tiles)
+    return dk, dv
 
 
 @_spanned.register_fake
@@ -282,329 +371,6 @@ def _differentiate(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tupl
 
 
 _spanned.register_autograd(_differentiate, setup_context=_keep)
-
-
-@triton.jit
-def rows_of(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
-    """Token and head of each row of a tile, whether the row exists, and its span of keys."""
-    o_row = tl.arange(0, ROWS)
-    o_token = i_tile * (ROWS // HEADS_PADDED) + o_row // HEADS_PADDED  # [R]
-    o_head = o_row % HEADS_PADDED  # [R]
-    m_row = (o_token < tokens) & (o_head < HEADS)
-    b_first = tl.load(p_first + o_token, mask=m_row, other=0)  # [R]
-    b_stop = tl.load(p_stop + o_token, mask=m_row, other=0)  # [R]
-    return o_token, o_head, m_row, b_first, b_stop
-
-
-@triton.jit
-def walk_of(b_first, b_stop, m_span, STEP: tl.constexpr):
-    """The spans of a tile, walked in steps from the first of them: from where, to where, and in how many steps.
-
-    In the steps [lead, lead + inner) all spans hold the whole step.
-    """
-    first, last = tl.min(tl.where(m_span, b_first, _NO_KEY), 0), tl.max(b_stop, 0)
-    common_first, common_last = tl.max(b_first, 0), tl.min(tl.where(m_span, b_stop, _NO_KEY), 0)
-    steps = tl.cdiv(tl.maximum(last - first, 0), STEP)
-    lead = tl.cdiv(tl.maximum(common_first - first, 0), STEP)
-    inner = tl.maximum(common_last - first - lead * STEP, 0) // STEP
-    return first, last, steps, lead, inner
-
-
-@triton.jit
-def inside(o_place, b_first, b_stop):
-    """Whether places are in [first, stop): one comparison, as what lies before `first` is a huge number behind it."""
-    b_length = (b_stop - b_first).to(tl.uint32, bitcast=True)
-    return (o_place - b_first).to(tl.uint32, bitcast=True) < b_length
-
-
-@triton.jit
-def group_of(p_tensor, i_b, i_g, s_b, s_g, DESCRIBED: tl.constexpr):
-    """Where a group of a sequence begins; a descriptor takes both as coordinates."""
-    if DESCRIBED:
-        p_group = p_tensor
-    else:
-        p_group = p_tensor + tl.cast(i_b, tl.int64) * s_b + tl.cast(i_g, tl.int64) * s_g
-    return p_group
-
-
-@triton.jit
-def keys_at(
-    p_rows, i_b, i_g, s_row, start, last, MASKED: tl.constexpr,
-    KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
-    """Keys or values [start, start + KEYS) of a group. With MASKED some may lie behind `last`, where nobody looks."""
-    if DESCRIBED:
-        b_rows = tl.reshape(p_rows.load([i_b, i_g, start, 0]), [KEYS, WIDTH_PADDED])
-    else:
-        b_rows = loaded(p_rows, s_row, start, last, MASKED, KEYS, WIDTH, WIDTH_PADDED)
-    return b_rows  # [K, WIDTH_PADDED]
-
-
-@triton.jit
-def loaded(
-    p_rows, s_row, start, last,
-    MASKED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
-):  # fmt: skip
-    o_row, o_column = tl.arange(0, KEYS), tl.arange(0, WIDTH_PADDED)
-    p_tile = p_rows + start.to(tl.int64) * s_row + (o_row.to(tl.int64) * s_row)[:, None] + o_column[None, :]
-    if MASKED:
-        b_rows = tl.load(p_tile, mask=(start + o_row < last)[:, None] & (o_column < WIDTH)[None, :], other=0.0)
-    elif WIDTH == WIDTH_PADDED:
-        b_rows = tl.load(p_tile)
-    else:
-        b_rows = tl.load(p_tile, mask=(o_column < WIDTH)[None, :], other=0.0)
-    return b_rows  # [K, WIDTH_PADDED]
-
-
-@triton.jit
-def queries_at(
-    p_rows, i_b, i_g, o_row, start, s_row, m_row, MASKED: tl.constexpr, HEADS: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
-    """The rows of the queries from `start` on, `o_row` away from them; with MASKED only those of `m_row`."""
-    if DESCRIBED:
-        b_rows = tl.reshape(p_rows.load([i_b, start, i_g * HEADS, 0]), [ROWS, WIDTH_PADDED])
-    else:
-        b_rows = gathered(p_rows, o_row, start, s_row, m_row, MASKED, WIDTH, WIDTH_PADDED)
-    return b_rows  # [R, WIDTH_PADDED]
-
-
-@triton.jit
-def gathered(
-    p_rows, o_row, start, s_row, m_row,
-    MASKED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
-):  # fmt: skip
-    o_column = tl.arange(0, WIDTH_PADDED)
-    p_tile = p_rows + start.to(tl.int64) * s_row + o_row[:, None] + o_column[None, :]
-    if MASKED:
-        b_rows = tl.load(p_tile, mask=m_row[:, None] & (o_column < WIDTH)[None, :], other=0.0)
-    elif WIDTH == WIDTH_PADDED:
-        b_rows = tl.load(p_tile)
-    else:
-        b_rows = tl.load(p_tile, mask=(o_column < WIDTH)[None, :], other=0.0)
-    return b_rows  # [R, WIDTH_PADDED]
-
-
-@triton.jit
-def forward_keys(
-    b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, start, last, b_first, b_stop, b_highest, b_total, b_o,
-    MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
-    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
-    b_k = keys_at(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
-    b_v = keys_at(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
-    if MASKED:
-        m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
-    else:
-        m_seen = None
-    return forward_step(b_q, b_k, b_v, None, m_seen, b_highest, b_total, b_o, EXPONENT, EXACT, ACC)
-
-
-@for_any_length
-def spanned_forward(
-    p_q, s_qb, s_qh, s_qt,
-    p_k, s_kb, s_kg, s_ks,
-    p_v, s_vb, s_vg, s_vs,
-    p_o, s_ob, s_oh, s_ot,
-    p_lse, p_first, p_stop,
-    groups, tokens, tiles,
-    EXPONENT: tl.constexpr, EXACT: tl.constexpr,
-    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
-    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
-    # The last queries see most: their programs start first. One group's tiles follow each other and share its keys.
-    i_tile = tiles - 1 - tl.program_id(0) % tiles
-    i_bg = tl.program_id(0) // tiles
-    i_b, i_g = i_bg // groups, i_bg % groups
-    o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, tokens, ROWS, HEADS, HEADS_PADDED)
-    i_b_wide, o_head = i_b.to(tl.int64), i_g.to(tl.int64) * HEADS + o_head  # [R]
-    o_wide = o_token.to(tl.int64)
-    b_q = load_heads(p_q, i_b_wide * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-    p_keys = group_of(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
-    p_values = group_of(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
-    b_highest = tl.full([ROWS], float("-inf"), ACC)
-    b_total = tl.zeros([ROWS], ACC)
-    b_o = tl.zeros([ROWS, E_PADDED], ACC)
-    first, last, steps, lead, inner = walk_of(b_first, b_stop, m_row, KEYS)
-    for i in range(lead, lead + inner):
-        b_highest, b_total, b_o = forward_keys(
-            b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, first + i * KEYS, last, b_first, b_stop,
-            b_highest, b_total, b_o,
-            False, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS, DESCRIBED,
-        )  # fmt: skip
-    for i in range(steps - inner):
-        start = first + tl.where(i < lead, i, i + inner) * KEYS
-        b_highest, b_total, b_o = forward_keys(
-            b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, start, last, b_first, b_stop,
-            b_highest, b_total, b_o,
-            True, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS, DESCRIBED,
-        )  # fmt: skip
-    b_o = b_o / tl.where(b_total == 0.0, 1.0, b_total)[:, None]
-    b_lse = log_sum(b_highest, b_total, EXACT)
-    store_heads(p_o, i_b_wide * s_ob + o_head * s_oh + o_wide * s_ot, m_row, b_o, E, E_PADDED)
-    tl.store(p_lse + (i_b_wide * groups * HEADS + o_head) * tokens + o_wide, b_lse, mask=m_row)
-
-
-@triton.jit
-def gradient_from_keys(
-    b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, b_do, b_lse, b_delta, start, last, b_first, b_stop, b_dq,
-    MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
-    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
-    b_k = keys_at(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
-    b_v = keys_at(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
-    if MASKED:
-        m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
-    else:
-        m_seen = None
-    return query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, m_seen, b_dq, EXPONENT, EXACT, ACC)
-
-
-@for_any_length
-def spanned_backward_queries(
-    p_q, s_qb, s_qh, s_qt,
-    p_k, s_kb, s_kg, s_ks,
-    p_v, s_vb, s_vg, s_vs,
-    p_do, s_dob, s_doh, s_dot,
-    p_o, s_ob, s_oh, s_ot,
-    p_dq, s_dqb, s_dqh, s_dqt,
-    p_lse, p_exponent, p_delta, p_first, p_stop,
-    groups, tokens, tiles,
-    SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
-    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
-    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
-    """Gradient of the queries; and what the gradients of keys and values need of each row as well.
-
-    That is delta = sum(o * do), and the log-sum-exp in the base that `power` takes.
-    """
-    i_tile = tiles - 1 - tl.program_id(0) % tiles
-    i_bg = tl.program_id(0) // tiles
-    i_b, i_g = i_bg // groups, i_bg % groups
-    o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, tokens, ROWS, HEADS, HEADS_PADDED)
-    i_b_wide, o_head = i_b.to(tl.int64), i_g.to(tl.int64) * HEADS + o_head
-    o_wide = o_token.to(tl.int64)
-    b_q = load_heads(p_q, i_b_wide * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-    b_do = load_heads(p_do, i_b_wide * s_dob + o_head * s_doh + o_wide * s_dot, m_row, E, E_PADDED)  # [R, E]
-    b_o = load_heads(p_o, i_b_wide * s_ob + o_head * s_oh + o_wide * s_ot, m_row, E, E_PADDED)  # [R, E]
-    o_stat = (i_b_wide * groups * HEADS + o_head) * tokens + o_wide
-    b_delta = tl.sum(b_o.to(ACC) * b_do.to(ACC), 1)  # [R]
-    tl.store(p_delta + o_stat, b_delta, mask=m_row)
-    b_lse = as_exponent(tl.load(p_lse + o_stat, mask=m_row, other=0.0), EXACT)
-    tl.store(p_exponent + o_stat, b_lse, mask=m_row)
-    p_keys = group_of(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
-    p_values = group_of(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
-    b_dq = tl.zeros([ROWS, D_PADDED], ACC)
-    first, last, steps, lead, inner = walk_of(b_first, b_stop, m_row, KEYS)
-    for i in range(lead, lead + inner):
-        b_dq = gradient_from_keys(
-            b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, b_do, b_lse, b_delta,
-            first + i * KEYS, last, b_first, b_stop, b_dq,
-            False, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS, DESCRIBED,
-        )  # fmt: skip
-    for i in range(steps - inner):
-        start = first + tl.where(i < lead, i, i + inner) * KEYS
-        b_dq = gradient_from_keys(
-            b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, b_do, b_lse, b_delta, start, last, b_first, b_stop, b_dq,
-            True, EXPONENT, EXACT, D, D_PADDED, E, E_PADDED, ACC, KEYS, DESCRIBED,
-        )  # fmt: skip
-    store_heads(p_dq, i_b_wide * s_dqb + o_head * s_dqh + o_wide * s_dqt, m_row, b_dq * SCALE, D, D_PADDED)
-
-
-@triton.jit
-def gradients_from_queries(
-    p_queries, o_query, s_qt, p_grads, o_grad, s_dot, i_b, i_g, b_k, b_v, p_stats, to_delta,
-    start, last, b_first, b_stop, b_dk, b_dv, m_head,
-    MASKED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
-    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
-    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
-    o_token = start + tl.arange(0, ROWS) // HEADS_PADDED  # [R]
-    m_row = m_head & (o_token < last)
-    NEEDS: tl.constexpr = MASKED or HEADS != HEADS_PADDED
-    b_q = queries_at(
-        p_queries, i_b, i_g, o_query, start, s_qt, m_row, NEEDS, HEADS, ROWS, D, D_PADDED, DESCRIBED
-    )  # [R, D]
-    b_do = queries_at(
-        p_grads, i_b, i_g, o_grad, start, s_dot, m_row, NEEDS, HEADS, ROWS, E, E_PADDED, DESCRIBED
-    )  # [R, E]
-    if NEEDS:
-        b_lse = tl.load(p_stats + start, mask=m_row, other=0.0)
-        b_delta = tl.load(p_stats + start + to_delta, mask=m_row, other=0.0)
-    else:
-        b_lse = tl.load(p_stats + start)
-        b_delta = tl.load(p_stats + start + to_delta)
-    # Rows that do not exist are zeros, of queries and of gradients, and add nothing.
-    if MASKED:
-        m_seen = inside(o_token[None, :], b_first[:, None], b_stop[:, None])
-    else:
-        m_seen = None
-    return key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, EXPONENT, EXACT, ACC)
-
-
-@for_any_length
-def spanned_backward_keys(
-    p_q, s_qb, s_qh, s_qt,
-    p_k, s_kb, s_kg, s_ks,
-    p_v, s_vb, s_vg, s_vs,
-    p_do, s_dob, s_doh, s_dot,
-    p_dk, p_dv,
-    p_stats, p_first_query, p_stop_query,
-    groups, tokens, keys, tiles, parts, batch_groups,
-    SCALE: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr,
-    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr,
-    D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
-    ACC: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
-):  # fmt: skip
-    """Gradients of a tile of keys and values, from every `parts`-th tile of the queries that see any of them.
-
-    Behind its edges the walk goes down from the last query, which all tiles of completed blocks have in common: what
-    runs at the same time reads the same queries. The edges come first, as their bounds need registers.
-    """
-    QUERIES: tl.constexpr = ROWS // HEADS_PADDED
-    i_part = tl.program_id(0) % parts
-    i_tile = tl.program_id(0) // parts % tiles
-    i_bg = tl.program_id(0) // parts // tiles
-    i_b, i_g = i_bg // groups, i_bg % groups
-    o_key = i_tile * KEYS + tl.arange(0, KEYS)  # [K]
-    m_key = o_key < keys
-    b_k = load_rows(group_of(p_k, i_b, i_g, s_kb, s_kg, False), s_ks, o_key, m_key, D, D_PADDED)  # [K, D]
-    b_v = load_rows(group_of(p_v, i_b, i_g, s_vb, s_vg, False), s_vs, o_key, m_key, E, E_PADDED)  # [K, E]
-    b_first = tl.load(p_first_query + o_key, mask=m_key, other=0)
-    b_stop = tl.load(p_stop_query + o_key, mask=m_key, other=0)
-    o_row = tl.arange(0, ROWS)
-    i_b_wide, o_head = i_b.to(tl.int64), i_g.to(tl.int64) * HEADS + o_row % HEADS_PADDED  # [R]
-    o_query = (o_row // HEADS_PADDED).to(tl.int64)
-    m_head = o_row % HEADS_PADDED < HEADS
-    p_queries, p_grads = group_of(p_q, i_b, 0, s_qb, 0, DESCRIBED), group_of(p_do, i_b, 0, s_dob, 0, DESCRIBED)
-    p_stats += (i_b_wide * groups * HEADS + o_head) * tokens + o_query
-    to_delta = tl.cast(batch_groups, tl.int64) * HEADS * tokens
-    b_dk = tl.zeros([KEYS, D_PADDED], ACC)
-    b_dv = tl.zeros([KEYS, E_PADDED], ACC)
-    first, last, steps, lead, inner = walk_of(b_first, b_stop, m_key, QUERIES)
-    for i in range(i_part, steps - inner, parts):
-        step = steps - inner - 1 - i
-        start = first + tl.where(step < lead, step, step + inner) * QUERIES
-        b_dk, b_dv = gradients_from_queries(
-            p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
-            i_b, i_g, b_k, b_v, p_stats, to_delta, start, last, b_first, b_stop, b_dk, b_dv, m_head,
-            True, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
-        )  # fmt: skip
-    for i in range(i_part, inner, parts):
-        b_dk, b_dv = gradients_from_queries(
-            p_queries, o_head * s_qh + o_query * s_qt, s_qt, p_grads, o_head * s_doh + o_query * s_dot, s_dot,
-            i_b, i_g, b_k, b_v, p_stats, to_delta, first + (lead + inner - 1 - i) * QUERIES, last,
-            b_first, b_stop, b_dk, b_dv, m_head,
-            False, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
-        )  # fmt: skip
-    o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys
-    store_rows(p_dk + o_out * D, D, o_key, m_key, b_dk * SCALE, D, D_PADDED)
-    store_rows(p_dv + o_out * E, E, o_key, m_key, b_dv, E, E_PADDED)
 
 
 @dataclass(frozen=True, kw_only=True)

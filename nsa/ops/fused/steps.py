@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from .device import power
+from .gates import turned_around
 
 _INFINITE = tl.constexpr(float("inf"))
 
@@ -88,14 +89,19 @@ def query_step(
 @triton.jit
 def key_step(
     b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv,
-    EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
+    SIGNED: tl.constexpr, EXPONENT: tl.constexpr, EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows into the gradients of keys [K, D] and values [K, E]; of a row that is none `b_lse` is infinite."""
+    """A tile of rows into the gradients of keys [K, D] and values [K, E]; of a row that is none `b_lse` is infinite.
+
+    With SIGNED `b_delta` has the sign of the row's gate (gates.py).
+    """
     b_s = tl.dot(b_k, tl.trans(b_q), input_precision="ieee", out_dtype=ACC)  # [K, R]
     b_exponent = b_s * EXPONENT - b_lse[None, :]
     if m_seen is not None:
         b_exponent = tl.where(m_seen, b_exponent, -_INFINITE)
     b_p = power(b_exponent, EXACT)
+    if SIGNED:
+        b_p = turned_around(b_p, b_delta)
     b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision="ieee", out_dtype=ACC)
     b_dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee", out_dtype=ACC)  # [K, R]
     b_ds = b_p * (b_dp - b_delta[None, :])

@@ -75,12 +75,16 @@ class Situation:
 
 
 def run_best(
-    run: Callable[[Tile], None], situation: Situation, candidates: Callable[[Situation], Sequence[Tile]]
+    run: Callable[[Tile], None],
+    situation: Situation,
+    candidates: Callable[[Situation], Sequence[Tile]],
+    trial: Callable[[Tile], None] | None = None,
 ) -> None:
     """Call `run` with the tile for this situation. Raises what the last candidate raised if none is for this device.
 
     Outside of `measuring()` that is one that ran here, if one of any length did; then one that is known, of earlier
-    runs; then the first that fits.
+    runs; then the first that fits. Where times are taken `trial` runs, again and again, and `run` once behind it: a
+    kernel that adds to what is there has to add elsewhere meanwhile.
     """
     source = _ran.get(situation)
     if source is None or (_is_measuring and source != situation):
@@ -89,7 +93,7 @@ def run_best(
     if tile is not None:
         run(tile)
     elif _is_measuring and situation.device != "cpu":
-        run(_tiles.setdefault(situation, _fastest(run, candidates(situation))))
+        run(_tiles.setdefault(situation, _fastest(trial or run, candidates(situation))))
     else:
         _tiles[situation] = _run_first_that_fits(run, candidates(situation))
 

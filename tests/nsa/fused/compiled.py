@@ -1,8 +1,9 @@
 """A program: compile every launch of the whole operation for a GPU that need not be there; one line of JSON a kernel.
 
-    python tests/nsa/fused/compiled.py CAPABILITY DTYPE HEADS GROUPS WIDTH VALUE_WIDTH TILES [TOKENS]
+    python tests/nsa/fused/compiled.py WAY CAPABILITY DTYPE HEADS GROUPS WIDTH VALUE_WIDTH TILES [TOKENS]
 
-How that goes without a GPU: benchmarks/compiled.py. The first TILES sizes that would be tried are compiled.
+WAY: all branches `at_once`, as one operator, or `apart`. How that goes without a GPU: benchmarks/compiled.py. The first
+TILES sizes that would be tried are compiled.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ _WIDE = re.compile(r"(?:ld|st)\.global\S*\.v4\.b32|cp\.async\.cg\.shared\.global
 
 
 def main(words: list[str]) -> None:
-    capability, dtype, *numbers = words
+    way, capability, dtype, *numbers = words
     heads, groups, width, value_width, tiles = map(int, numbers[:5])
     shape = Shape(tokens=FEW_TOKENS, heads=heads, groups=groups, width=width, value_width=value_width)
     shape = replace(shape, tokens=int(numbers[5])) if numbers[5:] else replace(shape, window=FEW_TOKENS // 4)
     seen: set[str] = set()
-    for launch in launches(shape, dtype=getattr(torch, dtype), tried=tiles, capability=int(capability)):
+    kind, one = getattr(torch, dtype), int(capability)
+    for launch in launches(shape, dtype=kind, tried=tiles, capability=one, apart=way == "apart"):
         line = compiled(launch, int(capability))
-        key = json.dumps([line["kernel"], line["numbers"], line["part"] if numbers[5:] else ""])
+        key = json.dumps([line["kernel"], line["numbers"], line["variant"], line["part"] if numbers[5:] else ""])
         if key not in seen:
             seen.add(key)
             print(json.dumps(line), flush=True)
@@ -48,6 +50,7 @@ def compiled(launch: Launch, capability: int) -> dict[str, Any]:
     return {
         "part": launch.part,
         "kernel": launch.name,
+        "variant": [name for name in ("ADDS", "SIGNED") if launch.constants.get(name)],
         "numbers": numbers | {"warps": launch.warps, "stages": launch.stages},
         "tensor_core_operations": result.asm["ptx"].count("mma"),
         "wide_accesses": len(_WIDE.findall(result.asm["ptx"])),

@@ -26,8 +26,8 @@ KERNELS = {
     "selected_backward_keys",
     "selected_backward_sum",
     "mix_forward",
-    "mix_backward",
 }
+APART = KERNELS | {"mix_backward"}  # with an operator for each branch and one for the sum
 LISTS = {"selected_unions", "selected_keys", "selected_segments"}
 WITHOUT_PRODUCTS = LISTS | {"selected_backward_sum", "mix_forward", "mix_backward"}
 RECORD = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "kernel_model.json"
@@ -44,13 +44,13 @@ NARROW = {
     "spanned_backward_keys": ["batch_groups", "parts"],
 }
 # Accesses of 16 bytes a thread in the first choice of tiles: what a tile of rows is moved by, unrolled.
-WIDE = dict.fromkeys(KERNELS - LISTS, 8)
+WIDE = dict.fromkeys(APART - LISTS, 8)
 
 
-def compiled(tmp_path: Path, capability: int, dtype: str, *numbers: int) -> list[dict[str, Any]]:
+def compiled(tmp_path: Path, way: str, capability: int, dtype: str, *numbers: int) -> list[dict[str, Any]]:
     program = Path(__file__).with_name("compiled.py")
     done = subprocess.run(
-        [sys.executable, program, *map(str, (capability, dtype, *numbers))],
+        [sys.executable, program, way, *map(str, (capability, dtype, *numbers))],
         env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -64,7 +64,7 @@ def compiled(tmp_path: Path, capability: int, dtype: str, *numbers: int) -> list
 def first_choice(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Every kernel with the tile that is tried first, as an H200 gets it at the shape of the benchmark."""
     tokens = 32768  # that of benchmarks/kernel_model.py
-    return compiled(tmp_path_factory.mktemp("cache"), 90, "bfloat16", 64, 4, 128, 128, 1, tokens)
+    return compiled(tmp_path_factory.mktemp("cache"), "at_once", 90, "bfloat16", 64, 4, 128, 128, 1, tokens)
 
 
 def test_the_first_choice_of_tiles_compiles_for_an_h200_and_fills_tensor_cores_without_spilling(
@@ -72,7 +72,18 @@ def test_the_first_choice_of_tiles_compiles_for_an_h200_and_fills_tensor_cores_w
 ) -> None:
     """64 query heads, 4 key heads, width 128, bfloat16: the shape of the benchmark."""
     assert {line["kernel"] for line in first_choice} == KERNELS
-    for line in first_choice:
+    assert_fills_tensor_cores(first_choice)
+
+
+@pytest.mark.slow
+def test_so_does_that_of_an_operator_for_each_branch(tmp_path: Path) -> None:
+    lines = compiled(tmp_path, "apart", 90, "bfloat16", 64, 4, 128, 128, 1, 32768)
+    assert {line["kernel"] for line in lines} == APART
+    assert_fills_tensor_cores(lines)
+
+
+def assert_fills_tensor_cores(lines: list[dict[str, Any]]) -> None:
+    for line in lines:
         assert line["shared_bytes"] <= SHARED_BYTES[90], line
         assert line["spilled_bytes"] == line["spills"] == 0, line
         assert (line["tensor_core_operations"] > 0) == (line["kernel"] not in WITHOUT_PRODUCTS), line
@@ -96,8 +107,10 @@ def test_no_loop_is_a_tenth_longer_than_recorded(first_choice: list[dict[str, An
                 assert line[region].get("instructions", 0) <= limit, (name, region)
 
 
-@pytest.mark.parametrize("numbers", [("16", "bfloat16"), ("24", "float16")], ids=str)
-def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(tmp_path: Path, numbers: tuple[str, str]) -> None:
+@pytest.mark.parametrize("numbers", [("at_once", "16", "bfloat16"), ("apart", "24", "float16")], ids=str)
+def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(
+    tmp_path: Path, numbers: tuple[str, str, str]
+) -> None:
     """Lengths with every residue of 16, of one sequence a row and of packed ones; Triton itself says what is new."""
     program = Path(__file__).with_name("variants.py")
     done = subprocess.run(
@@ -109,14 +122,16 @@ def test_after_the_warm_up_no_step_of_any_length_compiles_a_kernel(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     warm_up, packed, *steps, unaligned = map(json.loads, done.stdout.splitlines())
-    # Two branches go by tiles of their own, and parts of a gradient are of another dtype than the whole.
-    assert sorted(warm_up["new"]) == sorted([*KERNELS, "spanned_forward", *["spanned_backward_keys"] * 3])
+    # Two branches go by tiles of their own, and parts of a gradient are of another dtype than the whole. At once one
+    # branch writes the gradient of the queries, and the others add to it.
+    own = ["mix_backward"] if numbers[0] == "apart" else ["spanned_backward_queries"]
+    assert sorted(warm_up["new"]) == sorted([*KERNELS, *own, "spanned_forward", *["spanned_backward_keys"] * 3])
     # By tables of where a sequence or its blocks begin, which without documents are none.
     assert {*packed["new"]} == {"ranked_blocks", "selected_backward_keys", "selected_backward_sum", *LISTS}
     assert {step["tokens"] % 16 for step in steps if not step["packed"]} == set(range(16))
     assert [step for step in steps if step["new"]] == []
     # A view that begins off a multiple of 16 bytes is read by narrower loads: kernels of its own, of all that read it.
-    assert {*unaligned["new"]} == KERNELS - {"mix_forward", "mix_backward", "selected_backward_sum", *LISTS}
+    assert {*unaligned["new"]} == KERNELS - {"mix_forward", "selected_backward_sum", *LISTS}
 
 
 @pytest.mark.slow
@@ -139,6 +154,7 @@ def test_some_choice_of_tiles_fits_each_gpu(
     tmp_path: Path, capability: int, dtype: str, numbers: tuple[int, int, int, int]
 ) -> None:
     """All of them compile; a tile that does not fit is passed over at the launch, so one that fits must be there."""
-    launches = compiled(tmp_path, capability, dtype, *numbers, 99)
-    fitting = {line["kernel"] for line in launches if line["shared_bytes"] <= SHARED_BYTES[capability]}
-    assert fitting == KERNELS
+    for way, kernels in (("at_once", KERNELS), ("apart", APART)):
+        launches = compiled(tmp_path, way, capability, dtype, *numbers, 99)
+        fitting = {line["kernel"] for line in launches if line["shared_bytes"] <= SHARED_BYTES[capability]}
+        assert fitting == kernels

@@ -26,6 +26,7 @@ from nsa_harness.nsa.model import Recompute, TinyLM
 from nsa_harness.nsa.ops.backends import Backend
 from nsa_harness.nsa.ops.dispatch import implementation_for, implementation_of_sliding, torch_flash_reason
 from nsa_harness.nsa.ops.fused import launch, tuning
+from nsa_harness.nsa.ops.fused.gated import gated_attention
 from nsa_harness.nsa.ops.selection import Selection
 from nsa_harness.nsa.parallelize import checkpoint_layers, compile_layers
 from nsa_harness.nsa.warmup import warm_up
@@ -102,6 +103,52 @@ def assert_at_most_twice_the_error_of_plain_torch(problem: Problem, branch: str)
         allowed = 2 * float((their - true).abs().max()) if true.numel() else 0.0
         found = float((our - true).abs().max()) if true.numel() else 0.0
         assert found <= allowed, f"{branch} {name} {problem.shape}: {found} of {allowed}"
+
+
+def all_at_once(problem: Problem) -> None:
+    """The operator for all branches, with gates of any sign, against plain torch on the blocks that it chose."""
+    fused, _ = implementation_for(Implementation.TRITON, problem.q, problem.k, problem.v)
+    plain, _ = implementation_for(Implementation.EAGER, problem.q, problem.k, problem.v)
+    shape, selection = problem.shape, problem.selection
+    lengths, scale = {"block_len": shape.block_len, "block_stride": shape.block_stride}, selection.scale
+    _, lse = fused.compressed(problem.q, problem.k_blocks, problem.v_blocks, **lengths, scale=scale)
+    indices = fused.select(problem.q, problem.k_blocks, lse, selection)
+    gates = torch.randn(3, *problem.q.shape[:3], device=problem.q.device).to(problem.dtype)
+    tensors = (problem.q, problem.k_blocks, problem.v_blocks, problem.k, problem.v, problem.k, problem.v, gates)
+    upstream = problem.upstream.transpose(1, 2)
+
+    def results(dtype: torch.dtype, *, at_once: bool = False) -> list[Tensor]:
+        leaves = [tensor.to(dtype, copy=True).requires_grad_() for tensor in tensors]
+        q, k_blocks, v_blocks, k, v, k_last, v_last, weights = leaves
+        if at_once:
+            pairs = ((k_blocks, v_blocks), (k, v), (k_last, v_last))
+            output = gated_attention(q, pairs, weights, selection, window=shape.window)
+        else:
+            first, _ = plain.compressed(q, k_blocks, v_blocks, **lengths, scale=scale)
+            second, _ = plain.selected(q, k, v, indices, select_len=shape.select_len, scale=scale)
+            third, _ = plain.sliding(q, k_last, v_last, window=shape.window, scale=scale)
+            output = plain.mixed((first, second, third), weights)
+        return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(dtype))]
+
+    ours, theirs, truth = results(problem.dtype, at_once=True), results(problem.dtype), results(torch.float64)
+    # Of nine tensors the largest error of one is luck; all errors of a tensor together are not.
+    for our, their, true in zip(ours, theirs, truth, strict=True):
+        assert float((our - true).norm()) <= 2 * float((their - true).norm()), shape
+
+
+def test_the_comparison_of_all_at_once_runs_in_the_interpreter() -> None:
+    small = Shape(
+        tokens=21, heads=2, groups=1, width=16, value_width=16, block_len=8, block_stride=4, select_len=8,
+        select_count=3, window=9,
+    )  # fmt: skip
+    all_at_once(Problem(small, torch.float16, "cpu"))
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [*HALF, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.tokens >= 900], ids=str)
+def test_all_at_once_on_a_gpu(shape: Shape, dtype: torch.dtype) -> None:
+    all_at_once(Problem(shape, dtype, "cuda"))
 
 
 @pytest.mark.parametrize("branch", ["compressed", "selected", "sliding"])

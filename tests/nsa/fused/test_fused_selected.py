@@ -294,7 +294,7 @@ def test_each_tile_to_choose_from_holds_all_heads_of_a_group_and_at_most_a_bit_o
     tensors = [torch.empty(1, number, 1, 4, dtype=dtype) for number in (heads, 1, 1)]
     situation = Situation.of("any", *tensors, "any")
     sizes = fused.constants(*tensors, 1.0) | {"SELECT_LEN": 64}
-    together = fused._queries(tensors[0], tensors[1], None)
+    together = fused.queries_of_tile(tensors[0], tensors[1])
     assert 1 <= together <= 32
     for choices, queries in (
         (fused._forward_tiles, together),

@@ -95,6 +95,15 @@ def test_a_warm_up_keeps_the_fastest_tile_that_fits() -> None:
 
 
 @pytest.mark.usefixtures("milliseconds")
+def test_what_is_timed_may_be_a_trial_and_then_the_kernel_runs_once() -> None:
+    kernel, trial = Kernel(), Kernel()
+    with tuning.measuring():
+        tuning.run_best(kernel, HERE, lambda _: TILES, trial)
+    tuning.run_best(kernel, HERE, lambda _: TILES, trial)
+    assert (kernel.ran, trial.ran) == ([64, 64], [128, 64, 32])
+
+
+@pytest.mark.usefixtures("milliseconds")
 @pytest.mark.parametrize("error", [NO_ROOM, PTXASError("no such instruction"), RuntimeError("PassManager::run failed")])
 def test_a_tile_that_does_not_fit_or_cannot_be_compiled_is_passed_over(error: Exception) -> None:
     assert Kernel(most_rows=64, error=error).best(times=2) == [64, 64]
@@ -170,7 +179,12 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[Situation]:
     """The situations that are asked for from here on. Nothing is computed: to be asked for is all that counts."""
     seen: list[Situation] = []
 
-    def run(run: Callable[[Tile], None], situation: Situation, candidates: Callable[[Situation], list[Tile]]) -> None:
+    def run(
+        run: Callable[[Tile], None],
+        situation: Situation,
+        candidates: Callable[[Situation], list[Tile]],
+        _trial: Callable[[Tile], None] | None = None,
+    ) -> None:
         seen.append(situation)
         run(candidates(situation)[0])
 

@@ -1,11 +1,12 @@
 """A program: what Triton would compile of the fused kernels in steps of many lengths; one line of JSON a length.
 
-    python tests/nsa/fused/variants.py WIDTH DTYPE
+    python tests/nsa/fused/variants.py WAY WIDTH DTYPE
 
-No GPU is needed: Triton decides by the arguments of a launch whether it has that kernel already, and what it decides by
-is asked of Triton itself. What the kernels would have written stays as it is, so that nothing is computed. The first
-two lines are the warm-up, of one sequence a row and of a packed row; then come the steps, each with the kernels that
-are new in it, and last one with queries at an address that 16 does not divide.
+WAY: all branches `at_once`, as one operator, or `apart`. No GPU is needed: Triton decides by the arguments of a launch
+whether it has that kernel already, and what it decides by is asked of Triton itself. What the kernels would have
+written stays as it is, so that nothing is computed. The first two lines are the warm-up, of one sequence a row and of a
+packed row; then come the steps, each with the kernels that are new in it, and last one with queries at an address that
+16 does not divide.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from nsa_harness.nsa.ops.fused import descriptors, spanned, tuning  # noqa: E402
 from nsa_harness.nsa.ops.fused.backend import FusedBackend  # noqa: E402
+from nsa_harness.nsa.ops.fused.gated import gated_attention  # noqa: E402
 from nsa_harness.nsa.ops.packed import compressed_starts  # noqa: E402
 from nsa_harness.nsa.ops.selection import Selection  # noqa: E402
 
@@ -64,26 +67,40 @@ def tensors(heads: int, rows: int, length: int, width: int, dtype: torch.dtype) 
     return torch.zeros(rows, length, heads, width, dtype=dtype).transpose(1, 2).requires_grad_()
 
 
-def step(rows: int, tokens: int, width: int, dtype: torch.dtype, starts: Tensor | None, off: int = 0) -> None:
+def step(way: str, rows: int, tokens: int, width: int, dtype: torch.dtype, starts: Tensor | None, off: int = 0) -> None:
     """Forward and backward of the whole operation; `off`: how many elements off an even address the queries begin."""
-    backend, scale = FusedBackend(), 0.25
+    scale = 0.25
     blocks = max(0, (tokens - L) // D_STRIDE + 1) if starts is None else int(compressed_starts(starts, L, D_STRIDE)[-1])
     selection = Selection(block_len=L, block_stride=D_STRIDE, select_len=SELECT_LEN, select_count=PLACES, scale=scale)
     room = torch.zeros(rows * tokens * 4 * width + off, dtype=dtype)[off:]
     q = room.view(rows, tokens, 4, width).transpose(1, 2).requires_grad_()
     k_cmp, v_cmp = (tensors(2, rows, blocks, width, dtype).contiguous() for _ in range(2))
     k, v = (tensors(2, rows, tokens, width, dtype) for _ in range(2))
-    output, lse = backend.compressed(q, k_cmp, v_cmp, block_len=L, block_stride=D_STRIDE, scale=scale, starts=starts)
-    indices = backend.select(q.detach(), k_cmp.detach(), lse, selection, starts=starts)
-    indices.fill_(0)
-    selected, _ = backend.selected(q, k, v, indices, select_len=SELECT_LEN, scale=scale, starts=starts)
-    sliding, _ = backend.sliding(q, k.contiguous(), v, window=WINDOW, scale=scale, starts=starts)
     gates = torch.zeros(rows, tokens, 3, 4, dtype=dtype).permute(2, 0, 3, 1).requires_grad_()
-    backend.mixed((output, selected, sliding), gates).sum().backward()
+    pairs = ((k_cmp, v_cmp), (k, v), (k.contiguous(), v))
+    run = at_once if way == "at_once" else apart
+    run(q, pairs, gates, selection, starts).sum().backward()
+
+
+def at_once(
+    q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], gates: Tensor, selection: Selection, starts: Tensor | None
+) -> Tensor:
+    return gated_attention(q, pairs, gates, selection, window=WINDOW, starts=starts)
+
+
+def apart(
+    q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], gates: Tensor, selection: Selection, starts: Tensor | None
+) -> Tensor:
+    backend, scale, (of_blocks, chosen, last) = FusedBackend(), selection.scale, pairs
+    output, lse = backend.compressed(q, *of_blocks, block_len=L, block_stride=D_STRIDE, scale=scale, starts=starts)
+    indices = backend.select(q.detach(), of_blocks[0].detach(), lse, selection, starts=starts)
+    selected, _ = backend.selected(q, *chosen, indices, select_len=SELECT_LEN, scale=scale, starts=starts)
+    sliding, _ = backend.sliding(q, *last, window=WINDOW, scale=scale, starts=starts)
+    return backend.mixed((output, selected, sliding), gates)
 
 
 def main(words: list[str]) -> None:
-    width, dtype = int(words[0]), getattr(torch, words[1])
+    way, width, dtype = words[0], int(words[1]), getattr(torch, words[2])
     JITFunction.run = look
     spanned.ENOUGH_PROGRAMS = FEW_PROGRAMS
     # As a GPU of capability 9.0 takes them.
@@ -91,7 +108,7 @@ def main(words: list[str]) -> None:
 
     def tell(rows: int, tokens: int, starts: Tensor | None = None, off: int = 0) -> None:
         new.clear()
-        step(rows, tokens, width, dtype, starts, off)
+        step(way, rows, tokens, width, dtype, starts, off)
         print(
             json.dumps({"rows": rows, "tokens": tokens, "packed": starts is not None, "new": sorted(new)}), flush=True
         )

@@ -1,0 +1,333 @@
+"""All branches and their gates as one operator give what an operator for each gives, and write less on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from nsa_harness.nsa.config import Implementation
+from nsa_harness.nsa.ops.fused import descriptors, gated, importance, launch, lists, mix, selected, spanned, tuning
+from nsa_harness.nsa.ops.fused.backend import FusedBackend
+from nsa_harness.nsa.ops.fused.gated import gated_attention
+from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile
+from nsa_harness.nsa.ops.selection import Selection
+from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
+
+# Gates of 0, of which the interpreter takes the logarithm in numpy.
+pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log")
+TOLERANCE = 1e-10
+WINDOW = 7
+SELECTION = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.4)
+BACKWARD = [
+    *("spanned_backward_queries", "spanned_backward_keys", "selected_backward_queries"),
+    *("selected_keys", "selected_segments", "selected_backward_keys", "selected_backward_sum"),
+]
+Gates = Callable[[tuple[int, ...]], Tensor]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    q: Tensor
+    pairs: tuple[tuple[Tensor, Tensor], ...]
+    gates: Tensor
+    starts: Tensor | None = None
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [self.q, *(tensor for pair in self.pairs for tensor in pair), self.gates]
+
+    def to(self, dtype: torch.dtype, gates: torch.dtype) -> Inputs:
+        def leaf(tensor: Tensor, kind: torch.dtype) -> Tensor:
+            return tensor.detach().to(kind).requires_grad_()
+
+        pairs = tuple((leaf(k, dtype), leaf(v, dtype)) for k, v in self.pairs)
+        return replace(self, q=leaf(self.q, dtype), pairs=pairs, gates=leaf(self.gates, gates))
+
+
+def inputs(
+    heads: tuple[int, int], lengths: Sequence[int], widths: tuple[int, int] = (4, 4), gates: Gates = torch.rand
+) -> Inputs:
+    """Groups and heads of each; tokens of a sequence, or of packed ones."""
+    (groups, per_group), tokens = heads, sum(lengths)
+    blocks = sum(max(0, (length - 6) // 3 + 1) for length in lengths)
+
+    def leaf(heads: int, length: int, width: int) -> Tensor:
+        return torch.randn(1, heads, length, width, dtype=torch.float64, requires_grad=True)
+
+    pairs = tuple(
+        (leaf(groups, length, widths[0]), leaf(groups, length, widths[1])) for length in (blocks, tokens, tokens)
+    )
+    # As the layer's gate leaves them: [c, B, H, T], the heads of a token side by side.
+    gates_BTcH = gates((1, tokens, 3, groups * per_group)).double()
+    starts = None
+    if len(lengths) > 1:
+        starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    return Inputs(
+        q=leaf(groups * per_group, tokens, widths[0]),
+        pairs=pairs,
+        gates=gates_BTcH.permute(2, 0, 3, 1).requires_grad_(),
+        starts=starts,
+    )
+
+
+def of_any_sign(shape: tuple[int, ...]) -> Tensor:
+    """A third of the gates is 0."""
+    return torch.randn(shape) * (torch.rand(shape) > 0.33)
+
+
+def at_once(of: Inputs) -> Tensor:
+    return gated_attention(of.q, of.pairs, of.gates, SELECTION, window=WINDOW, starts=of.starts)
+
+
+def public(of: Inputs, implementation: Implementation) -> Tensor:
+    branches = KeysAndValues(compressed=of.pairs[0], selected=of.pairs[1], sliding=of.pairs[2])
+    return sparse_attention(of.q, branches, of.gates, SELECTION, window=WINDOW, implementation=implementation)
+
+
+def apart(of: Inputs, backend: Any = None) -> Tensor:
+    """By an operator for each branch, and one for the sum."""
+    backend, (compressed, chosen, sliding) = backend or FusedBackend(), of.pairs
+    lengths, numbers = {"block_len": 6, "block_stride": 3}, {"scale": SELECTION.scale, "starts": of.starts}
+    first, lse = backend.compressed(of.q, *compressed, **lengths, **numbers)
+    indices = backend.select(of.q.detach(), compressed[0].detach(), lse, SELECTION, starts=of.starts)
+    second, _ = backend.selected(of.q, *chosen, indices, select_len=5, **numbers)
+    third, _ = backend.sliding(of.q, *sliding, window=WINDOW, **numbers)
+    return backend.mixed((first, second, third), of.gates)
+
+
+def with_gradients(operation: Callable[[Inputs], Tensor], of: Inputs, upstream: Tensor) -> list[Tensor]:
+    output = operation(of)
+    return [output.detach(), *torch.autograd.grad(output, of.leaves, upstream.to(output.dtype))]
+
+
+def upstream_of(inputs: Inputs) -> Tensor:
+    heads, tokens = inputs.q.shape[1:3]
+    return torch.randn(1, tokens, heads, inputs.pairs[0][1].shape[3], dtype=torch.float64)
+
+
+@contextmanager
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    tuning.forget()
+    with monkeypatch.context() as patch:
+        patch.setattr(tuning.Situation, "tiles", lambda _self, *_sizes: [Tile(rows=16, keys=16)])
+        patch.setattr(spanned, "MOST_PARTS", 2)
+        patch.setattr(descriptors, "copied_by_tiles", lambda _tensor: True)
+        yield
+    tuning.forget()
+
+
+@pytest.mark.parametrize(
+    ("heads", "lengths", "widths", "gates"),
+    [
+        ((1, 3), [21], (6, 5), of_any_sign),
+        ((2, 2), [9, 0, 5, 3], (4, 8), of_any_sign),
+        ((1, 2), [4], (4, 3), torch.rand),
+        ((1, 1), [1], (4, 4), torch.zeros),
+    ],
+    ids=["three heads a group", "packed", "no complete block, gates above 0", "one token, gates of 0"],
+)
+def test_output_and_gradients_are_those_of_an_operator_for_each(
+    heads: tuple[int, int],
+    lengths: list[int],
+    widths: tuple[int, int],
+    gates: Gates,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of = inputs(heads, lengths, widths, gates)
+    upstream = upstream_of(of)
+    theirs = with_gradients(apart, of, upstream)
+    with small_tiles(monkeypatch):
+        ours = with_gradients(at_once, of, upstream)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gate_dtype"), [(torch.float32, torch.float16), (torch.float16, torch.float32)], ids=str
+)
+def test_errors_are_at_most_twice_those_of_plain_torch(dtype: torch.dtype, gate_dtype: torch.dtype) -> None:
+    """Gates may be of another dtype, and so is their gradient."""
+    rounded = inputs((1, 4), [40], (16, 16), of_any_sign).to(dtype, gate_dtype)
+    upstream = upstream_of(rounded).to(dtype)
+
+    def plain(of: Inputs) -> Tensor:
+        return public(of, Implementation.EAGER)
+
+    ours, theirs = (with_gradients(operation, rounded, upstream) for operation in (at_once, plain))
+    exact = with_gradients(plain, rounded.to(torch.float64, torch.float64), upstream)
+    assert [tensor.dtype for tensor in ours] == [dtype] * 8 + [gate_dtype]
+    for our, their, true in zip(ours, theirs, exact, strict=True):
+        assert float((our - true).abs().max()) <= 2 * float((their - true).abs().max())
+
+
+def test_the_public_operation_goes_this_way_and_writes_no_gradient_of_an_output() -> None:
+    of = inputs((1, 2), [14])
+    launch.launches.clear()
+    output = public(of, Implementation.TRITON)
+    output.sum().backward()  # a gradient without strides
+    counted = launch.launches
+    assert counted["mix_forward"] == 1
+    assert counted["mix_backward"] == 0
+    assert {name: counted[name] for name in BACKWARD} == dict.fromkeys(BACKWARD, 1) | {
+        "spanned_backward_queries": 2,
+        "spanned_backward_keys": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "queries", "keys"),
+    [
+        (["gates"], 3, 0),
+        (["v of compressed", "k of sliding"], 2, 2),
+        (["q", "v of sliding", "gates"], 3, 1),
+    ],
+    ids=["gates", "a value and a key", "queries, a value and gates"],
+)
+def test_what_needs_no_gradient_costs_none(wanted: list[str], queries: int, keys: int) -> None:
+    of = inputs((1, 2), [14], gates=of_any_sign)
+    names = ["q", *(f"{one} of {branch}" for branch in ("compressed", "selected", "sliding") for one in "kv"), "gates"]
+    upstream = upstream_of(of)
+    theirs = dict(zip(names, with_gradients(apart, of, upstream)[1:], strict=True))
+    for name, leaf in zip(names, of.leaves, strict=True):
+        leaf.requires_grad_(name in wanted)
+    launch.launches.clear()
+    output = at_once(of)
+    ours = torch.autograd.grad(output, [leaf for leaf in of.leaves if leaf.requires_grad], upstream)
+    for name, our in zip([name for name in names if name in wanted], ours, strict=True):
+        torch.testing.assert_close(our, theirs[name], rtol=0, atol=TOLERANCE)
+    counted = launch.launches
+    assert counted["spanned_backward_queries"] + counted["selected_backward_queries"] == queries
+    assert counted["spanned_backward_keys"] + counted["selected_backward_keys"] == keys
+
+
+def test_tiles_are_timed_without_adding_to_the_gradient_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = inputs((1, 2), [8])
+    upstream = upstream_of(of)
+    theirs = with_gradients(at_once, of, upstream)
+    real, timed = tuning.Situation.of, []
+
+    def time(run: Callable[[Tile], None], tile: Tile) -> float:
+        run(tile)
+        run(tile)
+        timed.append(tile)
+        return 1.0
+
+    monkeypatch.setattr(tuning.Situation, "of", lambda *words: replace(real(*words), device="a GPU"))
+    monkeypatch.setattr(tuning, "_milliseconds", time)
+    tuning.forget()
+    with tuning.measuring():
+        ours = with_gradients(at_once, of, upstream)
+    tuning.forget()
+    assert len(timed) > 10
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
+def test_checkpointing_changes_no_bit(reentrant: bool) -> None:
+    of = inputs((1, 2), [14], gates=of_any_sign)
+    upstream = upstream_of(of)
+
+    def again(one: Inputs) -> Tensor:
+        def run(*leaves: Tensor) -> Tensor:
+            q, *flat, gates = leaves
+            return at_once(replace(one, q=q, pairs=tuple(zip(flat[::2], flat[1::2], strict=True)), gates=gates))
+
+        output: Tensor = checkpoint(run, *one.leaves, use_reentrant=reentrant)
+        return output
+
+    def gradients(operation: Callable[[Inputs], Tensor]) -> list[Tensor]:
+        for leaf in of.leaves:
+            leaf.grad = None
+        operation(of).backward(upstream)
+        return [leaf.grad for leaf in of.leaves if leaf.grad is not None]
+
+    kept_ones, computed_again = gradients(at_once), gradients(again)
+    assert len(kept_ones) == 8
+    assert all(torch.equal(one, other) for one, other in zip(kept_ones, computed_again, strict=True))
+
+
+def test_a_compiler_traces_it_whole() -> None:
+    of = inputs((1, 2), [14])
+    upstream = upstream_of(of)
+    compiled = torch.compile(at_once, backend="aot_eager", fullgraph=True)
+    for ours, theirs in zip(with_gradients(compiled, of, upstream), with_gradients(at_once, of, upstream), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_torch_accepts_the_operators() -> None:
+    of = inputs((1, 2), [7, 6])
+    q, *flat, gates = of.leaves
+    seen = [
+        *spanned.kept_completed_blocks(q, flat[0], 6, 3, of.starts).tensors(),
+        *spanned.kept_last_tokens(q, WINDOW, of.starts).tensors(),
+    ]
+    given = (q, flat, gates, seen, of.starts, 6, 3, 5, 4, WINDOW, 0.4)
+    torch.library.opcheck(gated._gated, given)
+    results = [tensor.detach() for tensor in gated._gated(*given)]
+    saved = (q.detach(), [one.detach() for one in flat], gates.detach(), seen, of.starts, results[1:])
+    wanted = [False, True, False, False, False, False, True, True]
+    backward = (torch.randn_like(results[0]), *saved, 6, 3, 5, WINDOW, 0.4, wanted)
+    torch.library.opcheck(gated._gated_backward, backward, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_a_second_derivative_is_refused_as_of_the_operators_apart() -> None:
+    of = inputs((1, 2), [9])
+    (gradient,) = torch.autograd.grad(at_once(of).square().sum(), of.q, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        gradient.sum().backward()
+
+
+def test_what_no_kernel_takes_is_refused() -> None:
+    of = inputs((1, 65), [9])
+    with pytest.raises(CannotLaunchError, match="65 query heads for 1 groups"):
+        at_once(of)
+
+
+class Allocated(TorchDispatchMode):
+    """Bytes of all tensors that operations make, whether they live on or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
+        result = function(*arguments, **(options or {}))
+        given = {one.untyped_storage()._cdata for one in tree_leaves((arguments, options)) if isinstance(one, Tensor)}
+        new = [one for one in tree_leaves(result) if isinstance(one, Tensor)]
+        self.bytes += sum(one.numel() * one.element_size() for one in new if one.untyped_storage()._cdata not in given)
+        return result
+
+
+def test_the_backward_pass_makes_at_most_three_outputs_more_than_a_dense_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the shape of the benchmark: a dense one makes the gradients of queries, keys and values."""
+    for module in (importance, lists, mix, selected, spanned):
+        monkeypatch.setattr(module, "launch", lambda *_, **__: None)
+    heads, groups, tokens, width = 64, 4, 65536, 128
+    blocks = (tokens - 32) // 16 + 1
+
+    def empty(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+    q, gates = empty(1, heads, tokens, width), empty(3, 1, heads, tokens)
+    flat = [empty(1, groups, length, width) for length in (blocks, tokens, tokens) for _ in "kv"]
+    seen = [
+        *spanned.kept_completed_blocks(q, flat[0], 32, 16, None).tensors(),
+        *spanned.kept_last_tokens(q, 512, None).tensors(),
+    ]
+    output, *results = gated._gated(q, flat, gates, seen, None, 32, 16, 64, 16, 512, 0.1)
+    with Allocated() as made:
+        gated._gated_backward._init_fn(output, q, flat, gates, seen, None, results, 32, 16, 64, 512, 0.1, [True] * 8)
+    size = output.numel() * output.element_size()
+    dense = size * (1 + 2 * groups / heads)
+    # The gradients alone are the dense ones, and those of two branches more.
+    assert dense + size * 3 * groups / heads < made.bytes <= dense + 3 * size
