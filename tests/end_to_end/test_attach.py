@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,7 @@ def link_of(path: Path) -> str:
 def state(process: psutil.Process) -> dict[str, object]:
     status = Path(f"/proc/{process.pid}/status").read_text().splitlines()
     lines = dict(line.split(":", 1) for line in status)
+    lines["State"] = "stopped" if lines["State"].strip()[0] in "Tt" else "not stopped"  # who waits wakes now and then
     return {**{name: lines[name] for name in KEPT}, "files": descriptors(process), "words": process.cmdline()}
 
 
@@ -90,7 +92,15 @@ def test_stacks_alone_name_the_line_that_a_run_with_marks_names(workspace: Works
 def test_a_hung_job_is_proven_and_blamed_and_stays_as_it_was(workspace):
     with hung_job(workspace) as (job, pipe):
         everyone = [psutil.Process(job.pid), *ranks_of(job)]
-        before = [state(one) for one in everyone]
+        looks = [[state(one) for one in everyone]]
+
+        def settled() -> bool:
+            time.sleep(0.5)
+            looks.append([state(one) for one in everyone])
+            return looks[-1] == looks[-2]
+
+        until(settled, "no thread begins any more, and no file is opened")
+        before = looks[-1]
         files = {path.name for path in workspace.directory.iterdir()}
         ran = workspace.harness("attach", str(job.pid), *QUICK)
         after = [state(one) for one in everyone]
