@@ -14,7 +14,11 @@ from nsa_harness.nsa.ops.fused.launch import launches
 from nsa_harness.nsa.paged import PagedCache
 
 
-@pytest.mark.parametrize("branches", [ALL_BRANCHES, (Branch.SEL,)], ids=lambda subset: "+".join(subset))
+@pytest.mark.parametrize(
+    "branches",
+    [ALL_BRANCHES, pytest.param((Branch.SEL,), marks=pytest.mark.slow)],
+    ids=lambda subset: "+".join(subset),
+)
 def test_a_model_decodes_by_the_kernels_as_by_torch(tiny: NSAConfig, branches: tuple[Branch, ...]) -> None:
     config = replace(tiny, layers=1, branches=branches, d_k=16, d_v=16)
     model = TinyLM.from_config(config, Implementation.TRITON).double()
