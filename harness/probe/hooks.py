@@ -286,7 +286,8 @@ def _hook_data(torch: Any, board: BoardWriter, trouble: TroubleLog, given_up: Gi
         board.mark(answered)
         # The first one waits for workers to start.
         if getattr(self, "_num_yielded", 0) > 1:
-            fetches.waited(time.monotonic_ns() - began_ns)
+            wait_ns = time.monotonic_ns() - began_ns
+            trouble.attempt("waits for batches", lambda: fetches.waited(wait_ns))
         given_up.took_another()
         trouble.attempt("loaders", lambda: loaders.gave(self, 1))
         return batch

@@ -482,3 +482,19 @@ def test_who_waits_for_its_loader_most_of_the_time_is_told_with_the_line() -> No
 )
 def test_a_wait_that_is_short_or_over_is_no_finding(looks: Looks) -> None:
     assert found(of_silence.input_bound, rank(0, looks)) is None
+
+
+STEPPED = {
+    "at": "step", "optimizer": 0, "step": 3, "anon": None, "gpu": None, "broken": 0, "names": [], "value": "",
+    "never": 0, "never_names": [], "losses": 3, "bad_losses": 0, "bad_in_a_row": 0,
+    "waited_at": "/home/ada/train.py:18:step",
+}  # fmt: skip
+
+
+def test_waits_are_read_back_and_numbers_that_are_none_refused() -> None:
+    looks = read_looks([{**STEPPED, "waited_s": 1.5, "passed_s": 2.0}])
+    assert looks is not None
+    assert looks.fetched == (Fetched(step=3, waited_s=1.5, passed_s=2.0, place=LINE),)
+    for wrong in ({"waited_s": float("inf"), "passed_s": 2.0}, {"waited_s": 1.0, "passed_s": float("nan")}):
+        with pytest.raises(ValueError, match="waited"):
+            read_looks([{**STEPPED, **wrong}])

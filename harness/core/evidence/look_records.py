@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from math import isfinite
 from typing import Any, TypeVar
 
 from nsa_harness.core.evidence.board import read_place, read_ranks
@@ -149,10 +150,13 @@ class _Reader:
 
 
 def _fetched(record: dict[str, Any]) -> Fetched:
+    waited_s, passed_s = float(record["waited_s"]), float(record["passed_s"])
+    if not (isfinite(waited_s) and isfinite(passed_s)):
+        raise ValueError(f"waited {waited_s} of {passed_s} s")
     return Fetched(
         step=int(record["step"]),
-        waited_s=float(record["waited_s"]),
-        passed_s=float(record["passed_s"]),
+        waited_s=waited_s,
+        passed_s=passed_s,
         place=read_place(str(record["waited_at"])),
     )
 
