@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from nsa_attention.config import Implementation
+from nsa_attention.ops import NAMESPACE, dispatch
+from nsa_attention.ops.selection import Selection
+from nsa_attention.ops.whole import KeysAndValues, sparse_attention
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,10 +23,6 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.compiled import without_kernels
 from benchmarks.roofline import Shape
-from nsa_harness.nsa.config import Implementation
-from nsa_harness.nsa.ops import NAMESPACE, dispatch
-from nsa_harness.nsa.ops.selection import Selection
-from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
 
 _ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 # Read the alias as they are; the schema does not call them views.

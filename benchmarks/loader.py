@@ -23,10 +23,11 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from nsa_attention.config import CI  # noqa: E402
+from nsa_attention.data.stories import all_stories  # noqa: E402
+from nsa_attention.prepare import main as prepare  # noqa: E402
+
 from benchmarks.circumstances import circumstances  # noqa: E402
-from nsa_harness.nsa.config import CI  # noqa: E402
-from nsa_harness.nsa.data.stories import all_stories  # noqa: E402
-from nsa_harness.nsa.prepare import main as prepare  # noqa: E402
 
 LIMIT = 20.0
 WORKERS = 2
@@ -52,7 +53,15 @@ def tokens_per_s(data: str, phase: str, steps: int) -> float:
     """From the end of the first step to that of the last one, whatever lies between them."""
     with tempfile.TemporaryDirectory() as directory:
         options = ["--data", data, "--workers", str(WORKERS), "--steps", str(steps), "--phase", phase]
-        program = [sys.executable, str(REPOSITORY / "nsa"), "--shape", "ci", *options, "--out-dir", directory]
+        program = [
+            sys.executable,
+            str(REPOSITORY / "nsa" / "nsa_attention"),
+            "--shape",
+            "ci",
+            *options,
+            "--out-dir",
+            directory,
+        ]
         subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
         beats = (Path(directory) / "heartbeat_rank0.jsonl").read_text(encoding="utf-8").splitlines()
     ends_s = [beat["monotonic_s"] for beat in map(json.loads, beats) if beat["step"]]

@@ -32,7 +32,7 @@ def losses(attention: str, seed: int, steps: int) -> list[float]:
     """The loss of each step, from the table that the training program writes."""
     with tempfile.TemporaryDirectory() as directory:
         options = ["--attention", attention, "--seed", str(seed), "--steps", str(steps), "--data", "text"]
-        program = [sys.executable, str(REPOSITORY / "nsa"), *options, "--out-dir", directory]
+        program = [sys.executable, str(REPOSITORY / "nsa" / "nsa_attention"), *options, "--out-dir", directory]
         subprocess.run(program, check=True, stdout=subprocess.DEVNULL)
         with (Path(directory) / "training.csv").open(encoding="utf-8", newline="") as file:
             return [float(row["loss"]) for row in csv.DictReader(file)]

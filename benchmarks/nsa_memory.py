@@ -40,10 +40,9 @@ PATHS = [
 def step_bytes(attention: str, implementation: str, mode: str, tokens: int) -> int:
     """Highest resident memory of a step in this process, less what was resident before."""
     import torch
-
-    from nsa_harness.nsa.config import CI, Attention, Implementation
-    from nsa_harness.nsa.model import Recompute, TinyLM
-    from nsa_harness.nsa.parallelize import checkpoint_layers
+    from nsa_attention.config import CI, Attention, Implementation
+    from nsa_attention.model import Recompute, TinyLM
+    from nsa_attention.parallelize import checkpoint_layers
 
     config = replace(CI, attention=Attention(attention), layers=2, seq_len=tokens)
     model = TinyLM.from_config(config, Implementation(implementation))

@@ -14,10 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
-
-from benchmarks.choices import choices
-from nsa_harness.nsa.attention import (
+from nsa_attention.attention import (
     GateMLP,
     NSAttention,
     VanillaAttention,
@@ -27,10 +24,13 @@ from nsa_harness.nsa.attention import (
     rotate_blocks,
     split_heads,
 )
-from nsa_harness.nsa.config import Attention, Implementation, NSAConfig
-from nsa_harness.nsa.model import Block
-from nsa_harness.nsa.ops.dispatch import implementation_for, implementation_of_selected
-from nsa_harness.nsa.ops.selection import Selection
+from nsa_attention.config import Attention, Implementation, NSAConfig
+from nsa_attention.model import Block
+from nsa_attention.ops.dispatch import implementation_for, implementation_of_selected
+from nsa_attention.ops.selection import Selection
+from torch import Tensor, nn
+
+from benchmarks.choices import choices
 
 Run = Callable[..., Tensor]
 # Of the head: so many tokens at a time, as the whole step does it.

@@ -27,15 +27,16 @@ import torch
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.circumstances import circumstances  # noqa: E402
+from nsa_attention.config import SHAPES  # noqa: E402
+from nsa_attention.model import TinyLM  # noqa: E402
 from nsa_harness import protocol  # noqa: E402
-from nsa_harness.nsa.config import SHAPES  # noqa: E402
-from nsa_harness.nsa.model import TinyLM  # noqa: E402
-from nsa_harness.probe import beat, collectives, groups, hooks, waits  # noqa: E402
-from nsa_harness.probe.board import BoardWriter  # noqa: E402
-from nsa_harness.probe.given_up import GivenUp  # noqa: E402
+from nsa_harness.probe import collectives, groups, heartbeat, hooks, waits  # noqa: E402
+from nsa_harness.probe.dropped_batches import GivenUp  # noqa: E402
 from nsa_harness.probe.places import foreign_code  # noqa: E402
+from nsa_harness.probe.status_file import BoardWriter  # noqa: E402
 from nsa_harness.probe.trouble import TroubleLog  # noqa: E402
+
+from benchmarks.circumstances import circumstances  # noqa: E402
 
 MARKS = 100_000
 CALLS = 5_000
@@ -111,7 +112,7 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
         torch.distributed.all_reduce(torch.ones(1))
         marks = [_mark_ns(board) for _ in range(repeats)]
         calls = [_call_ns(*_both_calls(board, trouble)) for _ in range(repeats)]
-        beats = [_beat_ns(beat.Beat(board, directory, trouble)) for _ in range(repeats)]
+        beats = [_beat_ns(heartbeat.Beat(board, directory, trouble)) for _ in range(repeats)]
         samples = _pairs(Training(), Switch(board, trouble), pairs + 1, steps)[1:]
         memory = [_memory(directory) for _ in range(MEMORY_PAIRS)]
         torch.distributed.destroy_process_group()
@@ -128,7 +129,10 @@ def _memory(directory: str) -> dict[str, int]:
     bare = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "PYTHONPATH")}
     rank = bare | {"RANK": "0", "WORLD_SIZE": "1"}
     boards = tempfile.mkdtemp(dir=directory)
-    probed = rank | {"PYTHONPATH": str(REPOSITORY / "harness" / "probe" / "bootstrap"), protocol.ENV_BOARDS: boards}
+    probed = rank | {
+        "PYTHONPATH": str(REPOSITORY / "harness" / "nsa_harness" / "probe" / "bootstrap"),
+        protocol.ENV_BOARDS: boards,
+    }
     return {name: _private_bytes(env) for name, env in (("with_bytes", probed), ("without_bytes", rank))}
 
 
@@ -177,7 +181,7 @@ def _call_ns(hooked: Any, bare: Any, depth: int = CALL_DEPTH) -> float:
     return (spent[1] - spent[0]) / CALLS
 
 
-def _beat_ns(one: beat.Beat) -> float:
+def _beat_ns(one: heartbeat.Beat) -> float:
     start = time.perf_counter_ns()
     for _ in range(100):
         one._once()
@@ -207,7 +211,7 @@ def _summary(
         "mark_ns_median": statistics.median(marks),
         "call_ns_median": statistics.median(calls),
         "call_ns_least": min(calls),
-        "beat_share_percent": 100 * statistics.median(beats) / (beat.INTERVAL_S * 1e9),
+        "beat_share_percent": 100 * statistics.median(beats) / (heartbeat.INTERVAL_S * 1e9),
         "step_ms_without_median": 1000 * statistics.median(pair["without_wall_s"] for pair in samples),
         "hooks_wall_percent_median": 100 * statistics.median(wall),
         "hooks_cpu_percent_median": 100 * statistics.median(processor),

@@ -113,11 +113,10 @@ def inside(pairs: int) -> None:
     """One rank: trains, and with `pairs` measures itself watched and unwatched in turn."""
     import torch
     import torch.distributed as dist
+    from nsa_attention.config import SHAPES
+    from nsa_attention.model import TinyLM
+    from nsa_attention.telemetry import peak_rss_bytes
     from torch.nn.parallel import DistributedDataParallel
-
-    from nsa_harness.nsa.config import SHAPES
-    from nsa_harness.nsa.model import TinyLM
-    from nsa_harness.nsa.telemetry import peak_rss_bytes
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

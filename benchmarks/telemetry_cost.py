@@ -26,8 +26,9 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from nsa_harness.core.experiment.statistics import student  # noqa: E402
+
 from benchmarks.circumstances import circumstances  # noqa: E402
-from nsa_harness.core.statistics import student  # noqa: E402
 
 ROUND = 10  # steps between two turns: telemetry looks into one of ten
 CONFIDENCE = 0.95
@@ -38,8 +39,8 @@ import dataclasses, json, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
 torch.set_num_threads(1)
-from nsa_harness.nsa import train
-from nsa_harness.nsa.telemetry import NoTelemetry
+from nsa_attention import train
+from nsa_attention.telemetry import NoTelemetry
 one_step, samples, a_round = train._one_step, [], int(sys.argv[3])
 def timed(run, step, **options):
     if (len(samples) // a_round) % 4 in (2, 3):  # on to warm up; then on, off, off, on

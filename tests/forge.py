@@ -20,7 +20,7 @@ from typing import Any
 def _serve(control: socket.socket) -> Any:
     """Returns only in a fork: the program that it is to run."""
     package = sys.modules["_nsa_harness"] = types.ModuleType("_nsa_harness")
-    package.__path__ = [str(Path(__file__).resolve().parents[1] / "harness")]
+    package.__path__ = [str(Path(__file__).resolve().parents[1] / "harness" / "nsa_harness")]
     serving = importlib.import_module("_nsa_harness.fork_server.serving")
     early = serving._preload()
     gc.collect()

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.board import parse
-from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.evidence.evidence import StatusFile
+from nsa_harness.core.evidence.status_file import parse
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-BOOTSTRAP = REPOSITORY / "harness" / "probe" / "bootstrap"
+BOOTSTRAP = REPOSITORY / "harness" / "nsa_harness" / "probe" / "bootstrap"
 PROGRAMS = REPOSITORY / "tests" / "programs"
 T = TypeVar("T")
 PATIENCE_S = 240.0  # for a machine that does much else; nothing here takes that long by itself
@@ -43,10 +43,10 @@ class Boards:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def board(self, pid: int) -> Board:
+    def board(self, pid: int) -> StatusFile:
         return parse(self._path(protocol.BOARD, pid).read_bytes(), 0)
 
-    def all(self) -> list[Board]:
+    def all(self) -> list[StatusFile]:
         boards = [parse(path.read_bytes(), 0) for path in self.directory.glob("*.board")]
         return sorted(boards, key=lambda board: -1 if board.rank is None else board.rank)
 

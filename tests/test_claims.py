@@ -17,18 +17,17 @@ import pytest
 import typer
 from core.runs import run
 from filelock import FileLock
-
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.commands import claim, verify
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Culprit, MachineFacts, Outcome, Place, Status, Timing
 from nsa_harness.render.documents.schemas import Document, json_schema
-from nsa_harness.supervisor.bisect.premises import Interpreter
+from nsa_harness.supervisor.experiments.cache_key import Interpreter
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
-from nsa_harness.supervisor.store import ledger as store
-from nsa_harness.supervisor.store.ledger import NAME, read_ledger
-from nsa_harness.supervisor.store.record import write_spec
-from nsa_harness.supervisor.store.rundir import AttemptDir, create_run
+from nsa_harness.supervisor.storage import ledger as store
+from nsa_harness.supervisor.storage.ledger import NAME, read_ledger
+from nsa_harness.supervisor.storage.record import write_spec
+from nsa_harness.supervisor.storage.rundir import AttemptDir, create_run
 
 PASS, FAIL, HANG, _, ERROR = Status
 KEY = "parallel.find_unused_parameters"

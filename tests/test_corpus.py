@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from render.render_samples import PASSED
-
 from nsa_harness.commands.selftest import corpus, corpus_root
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Culprit, Finding, HangKind, Outcome, Place, Status, Verdict
@@ -23,6 +21,7 @@ from nsa_harness.core.selftest.corpus import (
     trial_result,
     trials,
 )
+from render.render_samples import PASSED
 
 PROGRAM = '''"""A rank waits for itself.
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-
 from nsa_harness.commands.run import Interruption, interruptible
 from nsa_harness.commands.scheduler import RunRequest
-from nsa_harness.render.bisect.screen import BisectScreen
+from nsa_harness.render.experiments.screen import BisectScreen
 from nsa_harness.render.listener import Broadcast, Listener
 
 ONE_BY_ONE = RunRequest(specs=(), out=None, json=False, strict=False, probe="off", command="nsa-harness run x")

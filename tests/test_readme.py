@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 from documents import REPOSITORY, SAMPLE, blocks, text, tool
-
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.documents.report_json import from_json
-from nsa_harness.supervisor.store.rundir import find_run
+from nsa_harness.supervisor.storage.rundir import find_run
 
 MAIN = "import sys; sys.argv[0] = 'nsa-harness'; from nsa_harness.cli.main import main; main()"
 

@@ -33,7 +33,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nsa_harness.core.evidence.evidence import (
-    Board,
     Call,
     CaughtException,
     Debugged,
@@ -42,17 +41,18 @@ from nsa_harness.core.evidence.evidence import (
     Frame,
     Hint,
     KeySet,
-    Mark,
+    ProgressEvent,
     Raised,
     RankEvidence,
     Source,
     Stack,
+    StatusFile,
 )
+from nsa_harness.core.evidence.health_samples import Broken, HealthSamples, LastMessages, OverwrittenFile, Replica
 from nsa_harness.core.evidence.host import Process, Task
-from nsa_harness.core.evidence.looks import Broken, LastWords, Looks, Replica, Written
-from nsa_harness.core.evidence.sources import program_sources
 from nsa_harness.core.report import Place
-from nsa_harness.supervisor.store.adapters import adapter, plain
+from nsa_harness.core.source_code.program_source import program_sources
+from nsa_harness.supervisor.storage.adapters import adapter, plain
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "frozen"))
 
@@ -258,9 +258,9 @@ class Blindfold:
                 return self._place(value)
             case Source():
                 return {"file": self.path(value.file), "text": self.code(value.text, _docstrings(value.text))}
-            case Mark():
+            case ProgressEvent():
                 return {"name": (self._parameter if value.kind == "forward" else self._dotted)(value.name)}
-            case Board():
+            case StatusFile():
                 return {"mesh": tuple((self._literal(axis), at) for axis, at in value.mesh)}
             case Call() | KeySet():
                 return {"key": self._literal(value.key)}
@@ -283,13 +283,13 @@ class Blindfold:
             case Replica():
                 names = tuple((self._parameter(first), self._parameter(last)) for first, last in value.names)
                 return {"names": names, "hook": self._dotted(value.hook)}
-            case Written():
+            case OverwrittenFile():
                 return {"path": self.path(value.path)}
             case Broken():
                 return {"names": tuple(map(self._parameter, value.names))}
-            case Looks():
+            case HealthSamples():
                 return {"never": tuple(map(self._parameter, value.never))}
-            case LastWords():
+            case LastMessages():
                 return {"name": self._thread(value.name), "error": self._error(value.error, ())}
             case RankEvidence():
                 return {"error_lines": tuple(self._line(one, value) for one in value.error_lines)}

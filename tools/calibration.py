@@ -24,8 +24,9 @@ from pathlib import Path
 from random import Random
 from statistics import mean
 
-from nsa_harness.core.bisect.plan import find
-from nsa_harness.core.bisect.question import (
+from nsa_harness.core.experiment.statistics import tries
+from nsa_harness.core.search.plan import find
+from nsa_harness.core.search.question import (
     AnswerKind,
     CountsAs,
     QuestionKind,
@@ -34,7 +35,6 @@ from nsa_harness.core.bisect.question import (
     SearchQuestion,
     Subset,
 )
-from nsa_harness.core.statistics import tries
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "calibration.json"

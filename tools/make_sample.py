@@ -87,7 +87,7 @@ def _render_for_a_nameless_machine(run: Path) -> None:
     from nsa_harness.render.documents.documents import write_documents
     from nsa_harness.render.documents.report_json import from_json
     from nsa_harness.subject.playbook import PLAYBOOK
-    from nsa_harness.supervisor.store.rundir import RunDir
+    from nsa_harness.supervisor.storage.rundir import RunDir
 
     stored = RunDir(run)
     report = from_json(stored.report.read_text())

@@ -1,7 +1,7 @@
 """Breaks the code as each entry of tests/mutations.json says, and demands that the test it names fails.
 
     python tools/mutate.py                        all of them; what has an answer for this commit is not asked again
-    python tools/mutate.py --only harness/core    those of the files below
+    python tools/mutate.py --only harness/nsa_harness/core    those of the files below
     python tools/mutate.py --minutes 30 --jobs 2  one slice, in two processes; the same command goes on where it stopped
     python tools/mutate.py --show                 only print what each of them does to its file
 
@@ -42,7 +42,7 @@ from mutating import Mutation, mutated, read  # noqa: E402
 from benchmarks.circumstances import circumstances  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
-COPIED = ("benchmarks", "docs", "harness", "nsa", "scenarios", "src", "tests", "tools", "pyproject.toml")
+COPIED = ("benchmarks", "docs", "harness", "nsa", "scenarios", "tests", "tools", "pyproject.toml")
 # Imported once and forked with. Nothing of ours: it may be what a mutation breaks.
 LIBRARIES = (
     "pytest",
@@ -90,8 +90,8 @@ def copied() -> Iterator[Path]:
 
 
 def import_paths(place: Path) -> list[str]:
-    """Where `nsa_harness` and the tests' own modules are found."""
-    return [str(place), str(place / "src")]
+    """Return the directories that the packages and the tests' own modules are imported from."""
+    return [str(place), str(place / "harness"), str(place / "nsa")]
 
 
 class Worker:

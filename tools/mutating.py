@@ -2,7 +2,7 @@
 
     python tools/mutating.py    sorts the entries
 
-    {"file": "harness/core/x.py", "function": "Class.method", "changes": ["2nd comparison: with <="], "test": "..."}
+    {"file": ".../core/x.py", "function": "Class.method", "changes": ["2nd comparison: with <="], "test": "..."}
 
 Nothing of the code is copied, so that an entry outlives other names and another layout. `function` is the qualified
 name of a function or class, or the name that a module or a class gives a value; `<module>` is what else a module does.

@@ -8,7 +8,7 @@ MAPPING is a text file with one line for each move; `#` begins a comment:
     harness.run_judge -> harness.commands.judge      a module, or a package with all that is in it
     tests/core/test_a.py -> tests/core/test_b.py     a file that nothing imports
     import harness -> nsa_harness                    the name to import a folder by; the folder stays where it is
-    statements nsa -> nsa_harness.nsa                the same, in import statements alone: not where the name is a text
+    statements nsa -> nsa_attention                the same, in import statements alone: not where the name is a text
     alias _nsa_harness -> harness                    one more name that the folder is imported by
     relative nsa                                     imports within the folder become relative ones
 

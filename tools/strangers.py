@@ -30,7 +30,7 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
-from nsa_harness.commands.wrong import PROJECT, said, without_paths
+from nsa_harness.commands.misdiagnosis import PROJECT, said, without_paths
 from nsa_harness.render.documents.report_json import outcome_values
 
 HOME = Path(__file__).resolve().parents[1] / "tests" / "strangers"

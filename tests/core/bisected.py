@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
 
-from nsa_harness.core.bisect.plan import find
-from nsa_harness.core.bisect.question import (
+from nsa_harness.core.search.plan import find
+from nsa_harness.core.search.question import (
     CONTROLS,
     PROOFS,
     AnswerKind,
@@ -59,7 +59,7 @@ def sometimes(rule: Rule, rate: float, seed: int, false_bad: float = 0.0) -> Rul
     return lambda subset: BAD if random.random() < (rate if rule(subset) is BAD else false_bad) else GOOD
 
 
-class Oracle:
+class ProbeCache:
     """A probe that keeps its rounds."""
 
     def __init__(self, rule: Rule) -> None:
@@ -88,8 +88,8 @@ class Oracle:
         return Counter(purpose for one in self.rounds for purpose in one.purposes)
 
 
-def bisected(asked: SearchQuestion, rule: Rule) -> tuple[SearchAnswer, Oracle]:
-    probe = Oracle(rule)
+def bisected(asked: SearchQuestion, rule: Rule) -> tuple[SearchAnswer, ProbeCache]:
+    probe = ProbeCache(rule)
     return find(asked, probe), probe
 
 

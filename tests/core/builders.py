@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nsa_harness.core.diagnosis.case import Case
+from nsa_harness.core.diagnosis.context import Case
 from nsa_harness.core.evidence.evidence import (
-    Board,
     Call,
     Collective,
     Ending,
     Evidence,
     Exit,
     Frame,
-    Mark,
+    ProgressEvent,
     Raised,
     RankEvidence,
     RankSnapshot,
     Sample,
     Snapshot,
     Stack,
+    StatusFile,
 )
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.evidence.host import Process, Task
@@ -60,11 +60,11 @@ def process(pid: int = 100, **changes: Any) -> Process:
     return Process(**{"pid": pid, "tasks": (only,), **facts, **changes})
 
 
-def mark(kind: str = "forward", name: str = "", **changes: Any) -> Mark:
-    return Mark(**{"tid": 100, "kind": kind, "name": name, "step": 1, "at_s": 3.0, "count": 1, **changes})
+def mark(kind: str = "forward", name: str = "", **changes: Any) -> ProgressEvent:
+    return ProgressEvent(**{"tid": 100, "kind": kind, "name": name, "step": 1, "at_s": 3.0, "count": 1, **changes})
 
 
-def board(*marks: Mark, **changes: Any) -> Board:
+def board(*marks: ProgressEvent, **changes: Any) -> StatusFile:
     facts: dict[str, Any] = {
         "pid": 100,
         "rank": 0,
@@ -80,7 +80,7 @@ def board(*marks: Mark, **changes: Any) -> Board:
         "completed": 0,
         "collectives_changed_s": None,
     }
-    return Board(**{"marks": marks, **facts, **changes})
+    return StatusFile(**{"marks": marks, **facts, **changes})
 
 
 def call(number: int = 1, op: str = "all_reduce", **changes: Any) -> Call:

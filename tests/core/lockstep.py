@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from builders import USER, board, call, collective, mark
-
-from nsa_harness.core.alignment.alignment import Difference, differences, groups_of
-from nsa_harness.core.alignment.timeline import Timeline, timeline
-from nsa_harness.core.evidence.evidence import Board, Call, Collective
+from nsa_harness.core.collectives.alignment import Difference, differences, groups_of
+from nsa_harness.core.collectives.timeline import Timeline, timeline
+from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile
 from nsa_harness.core.report import Place
 
 ZERO_NS = 1_800_000_000_000_000_000  # the clock of the recorder, as the ranks were launched
@@ -49,7 +48,7 @@ def rounds(body: Sequence[Made], count: int) -> list[Made]:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     timelines: dict[int, Timeline]
-    boards: dict[int, Board]
+    boards: dict[int, StatusFile]
     collectives: dict[int, tuple[Collective, ...]]
 
     def differences(self, ranks: Iterable[int] | None = None) -> tuple[Difference, ...]:
@@ -78,7 +77,9 @@ def _all_pair(next_ones: Sequence[Sequence[Made]]) -> bool:
     return all(len(one) == 1 and one[0].pairs(next_ones[0][0]) for one in next_ones) if next_ones[0] else False
 
 
-def _rank(rank: int, made: Sequence[Made], stop: int | None, recorder: bool) -> tuple[Board, tuple[Collective, ...]]:
+def _rank(
+    rank: int, made: Sequence[Made], stop: int | None, recorder: bool
+) -> tuple[StatusFile, tuple[Collective, ...]]:
     came = made if stop is None else made[: stop + 1]
     calls = [_call(at, one, at == stop) for at, one in enumerate(came)]
     entries = tuple(

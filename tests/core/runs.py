@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
-
-from nsa_harness.core.comparison.agreed import agreed_plan
-from nsa_harness.core.outcome import skipped
+from nsa_harness.core.comparison.plan_file import agreed_plan
+from nsa_harness.core.outcome.outcome import skipped
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import Culprit, Finding, Outcome, Status, Verdict
 from nsa_harness.supervisor.launch.plan_files import shipped_plan

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
+from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.diagnosis.grades import CERTAIN
-from nsa_harness.core.evidence.aftermath import Aftermath, aftermath
+from nsa_harness.core.evidence.job_file import JobFile, Kind, is_document, left_file
 from nsa_harness.core.evidence.job_logs import by_rank, exits_of_tasks, rank_of_path, timeouts
-from nsa_harness.core.evidence.left_file import Kind, LeftFile, is_document, left_file
+from nsa_harness.core.evidence.post_mortem import PostMortem, aftermath
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import Judgement, judge
 
@@ -26,21 +25,21 @@ C10D = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 LOGGER = "/env/lib/python3.11/site-packages/torch/distributed/c10d_logger.py"
 
 
-def left(**files: str | bytes) -> Aftermath:
+def left(**files: str | bytes) -> PostMortem:
     """Of files by name; "__" stands for a slash."""
     return aftermath([named(name.replace("__", "/"), data) for name, data in files.items()], "node")
 
 
-def named(name: str, data: str | bytes) -> LeftFile:
+def named(name: str, data: str | bytes) -> JobFile:
     return left_file(name, data.encode() if isinstance(data, str) else data)
 
 
-def judged(after: Aftermath) -> tuple[Judgement, Diagnosis]:
+def judged(after: PostMortem) -> tuple[Judgement, Diagnosis]:
     judgement = judge(after.evidence)
     return judgement, diagnose(after.evidence, judgement)
 
 
-def answer(after: Aftermath) -> tuple[Status, str | None, tuple[int, ...], int | None]:
+def answer(after: PostMortem) -> tuple[Status, str | None, tuple[int, ...], int | None]:
     """Verdict, cause, ranks and line; never certain, whatever was read."""
     judgement, diagnosis = judged(after)
     if judgement.status is not Status.ERROR:

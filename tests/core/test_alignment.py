@@ -11,8 +11,7 @@ from builders import board, call, collective, mark
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lockstep import ZERO_NS, Made, Run, entered, line, rounds, run
-
-from nsa_harness.core.alignment.alignment import (
+from nsa_harness.core.collectives.alignment import (
     Difference,
     DifferenceKind,
     cycle,
@@ -21,8 +20,8 @@ from nsa_harness.core.alignment.alignment import (
     left_routine,
     minority,
 )
-from nsa_harness.core.alignment.timeline import Timeline, timeline
-from nsa_harness.core.evidence.evidence import Board, Collective, Mode
+from nsa_harness.core.collectives.timeline import Timeline, timeline
+from nsa_harness.core.evidence.evidence import Collective, Mode, StatusFile
 
 MISSING, EXTRA, ORDER, COUNT = (
     DifferenceKind.MISSING,
@@ -32,7 +31,7 @@ MISSING, EXTRA, ORDER, COUNT = (
 )
 SHAPE, DTYPE, ROOT, LATE = DifferenceKind.SHAPE, DifferenceKind.DTYPE, DifferenceKind.ROOT, DifferenceKind.LATE
 
-Known = tuple[Board | None, Sequence[Collective]]
+Known = tuple[StatusFile | None, Sequence[Collective]]
 
 
 def found(*known: Known, backend: str = "gloo") -> tuple[Difference, ...]:
@@ -398,11 +397,11 @@ def test_the_steps_of_a_rank_without_an_optimizer_say_nothing_of_those_that_have
 # Who has not come.
 
 
-def marked(kind: str = "forward", *, step: int, position: int = 0, **changes: Any) -> Board:
+def marked(kind: str = "forward", *, step: int, position: int = 0, **changes: Any) -> StatusFile:
     return board(mark(kind, step=step, position=position), **changes)
 
 
-def waiting(step: int = 1, position: int = 5, **changes: Any) -> Board:
+def waiting(step: int = 1, position: int = 5, **changes: Any) -> StatusFile:
     """It stands in a reduction at that point."""
     made = call(1, step=step, position=position, left_s=None)
     return marked(step=step, position=position, **{"calls": (made,), **changes})
@@ -419,7 +418,7 @@ def waiting(step: int = 1, position: int = 5, **changes: Any) -> Board:
     ],
     ids=["before it", "at it", "beyond it", "in the next step", "no marks"],
 )
-def test_who_is_beyond_the_point_of_a_call_has_not_come_to_it_any_more(other: Board, kind: DifferenceKind) -> None:
+def test_who_is_beyond_the_point_of_a_call_has_not_come_to_it_any_more(other: StatusFile, kind: DifferenceKind) -> None:
     """Which nobody ever made before: the one of them that stands in it may as well be wrong."""
     one = only((waiting(), ()), (other, ()))
     assert (one.kind, one.who, one.absent) == (kind, False, (1,))
@@ -446,7 +445,7 @@ def test_of_many_ranks_that_are_beyond_a_call_the_one_that_stands_in_it_made_it_
     assert (one.kind, one.ranks, one.new, one.who) == (EXTRA, (0,), True, True)
 
 
-def kept(*steps: int, **changes: Any) -> Board:
+def kept(*steps: int, **changes: Any) -> StatusFile:
     """A rank that made the reduction in these steps; it stands in the last one."""
     calls = [call(number, step=step, position=5, entered_s=float(step)) for number, step in enumerate(steps, start=1)]
     return marked(step=steps[-1], position=5, **{"calls": (*calls[:-1], replace(calls[-1], left_s=None)), **changes})

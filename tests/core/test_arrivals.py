@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from builders import ended, evidence, rank_evidence
-
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.gradients import (
     BucketsReady,
@@ -13,7 +12,7 @@ from nsa_harness.core.evidence.gradients import (
     read_orders,
     read_ready_buckets,
 )
-from nsa_harness.core.outcome import checked
+from nsa_harness.core.outcome.outcome import checked
 from nsa_harness.core.verdict.verdict import judge
 
 AB, BA = ("head.weight", "body.weight"), ("body.weight", "head.weight")

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from builders import BACKWARD, USER, board, collective, ended, evidence, frame, mark, raised, rank_evidence
-
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.evidence.evidence import Board, Evidence, Frame, Hint, RankEvidence, Source
+from nsa_harness.core.evidence.evidence import Evidence, Frame, Hint, RankEvidence, Source, StatusFile
 from nsa_harness.core.evidence.exit_messages import warnings_of
-from nsa_harness.core.evidence.looks import Looks
+from nsa_harness.core.evidence.health_samples import HealthSamples
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
 
@@ -52,19 +51,19 @@ def hint(kind: str, name: str, line: int | None = 20) -> Hint:
 LEFT_OUT = (hint("without gradient", "policy.weight"), hint("without gradient", "policy.bias"))
 
 
-def in_forward_of(step: int, rank: int = 0, position: int = 1, **changes: Any) -> Board:
+def in_forward_of(step: int, rank: int = 0, position: int = 1, **changes: Any) -> StatusFile:
     """The forward pass of `step` has just begun; six parameters had a gradient in each step before."""
     done = tuple((one, float(one)) for one in range(1, step))
     facts = {"steps_s": done, "gradients": {one: 6 for one, _ in done}, "rank": rank}
     return board(mark("forward", "DistributedDataParallel", step=step, position=position), **{**facts, **changes})
 
 
-def refused(rank: int, message: str, at: Board | None, *hints: Hint, at_s: float = 9.0) -> RankEvidence:
+def refused(rank: int, message: str, at: StatusFile | None, *hints: Hint, at_s: float = 9.0) -> RankEvidence:
     error = raised(rank, message=message, hints=hints, at_s=at_s, frames=(BACKWARD, frame(88)))
     return rank_evidence(rank, exit=ended(rank, 1), raised=error, board=at)
 
 
-def in_backward_of(step: int, rank: int) -> Board:
+def in_backward_of(step: int, rank: int) -> StatusFile:
     at = in_forward_of(step, rank)
     marks = (mark("backward", "trunk", step=step, position=9),)
     return board(*marks, steps_s=at.steps_s, gradients=at.gradients, rank=rank)
@@ -280,13 +279,13 @@ def test_a_checkpoint_elsewhere_in_the_program_makes_it_likely_only() -> None:
     assert told(diagnosed(*both))[4] == 0.75
 
 
-def passed(looks: Looks | None, **changes: Any) -> Diagnosis:
+def passed(looks: HealthSamples | None, **changes: Any) -> Diagnosis:
     at = board(unfed_checkpoint=CHECKPOINT)
     return diagnosed(rank_evidence(0, exit=ended(0), board=at, looks=looks, **changes), launcher=ended(None))
 
 
 def test_a_silent_checkpoint_is_a_finding_of_a_run_that_passed() -> None:
-    found = passed(Looks(never=("lower.weight", "lower.bias"), never_count=2, looks=5)).findings
+    found = passed(HealthSamples(never=("lower.weight", "lower.bias"), never_count=2, looks=5)).findings
     assert [(one.code, one.ranks, one.place) for one in found][:1] == [
         (
             "reentrant_no_grad_input",
@@ -298,7 +297,7 @@ def test_a_silent_checkpoint_is_a_finding_of_a_run_that_passed() -> None:
 
 def test_a_checkpoint_under_no_grad_alone_is_no_finding() -> None:
     """Evaluation: every parameter has a gradient in training."""
-    assert passed(Looks(looks=5)).findings == ()
+    assert passed(HealthSamples(looks=5)).findings == ()
 
 
 def test_a_needless_search_for_unused_parameters_is_torchs_own_word() -> None:

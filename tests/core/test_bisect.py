@@ -12,7 +12,7 @@ from bisected import (
     EDGES,
     GOOD,
     UNRESOLVED,
-    Oracle,
+    ProbeCache,
     Rule,
     at_least,
     bisected,
@@ -23,12 +23,11 @@ from bisected import (
     shown,
     unjudged,
 )
-
-from nsa_harness.core.bisect.chain import cuts, probes_at_worst
-from nsa_harness.core.bisect.effort import at_most, worst_case
-from nsa_harness.core.bisect.oracle import Oracle as Observed
-from nsa_harness.core.bisect.plan import find, so_far
-from nsa_harness.core.bisect.question import (
+from nsa_harness.core.search.chain import cuts, probes_at_worst
+from nsa_harness.core.search.effort import at_most, worst_case
+from nsa_harness.core.search.plan import find, so_far
+from nsa_harness.core.search.probe_cache import ProbeCache as Observed
+from nsa_harness.core.search.question import (
     PROOFS,
     AnswerKind,
     CountsAs,
@@ -216,7 +215,7 @@ def test_a_dear_bad_answer_moves_the_cut_but_takes_no_probe_more() -> None:
 
 
 def test_the_cost_is_read_after_both_controls() -> None:
-    probe = Oracle(at_least(3))
+    probe = ProbeCache(at_least(3))
 
     def cost() -> float:
         assert [one.purpose for one in probe.rounds[:2]] == [Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD]
@@ -443,7 +442,7 @@ def test_values_that_change_more_than_once_have_no_threshold() -> None:
 
 @pytest.mark.parametrize("limit", range(16))
 def test_a_budget_that_ends_leaves_what_is_known(limit: int) -> None:
-    probe = Oracle(needs({7}))
+    probe = ProbeCache(needs({7}))
     answer = find(question(12, max_probes=limit), probe)
     assert probe.count() <= limit
     assert (answer.kind is AnswerKind.SINGLE) == (limit >= 13)
@@ -452,7 +451,7 @@ def test_a_budget_that_ends_leaves_what_is_known(limit: int) -> None:
 
 
 def test_a_probe_may_say_that_its_budget_is_out() -> None:
-    probe = Oracle(needs({7}))
+    probe = ProbeCache(needs({7}))
 
     def until_the_fifth(asked: Round) -> list[CountsAs]:
         if len(probe.rounds) == 4:
@@ -466,7 +465,7 @@ def test_a_probe_may_say_that_its_budget_is_out() -> None:
 
 @pytest.mark.parametrize("limit", range(24))
 def test_of_a_search_that_was_cut_short_what_is_known_is_true(limit: int) -> None:
-    answer = find(question(12, max_probes=limit), Oracle(needs({2, 7, 8})))
+    answer = find(question(12, max_probes=limit), ProbeCache(needs({2, 7, 8})))
     if answer.kind is AnswerKind.UNDECIDED:
         assert {2, 7, 8} >= {*answer.known}
         assert {*answer.known, *answer.open} >= {2, 7, 8}
@@ -474,7 +473,7 @@ def test_of_a_search_that_was_cut_short_what_is_known_is_true(limit: int) -> Non
 
 
 def test_the_members_that_were_found_before_the_budget_ended_are_known() -> None:
-    found = [find(question(12, max_probes=limit), Oracle(needs({2, 7, 8}))).known for limit in range(24)]
+    found = [find(question(12, max_probes=limit), ProbeCache(needs({2, 7, 8}))).known for limit in range(24)]
     assert [known for known, before in zip(found, [(), *found], strict=False) if known != before][:3] == [
         (8,), (2, 8), (2, 7, 8),
     ]  # fmt: skip

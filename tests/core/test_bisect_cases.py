@@ -6,9 +6,8 @@ from statistics import median
 
 import pytest
 from bisected import BAD, at_least, bisected, needs, ordered, question, sometimes
-
-from nsa_harness.core.bisect.effort import cases
-from nsa_harness.core.bisect.question import AnswerKind, QuestionKind, SearchQuestion
+from nsa_harness.core.search.effort import cases
+from nsa_harness.core.search.question import AnswerKind, QuestionKind, SearchQuestion
 
 
 def _probes(asked: SearchQuestion, name: str) -> int:

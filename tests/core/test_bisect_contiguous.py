@@ -13,7 +13,7 @@ from bisected import (
     EDGES,
     GOOD,
     UNRESOLVED,
-    Oracle,
+    ProbeCache,
     Rule,
     at_least,
     bisected,
@@ -26,9 +26,8 @@ from bisected import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from nsa_harness.core.bisect.effort import at_most, worst_case
-from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, SearchAnswer, Subset
+from nsa_harness.core.search.effort import at_most, worst_case
+from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, SearchAnswer, Subset
 
 AT_ONCE = pytest.mark.parametrize("at_once", [1, 2, 4])
 SIZES = [1, 2, 3, 5, 8, 12]
@@ -43,7 +42,7 @@ def side_by_side(subset: Subset) -> bool:
     return not subset or len(hull(subset)) == len(subset)
 
 
-def launchable(probe: Oracle, answer: SearchAnswer) -> bool:
+def launchable(probe: ProbeCache, answer: SearchAnswer) -> bool:
     asked = [subset for one in probe.rounds for subset in one.subsets]
     commands = [subset for subset in (answer.passing, answer.failing) if subset is not None]
     return all(map(side_by_side, (*asked, *answer.groups, *commands)))

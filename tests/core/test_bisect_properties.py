@@ -8,7 +8,7 @@ from bisected import (
     BAD,
     GOOD,
     UNRESOLVED,
-    Oracle,
+    ProbeCache,
     Rule,
     at_least,
     bisected,
@@ -21,8 +21,7 @@ from bisected import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from nsa_harness.core.bisect.question import AnswerKind, CountsAs, SearchAnswer, Subset
+from nsa_harness.core.search.question import AnswerKind, CountsAs, SearchAnswer, Subset
 
 BOUND = 4000  # probes: far above any search, far below one that does not end
 
@@ -114,7 +113,7 @@ def test_points_that_cannot_be_judged_hide_an_answer_but_never_change_it(
     assert holds(answer, rule)
 
 
-def against_its_probes(answer: SearchAnswer, probe: Oracle) -> list[Subset]:
+def against_its_probes(answer: SearchAnswer, probe: ProbeCache) -> list[Subset]:
     """What was asked and ended otherwise than an answer says that is certain without an if."""
     if (
         answer.confidence < 1.0

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from nsa_harness.core.bisect.question import AnswerKind, SearchAnswer
-from nsa_harness.core.bisect.subject import Form, Subject, in_its_words, layer_spans, layers_word, override_word
 from nsa_harness.core.scenario.layers import layers_of, parse_layers
 from nsa_harness.core.scenario.overrides import parse_override
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.yaml_tree import plain
+from nsa_harness.core.search.question import AnswerKind, SearchAnswer
+from nsa_harness.core.search.subject import Form, Subject, in_its_words, layer_spans, layers_word, override_word
 from nsa_harness.subject.options import branches_of
 
 LAYERS = Subject(form=Form.LAYERS, key="gc.layers", noun="layer", items=tuple(range(12)))

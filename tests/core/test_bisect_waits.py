@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from bisected import BAD, GOOD
 from builders import ALL_REDUCE, LIMITS, collective, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task
-
-from nsa_harness.core.bisect.effort import Stage, worst_case
-from nsa_harness.core.bisect.question import CountsAs, Purpose, QuestionKind, Round, SearchQuestion, spans_of
-from nsa_harness.core.bisect.report import ProbeReport
-from nsa_harness.core.bisect.waits import (
+from nsa_harness.core.evidence.evidence import RankSnapshot, Sample
+from nsa_harness.core.search.effort import Stage, worst_case
+from nsa_harness.core.search.question import CountsAs, Purpose, QuestionKind, Round, SearchQuestion, spans_of
+from nsa_harness.core.search.report import ProbeReport
+from nsa_harness.core.search.waits import (
     Costs,
     Standing,
     Waiting,
@@ -25,7 +25,6 @@ from nsa_harness.core.bisect.waits import (
     time_left_s,
     waiting_for,
 )
-from nsa_harness.core.evidence.evidence import RankSnapshot, Sample
 from nsa_harness.core.verdict.wait import WaitKind
 
 READ = {"syscall": "recvfrom", "target": "socket:[7]"}

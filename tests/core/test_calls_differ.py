@@ -25,13 +25,10 @@ from builders import (
     whole,
 )
 from lockstep import ZERO_NS, Made, Run, entered, line, rounds, run
-from test_reasons import DROPPED, NET, steps, through, training, went_through
-
+from nsa_harness.core.diagnosis.collective_text import classes
 from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
-from nsa_harness.core.diagnosis.entries import classes
 from nsa_harness.core.diagnosis.rules import calls_differ
 from nsa_harness.core.evidence.evidence import (
-    Board,
     Call,
     CaughtException,
     Collective,
@@ -43,12 +40,14 @@ from nsa_harness.core.evidence.evidence import (
     RankEvidence,
     RankSnapshot,
     Source,
+    StatusFile,
     StepRow,
     Tally,
 )
-from nsa_harness.core.evidence.sources import excerpts
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
+from nsa_harness.core.source_code.program_source import excerpts
 from nsa_harness.core.verdict.verdict import judge
+from test_reasons import DROPPED, NET, steps, through, training, went_through
 
 CERTAIN, LIKELY, OPEN = 0.95, 0.8, 0.75
 
@@ -61,7 +60,7 @@ def main(seen: Evidence) -> Finding:
     return diagnosed(seen).findings[0]
 
 
-def hung(*boards: Board, collectives: Sequence[Sequence[Collective]], ledgers: Any = None) -> Evidence:
+def hung(*boards: StatusFile, collectives: Sequence[Sequence[Collective]], ledgers: Any = None) -> Evidence:
     """Ranks that stand in their newest collective, seen twice and ended as a stall."""
     looks = [in_all_reduce(rank, *made) for rank, made in enumerate(collectives)]
     looks = [replace(look, board=made) for look, made in zip(looks, boards, strict=True)]
@@ -90,7 +89,7 @@ def standing(rank: RankSnapshot, *frames: Frame) -> RankSnapshot:
     return replace(rank, stacks=(replace(rank.stacks[0], frames=(rank.stacks[0].frames[0], *frames)),))
 
 
-def calling(*made: Call, **changes: Any) -> Board:
+def calling(*made: Call, **changes: Any) -> StatusFile:
     return board(mark("step", step=made[-1].step if made else 1), calls=made, zero_ns=ZERO_NS, **changes)
 
 
@@ -787,7 +786,7 @@ def test_a_rank_that_ran_out_and_left_is_uneven_and_not_an_early_exit() -> None:
     assert found.claim == "rank 1 ran out of batches after step 2 and ended; rank 0 went on to step 3"
 
 
-def in_the_end(*boards: Board) -> Evidence:
+def in_the_end(*boards: StatusFile) -> Evidence:
     """The last rank stands in a barrier behind its training, the others in a reduction below Python."""
     last = len(boards) - 1
     clocked = [replace(made, zero_ns=ZERO_NS) for made in boards]

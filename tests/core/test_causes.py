@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from nsa_harness.core.diagnosis.causes import Cause, Producer, Shown, ShownBy, row_of
 from nsa_harness.core.diagnosis.engine import RULES
 from nsa_harness.core.report import Status
@@ -17,7 +16,7 @@ from nsa_harness.subject.program import PROGRAM
 from nsa_harness.subject.tables import RULES as OWN_RULES
 
 TESTS = Path(__file__).resolve().parents[1]
-CORE = TESTS.parent / "harness" / "core"
+CORE = TESTS.parent / "harness" / "nsa_harness" / "core"
 JUDGEMENTS = (TESTS / "frozen" / "judgements.jsonl").read_text(encoding="utf-8")
 
 
@@ -49,7 +48,7 @@ def said_by_a_rule(cause: Cause) -> bool:
 
 def used_elsewhere(cause: Cause) -> list[str]:
     """The modules beside the diagnosis and its readers that say this cause of a run."""
-    paths = [*CORE.glob("*.py"), *CORE.glob("comparison/*.py")]
+    paths = [path for part in (".", "comparison", "experiment", "outcome") for path in CORE.glob(f"{part}/*.py")]
     return [
         path.name
         for path in paths
@@ -62,7 +61,7 @@ def test_a_cause_has_somebody_who_says_it(cause: Cause) -> None:
     if cause.row.producer is Producer.RULE:
         assert said_by_a_rule(cause), (
             f"{cause}: no rule names it: write one with @rule(RulePhase..., Cause.{cause.name}) in a module of"
-            " harness/core/diagnosis/rules, or say in its row who else does (producer=)"
+            " harness/nsa_harness/core/diagnosis/rules, or say in its row who else does (producer=)"
         )
     else:
         assert used_elsewhere(cause), f"{cause}: its row says that {cause.row.producer} produces it, and nothing does"

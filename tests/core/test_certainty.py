@@ -29,12 +29,11 @@ from builders import (
     task,
     whole,
 )
-
-from nsa_harness.core.diagnosis.case import Explanation, explained
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.certainty import as_sure_as_proven
+from nsa_harness.core.diagnosis.caveats import as_sure_as_proven
+from nsa_harness.core.diagnosis.confidence import CERTAIN, LIKELY, EvidenceKind
+from nsa_harness.core.diagnosis.context import Explanation, explained
 from nsa_harness.core.diagnosis.engine import diagnose
-from nsa_harness.core.diagnosis.grades import CERTAIN, LIKELY, Seen
 from nsa_harness.core.evidence.evidence import CaughtException, Evidence, Frame, RankEvidence, RankSnapshot
 from nsa_harness.core.report import Finding, Place
 from nsa_harness.core.verdict.verdict import judge
@@ -72,7 +71,7 @@ def test_ranks_that_do_not_go_together_and_are_all_blamed_leave_open_who_is_wron
 
 
 def test_what_a_rule_held_for_likely_stays_as_it_is() -> None:
-    found = said("shape_mismatch", 0, 1, seen=Seen.PART)
+    found = said("shape_mismatch", 0, 1, seen=EvidenceKind.PART)
     assert as_sure_as_proven(case(CROSSED), found) is found.finding
 
 

@@ -9,22 +9,20 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import run
-
-from nsa_harness.core.comparison.claim import (
+from nsa_harness.core.experiment.claim import (
     FIRST,
     NO_GRADIENT,
     SECOND,
     ClaimReport,
-    Contest,
     Count,
     Fixed,
-    Mended,
     Number,
     Repetition,
     Result,
+    SequentialTest,
     Terms,
     Trial,
+    VerificationResult,
     agreement,
     count,
     difference_text,
@@ -37,6 +35,7 @@ from nsa_harness.core.comparison.claim import (
     trial_of,
 )
 from nsa_harness.core.report import Status
+from runs import run
 
 SUPPORTED, REFUTED, UNDECIDED, _ = Result
 PASSED, ALIKE, OTHERWISE, UNJUDGED = Repetition
@@ -52,18 +51,18 @@ def agreed(**terms: object) -> Terms:
     return Terms(confidence=0.95, **terms)  # type: ignore[arg-type]
 
 
-def contest(first: list[bool | None], second: list[bool | None], **terms: object) -> Contest:
+def contest(first: list[bool | None], second: list[bool | None], **terms: object) -> SequentialTest:
     """In turn, until one of both lists ends."""
-    made, ends = Contest(terms=agreed(**terms)), ([*first], [*second])
+    made, ends = SequentialTest(terms=agreed(**terms)), ([*first], [*second])
     while made.conclusion() is None and ends[made.next_side]:
         side = made.next_side
         made.learn(trial(side, ends[side].pop(0)))
     return made
 
 
-def simulated(first: float, second: float, seed: int) -> Contest:
+def simulated(first: float, second: float, seed: int) -> SequentialTest:
     """Until it is decided, as the command asks; the failure has been seen before."""
-    random, rates, made = Random(seed), (first, second), Contest(terms=agreed(controls=14))
+    random, rates, made = Random(seed), (first, second), SequentialTest(terms=agreed(controls=14))
     while made.conclusion() is None:
         made.learn(trial(made.next_side, random.random() < rates[made.next_side]))
     return made
@@ -138,7 +137,7 @@ def test_sides_that_always_end_alike_take_few_pairs(
 
 
 def test_sides_are_asked_in_turn_and_what_could_not_be_judged_is_asked_again() -> None:
-    made, asked = Contest(terms=agreed()), []
+    made, asked = SequentialTest(terms=agreed()), []
     for bad in (True, None, False, True, False):
         asked.append(made.next_side)
         made.learn(trial(made.next_side, bad))
@@ -212,11 +211,11 @@ def test_fixed_is_said_of_a_claim_only_where_the_rarest_rate_that_it_can_have_ha
 def test_a_verification_stops_as_soon_as_it_is_decided() -> None:
     assert mended([], 1) is None
     assert mended([PASSED] * 13, 14) is None
-    assert mended([PASSED] * 14, 14) is Mended.FIXED
-    assert mended([PASSED, UNJUDGED, ALIKE], 14) is Mended.NOT_FIXED
-    assert mended([PASSED, OTHERWISE], 2) is Mended.FAILS_OTHERWISE
+    assert mended([PASSED] * 14, 14) is VerificationResult.FIXED
+    assert mended([PASSED, UNJUDGED, ALIKE], 14) is VerificationResult.NOT_FIXED
+    assert mended([PASSED, OTHERWISE], 2) is VerificationResult.FAILS_OTHERWISE
     assert mended([UNJUDGED, PASSED, UNJUDGED, UNJUDGED], 2) is None
-    assert mended([PASSED, UNJUDGED, UNJUDGED, UNJUDGED], 2) is Mended.UNDECIDED
+    assert mended([PASSED, UNJUDGED, UNJUDGED, UNJUDGED], 2) is VerificationResult.UNDECIDED
 
 
 def test_of_several_countings_the_lower_rate_decides() -> None:
@@ -261,8 +260,8 @@ def test_only_the_first_steps_are_compared() -> None:
 
 
 def test_a_mitigation_that_changes_what_is_computed_is_refuted_once_each_side_was_seen_twice() -> None:
-    made = Contest(terms=agreed(computes_the_same=True, tolerance=1e-3))
-    told = Contest(terms=agreed(tolerance=1e-3))
+    made = SequentialTest(terms=agreed(computes_the_same=True, tolerance=1e-3))
+    told = SequentialTest(terms=agreed(tolerance=1e-3))
     for number in range(2):
         assert made.conclusion() is None, number
         for one in (computing(FIRST, 1.0, bad=True), computing(SECOND, 2.0)):

@@ -10,25 +10,24 @@ from zlib import crc32
 import pytest
 from builders import USER, collective, whole
 from lockstep import Made, Run, rounds, run
-from test_calls_differ import main, stood
-
-from nsa_harness.core.alignment.counts import parted_before
-from nsa_harness.core.alignment.timeline import timeline
-from nsa_harness.core.evidence.board import parse
-from nsa_harness.core.evidence.evidence import Board, Frame
+from nsa_harness.core.collectives.counts import parted_before
+from nsa_harness.core.collectives.timeline import timeline
+from nsa_harness.core.evidence.evidence import Frame, StatusFile
 from nsa_harness.core.evidence.flight import missing_numbers
+from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.core.report import Place
-from nsa_harness.probe.board import BoardWriter
 from nsa_harness.probe.chains import Chain
+from nsa_harness.probe.status_file import StatusFileWriter
 from nsa_harness.protocol import EVEN
+from test_calls_differ import main, stood
 
 REDUCE, GATHER = Made(), Made(op="all_gather", line=41)
 
 
-def counted(tmp_path: Path, made: Sequence[Made], kept: int, *, group: str = "0") -> Board:
+def counted(tmp_path: Path, made: Sequence[Made], kept: int, *, group: str = "0") -> StatusFile:
     """What the probe itself writes of these calls, and of them the newest `kept`."""
     path = tmp_path / f"{len(list(tmp_path.iterdir()))}.board"
-    writer = BoardWriter(str(path), rank=0, world_size=2)
+    writer = StatusFileWriter(str(path), rank=0, world_size=2)
     for one in made:
         text = f"{USER}:{one.line}:step"
         place = writer.string(text)
@@ -96,7 +95,7 @@ MADE = rounds([Made(), Made(op="broadcast", line=41, root=0), Made(op="barrier",
 OTHER_TYPE = [*MADE[:9], replace(MADE[9], dtype="float64"), *MADE[10:]]
 
 
-def late(ran: Run, boards: dict[int, Board]) -> Run:
+def late(ran: Run, boards: dict[int, StatusFile]) -> Run:
     """The same, of boards that have lost what was before the second step."""
     found = {}
     for rank, board in ran.boards.items():

@@ -9,12 +9,11 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import PLAN, RUNS, failed_in, run, sure
-
 from nsa_harness.core.comparison.decisions import decided, explained, fired, next_commands
 from nsa_harness.core.comparison.gates import failed
-from nsa_harness.core.diagnosis.causes import Cause, EntersTree
+from nsa_harness.core.diagnosis.causes import Cause, DecisionTreePolicy
 from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status, Verdict
+from runs import PLAN, RUNS, failed_in, run, sure
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}
@@ -275,7 +274,7 @@ def test_it_is_not_nccl_is_said_only_where_nccl_ran_and_ended_alike() -> None:
         assert "not NCCL" not in gate.then.replace("not NCCL alone", "")
 
 
-FROM_OUTSIDE = [one.value for one in Cause if one.row.verdicts and one.row.enters_tree is EntersTree.NEVER]
+FROM_OUTSIDE = [one.value for one in Cause if one.row.verdicts and one.row.enters_tree is DecisionTreePolicy.NEVER]
 
 
 def test_what_comes_from_outside_is_known_by_the_table_of_causes() -> None:

@@ -9,9 +9,10 @@ import pytest
 from builders import evidence as evidence_of
 from builders import frame, raised, rank_evidence, spec
 from hypothesis import given
-from runs import RUNS, run
-
-from nsa_harness.core.comparison.deepening import (
+from nsa_harness.core.comparison.severity import severity
+from nsa_harness.core.evidence.evidence import Debugged
+from nsa_harness.core.evidence.health_samples import Grown, HealthSamples
+from nsa_harness.core.experiment.diagnostic_rerun import (
     AGAIN,
     GROWTH,
     MOST_RUNS,
@@ -20,15 +21,13 @@ from nsa_harness.core.comparison.deepening import (
     next_change,
     with_deeper_runs,
 )
-from nsa_harness.core.comparison.repeats import with_flakiness
-from nsa_harness.core.comparison.severity import severity
-from nsa_harness.core.evidence.evidence import Debugged
-from nsa_harness.core.evidence.looks import Grown, Looks
-from nsa_harness.core.outcome import shown_deeper
-from nsa_harness.core.plan import Deepening, Expect, RunSpec
+from nsa_harness.core.experiment.repeats import with_flakiness
+from nsa_harness.core.outcome.outcome import shown_deeper
+from nsa_harness.core.plan import DiagnosticRerun, Expect, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
 from nsa_harness.core.schedule import Policy, another_wanted, failed_enough
 from nsa_harness.subject.playbook import WHAT_FOLLOWS, second_runs
+from runs import RUNS, run
 
 PASS, FAIL, HANG = Status.PASS, Status.FAIL, Status.HANG
 IN_BACKWARD = Place(file="/home/ada/train.py", line=20, function="main", text="loss.backward()")
@@ -72,7 +71,7 @@ def planned(outcome: Outcome, probe: str = "full", **changes: Any) -> list[str]:
 
 
 def look(change: str, status: Status = FAIL, *, says: str = "this", cause: str | None = None, **more: Any) -> Outcome:
-    asked = Deepening(of=1, change=change, says=says)
+    asked = DiagnosticRerun(of=1, change=change, says=says)
     told = {"cause": cause} if cause else {}
     return run("ddp", status, attempt=2, spec_hash="deeper", final=False, deepening=asked, dir="ddp~2", **told, **more)
 
@@ -123,7 +122,7 @@ def test_a_deeper_launch_differs_in_the_one_thing_and_shows_it() -> None:
     assert change is not None
     deeper = deepened(base, change, 1)
     assert deeper.env == (("A", "1"), ("TORCH_DISTRIBUTED_DEBUG", "INFO"))
-    assert deeper.deepening == Deepening(of=1, change="names", says="TORCH_DISTRIBUTED_DEBUG=INFO")
+    assert deeper.deepening == DiagnosticRerun(of=1, change="names", says="TORCH_DISTRIBUTED_DEBUG=INFO")
     assert ("run.env.TORCH_DISTRIBUTED_DEBUG", "INFO") in deeper.settings
     assert deeper.spec_hash != base.spec_hash
     unchanged = {"env": base.env, "deepening": None, "settings": base.settings, "notes": base.notes}
@@ -211,8 +210,10 @@ def test_memory_that_grows_beside_a_pass_is_looked_into_once() -> None:
 def test_where_it_was_allocated_is_said_by_the_run_that_passed_too() -> None:
     grown = Grown(place=FORWARD, first_step=9, last_step=17, size_bytes=8 << 20)
     small = replace(grown, size_bytes=1 << 19)
-    spent = replace(launch(), deepening=Deepening(of=1, change="growth", says="tracemalloc"))
-    seen = evidence_of(rank_evidence(0, looks=Looks(grown=(small,))), rank_evidence(1, looks=Looks(grown=(grown,))))
+    spent = replace(launch(), deepening=DiagnosticRerun(of=1, change="growth", says="tracemalloc"))
+    seen = evidence_of(
+        rank_evidence(0, looks=HealthSamples(grown=(small,))), rank_evidence(1, looks=HealthSamples(grown=(grown,)))
+    )
     (own,) = shown_deeper(spent, seen)
     assert own.claim == "8.0 MiB more live after step 17 than after step 9, allocated at ada/model.py:11"
     base, _ = with_deeper_runs([leaking(), look("growth", PASS, says="tracemalloc", findings=(own,))])
@@ -282,7 +283,7 @@ def test_another_line_is_named_beside_the_first_one() -> None:
 
 
 def shown(change: str, *ranks: Any) -> list[Finding]:
-    asked = Deepening(of=1, change=change, says="this")
+    asked = DiagnosticRerun(of=1, change=change, says="this")
     return list(shown_deeper(launch(deepening=asked), evidence_of(*ranks)))
 
 

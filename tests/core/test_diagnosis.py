@@ -33,8 +33,7 @@ from builders import (
     task,
     whole,
 )
-
-from nsa_harness.core.diagnosis.case import layer_of, shorten
+from nsa_harness.core.diagnosis.context import layer_of, shorten
 from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
 from nsa_harness.core.diagnosis.rules import failures
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, RankEvidence, Source
@@ -380,9 +379,18 @@ IN_OURS = Frame(file=f"{SITE}/nsa_harness/nsa/model.py", line=3, function="<modu
 @pytest.mark.parametrize(
     ("message", "frames", "met"),
     [
-        (f"cannot import name 'Net' from 'nsa_harness.nsa' ({SITE}/nsa_harness/nsa/__init__.py)", (frame(),), "ours"),
-        ("No module named 'nsa_harness.net'", (frame(),), "ours"),
-        ("No module named 'flash'", (IN_OURS, frame()), "ours"),
+        (
+            f"cannot import name 'Net' from 'nsa_harness.nsa' ({SITE}/nsa_harness/nsa/__init__.py)",
+            (frame(),),
+            "nsa_harness",
+        ),
+        (
+            f"cannot import name 'Net' from 'nsa_attention' ({SITE}/nsa_attention/__init__.py)",
+            (frame(),),
+            "nsa_attention",
+        ),
+        ("No module named 'nsa_harness.net'", (frame(),), "nsa_harness"),
+        ("No module named 'flash'", (IN_OURS, frame()), "nsa_harness"),
         ("No module named 'nsa.net'", (frame(),), "nsa"),
         ("cannot import name 'Net' from 'nsa' (unknown location)", (frame(),), "nsa"),
         ("cannot import name 'go' from 'harness' (/home/ada/harness/__init__.py)", (frame(),), "harness"),
@@ -394,8 +402,9 @@ IN_OURS = Frame(file=f"{SITE}/nsa_harness/nsa/model.py", line=3, function="<modu
 )
 def test_an_import_that_met_a_package_of_ours_or_of_its_name_says_so(message, frames, met) -> None:
     found = main(evidence(left(0, 1, raised=raised(0, type="ImportError", message=message, frames=frames))))
-    assert found.claim.endswith("; nsa_harness is a package of nsa-harness") == (met == "ours")
-    assert ("from nsa_harness import run_one" in found.advice) == (met == "ours")
+    installed = met in ("nsa_harness", "nsa_attention")
+    assert found.claim.endswith(f"; {met} is a package of nsa-harness") == installed
+    assert ("from nsa_harness import run_one" in found.advice) == installed
     assert (f"`{met}.__path__`. A checkout of nsa-harness" in found.advice) == (met in ("nsa", "harness"))
 
 

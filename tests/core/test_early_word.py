@@ -19,10 +19,9 @@ from builders import (
     task,
     twice,
 )
-
-from nsa_harness.core.diagnosis.early_word import EarlyWord, duration, early_word, first_look
+from nsa_harness.core.diagnosis.stall_note import StallNote, duration, early_word, first_look
 from nsa_harness.core.evidence.evidence import RankSnapshot, Snapshot
-from nsa_harness.core.evidence.live import FirstLook
+from nsa_harness.core.evidence.live import FirstSnapshot
 
 READING = rank_snapshot(
     1,
@@ -31,7 +30,7 @@ READING = rank_snapshot(
 )
 
 
-def word_of(looks: Sequence[Snapshot], quiet_s: float = 8.0) -> EarlyWord | None:
+def word_of(looks: Sequence[Snapshot], quiet_s: float = 8.0) -> StallNote | None:
     return early_word(looks, (), last_progress_s=looks[-1].at_s - quiet_s, limits=LIMITS, backend="gloo")
 
 
@@ -88,7 +87,7 @@ def test_the_first_look_says_where_each_rank_stands_and_since_when() -> None:
     runs = stands(3, 50, 0.0, state="R")
     rows = first_look(snapshot(1, 60.0, stands(0, 40, 30.0), stands(1, 40, 20.0, 2.0), stands(2, 41, None), runs), "")
     assert rows == (
-        FirstLook(
+        FirstSnapshot(
             ranks=(0, 1),
             blocked_in="all_reduce",
             place="train.py:40",
@@ -97,7 +96,7 @@ def test_the_first_look_says_where_each_rank_stands_and_since_when() -> None:
             cpu_s=2.0,
             age_s=60.0,
         ),
-        FirstLook(
+        FirstSnapshot(
             ranks=(2,),
             blocked_in="all_reduce",
             place="train.py:41",
@@ -106,7 +105,7 @@ def test_the_first_look_says_where_each_rank_stands_and_since_when() -> None:
             cpu_s=1.0,
             age_s=60.0,
         ),
-        FirstLook(
+        FirstSnapshot(
             ranks=(3,), blocked_in="running", place="train.py:50", function="step", idle_s=0.0, cpu_s=1.0, age_s=60.0
         ),
     )

@@ -25,12 +25,11 @@ from builders import (
     stalled,
     task,
 )
-
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import EarlierError, Ending, Evidence, Frame, Raised, RankEvidence, Source
 from nsa_harness.core.evidence.exit_messages import closing_signals, deaths, handed_on, last_traceback, original
+from nsa_harness.core.evidence.health_samples import LastMessages
 from nsa_harness.core.evidence.host import SentSignal
-from nsa_harness.core.evidence.looks import LastWords
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
 
@@ -251,7 +250,7 @@ def test_launchers_and_schedulers_say_what_they_send(line: str, signal: tuple[in
 
 # Threads and children that died.
 
-DIED = LastWords(kind="child process", name="Process-1", error="KeyError: 7", place=place(12, "load"))
+DIED = LastMessages(kind="child process", name="Process-1", error="KeyError: 7", place=place(12, "load"))
 UNNAMED = replace(DIED, name="child process")
 
 
@@ -276,14 +275,14 @@ def test_the_traceback_of_a_child_comes_before_what_its_parent_raised_for_want_o
         ("subprocess.CalledProcessError", UNNAMED, 12),
     ],
 )
-def test_only_what_follows_from_a_child_that_died_is_told_after_it(kind: str, dead: LastWords, line: int) -> None:
+def test_only_what_follows_from_a_child_that_died_is_told_after_it(kind: str, dead: LastMessages, line: int) -> None:
     found = diagnosed(evidence(rank_evidence(0), failed(1, raised(1, kind), deaths=(dead,)))).findings[0]
     assert found.place is not None
     assert found.place.line == line
 
 
 @pytest.mark.parametrize(("dead", "cause"), [(DIED, "thread_died"), (UNNAMED, "lock_cycle")])
-def test_a_rank_that_waits_for_a_child_that_died_waits_for_nobody(dead: LastWords, cause: str) -> None:
+def test_a_rank_that_waits_for_a_child_that_died_waits_for_nobody(dead: LastMessages, cause: str) -> None:
     seen = stalled(rank_snapshot(0, frame(327, file="/usr/lib/python3.11/threading.py", function="wait"), frame(30)))
     assert seen.ending is Ending.STALL
     found = diagnosed(replace(seen, ranks=(rank_evidence(0, deaths=(dead,)),)))

@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.grades import CERTAIN, LIKELY, Seen, confidence
+from nsa_harness.core.diagnosis.confidence import CERTAIN, LIKELY, EvidenceKind, confidence
 
 ROOT = Path(__file__).resolve().parents[2]
-CORE = ROOT / "harness" / "core"
-WEIGHING = CORE / "diagnosis" / "grades.py"  # the one place that turns what was seen into a number
-SAYING = (CORE / "diagnosis", CORE / "verdict", CORE / "alignment", CORE / "comparison", ROOT / "harness" / "subject")
-SOURCES = sorted({CORE / "outcome.py", *(path for place in SAYING for path in place.rglob("*.py"))} - {WEIGHING})
+CORE = ROOT / "harness" / "nsa_harness" / "core"
+WEIGHING = CORE / "diagnosis" / "confidence.py"  # the one place that turns what was seen into a number
+_PARTS = ("diagnosis", "verdict", "collectives", "comparison", "experiment")
+SAYING = (*(CORE / part for part in _PARTS), CORE.parent / "subject")
+SOURCES = sorted(
+    {*(CORE / "outcome").glob("*.py"), *(path for place in SAYING for path in place.rglob("*.py"))} - {WEIGHING}
+)
 _GIVEN, _KEPT = ("confidence", "seen"), ("confidence", "certain", "likely", "sure")
 
 
@@ -64,24 +66,24 @@ def test_one_function_makes_every_finding() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
     }
-    assert calls == {"case.py"}
+    assert calls == {"context.py"}
 
 
 @pytest.mark.parametrize("cause", Cause)
 def test_certain_is_only_what_the_row_holds_for_a_proof(cause: Cause) -> None:
     by = cause.row.certain_by
-    for seen in Seen:
+    for seen in EvidenceKind:
         assert (confidence(seen, by) >= CERTAIN) is (seen in by), f"{cause}: {seen}"
         assert confidence(seen, by, left_open=True) <= LIKELY < CERTAIN
 
 
 def test_what_proves_nothing_is_as_sure_as_it_was_whatever_is_left_open() -> None:
-    weak = [seen for seen in Seen if confidence(seen, Seen) < CERTAIN]
+    weak = [seen for seen in EvidenceKind if confidence(seen, EvidenceKind) < CERTAIN]
     assert weak
-    assert all(confidence(one, (), left_open=True) == confidence(one, Seen) for one in weak)
+    assert all(confidence(one, (), left_open=True) == confidence(one, EvidenceKind) for one in weak)
 
 
 def test_every_frozen_judgement_has_the_number_of_a_grade() -> None:
-    known = {confidence(seen, by) for seen in Seen for by in ((), tuple(Seen))}
+    known = {confidence(seen, by) for seen in EvidenceKind for by in ((), tuple(EvidenceKind))}
     lines = (ROOT / "tests" / "frozen" / "judgements.jsonl").read_text().splitlines()
     assert {found["confidence"] for line in lines for found in json.loads(line)["outcome"].get("findings", ())} <= known

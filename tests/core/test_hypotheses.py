@@ -9,14 +9,13 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import BAD, RUNS, failed_in, run
-
 from nsa_harness.core.comparison.contrasts import Endings, configuration, differences, setting
 from nsa_harness.core.comparison.hypotheses import Answer, HypothesisKind, HypothesisRow, answers
-from nsa_harness.core.comparison.repeats import with_flakiness
-from nsa_harness.core.plan import Deepening
+from nsa_harness.core.experiment.repeats import with_flakiness
+from nsa_harness.core.plan import DiagnosticRerun
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.subject.playbook import PLAYBOOK
+from runs import BAD, RUNS, failed_in, run
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}
@@ -182,7 +181,7 @@ def test_as_long_as_something_fails_by_chance_two_passes_refute_nothing() -> Non
 
 def test_a_look_that_changed_nothing_is_an_attempt_and_one_that_changed_something_is_none() -> None:
     def look(change: str) -> Outcome:
-        asked = Deepening(of=1, change=change, says="")
+        asked = DiagnosticRerun(of=1, change=change, says="")
         return run("ddp", PASS, attempt=2, final=False, deepening=asked)
 
     again = [run("ddp", HANG), look("again"), run("manual", PASS, MANUAL)]

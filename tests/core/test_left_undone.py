@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 from builders import case, ended, evidence, rank_evidence, whole
-
 from nsa_harness.core.diagnosis.rules import silent_faults
 from nsa_harness.core.evidence.evidence import RankEvidence
-from nsa_harness.core.evidence.look_records import read_looks
-from nsa_harness.core.evidence.looks import Arrived, GivenUp, Looks, Unwaited
+from nsa_harness.core.evidence.health_records import read_looks
+from nsa_harness.core.evidence.health_samples import Arrived, GivenUp, HealthSamples, Unwaited
 from nsa_harness.core.report import Place
 
 LINE = Place(file="/home/ada/train.py", line=18, function="step")
 OTHER = Place(file="/home/ada/train.py", line=30, function="step")
 
 
-def rank(number: int, looks: Looks | None = None) -> RankEvidence:
+def rank(number: int, looks: HealthSamples | None = None) -> RankEvidence:
     return rank_evidence(number, exit=ended(number), looks=looks)
 
 
@@ -27,15 +26,18 @@ def found(rule: Any, *ranks: RankEvidence) -> Any:
     return explanation.finding if explanation else None
 
 
-def arrived(**changes: Any) -> Looks:
-    return Looks(arrived=(Arrived(**{"model": "Net", "looks": 6, **changes}),))
+def arrived(**changes: Any) -> HealthSamples:
+    return HealthSamples(arrived=(Arrived(**{"model": "Net", "looks": 6, **changes}),))
 
 
 def test_a_line_whose_handles_nobody_asks_is_told_with_the_ranks_that_have_it() -> None:
-    mine = Looks(unwaited=(Unwaited(op="all_reduce", place=LINE, calls=48),))
-    both = Looks(unwaited=(*mine.unwaited, Unwaited(op="irecv", place=OTHER, calls=6)))
+    mine = HealthSamples(unwaited=(Unwaited(op="all_reduce", place=LINE, calls=48),))
+    both = HealthSamples(unwaited=(*mine.unwaited, Unwaited(op="irecv", place=OTHER, calls=6)))
     one = found(
-        silent_faults.unwaited_collective, rank(0, mine), rank(1, both), rank(2, Looks(unwaited=both.unwaited[1:]))
+        silent_faults.unwaited_collective,
+        rank(0, mine),
+        rank(1, both),
+        rank(2, HealthSamples(unwaited=both.unwaited[1:])),
     )
     assert (one.code, one.ranks, one.place, one.confidence) == ("unwaited_collective", (0, 1), LINE, 0.85)
     assert one.claim == (
@@ -45,13 +47,13 @@ def test_a_line_whose_handles_nobody_asks_is_told_with_the_ranks_that_have_it() 
 
 
 def test_an_exception_that_all_ranks_caught_alike_is_told_with_the_batches_that_it_cost() -> None:
-    lost = Looks(given_up=(GivenUp(type="IndexError", place=LINE, batches=2, step=4),))
+    lost = HealthSamples(given_up=(GivenUp(type="IndexError", place=LINE, batches=2, step=4),))
     later = GivenUp(type="KeyError", place=OTHER, batches=1, step=9)
     one = found(
         silent_faults.batches_given_up,
         rank(0, lost),
-        rank(1, Looks(given_up=(later, *lost.given_up))),
-        rank(2, Looks(given_up=(later,))),
+        rank(1, HealthSamples(given_up=(later, *lost.given_up))),
+        rank(2, HealthSamples(given_up=(later,))),
     )
     assert (one.code, one.ranks, one.place, one.confidence) == ("swallowed_exception", (0, 1), LINE, 0.85)
     assert one.claim == (
@@ -61,9 +63,9 @@ def test_an_exception_that_all_ranks_caught_alike_is_told_with_the_batches_that_
 
 
 def test_an_exception_that_reached_a_rank_as_it_was_ended_is_not_taken_for_one_that_was_caught() -> None:
-    lost = Looks(given_up=(GivenUp(type="RuntimeError", place=LINE, batches=1, step=4),))
+    lost = HealthSamples(given_up=(GivenUp(type="RuntimeError", place=LINE, batches=1, step=4),))
     ended_by_a_signal = replace(rank(0, lost), exit=ended(0, -15))
-    assert silent_faults.batches_given_up(case(evidence(ended_by_a_signal, rank(1, Looks())))) is None
+    assert silent_faults.batches_given_up(case(evidence(ended_by_a_signal, rank(1, HealthSamples())))) is None
 
 
 def test_parameters_that_hold_what_nobody_begins_with_are_told() -> None:
@@ -93,16 +95,16 @@ def test_parameters_without_a_gradient_are_told_of_a_program_that_steps_by_hand(
 
 
 @pytest.mark.parametrize(
-    "looks", [None, Looks(), arrived(), arrived(still=8, looks=3), arrived(never_count=2, looks=3)]
+    "looks", [None, HealthSamples(), arrived(), arrived(still=8, looks=3), arrived(never_count=2, looks=3)]
 )
-def test_nothing_is_said_of_what_was_seen_too_seldom_or_not_at_all(looks: Looks | None) -> None:
+def test_nothing_is_said_of_what_was_seen_too_seldom_or_not_at_all(looks: HealthSamples | None) -> None:
     rules = (
         silent_faults.unwaited_collective,
         silent_faults.batches_given_up,
         silent_faults.uninitialised_parameters,
         silent_faults.no_gradient,
     )
-    assert [found(one, rank(0, looks), rank(1, Looks())) for one in rules] == [None] * 4
+    assert [found(one, rank(0, looks), rank(1, HealthSamples())) for one in rules] == [None] * 4
 
 
 def test_what_the_probe_tells_at_the_end_is_read_back() -> None:

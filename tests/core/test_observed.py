@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from builders import C10D, board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, task, twice
 from builders import ended as exited
-
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import ChildSample, Ending, Retraction
-from nsa_harness.core.outcome import ended, standings
+from nsa_harness.core.outcome.outcome import ended, standings
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import judge, looked_at, moving_ranks, still_moving
 

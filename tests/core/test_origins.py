@@ -6,13 +6,12 @@ from dataclasses import replace
 from textwrap import dedent
 
 from builders import ALL_REDUCE, USER, board, call, evidence, frame, rank_evidence, rank_snapshot, stalled
-
-from nsa_harness.core.diagnosis.case import Case
+from nsa_harness.core.diagnosis.context import Case
 from nsa_harness.core.diagnosis.rules.calls_differ import _place, _rounds_of
 from nsa_harness.core.evidence.evidence import Source
-from nsa_harness.core.evidence.origins import Origin, origin_of_arguments, origin_of_loop
-from nsa_harness.core.evidence.sources import excerpts, loops_around, program_sources
 from nsa_harness.core.report import Place
+from nsa_harness.core.source_code.program_source import excerpts, loops_around, program_sources
+from nsa_harness.core.source_code.value_origin import Origin, origin_of_arguments, origin_of_loop
 from nsa_harness.core.verdict.verdict import judge
 
 PROGRAM = dedent(

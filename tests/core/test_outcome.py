@@ -29,11 +29,10 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-
 from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
-from nsa_harness.core.outcome import outcome_of, skipped, unjudged, vital
+from nsa_harness.core.outcome.outcome import outcome_of, skipped, unjudged, vital
 from nsa_harness.core.plan import Bound, Expect, Fault, Skip
 from nsa_harness.core.report import (
     Artifact,
@@ -41,6 +40,7 @@ from nsa_harness.core.report import (
     HangKind,
     MachineFacts,
     Outcome,
+    RankSummary,
     Report,
     Standing,
     Status,
@@ -48,7 +48,6 @@ from nsa_harness.core.report import (
     Trouble,
     Usage,
     Verdict,
-    Vital,
     counts,
     exit_code,
 )
@@ -105,7 +104,7 @@ def test_a_run_that_passed_is_told_whole() -> None:
         repeat="nsa-harness run spec.json",
     )
     vitals = tuple(
-        Vital(
+        RankSummary(
             rank=rank,
             loss=2.5,
             gradients="3 of 3",
@@ -400,7 +399,7 @@ def test_where_the_ranks_of_a_failed_run_stood_last() -> None:
 
 
 def test_a_rank_that_told_nothing_has_no_vital_numbers() -> None:
-    nothing = Vital(rank=0, loss=None, gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None)
+    nothing = RankSummary(rank=0, loss=None, gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None)
     assert vital(rank_evidence(0)) == nothing
     assert vital(rank_evidence(0, board=board())).longest_quiet_s is None
 

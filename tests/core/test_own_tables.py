@@ -10,15 +10,14 @@ import torch
 from builders import case, ended, evidence, rank_evidence, spec
 from hypothesis import given
 from hypothesis import strategies as st
-
+from nsa_attention.samples import gate_rows
+from nsa_harness.core.diagnosis.confidence import LIKELY
 from nsa_harness.core.diagnosis.engine import diagnose
-from nsa_harness.core.diagnosis.grades import LIKELY
 from nsa_harness.core.evidence.evidence import Ending, Evidence
-from nsa_harness.core.outcome import outcome_of
+from nsa_harness.core.outcome.outcome import outcome_of
 from nsa_harness.core.report import Place, StepCost
 from nsa_harness.core.scenario.program import Row, Table
 from nsa_harness.core.verdict.verdict import judge
-from nsa_harness.nsa.samples import gate_rows
 from nsa_harness.subject.tables import (
     RULES,
     gate_collapse,

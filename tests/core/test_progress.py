@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from builders import USER, board, call, case, ended, evidence, frame, mark, raised, rank_evidence, stack
-
+from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.diagnosis.grades import CERTAIN
 from nsa_harness.core.diagnosis.progress import step_in_progress
 from nsa_harness.core.diagnosis.rules import failures
-from nsa_harness.core.evidence.evidence import Board, Call, Evidence, RankEvidence
+from nsa_harness.core.evidence.evidence import Call, Evidence, RankEvidence, StatusFile
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
 
@@ -145,7 +144,7 @@ def test_that_a_rank_may_not_have_come_to_the_call_yet_leaves_no_certainty() -> 
 
 def between(**changes: Any) -> RankEvidence:
     facts: dict[str, Any] = {"steps_s": STEPS, "stepped_from": (frame(46, function="fit"),)}
-    board_of: Board = board(mark("step", step=2, at_s=2.0), **facts)
+    board_of: StatusFile = board(mark("step", step=2, at_s=2.0), **facts)
     return rank_evidence(0, **{"board": board_of, "exit": ended(0, -6, at_s=3.0), **changes})
 
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 from builders import evidence, rank_evidence
-from runs import run
-
-from nsa_harness.core.evidence.looks import Looks, Memory, Replica, ReplicaLook
-from nsa_harness.core.readiness import (
+from nsa_harness.core.evidence.health_samples import HealthSamples, Memory, Replica, ReplicaSample
+from nsa_harness.core.experiment.readiness import (
     Checklist,
     Decision,
     Number,
@@ -29,6 +27,7 @@ from nsa_harness.core.readiness import (
     with_folders,
 )
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Status, Timing, Usage
+from runs import run
 
 LAPTOP = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0+cpu")
 BOX = replace(LAPTOP, gpus=("A100", "A100"))
@@ -266,13 +265,13 @@ def test_a_slope_is_found_after_the_warm_up_with_an_interval_that_holds_it(noise
     assert slope(list(jumps(1e6))[:8]) is None
 
 
-def looked(slope_bytes: float, checksums: Sequence[str]) -> Looks:
+def looked(slope_bytes: float, checksums: Sequence[str]) -> HealthSamples:
     looks = tuple(
-        ReplicaLook(at="stepped", round=number, steps=number, checksum=one) for number, one in enumerate(checksums)
+        ReplicaSample(at="stepped", round=number, steps=number, checksum=one) for number, one in enumerate(checksums)
     )
     replica = Replica(number=0, ranks=(0, 1), names=(("a", "b"),), looks=looks, parts=())
     memory = tuple(Memory(step=step, anonymous_bytes=size, gpu_bytes=None) for step, size in jumps(slope_bytes))
-    return Looks(memory=memory, replicas=(replica,))
+    return HealthSamples(memory=memory, replicas=(replica,))
 
 
 def test_the_rank_whose_memory_grows_most_counts_and_replicas_are_told_apart_where_all_have_told() -> None:

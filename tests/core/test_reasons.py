@@ -9,8 +9,7 @@ import pytest
 from builders import board, call, frame, mark
 from hypothesis import given
 from hypothesis import strategies as st
-
-from nsa_harness.core.alignment.reasons import (
+from nsa_harness.core.collectives.reasons import (
     AbandonedBatch,
     OtherModules,
     OtherPace,
@@ -24,11 +23,20 @@ from nsa_harness.core.alignment.reasons import (
     parted_modules,
     still_given,
 )
-from nsa_harness.core.evidence.evidence import Board, Call, Forwards, Loader, Mark, ModuleCall, StepRow, Tally
+from nsa_harness.core.evidence.evidence import (
+    Call,
+    Forwards,
+    Loader,
+    ModuleCall,
+    ProgressEvent,
+    StatusFile,
+    StepRow,
+    Tally,
+)
 from nsa_harness.core.report import Place
 
 
-def made(*calls: Call, step: int = 1, position: int = 0, **changes: Any) -> Board:
+def made(*calls: Call, step: int = 1, position: int = 0, **changes: Any) -> StatusFile:
     """A rank that made these calls and trains at this point."""
     return board(mark("forward", step=step, position=position), calls=calls, **changes)
 
@@ -153,7 +161,7 @@ TRAINING = mark("backward", step=3)
 BARRIER = call(1, "barrier", entered_s=6.0, left_s=None)
 
 
-def batches(newest: Mark, *calls: Call, steps: int = 2, **changes: Any) -> Board:
+def batches(newest: ProgressEvent, *calls: Call, steps: int = 2, **changes: Any) -> StatusFile:
     done = tuple((step, float(step)) for step in range(1, steps + 1))
     return board(newest, steps_s=done, calls=calls, **changes)
 
@@ -178,7 +186,7 @@ def test_a_rank_that_got_no_more_batch_and_ended_has_finished() -> None:
     ],
     ids=["still in the fetch", "called something before it", "got one", "asks for none"],
 )
-def test_nobody_has_finished_where_that_is_not_shown(other: Board) -> None:
+def test_nobody_has_finished_where_that_is_not_shown(other: StatusFile) -> None:
     assert first_out_of_batches({0: batches(TRAINING), 1: other}) is None
 
 
@@ -191,7 +199,7 @@ def test_where_nobody_goes_on_nobody_was_early() -> None:
 # Steps compared by how much training they hold.
 
 
-def loaded(*loaders: tuple[int, int, int, bool], made_at: int = 9) -> Board:
+def loaded(*loaders: tuple[int, int, int, bool], made_at: int = 9) -> StatusFile:
     """(number, iterators so far, batches of the newest, whether it has ended)."""
     chain = (frame(made_at),)
     made_of = [Loader(number=n, iterators=count, batches=given, ended=e, chain=chain) for n, count, given, e in loaders]
@@ -210,7 +218,9 @@ def loaded(*loaders: tuple[int, int, int, bool], made_at: int = 9) -> Board:
     ],
     ids=["more of the same", "as many", "another iterator", "another loader", "made elsewhere", "not told"],
 )
-def test_batches_are_uneven_where_the_iterator_that_ended_here_gave_others_more(other: Board, uneven: bool) -> None:
+def test_batches_are_uneven_where_the_iterator_that_ended_here_gave_others_more(
+    other: StatusFile, uneven: bool
+) -> None:
     finished = OutOfBatches(ranks=(1,), others=(0,), step=4, inside=None)
     assert still_given({0: other, 1: loaded((1, 2, 4, True))}, finished) is uneven
     assert still_given({0: other, 1: loaded()}, finished)
@@ -226,14 +236,14 @@ def steps(count: int) -> tuple[tuple[int, float], ...]:
     return tuple((step, float(step)) for step in range(1, count + 1))
 
 
-def through(*marks: int, calls: tuple[Call, ...] = (BARRIER,), **changes: Any) -> Board:
+def through(*marks: int, calls: tuple[Call, ...] = (BARRIER,), **changes: Any) -> StatusFile:
     """A rank that has done a step a number, with so many marks each, and stands in a barrier after the last."""
     done = len(marks)
     facts = {"steps_s": steps(done), "marked": dict(enumerate(marks, start=1)), "calls": calls}
     return board(mark("step", step=done, position=marks[-1], at_s=5.0), **{**facts, **changes})
 
 
-def training(*marks: int, **changes: Any) -> Board:
+def training(*marks: int, **changes: Any) -> StatusFile:
     """A rank that has done these steps and is in the backward pass of the next one."""
     done = len(marks)
     facts = {"steps_s": steps(done), "marked": dict(enumerate(marks, start=1))}
@@ -257,7 +267,9 @@ def test_a_step_with_more_marks_than_usual_on_a_rank_that_is_a_batch_short_was_b
         (training(10, 10, 10, marked={}), through(10, 14, 10)),  # a board that did not count them
     ],
 )
-def test_no_step_was_given_up_where_its_marks_or_the_other_ranks_do_not_show_it(first: Board, second: Board) -> None:
+def test_no_step_was_given_up_where_its_marks_or_the_other_ranks_do_not_show_it(
+    first: StatusFile, second: StatusFile
+) -> None:
     assert abandoned_batch({0: first, 1: second}) is None
 
 
@@ -281,7 +293,7 @@ def module(name: str, line: int = 22) -> ModuleCall:
     return ModuleCall(name=name, place=place)
 
 
-def went_through(*steps: tuple[str, ...], kind: str = "backward", whole: bool = True, **changes: Any) -> Board:
+def went_through(*steps: tuple[str, ...], kind: str = "backward", whole: bool = True, **changes: Any) -> StatusFile:
     """From step 1 on, the last one in progress."""
     names = tuple(dict.fromkeys(name for step in steps for name in step))
     forwards = tuple(
@@ -332,7 +344,7 @@ def test_where_every_rank_left_its_step_before_the_few_are_named_and_of_two_both
         (went_through(NET, NET), board(mark("backward", step=2))),
     ],
 )
-def test_what_may_be_the_same_in_the_end_or_never_was_is_no_branch(one: Board, other: Board) -> None:
+def test_what_may_be_the_same_in_the_end_or_never_was_is_no_branch(one: StatusFile, other: StatusFile) -> None:
     assert parted_modules({0: one, 1: other}) is None
     assert parted_modules({0: other, 1: one}) is None
 

@@ -9,7 +9,6 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
-
 from nsa_harness.core.redaction import (
     Found,
     Secrets,

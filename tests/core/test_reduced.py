@@ -20,12 +20,11 @@ from builders import (
     stack,
     task,
 )
-
 from nsa_harness.core.evidence.evidence import EarlierError, Evidence, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
-from nsa_harness.supervisor.store.adapters import adapter, evidence_text, json_text
-from nsa_harness.supervisor.store.collect import bounded
+from nsa_harness.supervisor.storage.adapters import adapter, evidence_text, json_text
+from nsa_harness.supervisor.storage.collect import bounded
 
 LONG = "/very/" + "long/" * 60 + "train.py"
 LED = (

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lockstep import line
-
-from nsa_harness.core.alignment.repair import Edit, Repair, repairs
-from nsa_harness.core.alignment.timeline import Event, Token, field_apart
+from nsa_harness.core.collectives.repair import Edit, Repair, repairs
+from nsa_harness.core.collectives.timeline import Event, Token, field_apart
 
 _PLAIN = Event(
     group="0",

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-
+from nsa_attention import config, settings
 from nsa_harness.core.plan import Bound, Launcher, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import checked_scenario
@@ -14,7 +14,6 @@ from nsa_harness.core.scenario.program import Surroundings
 from nsa_harness.core.scenario.resolve import resolve, settings_of
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
-from nsa_harness.nsa import config, settings
 from nsa_harness.subject.options import SHAPES
 from nsa_harness.subject.program import PROGRAM
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from graphlib import CycleError
 
 import pytest
-
 from nsa_harness import subject
 from nsa_harness.core.diagnosis import rules as families
-from nsa_harness.core.diagnosis.case import Case
 from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.context import Case
 from nsa_harness.core.diagnosis.engine import RULES, by_phase
 from nsa_harness.core.diagnosis.phases import Rule, RulePhase, in_order, rule
 from nsa_harness.subject.tables import RULES as OWN_RULES

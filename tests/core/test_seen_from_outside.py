@@ -20,14 +20,13 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-
 from nsa_harness.core.evidence.evidence import Evidence, RankSnapshot
-from nsa_harness.core.evidence.host import Gpu, MemoryMark, NcclInfo, SentSignal, SignalMasks, read_nccl, would_act
-from nsa_harness.core.evidence.looks import Looks, Memory
-from nsa_harness.core.outcome import outcome_of, signals
+from nsa_harness.core.evidence.health_samples import HealthSamples, Memory
+from nsa_harness.core.evidence.host import Gpu, MemoryAtEvent, NcclInfo, SentSignal, SignalMasks, read_nccl, would_act
+from nsa_harness.core.outcome.outcome import outcome_of, signals
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.core.verdict.verdict import judge
-from nsa_harness.render import words
+from nsa_harness.texts import words
 
 NOTHING = SignalMasks(pending=0, blocked=0, ignored=0, caught=0)
 
@@ -132,8 +131,10 @@ def test_a_run_that_ended_by_itself_is_asked_for_no_signal() -> None:
 # Memory.
 
 
-def marked(moment: str, step: int, allocated: int | None, reserved: int | None) -> MemoryMark:
-    return MemoryMark(moment=moment, step=step, rss_bytes=1_000_000, allocated_bytes=allocated, reserved_bytes=reserved)
+def marked(moment: str, step: int, allocated: int | None, reserved: int | None) -> MemoryAtEvent:
+    return MemoryAtEvent(
+        moment=moment, step=step, rss_bytes=1_000_000, allocated_bytes=allocated, reserved_bytes=reserved
+    )
 
 
 def test_memory_at_the_hang_is_the_kernel_s_the_driver_s_and_the_rank_s_last_word() -> None:
@@ -166,7 +167,7 @@ def test_memory_at_the_hang_is_the_kernel_s_the_driver_s_and_the_rank_s_last_wor
 
 def test_of_a_program_that_writes_no_heartbeat_the_probe_has_seen_the_allocator() -> None:
     seen = hang()
-    looks = Looks(memory=(Memory(step=4, anonymous_bytes=1, gpu_bytes=3_000_000),))
+    looks = HealthSamples(memory=(Memory(step=4, anonymous_bytes=1, gpu_bytes=3_000_000),))
     outcome = told(replace(seen, ranks=(replace(seen.ranks[0], looks=looks), seen.ranks[1])))
     at_end = outcome.memory[0]
     assert (at_end.allocated_bytes, at_end.reserved_bytes, at_end.allocator_step) == (3_000_000, None, 4)

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from builders import collective
-
-from nsa_harness.core.alignment.alignment import differences, groups_of
-from nsa_harness.core.alignment.side_by_side import divergence
-from nsa_harness.core.alignment.timeline import timeline
+from nsa_harness.core.collectives.alignment import differences, groups_of
+from nsa_harness.core.collectives.divergence import divergence
+from nsa_harness.core.collectives.timeline import timeline
 from nsa_harness.core.evidence.evidence import Collective
 from nsa_harness.core.report import Divergence
 

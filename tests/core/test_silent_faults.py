@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 from builders import case, ended, evidence, rank_evidence
-
 from nsa_harness.core.diagnosis.rules import silent_faults as of_silence
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.exit_messages import last_words
-from nsa_harness.core.evidence.look_records import KEPT_POINTS, read_looks
-from nsa_harness.core.evidence.looks import (
+from nsa_harness.core.evidence.health_records import KEPT_POINTS, read_looks
+from nsa_harness.core.evidence.health_samples import (
     Broken,
     Fetched,
-    LastWords,
-    Looks,
+    HealthSamples,
+    LastMessages,
     Memory,
+    OverwrittenFile,
     Part,
     Replica,
-    ReplicaLook,
-    Written,
+    ReplicaSample,
 )
 from nsa_harness.core.report import Place
 
@@ -31,7 +30,7 @@ SAME = Part(checksum="aa", size=4.0, total=1.0)
 OTHER = Part(checksum="bb", size=5.0, total=1.0)
 
 
-def rank(number: int, looks: Looks | None = None, **changes: Any) -> RankEvidence:
+def rank(number: int, looks: HealthSamples | None = None, **changes: Any) -> RankEvidence:
     return rank_evidence(number, exit=ended(number), looks=looks, **changes)
 
 
@@ -46,8 +45,8 @@ HOLDS = Broken(step=5, value="nan", names=("head.weight",))
 
 
 def test_the_rank_whose_loss_was_broken_first_and_its_line_are_named() -> None:
-    first = Looks(loss=Broken(step=4, value="nan", place=LINE), parameters=HOLDS)
-    later = Looks(loss=Broken(step=5, value="nan", place=LINE), parameters=HOLDS)
+    first = HealthSamples(loss=Broken(step=4, value="nan", place=LINE), parameters=HOLDS)
+    later = HealthSamples(loss=Broken(step=5, value="nan", place=LINE), parameters=HOLDS)
     one = found(of_silence.nan, rank(0, later), rank(1, first))
     assert (one.code, one.ranks, one.place, one.confidence) == ("nan", (1,), LINE, 0.95)
     assert one.claim == (
@@ -57,34 +56,36 @@ def test_the_rank_whose_loss_was_broken_first_and_its_line_are_named() -> None:
 
 
 def test_parameters_that_broke_before_any_loss_came_out_of_the_backward_pass_of_an_unknown_rank() -> None:
-    one = found(of_silence.nan, rank(0, Looks(parameters=HOLDS)), rank(1, Looks(parameters=HOLDS)))
+    one = found(of_silence.nan, rank(0, HealthSamples(parameters=HOLDS)), rank(1, HealthSamples(parameters=HOLDS)))
     assert (one.ranks, one.place, one.confidence) == ((0, 1), Place(parameter="head.weight"), 0.85)
     assert "came out of a backward pass; gradients are averaged" in one.claim
 
 
 @pytest.mark.parametrize("in_a_row", [0, 1, 2])
 def test_a_broken_batch_that_the_program_skipped_is_no_finding(in_a_row: int) -> None:
-    skipped = Looks(loss=Broken(step=4, value="inf", place=LINE), bad_losses=9, bad_in_a_row=in_a_row)
+    skipped = HealthSamples(loss=Broken(step=4, value="inf", place=LINE), bad_losses=9, bad_in_a_row=in_a_row)
     assert found(of_silence.nan, rank(0, skipped)) is None
 
 
 def test_losses_that_stay_broken_to_the_end_are_likely_one() -> None:
-    one = found(of_silence.nan, rank(0, Looks(loss=Broken(step=4, value="inf", place=LINE), bad_in_a_row=3)))
+    one = found(of_silence.nan, rank(0, HealthSamples(loss=Broken(step=4, value="inf", place=LINE), bad_in_a_row=3)))
     assert (one.ranks, one.confidence) == ((0,), 0.8)
 
 
 # Replicas.
 
 
-def replica(*checksums: str, part: Part = SAME, steps: tuple[int, ...] = (0, 0, 1, 1, 2), **changes: Any) -> Looks:
+def replica(
+    *checksums: str, part: Part = SAME, steps: tuple[int, ...] = (0, 0, 1, 1, 2), **changes: Any
+) -> HealthSamples:
     """Made, before step 1, after it, before step 2, after it."""
     moments = (("made", 0), ("begun", 0), ("stepped", 1), ("begun", 1), ("stepped", 2))
     looks = tuple(
-        ReplicaLook(at=at, round=number, steps=done, checksum=one)
+        ReplicaSample(at=at, round=number, steps=done, checksum=one)
         for (at, number), done, one in zip(moments, steps, checksums, strict=False)
     )
     facts = {"number": 0, "ranks": (0, 1), "names": (("head.weight", "head.weight"),), "looks": looks, "parts": (part,)}
-    return Looks(replicas=(Replica(**{**facts, **changes}),))
+    return HealthSamples(replicas=(Replica(**{**facts, **changes}),))
 
 
 def test_a_rank_that_changed_its_replica_outside_of_a_step_is_named() -> None:
@@ -137,7 +138,9 @@ def test_what_was_before_the_oldest_look_is_left_open() -> None:
         pytest.param(replica(*"aabbc"), None, id="a rank without looks"),
     ],
 )
-def test_replicas_that_are_equal_or_need_not_be_are_no_finding(first: Looks, second: Looks | None) -> None:
+def test_replicas_that_are_equal_or_need_not_be_are_no_finding(
+    first: HealthSamples, second: HealthSamples | None
+) -> None:
     assert found(of_silence.replica_divergence, rank(0, first), rank(1, second)) is None
 
 
@@ -149,11 +152,11 @@ def test_replicas_of_another_group_are_not_compared() -> None:
 # Models outside of DDP.
 
 
-def alone(*checksums: str, over: str | None = None, **changes: Any) -> Looks:
+def alone(*checksums: str, over: str | None = None, **changes: Any) -> HealthSamples:
     """Met before step 1, looked at after it, before step 2, and so on; at the end where it still lives."""
     moments = [("made", 0), ("stepped", 1), ("begun", 1), ("stepped", 2), ("begun", 2), ("stepped", 3)]
     taken = [*zip(moments, checksums, strict=False), *([(("over", 3), over)] if over else [])]
-    looks = tuple(ReplicaLook(at=at, round=number, steps=number, checksum=one) for (at, number), one in taken)
+    looks = tuple(ReplicaSample(at=at, round=number, steps=number, checksum=one) for (at, number), one in taken)
     return replica(looks=looks, wrapped=False, **changes)
 
 
@@ -190,7 +193,9 @@ def test_a_model_whose_parameters_were_broadcast_is_a_replica_from_the_start() -
         ),
     ],
 )
-def test_models_outside_of_ddp_that_were_not_meant_to_be_equal_are_no_finding(first: Looks, second: Looks) -> None:
+def test_models_outside_of_ddp_that_were_not_meant_to_be_equal_are_no_finding(
+    first: HealthSamples, second: HealthSamples
+) -> None:
     assert found(of_silence.replica_divergence, rank(0, first), rank(1, second)) is None
 
 
@@ -213,23 +218,28 @@ def test_models_that_were_never_equal_and_whose_gradients_are_summed_were_meant_
 
 
 def test_a_file_that_several_ranks_begin_anew_is_told_with_the_line_of_the_first() -> None:
-    last, other = (Written(path=f"/tmp/{name}.pt", place=LINE, step=6) for name in ("last", "other"))
-    one = found(of_silence.shared_file, rank(0, Looks(wrote=(last,))), rank(1, Looks(wrote=(other, last))))
+    last, other = (OverwrittenFile(path=f"/tmp/{name}.pt", place=LINE, step=6) for name in ("last", "other"))
+    one = found(
+        of_silence.shared_file, rank(0, HealthSamples(wrote=(last,))), rank(1, HealthSamples(wrote=(other, last)))
+    )
     assert (one.code, one.ranks, one.place, one.confidence) == ("shared_file", (0, 1), LINE, 0.8)
     assert one.claim == "ranks 0, 1 each wrote /tmp/last.pt from its beginning at ada/train.py:18"
 
 
 def test_a_file_of_each_rank_is_no_finding() -> None:
-    first, second = (Written(path=f"/tmp/{number}.pt", place=LINE, step=6) for number in range(2))
-    assert found(of_silence.shared_file, rank(0, Looks(wrote=(first,))), rank(1, Looks(wrote=(second,)))) is None
+    first, second = (OverwrittenFile(path=f"/tmp/{number}.pt", place=LINE, step=6) for number in range(2))
+    assert (
+        found(of_silence.shared_file, rank(0, HealthSamples(wrote=(first,))), rank(1, HealthSamples(wrote=(second,))))
+        is None
+    )
 
 
 # Memory.
 
 
-def memory(amounts: dict[int, float], gpu: dict[int, float] | None = None) -> Looks:
+def memory(amounts: dict[int, float], gpu: dict[int, float] | None = None) -> HealthSamples:
     """MiB by step."""
-    return Looks(
+    return HealthSamples(
         memory=tuple(
             Memory(step=step, anonymous_bytes=int(amount * MIB), gpu_bytes=int(gpu[step] * MIB) if gpu else None)
             for step, amount in amounts.items()
@@ -288,7 +298,7 @@ def test_memory_that_does_not_grow_on_is_no_finding(amounts: dict[int, float]) -
 
 
 def test_a_parameter_whose_module_ran_and_that_never_had_a_gradient_is_named() -> None:
-    looks = Looks(never=("encoder.weight", "encoder.bias"), never_count=2, looks=6)
+    looks = HealthSamples(never=("encoder.weight", "encoder.bias"), never_count=2, looks=6)
     one = found(of_silence.no_gradient, rank(0, looks), rank(1, looks))
     assert (one.code, one.ranks, one.confidence) == ("no_gradient", (0, 1), 0.85)
     assert one.place == Place(parameter="encoder.weight", module="encoder")
@@ -296,17 +306,21 @@ def test_a_parameter_whose_module_ran_and_that_never_had_a_gradient_is_named() -
 
 def test_the_line_that_uses_such_a_parameter_is_its_place() -> None:
     used = Place(file="/home/ada/train.py", line=30, function="features")
-    looks = Looks(never=("encoder.weight",), never_count=1, looks=6, never_place=used)
+    looks = HealthSamples(never=("encoder.weight",), never_count=1, looks=6, never_place=used)
     one = found(of_silence.no_gradient, rank(0), rank(1, looks))
     assert one.place == replace(used, parameter="encoder.weight", module="encoder")
     assert one.claim.endswith("encoder.weight; used at ada/train.py:30")
 
 
 def test_gradients_that_are_zero_at_every_look_are_told_of_the_ranks_that_have_them() -> None:
-    one = found(of_silence.no_gradient, rank(0, Looks(looks=9)), rank(1, Looks(looks=9, still_count=8, still_looks=9)))
+    one = found(
+        of_silence.no_gradient,
+        rank(0, HealthSamples(looks=9)),
+        rank(1, HealthSamples(looks=9, still_count=8, still_looks=9)),
+    )
     assert (one.code, one.ranks) == ("no_gradient", (1,))
     assert one.claim == "the gradients of all 8 parameters of the optimizer were zero at each of 9 looks on rank 1"
-    assert found(of_silence.no_gradient, rank(1, Looks(looks=3, still_count=8, still_looks=3))) is None
+    assert found(of_silence.no_gradient, rank(1, HealthSamples(looks=3, still_count=8, still_looks=3))) is None
 
 
 def test_of_several_optimizers_one_that_is_given_zeros_alone_is_told_and_one_that_was_not_once_is_not() -> None:
@@ -317,7 +331,7 @@ def test_of_several_optimizers_one_that_is_given_zeros_alone_is_told_and_one_tha
 
 
 def test_after_few_looks_nothing_is_said_of_gradients() -> None:
-    looks = Looks(never=("encoder.weight",), never_count=1, looks=3)
+    looks = HealthSamples(never=("encoder.weight",), never_count=1, looks=3)
     assert found(of_silence.no_gradient, rank(0, looks)) is None
 
 
@@ -339,9 +353,9 @@ GROUP = "[W1121] Warning: WARNING: destroy_process_group() was not called before
 
 def test_last_words_are_read_with_their_error_and_the_users_line() -> None:
     assert last_words("epoch 1\n" + SEMAPHORES + GROUP + ATEXIT + "left alone\n" + SEMAPHORES) == (
-        LastWords(kind="left", name="3 leaked semaphore", error="", place=None),
-        LastWords(kind="process group", name="destroy_process_group", error="", place=None),
-        LastWords(
+        LastMessages(kind="left", name="3 leaked semaphore", error="", place=None),
+        LastMessages(kind="process group", name="destroy_process_group", error="", place=None),
+        LastMessages(
             kind="atexit",
             name="atexit",
             error="FileNotFoundError: [Errno 2] No such file or directory: 'journal.txt'",
@@ -430,7 +444,7 @@ def test_replicas_are_read_back_with_the_parts_of_the_last_look() -> None:
 def test_written_files_are_read_back() -> None:
     looks = read_looks([{"at": "wrote", "path": "/tmp/a.pt", "place": "/home/ada/train.py:18:step", "step": 6}])
     assert looks is not None
-    assert looks.wrote == (Written(path="/tmp/a.pt", place=LINE, step=6),)
+    assert looks.wrote == (OverwrittenFile(path="/tmp/a.pt", place=LINE, step=6),)
 
 
 def test_many_points_are_thinned_and_the_newest_stay() -> None:
@@ -453,9 +467,9 @@ def test_no_record_is_no_look() -> None:
 # Waiting for data.
 
 
-def fetched(*points: tuple[int, float, float]) -> Looks:
+def fetched(*points: tuple[int, float, float]) -> HealthSamples:
     """Each of a step, the seconds waited until it ended, and the seconds passed."""
-    return Looks(fetched=tuple(Fetched(step=a, waited_s=b, passed_s=c, place=LINE) for a, b, c in points))
+    return HealthSamples(fetched=tuple(Fetched(step=a, waited_s=b, passed_s=c, place=LINE) for a, b, c in points))
 
 
 WAITS = fetched((1, 0.0, 9.0), (3, 1.0, 10.0), (8, 5.0, 15.0), (16, 13.0, 24.0), (24, 17.0, 30.0))
@@ -477,10 +491,10 @@ def test_who_waits_for_its_loader_most_of_the_time_is_told_with_the_line() -> No
         fetched((3, 0.0, 10.0), (12, 2.0, 12.0), (24, 4.0, 14.0)),  # for a short time
         fetched((3, 0.0, 10.0), (6, 9.0, 20.0), (10, 18.0, 30.0)),  # in few steps
         fetched((3, 0.0, 10.0), (12, 4.0, 20.0), (24, 8.0, 30.0)),  # less than half of it
-        Looks(),
+        HealthSamples(),
     ],
 )
-def test_a_wait_that_is_short_or_over_is_no_finding(looks: Looks) -> None:
+def test_a_wait_that_is_short_or_over_is_no_finding(looks: HealthSamples) -> None:
     assert found(of_silence.input_bound, rank(0, looks)) is None
 
 

@@ -10,9 +10,11 @@ from textwrap import dedent
 import pytest
 from builders import C10D, USER, evidence, frame, raised, rank_evidence, rank_snapshot, stalled
 from lockstep import line
-
 from nsa_harness.core.evidence.evidence import Evidence, Source
-from nsa_harness.core.evidence.sources import (
+from nsa_harness.core.outcome.outcome import skipped
+from nsa_harness.core.plan import Skip
+from nsa_harness.core.report import Culprit, Place
+from nsa_harness.core.source_code.program_source import (
     Branch,
     branches,
     excerpts,
@@ -20,11 +22,8 @@ from nsa_harness.core.evidence.sources import (
     places_of,
     statement,
 )
-from nsa_harness.core.outcome import skipped
-from nsa_harness.core.plan import Skip
-from nsa_harness.core.report import Culprit, Place
-from nsa_harness.supervisor.store.rundir import AttemptDir
-from nsa_harness.supervisor.store.sources import FILE, quoted, with_sources
+from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.supervisor.storage.sources import FILE, quoted, with_sources
 
 PROGRAM = dedent(
     """\

@@ -8,7 +8,6 @@ import pytest
 from builders import BACKWARD, C10D, SITE, USER, frame, stack
 from hypothesis import given
 from hypothesis import strategies as st
-
 from nsa_harness.core.evidence.evidence import Frame, Stack
 from nsa_harness.core.evidence.stacks import (
     in_function,
@@ -204,6 +203,7 @@ def test_parsing_a_faulthandler_file_never_raises(text: str) -> None:
         ("/usr/lib/python3.11/site-packages/nsa_harness/protocol.py", True),
         ("/home/ada/nsa/train.py", False),
         ("/usr/lib/python3.11/site-packages/nsa_harness/nsa/ops/attend.py", False),
+        ("/usr/lib/python3.11/site-packages/nsa_attention/ops/attend.py", False),
         ("/home/ada/lib/python3.11_notes/train.py", False),
     ],
 )

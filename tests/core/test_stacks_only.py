@@ -22,14 +22,13 @@ from builders import (
     rank_snapshot,
     stalled,
 )
-
+from nsa_harness.core.diagnosis.confidence import LIKELY
 from nsa_harness.core.diagnosis.engine import diagnose
-from nsa_harness.core.diagnosis.grades import LIKELY
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Snapshot
-from nsa_harness.core.evidence.sources import excerpts
 from nsa_harness.core.evidence.stacks import group_call
-from nsa_harness.core.outcome import checked
+from nsa_harness.core.outcome.outcome import checked
 from nsa_harness.core.report import Culprit, Place, Status, Verdict
+from nsa_harness.core.source_code.program_source import excerpts
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.core.verdict.wait import WaitKind
 

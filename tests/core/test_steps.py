@@ -8,8 +8,7 @@ import pytest
 from builders import board, call, collective
 from hypothesis import given
 from hypothesis import strategies as st
-
-from nsa_harness.core.evidence.evidence import Board, Call, Collective, StepRow, Tally
+from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile, StepRow, Tally
 from nsa_harness.core.evidence.steps import by_step, calls_of, entered_s, ledger_table, step_rows
 
 ZERO_NS = 1_800_000_000_000_000_000
@@ -19,7 +18,7 @@ def at(seq: int, at_s: float, op: str = "all_reduce", **changes: Any) -> Collect
     return collective(seq, op, created_ns=ZERO_NS + round(at_s * 1e9), **changes)
 
 
-def trained(*steps_s: float, first: int = 1, calls: tuple[Call, ...] = (), **changes: Any) -> Board:
+def trained(*steps_s: float, first: int = 1, calls: tuple[Call, ...] = (), **changes: Any) -> StatusFile:
     """A rank whose steps were done at these times."""
     facts = {"zero_ns": ZERO_NS, "steps_s": tuple(enumerate(steps_s, start=first)), "calls": calls}
     return board(**{**facts, **changes})

@@ -22,14 +22,13 @@ from builders import (
     stalled,
     task,
 )
-
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, Raised, RankSnapshot, Stack
 from nsa_harness.core.evidence.exit_messages import deaths
-from nsa_harness.core.evidence.looks import LastWords
-from nsa_harness.core.evidence.sources import excerpts
+from nsa_harness.core.evidence.health_samples import LastMessages
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind, Place
+from nsa_harness.core.source_code.program_source import excerpts
 from nsa_harness.core.verdict.verdict import judge
 
 THREADING = "/usr/lib/python3.11/threading.py"
@@ -68,10 +67,10 @@ def printed(**changes: Any) -> Raised:
 # A thread that died.
 
 
-DEAD = LastWords(kind="thread", name="Thread-1 (decode)", error="KeyError: 4", place=line(17, "decode"))
+DEAD = LastMessages(kind="thread", name="Thread-1 (decode)", error="KeyError: 4", place=line(17, "decode"))
 
 
-def waits_after(*dead: LastWords) -> Evidence:
+def waits_after(*dead: LastMessages) -> Evidence:
     seen = stalled(rank_snapshot(0, WAIT, frame(30)))
     exit = seen.launcher and replace(seen.launcher, rank=0)
     return replace(seen, ranks=(rank_evidence(0, raised=printed(), deaths=dead, exit=exit),))
@@ -90,7 +89,7 @@ def test_so_it_does_where_nobody_saw_how_the_rank_ended() -> None:
 
 
 @pytest.mark.parametrize("dead", [(), (replace(DEAD, name="thread"),)])
-def test_what_no_thread_died_of_is_a_lock_as_any(dead: tuple[LastWords, ...]) -> None:
+def test_what_no_thread_died_of_is_a_lock_as_any(dead: tuple[LastMessages, ...]) -> None:
     assert diagnosed(waits_after(*dead)).cause == "lock_cycle"
 
 

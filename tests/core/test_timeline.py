@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from builders import board, call, collective
 from lockstep import ZERO_NS, entered, line
+from nsa_harness.core.collectives.timeline import Event, Field, Timeline, field_apart, timeline, value
+from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile
 
-from nsa_harness.core.alignment.timeline import Event, Field, Timeline, field_apart, timeline, value
-from nsa_harness.core.evidence.evidence import Board, Call, Collective
 
-
-def of(made: Board | None, *entries: Collective, backend: str = "gloo") -> Timeline:
+def of(made: StatusFile | None, *entries: Collective, backend: str = "gloo") -> Timeline:
     return timeline(0, made, entries, backend)
 
 
-def clocked(*calls: Call, **changes: Any) -> Board:
+def clocked(*calls: Call, **changes: Any) -> StatusFile:
     return board(calls=calls, zero_ns=ZERO_NS, **changes)
 
 
@@ -79,7 +78,9 @@ def test_what_is_older_than_a_hole_in_the_numbers_is_no_part_of_it() -> None:
     ],
     ids=["all calls", "older calls overwritten", "all numbers", "older numbers lost", "of one group", "a hole"],
 )
-def test_it_says_whether_it_goes_back_to_the_beginning(made: Board, entries: list[Collective], whole: bool) -> None:
+def test_it_says_whether_it_goes_back_to_the_beginning(
+    made: StatusFile, entries: list[Collective], whole: bool
+) -> None:
     assert of(made, *entries).whole is whole
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from builders import board, call, frame, mark
-
-from nsa_harness.core.alignment.timeline import comparable, timeline
-from nsa_harness.core.evidence.evidence import Board, Call, CallCount
+from nsa_harness.core.collectives.timeline import comparable, timeline
+from nsa_harness.core.evidence.evidence import Call, CallCount, StatusFile
 
 GLOO = "gloo"
 MAIN, HELPER = 100, 101  # threads; the builders' process is 100
 
 
-def numbers(seen: Board) -> list[int]:
+def numbers(seen: StatusFile) -> list[int]:
     return [event.call.number for event in timeline(0, seen, (), GLOO).events if event.call]
 
 
-def both() -> Board:
+def both() -> StatusFile:
     """The main thread trains, and newest of all a helper did something."""
     calls = (call(1, tid=MAIN), call(2, tid=HELPER), call(3, tid=MAIN), call(4))
     marks = (mark("data", tid=HELPER, at_s=9.0), mark("backward", tid=MAIN, at_s=8.0))

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from builders import C10D, USER, board, call, collective, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
 from lockstep import line
-
-from nsa_harness.core.alignment.alignment import departure, last_round
-from nsa_harness.core.alignment.routine import other_partner
-from nsa_harness.core.alignment.timeline import Timeline, timeline
+from nsa_harness.core.collectives.alignment import departure, last_round
+from nsa_harness.core.collectives.call_pattern import other_partner
+from nsa_harness.core.collectives.timeline import Timeline, timeline
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.evidence.evidence import Board, Call, Evidence, Source
+from nsa_harness.core.evidence.evidence import Call, Evidence, Source, StatusFile
 from nsa_harness.core.report import Finding, Status
 from nsa_harness.core.verdict.verdict import judge
 
@@ -31,7 +30,7 @@ def main(seen: Evidence) -> Finding:
     return diagnosed(seen).findings[0]
 
 
-def rounds(*made: tuple[str, int], **changes: Any) -> Board:
+def rounds(*made: tuple[str, int], **changes: Any) -> StatusFile:
     """A rank that made these calls one after the other; the last one is still open."""
     calls = [
         call(number, op, place=line(at), peer=None if op == "barrier" else changes.get("peer", 0))
@@ -59,7 +58,7 @@ def test_a_rank_that_keeps_its_rounds_or_had_none_did_not_depart() -> None:
     assert departure(Timeline(rank=0, events=(), whole=True)) is None
 
 
-def in_steps(made: Board, *steps: int) -> Board:
+def in_steps(made: StatusFile, *steps: int) -> StatusFile:
     return replace(made, calls=tuple(replace(one, step=step) for one, step in zip(made.calls, steps, strict=True)))
 
 
@@ -125,7 +124,7 @@ def test_of_a_rank_that_went_on_from_its_rounds_that_is_told_with_what_let_it_ou
     assert main(replace(seen, sources=SOURCES)).place == line(27)
 
 
-def partners(*peers: int, rank: int) -> Board:
+def partners(*peers: int, rank: int) -> StatusFile:
     calls = [call(number, "recv", place=line(31), peer=peer) for number, peer in enumerate(peers, start=1)]
     return board(calls=(*calls[:-1], replace(calls[-1], left_s=None)), rank=rank)
 

@@ -27,7 +27,6 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.motion import Motion
@@ -199,7 +198,8 @@ def test_another_python_thread_that_cannot_be_read_may_release_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["/src/harness/probe/beat.py", f"{SITE}/tqdm/_monitor.py", f"{SITE}/torch/utils/data/_utils/pin_memory.py"]
+    "file",
+    ["/src/harness/probe/heartbeat.py", f"{SITE}/tqdm/_monitor.py", f"{SITE}/torch/utils/data/_utils/pin_memory.py"],
 )
 def test_a_librarys_own_poller_releases_nothing(file: str) -> None:
     poller = (

@@ -9,13 +9,12 @@ from textwrap import dedent
 import pytest
 from builders import USER, board, call, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
 from lockstep import line
-
-from nsa_harness.core.diagnosis.case import Case
+from nsa_harness.core.diagnosis.call_paths import passer, turn, turned_off_at
+from nsa_harness.core.diagnosis.context import Case
 from nsa_harness.core.diagnosis.engine import diagnose
-from nsa_harness.core.diagnosis.ways import passer, turn, turned_off_at
-from nsa_harness.core.evidence.evidence import Board, Call, Evidence, Frame, KeySet, Source
-from nsa_harness.core.evidence.sources import around_alone, excerpts, guard
+from nsa_harness.core.evidence.evidence import Call, Evidence, Frame, KeySet, Source, StatusFile
 from nsa_harness.core.report import Finding
+from nsa_harness.core.source_code.program_source import around_alone, excerpts, guard
 from nsa_harness.core.verdict.verdict import judge
 
 PROGRAM = dedent(
@@ -69,14 +68,14 @@ SOURCES = tuple(excerpts(USER, PROGRAM, set(range(1, len(PROGRAM.splitlines())))
 PUBLISHES = (MAIN, there("self.roll()", "hour"), there("self.publish()", "roll"), there("store.set", "publish"))
 
 
-def case(stands: Sequence[Frame], waits: Sequence[Frame] = (), *boards: Board, sources: Sequence[Source]) -> Case:
+def case(stands: Sequence[Frame], waits: Sequence[Frame] = (), *boards: StatusFile, sources: Sequence[Source]) -> Case:
     """Rank 0 stands there in a collective, rank 1 in a wait for a key of a store. Frames from the outside in."""
     seen = evidence_of(stands, waits, *boards, sources=sources)
     return Case(evidence=seen, judgement=judge(seen))
 
 
 def evidence_of(
-    stands: Sequence[Frame], waits: Sequence[Frame], *boards: Board, sources: Sequence[Source] = SOURCES
+    stands: Sequence[Frame], waits: Sequence[Frame], *boards: StatusFile, sources: Sequence[Source] = SOURCES
 ) -> Evidence:
     own = boards or (inside(0, call(1, left_s=None)), inside(1, call(1, "wait store.get", left_s=None, key="epoch3")))
     leaf = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
@@ -85,7 +84,7 @@ def evidence_of(
     return replace(stalled(*looks, ranks=ranks), sources=tuple(sources))
 
 
-def inside(rank: int, now: Call, *keys: KeySet) -> Board:
+def inside(rank: int, now: Call, *keys: KeySet) -> StatusFile:
     return board(rank=rank, calls=(now,), keys_set=keys)
 
 

@@ -14,15 +14,14 @@ from typing import Any
 
 import psutil
 import pytest
-
 from nsa_harness.commands.attempt import run_one
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.render.documents.report_json import outcome_values
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
-from nsa_harness.supervisor.store.record import load_spec
-from nsa_harness.supervisor.store.rundir import create_run
+from nsa_harness.supervisor.storage.record import load_spec
+from nsa_harness.supervisor.storage.rundir import create_run
 
 PROGRAMS = Path(__file__).resolve().parent.parent / "programs"
 COMMAND = [str(Path(sys.executable).parent / "nsa-harness")]

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from nsa_harness.supervisor.capture import procfs
 
 from .conftest import PROGRAMS, Workspace

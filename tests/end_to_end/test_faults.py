@@ -6,13 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
-
 from nsa_harness.faults import acts
 
 # A rank loads it by its path, and not by that of a link.
 ACTS = str(Path(acts.__file__).resolve())
 
-# The function of harness/faults/acts.py that a stack must name. None: nobody can ask a killed rank for its line.
+# The function of faults/acts.py that a stack must name. None: nobody can ask a killed rank for its line.
 LINES = {
     "deadlock": "_wait_for_the_lock",
     "raise": "_raise",

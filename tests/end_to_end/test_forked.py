@@ -15,15 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
-
 from nsa_harness.commands.attempt import run_one
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import Outcome
 from nsa_harness.supervisor.launch.fork_client import ForkServer, can_fork
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
-from nsa_harness.supervisor.store.record import load_spec
-from nsa_harness.supervisor.store.rundir import AttemptDir, create_run
+from nsa_harness.supervisor.storage.record import load_spec
+from nsa_harness.supervisor.storage.rundir import AttemptDir, create_run
 
 from .conftest import PROGRAMS, Undisturbed, forget_the_test
 from .jobs import until

@@ -7,12 +7,11 @@ import json
 import re
 
 import pytest
-
+from nsa_attention.config import SHAPES
+from nsa_attention.model import TinyLM
 from nsa_harness.core.plan import Launcher
-from nsa_harness.nsa.config import SHAPES
-from nsa_harness.nsa.model import TinyLM
 from nsa_harness.render.documents.report_json import outcome_values
-from nsa_harness.supervisor.store.rundir import create_run
+from nsa_harness.supervisor.storage.rundir import create_run
 
 from .conftest import Ran, Workspace
 from .test_forked import Launches, ends_of, scenario

@@ -6,6 +6,7 @@ import configparser
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -67,19 +68,37 @@ def built(target: str, tree: Path, home: Path) -> Path:
     return archive
 
 
+def without_links(tree: Path) -> Path:
+    """Fill `tree` with the files of the repository as git checks them out where `core.symlinks` is false."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        source, target = REPOSITORY / name, tree / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_symlink():
+            target.write_text(os.readlink(source))
+        elif source.is_file():
+            shutil.copyfile(source, target)
+    return tree
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """Unpacked, as an installer does, beside a console script made of the wheel's entry point."""
+    """A wheel built from a checkout without symbolic links, in a new environment with its console script."""
     home = tmp_path_factory.mktemp("environment")
     venv.create(home, symlinks=True)
     (site,) = (home / "lib").glob("python3*/site-packages")
-    wheel = built("wheel", REPOSITORY, tmp_path_factory.mktemp("dist"))
+    tree = without_links(tmp_path_factory.mktemp("checkout"))
+    wheel = built("wheel", tree, tmp_path_factory.mktemp("dist"))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     for folder in {Path(str(importlib.util.find_spec(name).origin)).parents[1] for name in ("torch", "typer")}:
         for entry in folder.iterdir():
             link = site / entry.name
-            if entry.suffix != ".pth" and not entry.name.startswith(("nsa_harness", *OWN)) and not link.exists():
+            if (
+                entry.suffix != ".pth"
+                and not entry.name.startswith(("nsa_harness", "nsa_attention", *OWN))
+                and not link.exists()
+            ):
                 link.symlink_to(entry)
     (entry_points,) = site.glob("nsa_harness-*.dist-info/entry_points.txt")
     parser = configparser.ConfigParser()
@@ -118,7 +137,7 @@ def test_a_wheel_carries_everything_and_finds_its_scenarios_elsewhere(installed,
 
     package = installed.site / "nsa_harness"
     spec = (tmp_path / "reports" / "latest" / "ddp_onestep" / "spec.json").read_text()
-    assert str(package / "nsa") in spec
+    assert str(installed.site / "nsa_attention") in spec
     assert str(REPOSITORY) not in spec
     shipped = {path.name for path in (REPOSITORY / "scenarios").iterdir()}
     assert {path.name for path in (package / "_scenarios").iterdir()} == shipped
@@ -126,10 +145,10 @@ def test_a_wheel_carries_everything_and_finds_its_scenarios_elsewhere(installed,
     assert {path.name for path in (package / "_corpus").iterdir()} == programs
 
 
-def test_a_wheel_has_one_name_to_import(installed):
+def test_a_wheel_has_two_names_to_import(installed):
     with zipfile.ZipFile(installed.wheel) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"nsa_harness"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"nsa_harness", "nsa_attention"}
 
 
 def test_a_wheel_built_from_the_sdist_is_the_one_built_from_the_checkout(installed, tmp_path):
@@ -153,7 +172,7 @@ def test_what_is_installed_can_be_imported_and_started_as_modules(installed, tmp
     imported = installed.ran(tmp_path, installed.python, "-c", asked).stdout.split()
     assert imported == ["nsa_harness.commands.attempt", str(installed.site / "nsa_harness" / "__init__.py")]
     assert installed.ran(tmp_path, installed.python, "-m", "nsa_harness", "--version").stdout == "nsa-harness 0.1.0\n"
-    assert "--impl" in installed.ran(tmp_path, installed.python, "-m", "nsa_harness.nsa.train", "--help").stdout
+    assert "--impl" in installed.ran(tmp_path, installed.python, "-m", "nsa_attention.train", "--help").stdout
 
 
 def test_a_project_with_our_names_has_its_own_modules(installed, project):

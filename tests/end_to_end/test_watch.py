@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from nsa_harness.supervisor.observe.guest import FORWARDED
+from nsa_harness.supervisor.observe.observed_job import FORWARDED
 
 from .conftest import PROGRAMS, Workspace
 from .jobs import GATE, TORCHRUN, Reader, gate, nsa_harness, opened, said, tagged, until

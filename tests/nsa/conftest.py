@@ -14,10 +14,9 @@ from types import FunctionType
 
 import pytest
 import torch
+from nsa_attention.config import CI, NSAConfig
+from nsa_attention.train import main
 from ranks import run_forks
-
-from nsa_harness.nsa.config import CI, NSAConfig
-from nsa_harness.nsa.train import main
 
 ROOT = Path(__file__).resolve().parents[2]
 Program = Callable[..., subprocess.CompletedProcess[str]]
@@ -86,7 +85,7 @@ def tiny() -> NSAConfig:
 
 def forked(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The training program on two ranks, forked from a process that has torch."""
-    ranks = run_forks(2, str(ROOT / "nsa"), *arguments, boards=None, cwd=directory)
+    ranks = run_forks(2, str(ROOT / "nsa" / "nsa_attention"), *arguments, boards=None, cwd=directory)
     status = next((rank.status for rank in ranks if rank.status), 0)
     out, err = ("".join(said) for said in zip(*((rank.out, rank.err) for rank in ranks), strict=True))
     return subprocess.CompletedProcess(arguments, status, out, err)
@@ -100,7 +99,7 @@ def program(tmp_path: Path) -> Program:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"] if torchrun else []
         clean = {name: value for name, value in os.environ.items() if not name.startswith("NSA_") and name != "CONFIG"}
         return subprocess.run(
-            [sys.executable, *launcher, str(ROOT / "nsa"), *arguments],
+            [sys.executable, *launcher, str(ROOT / "nsa" / "nsa_attention"), *arguments],
             cwd=tmp_path,
             env=clean | {"OMP_NUM_THREADS": "1"},
             capture_output=True,

@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 
 import torch
+from nsa_attention.parallelize import average_gradients, parallelize
+from nsa_attention.settings import read_settings
+from nsa_attention.train import summed_loss
+from nsa_attention.values import Wrapper
+from nsa_attention.world import joined
 from wrapped_gradients import built, whole_gradients
-
-from nsa_harness.nsa.parallelize import average_gradients, parallelize
-from nsa_harness.nsa.settings import read_settings
-from nsa_harness.nsa.train import summed_loss
-from nsa_harness.nsa.values import Wrapper
-from nsa_harness.nsa.world import joined
 
 IGNORED = -100
 # A row for each rank: the ranks count different numbers of targets.

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from nsa_attention.ops import blockwise
+from nsa_attention.ops.attend import selected_attention
+from nsa_attention.ops.blockwise import readers
+from nsa_attention.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
+from nsa_attention.ops.selection import EMPTY, Selection, select_blocks
 from torch import Tensor
-
-from nsa_harness.nsa.ops import blockwise
-from nsa_harness.nsa.ops.attend import selected_attention
-from nsa_harness.nsa.ops.blockwise import readers
-from nsa_harness.nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
-from nsa_harness.nsa.ops.selection import EMPTY, Selection, select_blocks
 
 TOLERANCE = 1e-10
 

@@ -11,13 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from nsa_attention.config import Implementation
+from nsa_attention.ops import border
+from nsa_attention.ops.packed import compressed_starts
+from nsa_attention.ops.selection import Selection
+from nsa_attention.ops.whole import KeysAndValues, sparse_attention
 from torch import Tensor
-
-from nsa_harness.nsa.config import Implementation
-from nsa_harness.nsa.ops import border
-from nsa_harness.nsa.ops.packed import compressed_starts
-from nsa_harness.nsa.ops.selection import Selection
-from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
 
 SELECTION = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.5)
 EVERYONE = [

@@ -20,24 +20,23 @@ import torch
 from conftest import ROOT, Alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nsa_attention import rehearse
+from nsa_attention.checkpoints import folder as folders
+from nsa_attention.checkpoints import save as saving_module
+from nsa_attention.checkpoints.carried import carried_text, rank_file, take_up
+from nsa_attention.checkpoints.choose import whole_at
+from nsa_attention.checkpoints.folder import DamagedError, checked
+from nsa_attention.checkpoints.load import _Reader, read_weights
+from nsa_attention.checkpoints.rows import forget_rows_after
+from nsa_attention.checkpoints.save import Saver, saving
+from nsa_attention.checkpoints.shape import dimensions
+from nsa_attention.generate import saved_model
+from nsa_attention.settings import read_settings
+from nsa_attention.world import CannotRunError, World
 from ranks import ended, fork_ranks, run_forks, wait_for
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-from nsa_harness.nsa import rehearse
-from nsa_harness.nsa.checkpoints import folder as folders
-from nsa_harness.nsa.checkpoints import save as saving_module
-from nsa_harness.nsa.checkpoints.carried import carried_text, rank_file, take_up
-from nsa_harness.nsa.checkpoints.choose import whole_at
-from nsa_harness.nsa.checkpoints.folder import DamagedError, checked
-from nsa_harness.nsa.checkpoints.load import _Reader, read_weights
-from nsa_harness.nsa.checkpoints.rows import forget_rows_after
-from nsa_harness.nsa.checkpoints.save import Saver, saving
-from nsa_harness.nsa.checkpoints.shape import dimensions
-from nsa_harness.nsa.generate import saved_model
-from nsa_harness.nsa.settings import read_settings
-from nsa_harness.nsa.world import CannotRunError, World
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
 TINY = ("--layers", "1", "--seq-len", "32", "--data", "text")
@@ -518,7 +517,16 @@ def test_killed_before_whatever_it_does_to_the_disk_a_run_keeps_what_was_saved(
 def spread(directory: Path, ranks: int, *options: str) -> list[str]:
     """A run on so many ranks; what rank 0 said."""
     directory.mkdir(exist_ok=True)
-    done = run_forks(ranks, str(ROOT / "nsa"), *TINY, "--checkpoint-every", "2", *options, boards=None, cwd=directory)
+    done = run_forks(
+        ranks,
+        str(ROOT / "nsa" / "nsa_attention"),
+        *TINY,
+        "--checkpoint-every",
+        "2",
+        *options,
+        boards=None,
+        cwd=directory,
+    )
     assert [rank.status for rank in done] == [0] * ranks, done
     return done[0].out.splitlines()
 
@@ -562,7 +570,7 @@ def test_a_run_of_two_ranks_that_is_killed_while_it_writes_goes_on_from_the_chec
     tmp_path: Path, mark: str
 ) -> None:
     options = (*TINY, "--wrapper", "ddp", "--checkpoint-every", "2", "--steps", "6")
-    ranks = fork_ranks(2, str(ROOT / "nsa"), *options, boards=None, cwd=tmp_path)
+    ranks = fork_ranks(2, str(ROOT / "nsa" / "nsa_attention"), *options, boards=None, cwd=tmp_path)
     written = tmp_path / "out/checkpoint"
     # What lies there for a moment only may be gone before anybody looks: then it is whole.
     wait_for(lambda: (written / mark).exists() or (written / "step-4").exists(), mark)

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from nsa_harness.nsa.config import CI, Attention, Implementation, NSAConfig
-from nsa_harness.nsa.cost import KeptTensors, expected_bytes, graph_nodes
-from nsa_harness.nsa.model import Recompute, TinyLM
-from nsa_harness.nsa.train import loss_of
+from nsa_attention.config import CI, Attention, Implementation, NSAConfig
+from nsa_attention.cost import KeptTensors, expected_bytes, graph_nodes
+from nsa_attention.model import Recompute, TinyLM
+from nsa_attention.train import loss_of
 
 SMALL = replace(CI, layers=1)
 

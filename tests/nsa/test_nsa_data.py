@@ -14,14 +14,13 @@ import torch
 from conftest import ROOT, Alone, Program
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nsa_attention.data import IGNORED, Batch, Batches, shipped_text
+from nsa_attention.data.packing import row_of_window, rows
+from nsa_attention.data.prefetch import Ordered
+from nsa_attention.data.stories import SHARDS, all_stories, story
+from nsa_attention.settings import read_settings
+from nsa_attention.world import NUMBERS, CannotRunError, World
 from ranks import run_forks
-
-from nsa_harness.nsa.data import IGNORED, Batch, Batches, shipped_text
-from nsa_harness.nsa.data.packing import row_of_window, rows
-from nsa_harness.nsa.data.prefetch import Ordered
-from nsa_harness.nsa.data.stories import SHARDS, all_stories, story
-from nsa_harness.nsa.settings import read_settings
-from nsa_harness.nsa.world import NUMBERS, CannotRunError, World
 
 CPU = torch.device("cpu")
 SHORT = ("--seq-len", "32", "--batch", "2")
@@ -344,7 +343,7 @@ OWN_DISK = """
 import os, sys
 sys.path.insert(0, sys.argv.pop(1))
 os.chdir("rank" + os.environ["RANK"])
-from nsa_harness.nsa.train import main
+from nsa_attention.train import main
 sys.exit(main(sys.argv[1:]))
 """
 

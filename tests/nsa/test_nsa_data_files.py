@@ -16,17 +16,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import Alone
-
-from nsa_harness.nsa.data import Batches
-from nsa_harness.nsa.data.maps import TokenFile
-from nsa_harness.nsa.data.shards import LONGEST_TEXT, FileShard, HubShard
-from nsa_harness.nsa.data.stories import story
-from nsa_harness.nsa.data.streams import SLOW_S, Documents
-from nsa_harness.nsa.data.tokens import tokenizer_named
-from nsa_harness.nsa.data.trouble import BadRecordError, BadShardError, Trouble
-from nsa_harness.nsa.settings import read_settings
-from nsa_harness.nsa.values import FINEWEB_EDU, BadShards, HubData
-from nsa_harness.nsa.world import CannotRunError, World
+from nsa_attention.data import Batches
+from nsa_attention.data.maps import TokenFile
+from nsa_attention.data.shards import LONGEST_TEXT, FileShard, HubShard
+from nsa_attention.data.stories import story
+from nsa_attention.data.streams import SLOW_S, Documents
+from nsa_attention.data.tokens import tokenizer_named
+from nsa_attention.data.trouble import BadRecordError, BadShardError, Trouble
+from nsa_attention.settings import read_settings
+from nsa_attention.values import FINEWEB_EDU, BadShards, HubData
+from nsa_attention.world import CannotRunError, World
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
 TEXTS = [story(number) for number in range(40)]
@@ -358,7 +357,7 @@ def test_what_a_folder_keeps_for_validation_is_left_aside(tmp_path: Path) -> Non
 
 
 def test_a_file_of_tokens_is_read_where_it_is_asked(tmp_path: Path) -> None:
-    from nsa_harness.nsa.data.maps import Meta
+    from nsa_attention.data.maps import Meta
 
     file = TokenFile(tokens_at(tmp_path, count=200), Meta(), 256)
     assert file.read(100, 5).tolist() == [100, 101, 102, 103, 104]

@@ -9,18 +9,17 @@ from itertools import combinations, cycle
 
 import pytest
 import torch
+from nsa_attention import decode
+from nsa_attention.attention import BlockSelector, CompressedBranch, SlidingBranch, selection_of
+from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
+from nsa_attention.decode import Cache, NSAMemory, Rows, VanillaMemory, next_logits, prefill, step
+from nsa_attention.model import TinyLM
+from nsa_attention.ops.cached import chosen_blocks
+from nsa_attention.ops.selection import EMPTY
+from nsa_attention.world import CannotRunError
 from torch import Tensor
 from torch.nn import functional
 from touched import Touched
-
-from nsa_harness.nsa import decode
-from nsa_harness.nsa.attention import BlockSelector, CompressedBranch, SlidingBranch, selection_of
-from nsa_harness.nsa.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
-from nsa_harness.nsa.decode import Cache, NSAMemory, Rows, VanillaMemory, next_logits, prefill, step
-from nsa_harness.nsa.model import TinyLM
-from nsa_harness.nsa.ops.cached import chosen_blocks
-from nsa_harness.nsa.ops.selection import EMPTY
-from nsa_harness.nsa.world import CannotRunError
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
 TOKENS = 37

@@ -13,25 +13,24 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from nsa_harness.nsa.attention import NSAttention
-from nsa_harness.nsa.config import CI, Attention, Branch, Implementation
-from nsa_harness.nsa.decode import prefill, step
-from nsa_harness.nsa.model import TinyLM
-from nsa_harness.nsa.ops import dispatch
-from nsa_harness.nsa.ops.attend import sliding_attention
-from nsa_harness.nsa.ops.backends import SlidingBackend, flash_attn_sliding, torch_flash_sliding
-from nsa_harness.nsa.ops.dispatch import (
+from nsa_attention.attention import NSAttention
+from nsa_attention.config import CI, Attention, Branch, Implementation
+from nsa_attention.decode import prefill, step
+from nsa_attention.model import TinyLM
+from nsa_attention.ops import dispatch
+from nsa_attention.ops.attend import sliding_attention
+from nsa_attention.ops.backends import SlidingBackend, flash_attn_sliding, torch_flash_sliding
+from nsa_attention.ops.dispatch import (
     MissingImplementationError,
     implementation_around,
     implementation_for,
     implementation_of_selected,
     implementation_of_sliding,
 )
-from nsa_harness.nsa.ops.kernels import EagerKernel
-from nsa_harness.nsa.ops.selection import Selection
-from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
+from nsa_attention.ops.kernels import EagerKernel
+from nsa_attention.ops.selection import Selection
+from nsa_attention.ops.whole import KeysAndValues, sparse_attention
+from torch import Tensor
 
 CPU = torch.device("cpu")
 SELECTION = Selection(block_len=4, block_stride=2, select_len=4, select_count=3, scale=0.5)
@@ -149,7 +148,7 @@ def test_tensors_of_several_dtypes_are_a_reason(gpu: Callable[..., tuple[OnAGpu,
 
 def test_triton_that_cannot_be_imported_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "_import_reasons", [])
-    monkeypatch.setitem(sys.modules, "nsa_harness.nsa.ops.fused.backend", None)
+    monkeypatch.setitem(sys.modules, "nsa_attention.ops.fused.backend", None)
     with pytest.raises(MissingImplementationError, match=r"--impl triton: triton cannot be imported \(.*pip install"):
         implementation_for(Implementation.TRITON, *plain())
 

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Alone
+from nsa_attention import generate as command
+from nsa_attention.checkpoints.load import read_weights
+from nsa_attention.checkpoints.shape import dimensions, dimensions_differ, shape_of
+from nsa_attention.config import SHAPES, Attention, Branch, Compression, NSAConfig
+from nsa_attention.generate import continued, generate, main, saved_model
+from nsa_attention.model import TinyLM
+from nsa_attention.world import CannotRunError
 from torch import Tensor, nn
-
-from nsa_harness.nsa import generate as command
-from nsa_harness.nsa.checkpoints.load import read_weights
-from nsa_harness.nsa.checkpoints.shape import dimensions, dimensions_differ, shape_of
-from nsa_harness.nsa.config import SHAPES, Attention, Branch, Compression, NSAConfig
-from nsa_harness.nsa.generate import continued, generate, main, saved_model
-from nsa_harness.nsa.model import TinyLM
-from nsa_harness.nsa.world import CannotRunError
 
 Trained = Callable[..., Path]
 Told = pytest.CaptureFixture[str]

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-
-from nsa_harness.nsa.elsewhere import HABITS, Habit, instead_of
-from nsa_harness.nsa.settings import SettingsError, parser, read_settings
+from nsa_attention.elsewhere import HABITS, Habit, instead_of
+from nsa_attention.settings import SettingsError, parser, read_settings
 
 FLAGS = {word for action in parser()._actions for word in action.option_strings}
 

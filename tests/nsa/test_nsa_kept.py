@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from nsa_attention.ops import kept as module
+from nsa_attention.ops.fused import backend
+from nsa_attention.ops.fused.backend import FusedBackend
+from nsa_attention.ops.kept import kept
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-from nsa_harness.nsa.ops import kept as module
-from nsa_harness.nsa.ops.fused import backend
-from nsa_harness.nsa.ops.fused.backend import FusedBackend
-from nsa_harness.nsa.ops.kept import kept
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from nsa_harness.nsa.ops import mixing
+from nsa_attention.ops import mixing
 
 
 def leaves(branches: int, *shape: int, dtype: torch.dtype = torch.float64) -> tuple[list[torch.Tensor], torch.Tensor]:

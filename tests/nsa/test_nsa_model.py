@@ -8,14 +8,13 @@ from itertools import combinations
 
 import pytest
 import torch
+from nsa_attention import reference
+from nsa_attention.attention import BlockSelector, NSAttention, rotary_frequencies, rotary_turns
+from nsa_attention.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
+from nsa_attention.model import Block, Recompute, TinyLM, count_parameters
+from nsa_attention.ops.selection import RANKERS, SelectionMemo
+from nsa_attention.parallelize import checkpoint_layers
 from torch import Tensor, nn
-
-from nsa_harness.nsa import reference
-from nsa_harness.nsa.attention import BlockSelector, NSAttention, rotary_frequencies, rotary_turns
-from nsa_harness.nsa.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
-from nsa_harness.nsa.model import Block, Recompute, TinyLM, count_parameters
-from nsa_harness.nsa.ops.selection import RANKERS, SelectionMemo
-from nsa_harness.nsa.parallelize import checkpoint_layers
 
 SUBSETS = [pair for size in (1, 2, 3) for pair in combinations(ALL_BRANCHES, size)]
 

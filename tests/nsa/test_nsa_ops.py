@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
-
-from nsa_harness.nsa import reference
-from nsa_harness.nsa.ops import attend, blockwise, kernels
-from nsa_harness.nsa.ops.attend import CompletedBlocks, compressed_attention, selected_attention, sliding_attention
-from nsa_harness.nsa.ops.dense import DenseBackend
-from nsa_harness.nsa.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
-from nsa_harness.nsa.ops.per_token import PerTokenLoop
-from nsa_harness.nsa.ops.selection import (
+from nsa_attention import reference
+from nsa_attention.ops import attend, blockwise, kernels
+from nsa_attention.ops.attend import CompletedBlocks, compressed_attention, selected_attention, sliding_attention
+from nsa_attention.ops.dense import DenseBackend
+from nsa_attention.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
+from nsa_attention.ops.per_token import PerTokenLoop
+from nsa_attention.ops.selection import (
     EMPTY,
     Selection,
     _first_of_packed,
@@ -23,6 +21,7 @@ from nsa_harness.nsa.ops.selection import (
     overlap_weights,
     select_blocks,
 )
+from torch import Tensor
 
 TOLERANCE = 1e-10
 KERNELS: list[Kernel] = [EagerKernel(), FusedCpuKernel(), BlockwiseKernel()]

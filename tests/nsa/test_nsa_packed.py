@@ -11,15 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
+from nsa_attention.model import Recompute, TinyLM
+from nsa_attention.ops.packed import compressed_starts, packed
+from nsa_attention.ops.selection import RANKERS
+from nsa_attention.parallelize import checkpoint_layers
+from nsa_attention.samples import Observer
 from ranks import run_forks
 from torch import Tensor
-
-from nsa_harness.nsa.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
-from nsa_harness.nsa.model import Recompute, TinyLM
-from nsa_harness.nsa.ops.packed import compressed_starts, packed
-from nsa_harness.nsa.ops.selection import RANKERS
-from nsa_harness.nsa.parallelize import checkpoint_layers
-from nsa_harness.nsa.samples import Observer
 
 SUBSETS = [pair for size in (1, 2, 3) for pair in combinations(ALL_BRANCHES, size)]
 # Two rows of 40: one token, shorter than a block, as long as one, longer, a whole row.

@@ -9,19 +9,18 @@ from itertools import combinations, cycle
 
 import pytest
 import torch
+from nsa_attention import decode
+from nsa_attention import pages as page_tables
+from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
+from nsa_attention.decode import Cache, next_logits, prefill, step
+from nsa_attention.generate import generate, generate_each
+from nsa_attention.model import TinyLM
+from nsa_attention.ops.dispatch import MissingImplementationError
+from nsa_attention.paged import PagedCache
+from nsa_attention.pages import Kind, OutOfPagesError, default_page_len, pages_of
+from nsa_attention.world import CannotRunError
 from torch import Tensor, nn
 from touched import Touched
-
-from nsa_harness.nsa import decode
-from nsa_harness.nsa import pages as page_tables
-from nsa_harness.nsa.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
-from nsa_harness.nsa.decode import Cache, next_logits, prefill, step
-from nsa_harness.nsa.generate import generate, generate_each
-from nsa_harness.nsa.model import TinyLM
-from nsa_harness.nsa.ops.dispatch import MissingImplementationError
-from nsa_harness.nsa.paged import PagedCache
-from nsa_harness.nsa.pages import Kind, OutOfPagesError, default_page_len, pages_of
-from nsa_harness.nsa.world import CannotRunError
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
 TOKENS = 37

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import Alone, Program, forked
+from nsa_attention.config import CI, Attention, Branch
+from nsa_attention.model import Recompute, StockBlock, TinyLM
+from nsa_attention.observe import ViewGradientTrace
+from nsa_attention.ops.selection import RANKERS
+from nsa_attention.parallelize import checkpoint_layers, compile_layers
+from nsa_attention.telemetry import Telemetry
+from nsa_attention.world import World
 from ranks import run_forks
 from torch import Tensor
 from wrapped_gradients import ONE_OF_EACH, REST, WAYS
-
-from nsa_harness.nsa.config import CI, Attention, Branch
-from nsa_harness.nsa.model import Recompute, StockBlock, TinyLM
-from nsa_harness.nsa.observe import ViewGradientTrace
-from nsa_harness.nsa.ops.selection import RANKERS
-from nsa_harness.nsa.parallelize import checkpoint_layers, compile_layers
-from nsa_harness.nsa.telemetry import Telemetry
-from nsa_harness.nsa.world import World
 
 LINES = "[GRAD-TRACE] after_backward_step"
 
@@ -151,8 +150,8 @@ def test_rotary_angles_are_not_rounded_to_bfloat16_by_a_sharded_model(alone: Alo
 
 def test_an_unused_parameter_is_missing_by_name_under_fsdp1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FSDP1 fills its gradient with zeros, so that only the views tell."""
-    from nsa_harness.nsa.sharding import shard_by_fsdp1
-    from nsa_harness.nsa.world import joined
+    from nsa_attention.sharding import shard_by_fsdp1
+    from nsa_attention.world import joined
 
     bare = TinyLM.from_config(replace(CI, layers=1))
     bare.blocks[0].attn.register_parameter("idle", torch.nn.Parameter(torch.zeros(3)))

@@ -12,19 +12,18 @@ from typing import Any
 
 import pytest
 import torch
+from nsa_attention.config import Attention, Implementation, NSAConfig
+from nsa_attention.model import TinyLM
+from nsa_attention.ops.attend import CompletedBlocks, selected_attention
+from nsa_attention.ops.blockwise import blockwise
+from nsa_attention.ops.fused import gated, importance, launch, lists, mix, selected, spanned
+from nsa_attention.ops.kernels import EagerKernel
+from nsa_attention.ops.selection import Selection
+from nsa_attention.ops.whole import KeysAndValues, sparse_attention
 from torch import Tensor
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-
-from nsa_harness.nsa.config import Attention, Implementation, NSAConfig
-from nsa_harness.nsa.model import TinyLM
-from nsa_harness.nsa.ops.attend import CompletedBlocks, selected_attention
-from nsa_harness.nsa.ops.blockwise import blockwise
-from nsa_harness.nsa.ops.fused import gated, importance, launch, lists, mix, selected, spanned
-from nsa_harness.nsa.ops.kernels import EagerKernel
-from nsa_harness.nsa.ops.selection import Selection
-from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
 
 TOLERANCE = 1e-10
 FUSED = Path(selected.__file__).parent

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Alone
+from nsa_attention import prepare as command
+from nsa_attention.data import Batches
+from nsa_attention.data.stories import story
+from nsa_attention.prepare import Progress, main
+from nsa_attention.settings import read_settings
+from nsa_attention.world import World
 from ranks import wait_for
-
-from nsa_harness.nsa import prepare as command
-from nsa_harness.nsa.data import Batches
-from nsa_harness.nsa.data.stories import story
-from nsa_harness.nsa.prepare import Progress, main
-from nsa_harness.nsa.settings import read_settings
-from nsa_harness.nsa.world import World
 
 Told = pytest.CaptureFixture[str]
 TEXTS = [story(number) for number in range(600)]
@@ -89,7 +88,7 @@ def test_a_killed_command_goes_on_and_makes_what_it_would_have_made(shards: Path
     (shards / "b.jsonl").unlink()
     os.mkfifo(shards / "b.jsonl")
     out = tmp_path / "out"
-    program = [sys.executable, "-m", "nsa.prepare", str(shards), "--out", str(out)]
+    program = [sys.executable, "-m", "nsa_attention.prepare", str(shards), "--out", str(out)]
     process = subprocess.Popen(program, cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         wait_for((tmp_path / "out.partial" / "train_00000.json").exists, "the first part")

@@ -6,10 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from nsa_harness.nsa import attention, reference
-from nsa_harness.nsa.attention import rotary_frequencies, rotary_turns, rotate, split_heads
-from nsa_harness.nsa.ops import rotary
+from nsa_attention import attention, reference
+from nsa_attention.attention import rotary_frequencies, rotary_turns, rotate, split_heads
+from nsa_attention.ops import rotary
 
 
 def expected(x: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,12 @@ from conftest import Alone
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
-
-from nsa_harness.nsa.data import Batch, Batches
-from nsa_harness.nsa.evaluation import Evaluation
-from nsa_harness.nsa.schedule import learning_rate
-from nsa_harness.nsa.settings import Settings, SettingsError, read_settings
-from nsa_harness.nsa.values import Decay
-from nsa_harness.nsa.world import World
+from nsa_attention.data import Batch, Batches
+from nsa_attention.evaluation import Evaluation
+from nsa_attention.schedule import learning_rate
+from nsa_attention.settings import Settings, SettingsError, read_settings
+from nsa_attention.values import Decay
+from nsa_attention.world import World
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-
-from nsa_harness.nsa.config import CI, PRODUCTION, SHAPES, Attention, Branch, Implementation, NSAConfig
-from nsa_harness.nsa.settings import Settings, SettingsError, read_settings
-from nsa_harness.nsa.values import Data, Phase, Wrapper
+from nsa_attention.config import CI, PRODUCTION, SHAPES, Attention, Branch, Implementation, NSAConfig
+from nsa_attention.settings import Settings, SettingsError, read_settings
+from nsa_attention.values import Data, Phase, Wrapper
 
 
 def read(*arguments: str, **environment: str) -> Settings:

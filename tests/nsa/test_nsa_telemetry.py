@@ -19,17 +19,16 @@ import torch
 from conftest import Alone, Program
 from hypothesis import given
 from hypothesis import strategies as st
+from nsa_attention.attention import BlockSelector, GateMLP
+from nsa_attention.config import CI
+from nsa_attention.dtypes import expected_dtypes, surprises
+from nsa_attention.memory import AllocatorHistory, memory_dump, peak_rss_bytes, rss_bytes
+from nsa_attention.model import TinyLM
+from nsa_attention.parallelize import freeze
+from nsa_attention.samples import Observer, gate_rows, selection_row
+from nsa_attention.telemetry import TABLES, StepParts, StepResult, Telemetry, _Table
+from nsa_attention.world import World
 from torch import nn
-
-from nsa_harness.nsa.attention import BlockSelector, GateMLP
-from nsa_harness.nsa.config import CI
-from nsa_harness.nsa.dtypes import expected_dtypes, surprises
-from nsa_harness.nsa.memory import AllocatorHistory, memory_dump, peak_rss_bytes, rss_bytes
-from nsa_harness.nsa.model import TinyLM
-from nsa_harness.nsa.parallelize import freeze
-from nsa_harness.nsa.samples import Observer, gate_rows, selection_row
-from nsa_harness.nsa.telemetry import TABLES, StepParts, StepResult, Telemetry, _Table
-from nsa_harness.nsa.world import World
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
 PLAIN = expected_dtypes(torch.float32, autocast=False)
@@ -333,7 +332,7 @@ def test_tensorboard_gets_the_numbers_of_the_tables(
     def writer() -> Callable[[str], FakeWriter]:
         return lambda directory: made.append(FakeWriter(directory)) or made[-1]  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr("nsa_harness.nsa.telemetry._event_writer", writer)
+    monkeypatch.setattr("nsa_attention.telemetry._event_writer", writer)
     telemetry = Telemetry(tmp_path, ALONE, model, 0, steps=1, tensorboard=True)
     telemetry.begin(1)
     backward(model)
@@ -468,7 +467,7 @@ def test_a_snapshot_lies_beside_each_dump_and_at_the_end(
     model: TinyLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = AllocatorHistory(torch.device("cuda"), FakeAllocator())
-    monkeypatch.setattr("nsa_harness.nsa.telemetry.AllocatorHistory", lambda _: made)
+    monkeypatch.setattr("nsa_attention.telemetry.AllocatorHistory", lambda _: made)
     telemetry = Telemetry(tmp_path, ALONE, model, mem_dump_every=2, steps=3, mem_snapshot=True)
     for step in (1, 2, 3):
         telemetry.end(StepResult(step=step, phase="step", tokens=1, seconds=1.0))

@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-
-from nsa_harness.nsa.settings import read_settings
-from nsa_harness.nsa.telemetry import TABLES, file_name
-from nsa_harness.nsa.train import train
-from nsa_harness.nsa.world import joined
+from nsa_attention.settings import read_settings
+from nsa_attention.telemetry import TABLES, file_name
+from nsa_attention.train import train
+from nsa_attention.world import joined
 
 PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text(encoding="utf-8")
 

@@ -11,12 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nsa_attention
 import pytest
 import torch
 from conftest import Alone, Program
-
-from nsa_harness import nsa
-from nsa_harness.nsa.data import Batches, shipped_text
+from nsa_attention.data import Batches, shipped_text
 
 
 def losses(directory: Path) -> list[float]:
@@ -181,7 +180,7 @@ def test_the_profile_names_the_operators_that_took_most_memory(alone: Alone, tmp
 
 
 def test_anomaly_detection_turns_a_nan_in_backward_into_an_error(alone: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsa_harness.nsa.train.loss_of", lambda logits, *_: (logits.sum() * 0).sqrt())
+    monkeypatch.setattr("nsa_attention.train.loss_of", lambda logits, *_: (logits.sum() * 0).sqrt())
     assert alone("--layers", "1")[0] == 0
     with pytest.raises(RuntimeError, match="returned nan values"):
         alone("--layers", "1", "--detect-anomaly")
@@ -192,7 +191,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package below another one, as an installation has it."""
     home = tmp_path_factory.mktemp("elsewhere")
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(Path(nsa.__path__[0]), home / "other_package" / "nsa", ignore=ignored)
+    shutil.copytree(Path(nsa_attention.__path__[0]), home / "other_package" / "nsa_attention", ignore=ignored)
     (home / "other_package" / "__init__.py").touch()
     return home
 
@@ -201,7 +200,7 @@ STEP = ("--shape=ci", "--layers=1", "--steps=1", "--device=cpu", "--data=text")
 
 
 @pytest.mark.parametrize(
-    "command", [("-m", "other_package.nsa.train"), ("other_package/nsa",)], ids=["module", "folder"]
+    "command", [("-m", "other_package.nsa_attention.train"), ("other_package/nsa_attention",)], ids=["module", "folder"]
 )
 def test_a_step_below_another_package_loads_nothing_of_ours(
     elsewhere: Path, tmp_path: Path, command: tuple[str, ...]
@@ -209,22 +208,29 @@ def test_a_step_below_another_package_loads_nothing_of_ours(
     # The last import of a program, so that what it sees is what the step has loaded.
     (tmp_path / "sitecustomize.py").write_text(
         "import atexit, sys\n"
-        "atexit.register(lambda: print('top-level nsa:', any(name.split('.')[0] == 'nsa' for name in sys.modules)))\n"
+        "atexit.register(lambda: print('top-level:', any(name.split('.')[0] == 'nsa_attention' for name in"
+        " sys.modules)))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(elsewhere)])}
     done = run_python(*command, *STEP, f"--out-dir={tmp_path / 'out'}", cwd=elsewhere, environment=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "top-level nsa: False"
+    assert done.stdout.splitlines()[-1] == "top-level: False"
     assert len(losses(tmp_path)) == 1
     usage = run_python(*command, "--help", cwd=elsewhere, environment=environment).stdout
-    assert usage.startswith("usage: python -m other_package.nsa.train ")
+    assert usage.startswith("usage: python -m other_package.nsa_attention.train ")
 
 
 def test_two_copies_in_one_process_have_operators_of_their_own(elsewhere: Path, tmp_path: Path) -> None:
     # With checkpointing an operator looks for what its own layer selected.
     command = [*STEP, "--gc=all", f"--out-dir={tmp_path / 'out'}"]
-    text = f"import nsa.train, other_package.nsa.train as other; [one.main({command}) for one in (nsa.train, other)]"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(elsewhere), str(Path(nsa.__path__[0]).parent)])}
+    text = (
+        "import nsa_attention.train, other_package.nsa_attention.train as other;"
+        f" [one.main({command}) for one in (nsa_attention.train, other)]"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(elsewhere), str(Path(nsa_attention.__path__[0]).parent)]),
+    }
     done = run_python("-W", "error", "-c", text, cwd=elsewhere, environment=environment)
     assert done.returncode == 0, done.stderr
     first, second = losses(tmp_path)

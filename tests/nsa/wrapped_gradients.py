@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nsa_attention.attention import BlockSelector
+from nsa_attention.config import Attention
+from nsa_attention.model import TinyLM
+from nsa_attention.parallelize import average_gradients, averaged_as_bf16, parallelize, without_reduction
+from nsa_attention.settings import Settings, read_settings
+from nsa_attention.values import Wrapper
+from nsa_attention.world import World, joined
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
-
-from nsa_harness.nsa.attention import BlockSelector
-from nsa_harness.nsa.config import Attention
-from nsa_harness.nsa.model import TinyLM
-from nsa_harness.nsa.parallelize import average_gradients, averaged_as_bf16, parallelize, without_reduction
-from nsa_harness.nsa.settings import Settings, read_settings
-from nsa_harness.nsa.values import Wrapper
-from nsa_harness.nsa.world import World, joined
 
 LENGTH, MICRO_BATCHES = 96, 2
 REENTRANT = ("--gc", "all", "--gc-mode", "reentrant")

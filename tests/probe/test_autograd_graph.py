@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from nsa_harness import protocol
-from nsa_harness.core.evidence.board import parse
+from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import autograd
-from nsa_harness.probe.board import BoardWriter
+from nsa_harness.probe.status_file import StatusFileWriter
 from nsa_harness.probe.trouble import TroubleLog
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> BoardWriter:
-    return BoardWriter(str(tmp_path / "7.board"), rank=0, world_size=1)
+def board(tmp_path: Path) -> StatusFileWriter:
+    return StatusFileWriter(str(tmp_path / "7.board"), rank=0, world_size=1)
 
 
 def nodes(path: Path) -> int | None:
@@ -40,7 +39,7 @@ def test_a_graph_without_end_is_counted_up_to_the_limit(monkeypatch: pytest.Monk
     assert autograd.count_nodes([loop(1000).grad_fn]) == 50
 
 
-def test_the_first_backward_pass_is_counted_and_the_wrapper_leaves(board: BoardWriter, tmp_path: Path) -> None:
+def test_the_first_backward_pass_is_counted_and_the_wrapper_leaves(board: StatusFileWriter, tmp_path: Path) -> None:
     original = torch.autograd.backward
     autograd.watch_graph(torch, board, TroubleLog(str(tmp_path)))
     try:
@@ -55,7 +54,7 @@ def test_the_first_backward_pass_is_counted_and_the_wrapper_leaves(board: BoardW
 
 
 def test_a_graph_that_cannot_be_counted_is_noted_and_the_gradients_come(
-    board: BoardWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: StatusFileWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = torch.autograd.backward
     monkeypatch.setattr(autograd, "count_nodes", lambda _: 1 // 0)

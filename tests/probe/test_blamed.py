@@ -10,19 +10,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
-
 from nsa_harness import protocol
-from nsa_harness.core.evidence.board import parse
+from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import autograd
-from nsa_harness.probe.blamed import hints, in_place_lines, ordered_names, used_at
-from nsa_harness.probe.board import BoardWriter
+from nsa_harness.probe.exception_hints import hints, in_place_lines, ordered_names, used_at
 from nsa_harness.probe.hooks import Caller
 from nsa_harness.probe.names import ModuleNames
 from nsa_harness.probe.places import foreign_code
+from nsa_harness.probe.status_file import StatusFileWriter
 from nsa_harness.probe.trouble import TroubleLog
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 FOREIGN = foreign_code(torch)
 
@@ -216,7 +215,7 @@ def test_a_counter_is_no_tensor_changed_in_place() -> None:
 
 
 def test_modules_are_fresh_in_the_step_of_their_first_call(tmp_path: Path) -> None:
-    board = BoardWriter(str(tmp_path / "1.board"), rank=0, world_size=1)
+    board = StatusFileWriter(str(tmp_path / "1.board"), rank=0, world_size=1)
     names, model = ModuleNames(board), Staged()
     names.of(model)
     names.of(model.base)
@@ -230,7 +229,7 @@ def test_modules_are_fresh_in_the_step_of_their_first_call(tmp_path: Path) -> No
 
 def test_the_lines_that_lead_to_the_optimizer_are_told_once_innermost_first(tmp_path: Path) -> None:
     path = tmp_path / "1.board"
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     caller = Caller(board, FOREIGN)
     for _ in range(3):
         caller.look()
@@ -246,7 +245,7 @@ def test_a_reentrant_checkpoint_without_a_gradient_is_told_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "1.board"
-    board, module = BoardWriter(str(path), rank=0, world_size=1), sys.modules["torch.utils.checkpoint"]
+    board, module = StatusFileWriter(str(path), rank=0, world_size=1), sys.modules["torch.utils.checkpoint"]
     monkeypatch.setattr(module, "check_backward_validity", module.check_backward_validity)
     autograd.watch_checkpoints(torch, board, TroubleLog(str(tmp_path)))
     checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=True)

@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from nsa_harness import protocol
-from nsa_harness.core.evidence.board import answered, parse
+from nsa_harness.core.evidence.status_file import answered, parse
 from nsa_harness.core.report import Place
-from nsa_harness.probe import board as board_module
-from nsa_harness.probe.board import BoardWriter
+from nsa_harness.probe import status_file as board_module
+from nsa_harness.probe.status_file import StatusFileWriter
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 def test_what_is_written_is_what_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_ns = itertools.count(time.monotonic_ns(), 1_000_000)
     monkeypatch.setattr(board_module, "_monotonic_ns", lambda: next(now_ns))
-    board = BoardWriter(str(path), rank=3, world_size=8)
+    board = StatusFileWriter(str(path), rank=3, world_size=8)
     board.mark(board.what("forward", "blocks.2.attn"))
     board.finish_step()
     board.begin_step()
@@ -64,7 +63,7 @@ def test_what_is_written_is_what_is_read(path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_follows_the_optimizer_belongs_to_its_step_until_the_next_batch_or_forward(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     what = board.what("collective", "all_reduce")
     steps = []
     for begins in (True, False, True):
@@ -77,7 +76,7 @@ def test_what_follows_the_optimizer_belongs_to_its_step_until_the_next_batch_or_
 
 
 def test_the_file_is_private_and_never_seen_half_made(path: Path) -> None:
-    BoardWriter(str(path), rank=0, world_size=1)
+    StatusFileWriter(str(path), rank=0, world_size=1)
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.stat().st_size == protocol.BOARD_SIZE
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -85,12 +84,12 @@ def test_the_file_is_private_and_never_seen_half_made(path: Path) -> None:
 
 def test_a_board_of_an_earlier_process_with_this_id_is_replaced(path: Path) -> None:
     path.write_bytes(b"left over")
-    BoardWriter(str(path), rank=1, world_size=2)
+    StatusFileWriter(str(path), rank=1, world_size=2)
     assert parse(path.read_bytes(), 0).rank == 1
 
 
 def test_each_thread_has_its_mark_and_more_threads_than_slots_do_no_harm(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     what = board.what("backward", "head")
     together = threading.Barrier(protocol.SLOTS + 9)
     finish = threading.Event()
@@ -118,7 +117,7 @@ def test_each_thread_has_its_mark_and_more_threads_than_slots_do_no_harm(path: P
 
 
 def test_a_full_string_table_loses_names_and_nothing_else(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     known = board.string("first")
     for number in range(protocol.STRINGS_SIZE // protocol.STRING_LIMIT + 2):
         board.string(f"{number:05d}" * 100)
@@ -129,7 +128,7 @@ def test_a_full_string_table_loses_names_and_nothing_else(path: Path) -> None:
 
 
 def test_rings_keep_the_newest_and_a_call_that_lost_its_place_is_left_alone(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     op = board.string("all_reduce")
     lost = board.enter_call(op, 0, 0, 1, 0)
     for _ in range(protocol.CALLS):
@@ -144,7 +143,7 @@ def test_rings_keep_the_newest_and_a_call_that_lost_its_place_is_left_alone(path
 
 
 def test_a_forked_child_writes_to_no_board(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     board.mark(board.what("forward", "parent"))
     before = path.read_bytes()
     child = os.fork()
@@ -157,7 +156,7 @@ def test_a_forked_child_writes_to_no_board(path: Path) -> None:
 
 
 def test_a_torn_slot_is_left_out(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     first_mark, second_mark = board.what("forward", "a"), board.what("backward", "b")
     board.mark(first_mark)
     old = path.read_bytes()
@@ -171,7 +170,7 @@ def test_a_torn_slot_is_left_out(path: Path) -> None:
 
 
 def test_a_torn_step_does_not_hide_the_steps_before_it(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     for _ in range(3):
         board.finish_step()
     data = bytearray(path.read_bytes())
@@ -188,7 +187,7 @@ def test_a_torn_step_does_not_hide_the_steps_before_it(path: Path) -> None:
     ],
 )
 def test_what_is_no_board_is_refused_with_the_reason(path: Path, at: int, bytes_there: bytes, reason: str) -> None:
-    BoardWriter(str(path), rank=0, world_size=1)
+    StatusFileWriter(str(path), rank=0, world_size=1)
     data = bytearray(path.read_bytes())
     data[at : at + len(bytes_there)] = bytes_there
     with pytest.raises(ValueError, match=reason):
@@ -197,7 +196,7 @@ def test_what_is_no_board_is_refused_with_the_reason(path: Path, at: int, bytes_
 
 @pytest.mark.parametrize("size", [0, 10, protocol.HEADER_SIZE - 1, protocol.HEADER_SIZE, protocol.BOARD_SIZE - 1])
 def test_a_truncated_board_is_refused_with_the_reason(path: Path, size: int) -> None:
-    BoardWriter(str(path), rank=0, world_size=1)
+    StatusFileWriter(str(path), rank=0, world_size=1)
     with pytest.raises(ValueError, match=f"has {protocol.BOARD_SIZE} bytes"):
         parse(path.read_bytes()[:size], 0)
 

@@ -10,17 +10,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
-
 from nsa_harness import protocol
-from nsa_harness.core.alignment.counts import parted_before
-from nsa_harness.core.alignment.timeline import comparable, timeline
-from nsa_harness.core.evidence.board import parse
+from nsa_harness.core.collectives.counts import parted_before
+from nsa_harness.core.collectives.timeline import comparable, timeline
 from nsa_harness.core.evidence.evidence import CallCount, Loader, Mode, ModuleCall
+from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.core.report import Place
-from nsa_harness.probe.board import BoardWriter
 from nsa_harness.probe.chains import FRAMES_LIMIT, KNOWN_LIMIT, NEAR_LIMIT, Chain, Chains
 from nsa_harness.probe.hooks import CallingLines
+from nsa_harness.probe.status_file import StatusFileWriter
+from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
 
 GUEST = PROGRAMS / "guest_timeline.py"
 # The ancient ones have layout 1, which is not read.
@@ -108,7 +107,7 @@ TRAINER = "/usr/lib/python3.11/site-packages/lightning/ddp.py"
 def test_the_place_of_a_call_that_a_trainer_makes_is_the_line_of_the_program_that_led_to_it(
     path: Path, file: str, led_here: bool, told: tuple[str, int]
 ) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     inside, caller = board.string(f"{file}:3:barrier"), board.string("/home/ada/train.py:9:save")
     chain = board.node(caller, 0) if led_here else 0
     if led_here and "packages" not in file:
@@ -120,7 +119,7 @@ def test_the_place_of_a_call_that_a_trainer_makes_is_the_line_of_the_program_tha
 
 
 def test_a_chain_that_one_rank_does_not_know_is_compared_by_its_line_alone(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=2)
+    board = StatusFileWriter(str(path), rank=0, world_size=2)
     op, place, caller = (
         board.string("all_reduce"),
         board.string("/a/train.py:3:share"),
@@ -153,7 +152,7 @@ def test_every_board_of_layout_2_still_reads_and_leaves_empty_what_it_does_not_k
 
 
 def test_the_modules_of_the_newest_steps_are_told_in_their_order_each_with_the_line_that_called_it(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     place = board.string("/a/train.py:3:forward")
 
     def step(*names: str) -> None:
@@ -187,7 +186,7 @@ def test_the_modules_of_the_newest_steps_are_told_in_their_order_each_with_the_l
 
 
 def test_a_torn_forward_ends_what_is_known_of_the_steps_before_it(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     for step in range(3):
         board.begin_step()
         board.forward(board.what("forward", "net"), 0)
@@ -201,7 +200,7 @@ def test_a_torn_forward_ends_what_is_known_of_the_steps_before_it(path: Path) ->
 
 
 def test_a_hook_knows_the_line_that_calls_a_module_however_deep_it_is_called(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     lines = CallingLines(board, ("/nowhere/",), "<torch>")
     scope: dict[str, Any] = {"hook": lines.of}
     exec(compile("def inner():\n    return hook()\ndef call():\n    return inner()", "<torch>", "exec"), scope)
@@ -226,7 +225,7 @@ def test_a_board_of_layout_2_with_the_size_of_another_is_refused() -> None:
 
 def test_the_hash_of_a_group_tells_another_order_and_outlives_the_calls(path: Path) -> None:
     def rolled(*calls: int) -> tuple[int, int]:
-        board = BoardWriter(str(path), rank=0, world_size=1)
+        board = StatusFileWriter(str(path), rank=0, world_size=1)
         group = board.string("0")
         for call in calls:
             board.count_call(group, call)
@@ -241,7 +240,7 @@ def test_the_hash_of_a_group_tells_another_order_and_outlives_the_calls(path: Pa
 
 
 def test_a_count_caught_between_two_states_is_left_out(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     group = board.string("0")
     board.count_call(group, 1)
     old = path.read_bytes()
@@ -253,7 +252,7 @@ def test_a_count_caught_between_two_states_is_left_out(path: Path) -> None:
 
 
 def test_more_groups_lines_and_loaders_than_there_is_room_for_do_no_harm(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     for group in range(protocol.TOTALS + 9):
         board.count_call(group, 1)
     board.loader(1, 5, 1, 0, ended=False)
@@ -273,7 +272,7 @@ def test_more_groups_lines_and_loaders_than_there_is_room_for_do_no_harm(path: P
 def test_a_stack_that_is_known_is_not_read_again_and_code_without_end_is_not_held(path: Path) -> None:
     import sys
 
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     chains = Chains(board, ("<frozen ",))
     names: dict[str, object] = {"of": lambda: chains.of(sys._getframe(1))}
     for number in range(KNOWN_LIMIT + 5):
@@ -289,7 +288,7 @@ def test_a_stack_that_is_known_is_not_read_again_and_code_without_end_is_not_hel
 def test_a_chain_is_the_way_of_this_very_call_however_many_lead_to_one_line(path: Path) -> None:
     import sys
 
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     chains = Chains(board, ("<frozen ",))
 
     def call() -> Chain:
@@ -320,7 +319,7 @@ def test_a_stack_that_ends_earlier_or_goes_on_is_another(path: Path) -> None:
         return SimpleNamespace(f_code=code, f_lasti=4, f_lineno=1, f_back=back)
 
     code = compile("1", "same.py", "eval")
-    chains = Chains(BoardWriter(str(path), rank=0, world_size=1), ("<frozen ",))
+    chains = Chains(StatusFileWriter(str(path), rank=0, world_size=1), ("<frozen ",))
     stacks = [frame(frame(None)), frame(None), frame(frame(frame(None)))]
     for _ in range(2):
         assert [len(chains.of(stack).frames) for stack in stacks] == [2, 1, 3]
@@ -329,7 +328,7 @@ def test_a_stack_that_ends_earlier_or_goes_on_is_another(path: Path) -> None:
 def test_two_lines_that_call_in_turn_have_each_its_own_chain(path: Path) -> None:
     import sys
 
-    chains = Chains(BoardWriter(str(path), rank=0, world_size=1), ("<frozen ",))
+    chains = Chains(StatusFileWriter(str(path), rank=0, world_size=1), ("<frozen ",))
     texts = ["def call():\n    return of()", "\ndef call():\n    return of()", "\n\ndef call():\n    return of()"]
     calls = []
     for text in texts:

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import _StopRecomputationError, checkpoint
-
 from nsa_harness import protocol
-from nsa_harness.core.evidence.board import parse
 from nsa_harness.core.evidence.evidence import CaughtException
-from nsa_harness.probe.board import BoardWriter
+from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe.hooks import CAUGHT_LIMIT, CaughtExceptions
 from nsa_harness.probe.places import foreign_code
+from nsa_harness.probe.status_file import StatusFileWriter
+from torch import Tensor, nn
+from torch.utils.checkpoint import _StopRecomputationError, checkpoint
 
 
 class Fussy(nn.Module):
@@ -33,7 +32,7 @@ class Raising(nn.Module):
         raise self.error
 
 
-BOARDS: list[BoardWriter] = []
+BOARDS: list[StatusFileWriter] = []
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def hooked(path: Path):  # type: ignore[no-untyped-def]
     """A board, and a hook on every module that looks at what was raised, as the probe's own does."""
-    BOARDS.append(BoardWriter(str(path), rank=0, world_size=1))
+    BOARDS.append(StatusFileWriter(str(path), rank=0, world_size=1))
     teller = CaughtExceptions(BOARDS[-1], foreign_code(torch))
 
     def look(_module: nn.Module, _arguments: object, output: object) -> None:
@@ -152,7 +151,7 @@ def test_what_passes_through_packages_alone_is_theirs(hooked: Path) -> None:
 
 
 def test_words_that_are_no_step_type_and_place_are_left_out(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     for number, text in enumerate(("", "x ValueError a.py:1:f", "3 ValueError", f"{'9' * 40} E a.py:1:f")):
         board.fact(f"{protocol.FACT_CAUGHT}{number}", text)
     board.fact(f"{protocol.FACT_CAUGHT}9", "3 ValueError a.py:7:f")
@@ -161,7 +160,7 @@ def test_words_that_are_no_step_type_and_place_are_left_out(path: Path) -> None:
 
 
 def test_a_finished_step_keeps_how_many_marks_it_had(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     for _ in range(3):
         board.mark(board.what("forward", "net"))
     board.finish_step(5)

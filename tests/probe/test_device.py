@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from nsa_harness.core.evidence.board import parse
-from nsa_harness.core.evidence.evidence import Board as SeenBoard
+from nsa_harness.core.evidence.evidence import StatusFile as SeenBoard
+from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import device
-from nsa_harness.probe.board import BoardWriter
+from nsa_harness.probe.status_file import StatusFileWriter
 from nsa_harness.probe.trouble import TroubleLog
 
 
@@ -79,7 +78,7 @@ class FakeEvent:
 class Rig:
     def __init__(self, directory: Path) -> None:
         self.directory, self.cuda = directory, FakeCuda()
-        self._board = BoardWriter(str(directory / "7.board"), rank=0, world_size=1)
+        self._board = StatusFileWriter(str(directory / "7.board"), rank=0, world_size=1)
         fake_torch = SimpleNamespace(
             cuda=self.cuda, nn=torch.nn, compiler=torch.compiler, version=SimpleNamespace(cuda="12.8")
         )
@@ -108,7 +107,9 @@ def test_a_torch_without_cuda_costs_nothing(tmp_path: Path) -> None:
     hooks = len(torch.nn.modules.module._global_forward_pre_hooks)
     plain = SimpleNamespace(version=SimpleNamespace(cuda=None))
     assert (
-        device.install(plain, BoardWriter(str(tmp_path / "7.board"), rank=0, world_size=1), TroubleLog(str(tmp_path)))
+        device.install(
+            plain, StatusFileWriter(str(tmp_path / "7.board"), rank=0, world_size=1), TroubleLog(str(tmp_path))
+        )
         is None
     )
     assert len(torch.nn.modules.module._global_forward_pre_hooks) == hooks

@@ -6,9 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from ranks import Boards, ended, run_ranks, start_ranks, wait_for
-
 from nsa_harness import protocol
+from ranks import Boards, ended, run_ranks, start_ranks, wait_for
 
 RAISES = """
 import sys

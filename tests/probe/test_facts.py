@@ -9,18 +9,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import PROGRAMS, Boards, ended, fork_ranks, run_forks, wait_for
-
 from nsa_harness import protocol
-from nsa_harness.core.evidence.board import parse
 from nsa_harness.core.evidence.evidence import Call
+from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.core.verdict.group_waits import TRANSFERS
 from nsa_harness.probe import waits as waits_module
-from nsa_harness.probe.board import BoardWriter
 from nsa_harness.probe.groups import Groups, MeshPlace, fits, ranges
 from nsa_harness.probe.hooks import _await_optimizer
+from nsa_harness.probe.status_file import StatusFileWriter
 from nsa_harness.probe.trouble import TroubleLog
 from nsa_harness.probe.waits import Handle, OngoingWait, Waits, key_text
+from ranks import PROGRAMS, Boards, ended, fork_ranks, run_forks, wait_for
 
 FACTS = str(PROGRAMS / "guest_facts.py")
 WAITS = str(PROGRAMS / "guest_waits.py")
@@ -33,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_whether_an_optimizer_was_made_is_told_and_its_constructor_is_its_own_again(path: Path) -> None:
     original = torch.optim.Optimizer.__init__
-    _await_optimizer(BoardWriter(str(path), rank=0, world_size=1))
+    _await_optimizer(StatusFileWriter(str(path), rank=0, world_size=1))
     assert not parse(path.read_bytes(), 0).optimizer
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     assert parse(path.read_bytes(), 0).optimizer
@@ -59,7 +58,7 @@ def test_members_are_written_as_runs(ranks: list[int], text: str) -> None:
 def test_members_that_are_written_are_the_members_that_are_read(ranks: set[int], tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("boards") / "1.board"
     value = ranges(sorted(ranks))
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     if fits(value):
         board.fact(f"{protocol.FACT_GROUP}7", value)
         assert parse(path.read_bytes(), 0).groups == {"7": tuple(sorted(ranks))}
@@ -76,12 +75,12 @@ def world(**groups: list[int]) -> SimpleNamespace:
 
 def test_a_list_of_ranks_that_would_be_cut_is_not_written(path: Path) -> None:
     odd = [number * number for number in range(200)]
-    Groups(world(odd=odd, even=[0, 2, 4]), BoardWriter(str(path), rank=0, world_size=1)).tell()
+    Groups(world(odd=odd, even=[0, 2, 4]), StatusFileWriter(str(path), rank=0, world_size=1)).tell()
     assert parse(path.read_bytes(), 0).groups == {"even": (0, 2, 4)}
 
 
 def test_a_name_that_comes_to_mean_other_ranks_is_told_again_and_nothing_else_is(path: Path) -> None:
-    board = BoardWriter(str(path), rank=0, world_size=1)
+    board = StatusFileWriter(str(path), rank=0, world_size=1)
     c10d = world(a=[0, 1])
     groups = Groups(c10d, board)
     groups.tell()
@@ -100,7 +99,7 @@ def mesh(coordinate: list[int] | None, names: tuple[str, ...] | None, size: int,
 
 
 def test_the_largest_mesh_with_names_wins_and_parts_of_one_do_not_count(path: Path) -> None:
-    place = MeshPlace(BoardWriter(str(path), rank=0, world_size=1))
+    place = MeshPlace(StatusFileWriter(str(path), rank=0, world_size=1))
     place.consider(mesh([0], ("small",), 4))
     place.consider(mesh([1, 2], ("dp", "tp=x y"), 8))
     place.consider(mesh([3], ("flat",), 8))
@@ -257,7 +256,7 @@ def test_a_step_says_how_many_parameters_had_a_gradient(tmp_path: Path) -> None:
 def waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> Waits:
     """Every wait has lasted as soon as it has begun."""
     monkeypatch.setattr(waits_module, "LASTING_NS", 0)
-    return Waits(BoardWriter(str(path), rank=0, world_size=1), (), TroubleLog(str(path.parent)))
+    return Waits(StatusFileWriter(str(path), rank=0, world_size=1), (), TroubleLog(str(path.parent)))
 
 
 def test_a_wait_that_is_over_when_the_beat_looks_was_never_there(path: Path, waits: Waits) -> None:

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import PROGRAMS, Boards, Ended, ended, fork_ranks, run_forks, run_ranks, wait_for
-
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.evidence.evidence import StatusFile
 from nsa_harness.faults import acts
 from nsa_harness.faults.plant import PlantedFault, averages_the_loss
 from nsa_harness.faults.spec import KINDS, WITHOUT_A_TWIN, FaultCondition, FaultSpec
+from ranks import PROGRAMS, Boards, Ended, ended, fork_ranks, run_forks, run_ranks, wait_for
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 STEP, LAYER = 2, 1
@@ -30,7 +29,7 @@ def fault(kind: str, heals_s: float | None = None, **other: object) -> dict[str,
     }
 
 
-def run(boards: Path, planted: dict[str, str]) -> tuple[Ended, Board]:
+def run(boards: Path, planted: dict[str, str]) -> tuple[Ended, StatusFile]:
     (rank,) = run_forks(1, DDP_BLOCKS, "--steps=3", "--layers=2", boards=boards, **planted)
     return rank, Boards(boards).board(rank.pid)
 
@@ -127,7 +126,7 @@ def test_the_healthy_twin_takes_its_time_and_trains_as_if_nothing_was(tmp_path: 
     [
         ("__main__", True),
         ("nsa.world", True),
-        ("nsa_harness.nsa.world", True),
+        ("nsa_attention.world", True),
         ("nsa.parallelize", False),
         ("their_nsa.world", False),
     ],

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from nsa_harness.probe.growth import Growth
 from nsa_harness.probe.trouble import TroubleLog
 

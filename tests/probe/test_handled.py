@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-
-from nsa_harness.core.evidence.board import parse
 from nsa_harness.core.evidence.evidence import CaughtException
+from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import handled
-from nsa_harness.probe.board import BoardWriter
 from nsa_harness.probe.handled import TOOLS
 from nsa_harness.probe.hooks import CAUGHT_LIMIT, HANDLERS_LIMIT, CaughtExceptions
 from nsa_harness.probe.places import foreign_code
+from nsa_harness.probe.status_file import StatusFileWriter
 from nsa_harness.probe.trouble import TroubleLog
 
 HERE = Path(__file__).name
@@ -54,7 +53,7 @@ class Monitoring:
 class Watched:
     def __init__(self, tmp_path: Path, monitoring: Monitoring) -> None:
         self._path = tmp_path / "1.board"
-        self.board = BoardWriter(str(self._path), rank=0, world_size=1)
+        self.board = StatusFileWriter(str(self._path), rank=0, world_size=1)
         self.caught = CaughtExceptions(self.board, foreign_code(torch))
         self._directory = tmp_path
         self.monitoring = monitoring
@@ -206,7 +205,7 @@ def test_a_piece_that_fails_is_switched_off_and_noted(watched: Watched, monkeypa
 @pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="this Python has no sys.monitoring")
 def test_the_interpreter_itself_tells_it(tmp_path: Path) -> None:
     monitoring = vars(sys)["monitoring"]
-    board = BoardWriter(str(tmp_path / "1.board"), rank=0, world_size=1)
+    board = StatusFileWriter(str(tmp_path / "1.board"), rank=0, world_size=1)
     caught = CaughtExceptions(board, foreign_code(torch))
     tool = next(tool for tool in TOOLS if monitoring.get_tool(tool) is None)
     handled.install(monitoring, caught, TroubleLog(str(tmp_path)))

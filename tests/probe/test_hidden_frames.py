@@ -57,6 +57,6 @@ def test_a_user_sees_no_frame_of_the_probe_and_the_record_of_the_end_has_them(tm
     assert said.count("in step") == 4
     assert "RuntimeError: uncaught" in ended.err
     assert "torch/_tensor.py" in said  # torch's own frames stay
-    assert "harness/probe" not in said
+    assert "harness/nsa_harness/probe" not in said
     chain = Boards(tmp_path).json("{pid}.raised.json", ended.pid)["chain"]
-    assert any("harness/probe/looks.py" in frame["file"] for frame in chain[0]["frames"])
+    assert any("harness/nsa_harness/probe/health_samples.py" in frame["file"] for frame in chain[0]["frames"])

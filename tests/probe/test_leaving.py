@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ranks import Boards, run_ranks
-
 from nsa_harness import protocol
+from ranks import Boards, run_ranks
 
 BY_ARGPARSE = """
 import argparse

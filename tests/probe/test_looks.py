@@ -11,11 +11,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ranks import run_forks, run_ranks
-
 from nsa_harness import protocol
-from nsa_harness.core.evidence.look_records import read_looks
-from nsa_harness.core.evidence.looks import Looks
+from nsa_harness.core.evidence.health_records import read_looks
+from nsa_harness.core.evidence.health_samples import HealthSamples
 from nsa_harness.probe.fingerprint import (
     ZEROS_BYTES,
     Unreadable,
@@ -26,8 +24,9 @@ from nsa_harness.probe.fingerprint import (
     sample,
     size_and_sum,
 )
-from nsa_harness.probe.looks import due
+from nsa_harness.probe.health_samples import due
 from nsa_harness.probe.replicas import _all_reduced, forget_reduced, note_reduced
+from ranks import run_forks, run_ranks
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -164,7 +163,7 @@ dist.destroy_process_group()
 """
 
 
-def looks(boards: Path, pid: int) -> Looks:
+def looks(boards: Path, pid: int) -> HealthSamples:
     lines = (boards / protocol.LOOKS.format(pid=pid)).read_text().splitlines()
     found = read_looks([json.loads(line) for line in lines])
     assert found is not None
@@ -172,7 +171,7 @@ def looks(boards: Path, pid: int) -> Looks:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[Looks]:
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[HealthSamples]:
     """A program in which everything is wrong that can be without a word."""
     boards = tmp_path_factory.mktemp("boards")
     ranks = run_forks(2, "-c", PROGRAM, boards=boards)
@@ -181,7 +180,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Looks]:
     return [looks(boards, rank.pid) for rank in ranks]
 
 
-def test_a_broken_loss_is_told_by_the_rank_that_had_it_with_step_and_line(two: list[Looks]) -> None:
+def test_a_broken_loss_is_told_by_the_rank_that_had_it_with_step_and_line(two: list[HealthSamples]) -> None:
     first, second = two
     assert second.loss is not None
     assert second.loss.place is not None
@@ -190,13 +189,13 @@ def test_a_broken_loss_is_told_by_the_rank_that_had_it_with_step_and_line(two: l
     assert (first.losses, first.bad_losses, second.bad_in_a_row) == (6, 1, 2)
 
 
-def test_broken_parameters_are_told_by_every_rank_with_their_names(two: list[Looks]) -> None:
+def test_broken_parameters_are_told_by_every_rank_with_their_names(two: list[HealthSamples]) -> None:
     for one in two:
         assert one.parameters is not None
         assert (one.parameters.step, one.parameters.names[0]) == (5, "0.weight")
 
 
-def test_a_replica_is_looked_at_as_it_is_made_and_around_each_step(two: list[Looks]) -> None:
+def test_a_replica_is_looked_at_as_it_is_made_and_around_each_step(two: list[HealthSamples]) -> None:
     (first, _), (second, _) = (one.replicas for one in two)
     assert (first.ranks, first.names[0]) == ((0, 1), ("0.weight", "0.weight"))
     assert [(look.at, look.round, look.steps) for look in first.looks[:6]] == [
@@ -206,7 +205,7 @@ def test_a_replica_is_looked_at_as_it_is_made_and_around_each_step(two: list[Loo
     assert same[:6] == [True, True, True, True, True, False]
 
 
-def test_a_model_outside_of_ddp_is_looked_at_from_before_the_first_step_on(two: list[Looks]) -> None:
+def test_a_model_outside_of_ddp_is_looked_at_from_before_the_first_step_on(two: list[HealthSamples]) -> None:
     for one in two:
         model, extra = one.replicas
         assert (model.wrapped, model.broadcast, extra.wrapped, extra.broadcast) == (True, False, False, True)
@@ -214,7 +213,7 @@ def test_a_model_outside_of_ddp_is_looked_at_from_before_the_first_step_on(two: 
         assert [(look.at, look.round) for look in extra.looks[:3]] == [("made", 0), ("stepped", 1), ("begun", 1)]
 
 
-def test_files_that_are_begun_anew_and_hold_something_are_told_with_their_line(two: list[Looks]) -> None:
+def test_files_that_are_begun_anew_and_hold_something_are_told_with_their_line(two: list[HealthSamples]) -> None:
     for one in two:
         assert [(Path(each.path).name, each.place.line) for each in one.wrote if each.place] == [
             ("all", 30),
@@ -222,11 +221,11 @@ def test_files_that_are_begun_anew_and_hold_something_are_told_with_their_line(t
         ]
 
 
-def test_a_parameter_that_never_had_a_gradient_is_told_though_its_module_ran(two: list[Looks]) -> None:
+def test_a_parameter_that_never_had_a_gradient_is_told_though_its_module_ran(two: list[HealthSamples]) -> None:
     assert [one.never for one in two] == [("Linear.weight", "Linear.bias")] * 2
 
 
-def test_the_end_and_the_memory_of_each_step_are_told(two: list[Looks]) -> None:
+def test_the_end_and_the_memory_of_each_step_are_told(two: list[HealthSamples]) -> None:
     assert [(one.open_group, one.steps) for one in two] == [(False, 6)] * 2
     assert [point.step for point in two[0].memory] == [1, 2, 3, 4, 5, 6]
     assert all(point.anonymous_bytes > 1 << 20 for one in two for point in one.memory)

@@ -6,10 +6,9 @@ import gc
 from pathlib import Path
 
 import pytest
-from torch import nn
-
-from nsa_harness.probe.board import BoardWriter
 from nsa_harness.probe.names import ModuleNames, is_detail, strip
+from nsa_harness.probe.status_file import StatusFileWriter
+from torch import nn
 
 
 @pytest.mark.parametrize(
@@ -46,7 +45,7 @@ def test_a_detail_is_below_a_named_part_of_a_numbered_block(name: str, detail: b
 
 @pytest.fixture
 def names(tmp_path: Path) -> ModuleNames:
-    return ModuleNames(BoardWriter(str(tmp_path / "1.board"), rank=0, world_size=1))
+    return ModuleNames(StatusFileWriter(str(tmp_path / "1.board"), rank=0, world_size=1))
 
 
 def test_the_outermost_module_called_names_all_inside_it(names: ModuleNames) -> None:

@@ -6,10 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ranks import PROGRAMS, Boards, Ended, Forked, ended, environment, fork_ranks, run_forks, wait_for
-
 from nsa_harness import protocol
-from nsa_harness.core.evidence.evidence import Board
+from nsa_harness.core.evidence.evidence import StatusFile
+from ranks import PROGRAMS, Boards, Ended, Forked, ended, environment, fork_ranks, run_forks, wait_for
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 ONE_RANK_WAITS = str(PROGRAMS / "one_rank_waits.py")
@@ -26,7 +25,7 @@ def test_losses_and_weights_are_the_same_bit_for_bit_with_and_without_the_probe(
     _check_the_story(Boards(tmp_path / "boards").all())
 
 
-def _check_the_story(boards: list[Board]) -> None:
+def _check_the_story(boards: list[StatusFile]) -> None:
     assert [(board.rank, board.world_size) for board in boards] == [(0, 2), (1, 2)]
     for board in boards:
         ops = [call.op for call in board.calls]

@@ -7,11 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from ranks import BOOTSTRAP, Boards, ended, fork_ranks, python, run_forks, wait_for
-
 from nsa_harness import protocol
-from nsa_harness.supervisor.capture.snapshot import Camera
+from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.capture.worker_server import ask_flight
+from ranks import BOOTSTRAP, Boards, ended, fork_ranks, python, run_forks, wait_for
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 HOLDS_THE_GIL = """
@@ -127,7 +126,7 @@ LOOKS = 10
 def test_a_rank_that_is_looked_at_again_and_again_grows_no_further(tmp_path: Path) -> None:
     """The worker server's threads keep 12 MB each: asked of it once a minute, that looks like a leak of the job."""
     (process,) = fork_ranks(1, "-c", FULL_RECORDER, boards=tmp_path, STORE=str(tmp_path / "store"))
-    camera = Camera(origin_ns=0, boards=tmp_path, dumps=tmp_path / "dumps")
+    camera = StackSampler(origin_ns=0, boards=tmp_path, dumps=tmp_path / "dumps")
     try:
         assert process.stdout.readline() == "ready\n"
         wait_for(lambda: Boards(tmp_path).board(process.pid).beat_s, "a beat")

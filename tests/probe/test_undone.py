@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from ranks import run_forks
-
 from nsa_harness import protocol
-from nsa_harness.core.evidence.look_records import read_looks
-from nsa_harness.core.evidence.looks import Looks
+from nsa_harness.core.evidence.health_records import read_looks
+from nsa_harness.core.evidence.health_samples import HealthSamples
+from ranks import run_forks
 
 PROGRAM = """
 import torch, torch.distributed as dist
@@ -103,7 +102,7 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def looks(tmp_path_factory: pytest.TempPathFactory) -> Looks:
+def looks(tmp_path_factory: pytest.TempPathFactory) -> HealthSamples:
     boards = tmp_path_factory.mktemp("boards")
     (rank,) = run_forks(1, "-c", PROGRAM, boards=boards)
     assert (rank.status, rank.err) == (0, "")
@@ -114,23 +113,25 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> Looks:
     return found
 
 
-def test_only_a_line_that_asks_none_of_its_handles_is_told(looks: Looks) -> None:
+def test_only_a_line_that_asks_none_of_its_handles_is_told(looks: HealthSamples) -> None:
     told = [(one.op, one.place.line, one.calls) for one in looks.unwaited if one.place]
     assert told == [("all_reduce", 9, 3)]
 
 
-def test_batches_that_an_accident_ended_are_counted_and_those_tried_again_or_left_out_are_not(looks: Looks) -> None:
+def test_batches_that_an_accident_ended_are_counted_and_those_tried_again_or_left_out_are_not(
+    looks: HealthSamples,
+) -> None:
     (one,) = looks.given_up
     assert one.place is not None
     assert (one.type, one.place.function, one.batches) == ("RuntimeError", "forward", 2)
 
 
-def test_what_a_backward_pass_leaves_is_told_of_each_model_without_an_optimizer(looks: Looks) -> None:
+def test_what_a_backward_pass_leaves_is_told_of_each_model_without_an_optimizer(looks: HealthSamples) -> None:
     net, linear = looks.arrived
     assert (net.model, net.never_count, net.never) == ("Net", 2, ("first.weight", "first.bias"))
     assert (net.still, net.looks > 3) == (0, True)
     assert (linear.model, linear.still, linear.looks) == ("Linear", 2, 4)
 
 
-def test_a_parameter_that_began_with_what_nobody_begins_with_is_told(looks: Looks) -> None:
+def test_a_parameter_that_began_with_what_nobody_begins_with_is_told(looks: HealthSamples) -> None:
     assert [(one.unset, one.unset_value) for one in looks.arrived] == [(("Net.scale",), "1e+30"), ((), "")]

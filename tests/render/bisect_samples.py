@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from render_samples import MACHINE, POISON
-
-from nsa_harness.core.bisect.question import (
+from nsa_harness.core.experiment.signature import Signature
+from nsa_harness.core.report import HangKind, Place
+from nsa_harness.core.search.question import (
     CONTROLS,
     PROOFS,
     AnswerKind,
@@ -18,10 +18,9 @@ from nsa_harness.core.bisect.question import (
     Zone,
     spans_of,
 )
-from nsa_harness.core.bisect.report import BisectReport, Commands, ProbeReport
-from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.subject import Form, Subject
-from nsa_harness.core.report import HangKind, Place
+from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport
+from nsa_harness.core.search.subject import Form, Subject
+from render_samples import MACHINE, POISON
 
 GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
 PLACE = Place(

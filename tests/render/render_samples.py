@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nsa_harness.core.comparison.agreed import agreed_plan
 from nsa_harness.core.comparison.decisions import with_decisions
+from nsa_harness.core.comparison.plan_file import agreed_plan
 from nsa_harness.core.report import (
     Artifact,
     CallStack,
@@ -19,6 +19,7 @@ from nsa_harness.core.report import (
     MachineFacts,
     Outcome,
     Place,
+    RankSummary,
     Report,
     Standing,
     Status,
@@ -26,7 +27,6 @@ from nsa_harness.core.report import (
     Trouble,
     Usage,
     Verdict,
-    Vital,
 )
 from nsa_harness.supervisor.launch.plan_files import shipped_plan
 
@@ -60,7 +60,7 @@ PASSED = Outcome(
     ruled_out=(),
     standings=(),
     vitals=(
-        Vital(
+        RankSummary(
             rank=0,
             loss=5.5479,
             gradients="67 of 67",
@@ -68,7 +68,7 @@ PASSED = Outcome(
             longest_quiet_s=0.06,
             peak_rss_bytes=412_000_000,
         ),
-        Vital(
+        RankSummary(
             rank=1,
             loss=5.5512,
             gradients="67 of 67",
@@ -264,7 +264,9 @@ FAILED = replace(
     dir="gc_baseline_full",
     notes=(),
     checked=("41 of 41 collectives matched",),
-    vitals=(Vital(rank=0, loss=float("nan"), gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None),),
+    vitals=(
+        RankSummary(rank=0, loss=float("nan"), gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None),
+    ),
     metrics={"loss_first": float("nan")},
     ended="rank 1 by torchrun, no process left",
     repeat="nsa-harness run reports/latest/gc_baseline_full/spec.json",
@@ -437,7 +439,9 @@ def poison(outcome: Outcome) -> Outcome:
         not_covered=(POISON,),
         ruled_out=(POISON,),
         standings=(Standing(rank=0, stands_in=POISON, waits_for=POISON, quiet_s=None, culprit=True),),
-        vitals=(Vital(rank=0, loss=1.0, gradients=POISON, buckets=POISON, longest_quiet_s=None, peak_rss_bytes=1),),
+        vitals=(
+            RankSummary(rank=0, loss=1.0, gradients=POISON, buckets=POISON, longest_quiet_s=None, peak_rss_bytes=1),
+        ),
         metrics={POISON: float("inf")},
         artifacts=(Artifact(path=POISON, count=1, absent=None), Artifact(path=POISON, count=None, absent=POISON)),
         why=POISON,

@@ -26,20 +26,19 @@ from bisect_samples import (
     UNDECIDED,
     hostile,
 )
-from render_samples import MIXED, POISON, QUIET
-from test_render_documents import Page
-
-from nsa_harness.core.bisect.question import Purpose
-from nsa_harness.core.bisect.report import BisectReport
+from nsa_harness.core.search.question import Purpose
+from nsa_harness.core.search.report import BisectReport
 from nsa_harness.errors import StoredRunError
-from nsa_harness.render.bisect.bisect_json import bisect_json, from_json, stored_search
-from nsa_harness.render.bisect.bisect_md import LIMIT, bisect_md
-from nsa_harness.render.bisect.picture import GRID_WIDTH, SHOWN, legend, picture
 from nsa_harness.render.documents.documents import write_documents
 from nsa_harness.render.documents.html import report_html
+from nsa_harness.render.experiments.bisect_json import bisect_json, from_json, stored_search
+from nsa_harness.render.experiments.bisect_md import LIMIT, bisect_md
+from nsa_harness.render.experiments.picture import GRID_WIDTH, SHOWN, legend, picture
 from nsa_harness.render.text import escaped
 from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.supervisor.store.rundir import RunDir
+from nsa_harness.supervisor.storage.rundir import RunDir
+from render_samples import MIXED, POISON, QUIET
+from test_render_documents import Page
 
 Golden = Callable[[str, str], None]
 STACKS = {

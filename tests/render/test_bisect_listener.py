@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from bisect_samples import SINGLE, BisectReport, ProbeReport, hostile
 from glass import Glass
+from nsa_harness.core.search.question import AnswerKind, Round, SearchAnswer
+from nsa_harness.core.search.waits import Waiting
+from nsa_harness.render.experiments.rows import rows
+from nsa_harness.render.experiments.screen import BisectScreen, stored_lines
 from render_samples import POISON
 from test_live_view import COLOUR
 from test_render_terminal import Screen
-
-from nsa_harness.core.bisect.question import AnswerKind, Round, SearchAnswer
-from nsa_harness.core.bisect.waits import Waiting
-from nsa_harness.render.bisect.rows import rows
-from nsa_harness.render.bisect.screen import BisectScreen, stored_lines
 
 Golden = Callable[[str, str], None]
 RUN_DIR = Path("reports/20261121T101500-3f2a")

@@ -35,19 +35,16 @@ from bisect_samples import (
     layers,
     probe,
 )
-from render_samples import POISON
-from rich.cells import cell_len
-
-from nsa_harness.core.bisect.effort import Case, Stage
-from nsa_harness.core.bisect.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer, Zone
-from nsa_harness.core.bisect.report import BisectReport, ProbeReport, ended_s
-from nsa_harness.core.bisect.signature import Signature
-from nsa_harness.core.bisect.subject import Form, Subject
-from nsa_harness.core.bisect.waits import Waiting
-from nsa_harness.render.bisect import words as bisect_words
-from nsa_harness.render.bisect.grid import Grid
-from nsa_harness.render.bisect.rows import row, rows
-from nsa_harness.render.bisect.screen import (
+from nsa_harness.core.experiment.signature import Signature
+from nsa_harness.core.search.effort import Case, Stage
+from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer, Zone
+from nsa_harness.core.search.report import BisectReport, ProbeReport, ended_s
+from nsa_harness.core.search.subject import Form, Subject
+from nsa_harness.core.search.waits import Waiting
+from nsa_harness.render.experiments import words as bisect_words
+from nsa_harness.render.experiments.grid import Grid
+from nsa_harness.render.experiments.rows import row, rows
+from nsa_harness.render.experiments.screen import (
     Control,
     Expected,
     answer_lines,
@@ -58,6 +55,8 @@ from nsa_harness.render.bisect.screen import (
     waiting_text,
 )
 from nsa_harness.render.text import ascii_only
+from render_samples import POISON
+from rich.cells import cell_len
 
 Golden = Callable[[str, str], None]
 TWO_VARIABLES = Subject(

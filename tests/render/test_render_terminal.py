@@ -9,23 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from render_samples import (
-    DEADLOCK,
-    ERRED,
-    FAILED,
-    FLAKY_SECOND,
-    LIVELOCK,
-    MACHINE,
-    MIXED,
-    PASSED,
-    POISON,
-    QUIET,
-    SKIPPED,
-    judged,
-    poison,
-)
-from rich.cells import cell_len
-
 from nsa_harness.core.evidence.live import Progress, RankProgress
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
@@ -42,6 +25,22 @@ from nsa_harness.render.terminal.screen import (
 )
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
+from render_samples import (
+    DEADLOCK,
+    ERRED,
+    FAILED,
+    FLAKY_SECOND,
+    LIVELOCK,
+    MACHINE,
+    MIXED,
+    PASSED,
+    POISON,
+    QUIET,
+    SKIPPED,
+    judged,
+    poison,
+)
+from rich.cells import cell_len
 
 Golden = Callable[[str, str], None]
 RUN_DIR = Path("reports/20261121T101500-3f2a")

@@ -17,21 +17,20 @@ import pytest
 from bisect_samples import SAMPLES
 from documents import rows, words
 from jsonschema import Draft202012Validator
-from render_samples import DEADLOCK, FAILED, MIXED, PASSED
-from test_render_attach import ROWS
-from test_render_terminal import PROGRESS, SKIP, SPEC
-
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.cli.text import command_events
-from nsa_harness.core.outcome import outcome_of
-from nsa_harness.render.bisect.bisect_json import answer_event, bisect_json, probe_event
+from nsa_harness.core.outcome.outcome import outcome_of
 from nsa_harness.render.documents.report_json import OUTCOME_DETAIL, outcome_values, to_json
 from nsa_harness.render.documents.schemas import Document, json_schema
 from nsa_harness.render.events import SCHEMA, Events
+from nsa_harness.render.experiments.bisect_json import answer_event, bisect_json, probe_event
 from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.planning import Plan
-from nsa_harness.supervisor.store.adapters import adapter
-from nsa_harness.supervisor.store.redaction import Redaction
+from nsa_harness.supervisor.storage.adapters import adapter
+from nsa_harness.supervisor.storage.redaction import Redaction
+from render_samples import DEADLOCK, FAILED, MIXED, PASSED
+from test_render_attach import ROWS
+from test_render_terminal import PROGRESS, SKIP, SPEC
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "render"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 STORED = Path(__file__).parents[1] / "evidence"
 STORED_CASES = sorted(path.name for path in STORED.iterdir() if path.is_dir()) if STORED.is_dir() else []

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 
-from nsa_harness.supervisor.store.adapters import adapter, json_text
+from nsa_harness.supervisor.storage.adapters import adapter, json_text
 
 
 @dataclass(frozen=True, kw_only=True)

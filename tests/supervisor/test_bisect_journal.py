@@ -5,19 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from nsa_harness.core.bisect.question import CountsAs, Purpose, spans_of
-from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.report import HangKind, Place
-from nsa_harness.supervisor.bisect import premises
-from nsa_harness.supervisor.bisect.journal import (
+from nsa_harness.core.search.question import CountsAs, Purpose, spans_of
+from nsa_harness.core.search.report import ProbeReport
+from nsa_harness.supervisor.experiments import cache_key as premises
+from nsa_harness.supervisor.experiments.journal import (
     Bookmark,
     Journal,
     SearchFolder,
     bookmark,
     search_folder,
 )
-from nsa_harness.supervisor.store.rundir import RunDir, create_run
+from nsa_harness.supervisor.storage.rundir import RunDir, create_run
 
 
 def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeReport:

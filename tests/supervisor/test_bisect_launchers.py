@@ -11,20 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_bisect_subjects import FACTS, _launches, _script, typed  # noqa: F401
-
 from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect import Bisection, contradicted_fork
 from nsa_harness.commands.bisect_report import NOTHING_YET
-from nsa_harness.core.bisect.question import CountsAs, Purpose, Round, spans_of
-from nsa_harness.core.bisect.report import ProbeReport
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import HangKind
-from nsa_harness.supervisor.bisect.journal import bookmark, search_folder
-from nsa_harness.supervisor.bisect.launches import Templates
-from nsa_harness.supervisor.bisect.subjects import SubjectOptions
+from nsa_harness.core.search.question import CountsAs, Purpose, Round, spans_of
+from nsa_harness.core.search.report import ProbeReport
+from nsa_harness.supervisor.experiments.journal import bookmark, search_folder
+from nsa_harness.supervisor.experiments.launches import Templates
+from nsa_harness.supervisor.experiments.subjects import SubjectOptions
 from nsa_harness.supervisor.launch.planning import Invocation
-from nsa_harness.supervisor.store.rundir import create_run
+from nsa_harness.supervisor.storage.rundir import create_run
+from test_bisect_subjects import FACTS, _launches, _script, typed  # noqa: F401
 
 GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
 FORK, TORCHRUN = Launcher.FORK.value, Launcher.TORCHRUN.value

@@ -12,15 +12,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from nsa_harness.core.bisect.signature import Wanted
-from nsa_harness.core.bisect.subject import Form
+from nsa_harness.core.experiment.signature import Wanted
 from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.search.subject import Form
 from nsa_harness.errors import UsageError
-from nsa_harness.supervisor.bisect import mixtures
-from nsa_harness.supervisor.bisect.launches import BisectRequest, CannotLaunch, Launches, Templates, parse_templates
-from nsa_harness.supervisor.bisect.mixtures import CannotMix, Mixtures, different_keys, mixed_text, read_environment
-from nsa_harness.supervisor.bisect.subjects import SubjectOptions, arguments_of, subject_of
+from nsa_harness.supervisor.experiments import intermediate_configs
+from nsa_harness.supervisor.experiments.intermediate_configs import (
+    CannotMix,
+    Mixtures,
+    different_keys,
+    mixed_text,
+    read_environment,
+)
+from nsa_harness.supervisor.experiments.launches import (
+    BisectRequest,
+    CannotLaunch,
+    Launches,
+    Templates,
+    parse_templates,
+)
+from nsa_harness.supervisor.experiments.subjects import SubjectOptions, arguments_of, subject_of
 from nsa_harness.supervisor.launch.planning import Invocation, Script
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
@@ -193,7 +204,7 @@ def test_each_version_is_installed_once_and_only_what_a_configuration_has(
         folder.mkdir(parents=True)
         return ""
 
-    monkeypatch.setattr(mixtures, "_installed_into", pip)
+    monkeypatch.setattr(intermediate_configs, "_installed_into", pip)
     launches = _pinned(typed)
     assert launches.subject.labels == ("V", "nsa-probe-a", "nsa-probe-b")
     assert launches.subject.noun == "difference"
@@ -226,13 +237,13 @@ def test_pip_installs_beside_it_or_says_why_not(typed: Invocation, monkeypatch: 
 
 def test_a_package_that_is_there_is_used_and_one_that_is_not_to_be_there_is_covered(tmp_path: Path) -> None:
     made = Mixtures(home=tmp_path / "mixtures")
-    there = mixtures.installed(sys.executable)
+    there = intermediate_configs.installed(sys.executable)
     assert made.python_path({"pytest": there["pytest"][0], "nsa-probe-none": None}, None) == ()
     (folder,) = made.python_path({"hypothesis": None}, None)
     assert _imported(folder, "hypothesis") == "ModuleNotFoundError: No module named 'hypothesis'"
     shared = {"a": ("1", ("ns", "a")), "b": ("1", ("ns",))}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mixtures, "installed", lambda _: shared)
+        patch.setattr(intermediate_configs, "installed", lambda _: shared)
         with pytest.raises(CannotMix, match="its module ns has other packages in it"):
             made.python_path({"a": None}, None)
 
@@ -244,7 +255,7 @@ def test_a_virtual_environment_is_read_by_its_own_python_and_runs_the_probes(
     for name in listed:
         (typed.working_dir / name / "bin").mkdir(parents=True)
         (typed.working_dir / name / "bin" / "python").touch()
-    monkeypatch.setattr(mixtures, "installed", lambda python: listed[Path(python).parents[1].name])
+    monkeypatch.setattr(intermediate_configs, "installed", lambda python: listed[Path(python).parents[1].name])
     question, subject = subject_of(SubjectOptions(env_file="good,bad"), typed, templated=False, facts=FACTS)
     assert question.python == str(typed.working_dir / "good" / "bin" / "python")
     assert (subject.labels, subject.good_values, subject.bad_values) == (("x", "y"), ("1", None), ("2", "1"))

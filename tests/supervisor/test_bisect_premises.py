@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from attempts import spec
-
-from nsa_harness.supervisor.bisect import premises
-from nsa_harness.supervisor.bisect.premises import WRITTEN, Interpreter, Program, changed, told, variables
+from nsa_harness.supervisor.experiments import cache_key
+from nsa_harness.supervisor.experiments.cache_key import WRITTEN, Interpreter, Program, changed, told, variables
 from nsa_harness.supervisor.launch.machine import package_version
 
 HERE = Interpreter(version="3.11.7")
@@ -138,13 +137,13 @@ def test_what_is_installed_is_known_by_its_version_and_never_read(tree: Path) ->
 
 
 def test_a_program_of_any_size_is_read_within_a_bound(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(premises, "_MOST_FILES", 3)
+    monkeypatch.setattr(cache_key, "_MOST_FILES", 3)
     assert {"train.py", "model/__init__.py"} < set(program(tree).files())
     assert "rarely.py" not in program(tree).files()
 
 
 def test_a_long_file_is_known_by_its_size_and_time(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(premises, "_MOST_DIGEST_BYTES", 1)
+    monkeypatch.setattr(cache_key, "_MOST_DIGEST_BYTES", 1)
     before = program(tree).files()
     os.utime(tree / "shard.bin", ns=(1, 1))
     assert changed(before, program(tree).files()) == ("shard.bin",)
@@ -160,7 +159,7 @@ def test_what_the_program_writes_itself_says_nothing(tree: Path) -> None:
     before = program(tree, "--log=loss.csv", "--save=out").files()
     edit(tree, "loss.csv")
     edit(tree, "out/step1.pt")
-    kept = premises.without_written(before, program(tree, "--log=loss.csv", "--save=out").files())
+    kept = cache_key.without_written(before, program(tree, "--log=loss.csv", "--save=out").files())
     assert (kept["loss.csv"], kept["out"]) == (WRITTEN, WRITTEN)
     edit(tree, "loss.csv")
     edit(tree, "out/step2.pt")
@@ -200,7 +199,7 @@ def test_a_secret_is_told_neither_in_clear_nor_by_a_digest_that_a_list_of_passwo
 
 
 def test_an_interpreter_tells_its_version_and_every_package_of_it() -> None:
-    said = premises.interpreter(None, os.environ)
+    said = cache_key.interpreter(None, os.environ)
     assert said.version == ".".join(map(str, sys.version_info[:3]))
     assert said.packages["torch"].split()[0] == package_version("torch")
     assert said.packages["pydantic"].split()[0] == package_version("pydantic")
@@ -211,7 +210,7 @@ def _answers(tmp_path: Path, code: str) -> Interpreter:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{code}\n")
     python.chmod(0o755)
-    return premises.interpreter(str(python), os.environ)
+    return cache_key.interpreter(str(python), os.environ)
 
 
 def test_it_is_that_of_the_program_that_is_asked(tmp_path: Path) -> None:

@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect import run_bisection
-from nsa_harness.core.bisect.signature import Wanted
-from nsa_harness.core.outcome import unjudged
+from nsa_harness.core.experiment.signature import Wanted
+from nsa_harness.core.outcome.outcome import unjudged
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome, Status
-from nsa_harness.supervisor.bisect import launches, premises
-from nsa_harness.supervisor.bisect.launches import BisectRequest, parse_templates
-from nsa_harness.supervisor.bisect.premises import Interpreter
-from nsa_harness.supervisor.bisect.subjects import SubjectOptions, subject_of
+from nsa_harness.supervisor.experiments import cache_key, launches
+from nsa_harness.supervisor.experiments.cache_key import Interpreter
+from nsa_harness.supervisor.experiments.launches import BisectRequest, parse_templates
+from nsa_harness.supervisor.experiments.subjects import SubjectOptions, subject_of
 from nsa_harness.supervisor.launch.planning import Invocation, Script
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 CULPRITS = {2, 6}
@@ -62,7 +61,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(bisect, "run_one", made)
     monkeypatch.setattr(bisect, "machine_facts", lambda: FACTS)
     monkeypatch.setattr(launches, "interpreter", lambda *_: Interpreter(version="3.11.7"))
-    monkeypatch.setattr(premises, "_SLOW", 1)
+    monkeypatch.setattr(cache_key, "_SLOW", 1)
     (tmp_path / "train.py").write_text("import helper\n")
     (tmp_path / "helper.py").write_text("")
     return made

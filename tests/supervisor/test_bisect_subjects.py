@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-
 from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect_report import show_plan
 from nsa_harness.commands.run import rejudge
-from nsa_harness.core.bisect.effort import at_most, cases, worst_case
-from nsa_harness.core.bisect.question import CountsAs, Purpose, QuestionKind
-from nsa_harness.core.bisect.report import ProbeReport
-from nsa_harness.core.bisect.signature import Signature, Wanted, parse_outcome
-from nsa_harness.core.bisect.subject import Form
+from nsa_harness.core.experiment.signature import Signature, Wanted, parse_outcome
 from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.search.effort import at_most, cases, worst_case
+from nsa_harness.core.search.question import CountsAs, Purpose, QuestionKind
+from nsa_harness.core.search.report import ProbeReport
+from nsa_harness.core.search.subject import Form
 from nsa_harness.errors import StoredRunError, UsageError
-from nsa_harness.supervisor.bisect.journal import bookmark, search_folder
-from nsa_harness.supervisor.bisect.launches import (
+from nsa_harness.supervisor.experiments.intermediate_configs import Worktrees, commits_between
+from nsa_harness.supervisor.experiments.journal import bookmark, search_folder
+from nsa_harness.supervisor.experiments.launches import (
     BisectRequest,
     CannotLaunch,
     Earlier,
@@ -35,12 +35,11 @@ from nsa_harness.supervisor.bisect.launches import (
     parse_templates,
     question_of,
 )
-from nsa_harness.supervisor.bisect.mixtures import Worktrees, commits_between
-from nsa_harness.supervisor.bisect.subjects import SubjectOptions, arguments_of, subject_of
-from nsa_harness.supervisor.launch.launch import shared_environment
+from nsa_harness.supervisor.experiments.subjects import SubjectOptions, arguments_of, subject_of
+from nsa_harness.supervisor.launch.launcher import shared_environment
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
-from nsa_harness.supervisor.store.collect import seconds_a_step
-from nsa_harness.supervisor.store.rundir import create_run, find_run
+from nsa_harness.supervisor.storage.collect import seconds_a_step
+from nsa_harness.supervisor.storage.rundir import create_run, find_run
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from attempts import STORED_CASES, unpack
-
 from nsa_harness.commands.judge import judge_attempt
 from nsa_harness.core.report import Outcome
-from nsa_harness.supervisor.store.record import load_spec
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.supervisor.storage.record import load_spec
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 UNKNOWN = {
     "scenario": "a",
@@ -35,7 +34,9 @@ def blindfold(attempt: AttemptDir) -> None:
     for path in attempt.path.rglob("*"):
         if path.is_file() and path != attempt.spec:
             whole = path.read_bytes()
-            path.write_bytes(whole.replace(b"harness/faults/", b"package/module/").replace(b"fault", b"thing"))
+            path.write_bytes(
+                whole.replace(b"harness/nsa_harness/faults/", b"package/module/").replace(b"fault", b"thing")
+            )
 
 
 def diagnosis(outcome: Outcome) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from attempts import (
     started,
     unpack,
 )
-
 from nsa_harness import protocol
 from nsa_harness.commands import judge as run_judge
 from nsa_harness.commands.judge import judge_attempt
@@ -33,10 +32,10 @@ from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.plan import Bound, Expect, Limits
 from nsa_harness.core.report import Outcome, Status, Trouble
 from nsa_harness.subject.tables import reported
-from nsa_harness.supervisor.store.collect import collect
-from nsa_harness.supervisor.store.metrics import foreign_metrics
-from nsa_harness.supervisor.store.record import load_spec
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.supervisor.storage.collect import collect
+from nsa_harness.supervisor.storage.metrics import foreign_metrics
+from nsa_harness.supervisor.storage.record import load_spec
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 UNTRACED = RankTraces(arrived=None, missing=None, missing_parameters=(), buckets=())
 

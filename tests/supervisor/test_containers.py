@@ -10,10 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from nsa_harness.supervisor.capture.containers import inner_pid, path_of
 from nsa_harness.supervisor.capture.syscalls import outer_pid
-from nsa_harness.supervisor.store.sources import text_as_launched
+from nsa_harness.supervisor.storage.sources import text_as_launched
 
 UNSHARE = ["unshare", "--pid", "--mount", "--fork", "--kill-child", "--map-root-user", "--mount-proc"]
 MADE = shutil.which("unshare") and subprocess.run([*UNSHARE, "true"], check=False, capture_output=True)

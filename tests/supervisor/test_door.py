@@ -14,15 +14,14 @@ import attack
 import pytest
 from attack import SECRET, plant
 from attempts import clean, journal, said, spec, unpack
-
 from nsa_harness.commands.judge import judge_attempt, judge_stored
 from nsa_harness.commands.run import failed_specs, rejudge
 from nsa_harness.core.report import Status
 from nsa_harness.errors import ScenarioError, StillRunning
-from nsa_harness.supervisor.store.door import Budget, Door, named
-from nsa_harness.supervisor.store.expressions import EndlessExpression, last_matches
-from nsa_harness.supervisor.store.record import judged_spec, write_spec
-from nsa_harness.supervisor.store.rundir import RunDir, create_run, locked
+from nsa_harness.supervisor.storage.expressions import EndlessExpression, last_matches
+from nsa_harness.supervisor.storage.record import judged_spec, write_spec
+from nsa_harness.supervisor.storage.rundir import RunDir, create_run, locked
+from nsa_harness.supervisor.storage.safe_directory import Budget, SafeDirectory, named
 
 # A run that somebody made to harm.
 
@@ -127,16 +126,16 @@ def test_what_is_taken_away_before_a_new_judgement_is_no_file_behind_a_link(tmp_
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Door:
+def door(tmp_path: Path) -> SafeDirectory:
     (tmp_path / "run" / "a").mkdir(parents=True)
     (tmp_path / "run" / "a" / "log").write_text("one\ntwo\n")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "log").write_text(SECRET)
-    return Door(tmp_path / "run")
+    return SafeDirectory(tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["link", "folder/log", "a/up/outside/log", "../outside/log", "a/../../outside/log"])
-def test_no_name_of_a_run_leads_out_of_it(name: str, door: Door) -> None:
+def test_no_name_of_a_run_leads_out_of_it(name: str, door: SafeDirectory) -> None:
     outside = door.root.parent / "outside"
     (door.root / "link").symlink_to(outside / "log")
     (door.root / "folder").symlink_to(outside)
@@ -153,22 +152,22 @@ def test_no_name_of_a_run_leads_out_of_it(name: str, door: Door) -> None:
     assert (outside / "log").read_text() == SECRET
 
 
-def test_a_document_takes_the_place_of_a_link(door: Door) -> None:
+def test_a_document_takes_the_place_of_a_link(door: SafeDirectory) -> None:
     (door.root / "link").symlink_to(door.root.parent / "outside" / "log")
     door.write(door.root / "link", "new")
     assert (door.root / "link").read_text() == "new"
     assert (door.root.parent / "outside" / "log").read_text() == SECRET
 
 
-def test_the_root_itself_and_a_file_that_a_user_names_may_be_links(door: Door) -> None:
+def test_the_root_itself_and_a_file_that_a_user_names_may_be_links(door: SafeDirectory) -> None:
     link = door.root.parent / "link"
     link.symlink_to(door.root)
-    assert Door(link).tail(link / "a" / "log") == "one\ntwo\n"
+    assert SafeDirectory(link).tail(link / "a" / "log") == "one\ntwo\n"
     theirs, path = named(link / "a" / "log")
     assert theirs.whole(path, 8) == b"one\ntwo\n"
 
 
-def test_a_pattern_finds_files_by_name_and_goes_through_no_link(door: Door) -> None:
+def test_a_pattern_finds_files_by_name_and_goes_through_no_link(door: SafeDirectory) -> None:
     (door.root / "b").symlink_to(door.root / "a")
     (door.root / "a" / "low.log").mkdir()
     (door.root / "a" / "high.log").symlink_to("log")
@@ -176,7 +175,7 @@ def test_a_pattern_finds_files_by_name_and_goes_through_no_link(door: Door) -> N
     assert door.folders(door.root) == [door.root / "a"]
 
 
-def test_neither_a_pipe_nor_a_device_nor_a_folder_is_waited_for(door: Door) -> None:
+def test_neither_a_pipe_nor_a_device_nor_a_folder_is_waited_for(door: SafeDirectory) -> None:
     os.mkfifo(door.root / "pipe")
     for name in ("pipe", "a"):
         with pytest.raises(OSError, match=r"no regular file|directory"):
@@ -185,14 +184,14 @@ def test_neither_a_pipe_nor_a_device_nor_a_folder_is_waited_for(door: Door) -> N
         door.appending(door.root / "pipe")
 
 
-def test_nothing_is_appended_to_a_file_that_has_another_name_as_well(door: Door) -> None:
+def test_nothing_is_appended_to_a_file_that_has_another_name_as_well(door: SafeDirectory) -> None:
     (door.root / "log").hardlink_to(door.root.parent / "outside" / "log")
     with pytest.raises(OSError, match="no regular file of its own"):
         door.append(door.root / "log", "more")
     assert (door.root / "log").read_text() == SECRET
 
 
-def test_what_a_reading_may_cost_ends_every_file_and_is_said(door: Door) -> None:
+def test_what_a_reading_may_cost_ends_every_file_and_is_said(door: SafeDirectory) -> None:
     log = door.root / "a" / "log"
     log.write_bytes(b"x" * (1 << 20))
     door.budget = Budget(left_bytes=1 << 19)
@@ -205,7 +204,7 @@ def test_what_a_reading_may_cost_ends_every_file_and_is_said(door: Door) -> None
     assert door.cuts() == ()
 
 
-def test_what_was_cut_is_told_in_few_words_however_often(door: Door) -> None:
+def test_what_was_cut_is_told_in_few_words_however_often(door: SafeDirectory) -> None:
     for number in range(100):
         door.note(door.root / f"{number}", "cut")
     told = door.cuts()
@@ -213,7 +212,7 @@ def test_what_was_cut_is_told_in_few_words_however_often(door: Door) -> None:
     assert told[-1].why == "68 more were cut"
 
 
-def test_of_a_journal_beyond_all_measure_both_ends_are_read_and_that_is_said(door: Door) -> None:
+def test_of_a_journal_beyond_all_measure_both_ends_are_read_and_that_is_said(door: SafeDirectory) -> None:
     path = door.root / "journal"
     path.write_text("".join(f'{{"n":{n}}}\n' for n in range(100_010)))
     read = [record["n"] for record in door.records(path)]

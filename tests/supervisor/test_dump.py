@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from nsa_harness import protocol
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.report import Trouble
-from nsa_harness.supervisor.capture.scene import Scene
-from nsa_harness.supervisor.capture.snapshot import Camera
+from nsa_harness.supervisor.capture.process_tree import ProcessTree
+from nsa_harness.supervisor.capture.snapshot import StackSampler
 
 SLEEPER = """
 import time
@@ -33,10 +32,10 @@ step()
 
 
 @pytest.fixture
-def camera(tmp_path: Path) -> Camera:
+def camera(tmp_path: Path) -> StackSampler:
     boards = tmp_path / "boards"
     boards.mkdir()
-    return Camera(origin_ns=time.monotonic_ns(), boards=boards, dumps=tmp_path / "dumps")
+    return StackSampler(origin_ns=time.monotonic_ns(), boards=boards, dumps=tmp_path / "dumps")
 
 
 @pytest.fixture
@@ -52,7 +51,7 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def write_board(camera: Camera, pid: int, rank: int) -> Path:
+def write_board(camera: StackSampler, pid: int, rank: int) -> Path:
     data = bytearray(protocol.BOARD_SIZE)
     identity = (protocol.MAGIC, protocol.LAYOUT, protocol.BOARD_SIZE, pid, rank, 2, 0, camera.origin_ns)
     protocol.IDENTITY.pack_into(data, protocol.IDENTITY_AT, *identity)
@@ -61,7 +60,7 @@ def write_board(camera: Camera, pid: int, rank: int) -> Path:
     return path
 
 
-def test_a_rank_without_a_probe_is_seen_from_outside(camera: Camera, rank: subprocess.Popen[bytes]) -> None:
+def test_a_rank_without_a_probe_is_seen_from_outside(camera: StackSampler, rank: subprocess.Popen[bytes]) -> None:
     snapshot = camera.take(1, {0: rank.pid})
     (seen,) = snapshot.ranks
     assert (snapshot.number, seen.rank, seen.pid, seen.proof) == (1, 0, rank.pid, "dumps/rank0.1.txt")
@@ -71,7 +70,7 @@ def test_a_rank_without_a_probe_is_seen_from_outside(camera: Camera, rank: subpr
     assert (seen.board, seen.collectives, camera.trouble) == (None, (), [])
 
 
-def test_the_dump_of_a_rank_is_readable_and_names_its_line(camera: Camera, rank: subprocess.Popen[bytes]) -> None:
+def test_the_dump_of_a_rank_is_readable_and_names_its_line(camera: StackSampler, rank: subprocess.Popen[bytes]) -> None:
     (seen,) = camera.take(3, {0: rank.pid}).ranks
     text = (camera.dumps / "rank0.3.txt").read_text().splitlines()
     assert text[0].startswith(f"rank 0   pid {rank.pid}   ")
@@ -82,18 +81,18 @@ def test_the_dump_of_a_rank_is_readable_and_names_its_line(camera: Camera, rank:
 
 
 def test_the_gpus_are_asked_for_only_where_a_process_holds_one(
-    camera: Camera, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    camera: StackSampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'No devices were found' >&2; exit 6\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     facts = {"pid": 7, "parent": 1, "command": "", "state": "S", "cpu_s": 0.0, "io_bytes": 0, "rss_bytes": 0}
     for holds, trouble in ((), []), (("/dev/nvidia0 rw",), ["nvidia-smi: No devices were found"]):
-        camera._gpus(Scene(processes={0: Process(**facts, holds=holds)}, children={}, failures=()))
+        camera._gpus(ProcessTree(processes={0: Process(**facts, holds=holds)}, children={}, failures=()))
         assert [one.why for one in camera.trouble] == trouble
 
 
-def test_a_rank_that_has_gone_is_told_as_gone(camera: Camera) -> None:
+def test_a_rank_that_has_gone_is_told_as_gone(camera: StackSampler) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     (seen,) = camera.take(1, {0: gone.pid}).ranks
@@ -101,7 +100,7 @@ def test_a_rank_that_has_gone_is_told_as_gone(camera: Camera) -> None:
     assert (camera.dumps / "rank0.1.txt").read_text() == f"rank 0   pid {gone.pid}   gone\n"
 
 
-def test_all_ranks_are_looked_at_and_come_in_order(camera: Camera, rank: subprocess.Popen[bytes]) -> None:
+def test_all_ranks_are_looked_at_and_come_in_order(camera: StackSampler, rank: subprocess.Popen[bytes]) -> None:
     seen = camera.take(1, {1: rank.pid, 0: os.getpid()})
     assert [(one.rank, one.pid) for one in seen.ranks] == [(0, os.getpid()), (1, rank.pid)]
 
@@ -116,7 +115,7 @@ def without_python() -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_process_without_python_has_no_stacks_and_the_reasons_are_told(camera: Camera) -> None:
+def test_a_process_without_python_has_no_stacks_and_the_reasons_are_told(camera: StackSampler) -> None:
     with without_python() as process:
         (seen,) = camera.take(1, {0: process.pid}).ranks
         process.kill()
@@ -128,7 +127,7 @@ def test_a_process_without_python_has_no_stacks_and_the_reasons_are_told(camera:
     assert trouble.why.endswith("; no faulthandler of ours in the process")
 
 
-def test_the_same_trouble_is_told_once(camera: Camera) -> None:
+def test_the_same_trouble_is_told_once(camera: StackSampler) -> None:
     with without_python() as process:
         for number in (1, 2):
             camera.take(number, {0: process.pid})
@@ -136,7 +135,7 @@ def test_the_same_trouble_is_told_once(camera: Camera) -> None:
     assert len(camera.trouble) == 1
 
 
-def test_a_torn_board_is_trouble_and_a_missing_one_is_not(camera: Camera) -> None:
+def test_a_torn_board_is_trouble_and_a_missing_one_is_not(camera: StackSampler) -> None:
     assert camera.board(7) is None
     assert camera.trouble == []
     (camera.boards / "7.board").write_bytes(b"torn")
@@ -144,7 +143,7 @@ def test_a_torn_board_is_trouble_and_a_missing_one_is_not(camera: Camera) -> Non
     assert [one.what for one in camera.trouble] == ["board"]
 
 
-def test_a_board_is_read_without_asking_the_process(camera: Camera) -> None:
+def test_a_board_is_read_without_asking_the_process(camera: StackSampler) -> None:
     write_board(camera, 7, rank=1)
     board = camera.board(7)
     assert board is not None
@@ -185,7 +184,7 @@ def answer(board: Path, flight: Path, text: str, done: threading.Event) -> None:
     ids=["whole", "torn", "nested without end"],
 )
 def test_the_flight_recorder_is_asked_through_the_board(
-    camera: Camera, rank: subprocess.Popen[bytes], text: str, operations: list[str], trouble: list[str]
+    camera: StackSampler, rank: subprocess.Popen[bytes], text: str, operations: list[str], trouble: list[str]
 ) -> None:
     board = write_board(camera, rank.pid, rank=0)
     done = threading.Event()
@@ -204,7 +203,7 @@ def test_the_flight_recorder_is_asked_through_the_board(
 SILENT = "no worker server in the process; no answer of the beat thread within 1 s"
 
 
-def test_a_rank_that_does_not_answer_is_not_waited_for(camera: Camera, rank: subprocess.Popen[bytes]) -> None:
+def test_a_rank_that_does_not_answer_is_not_waited_for(camera: StackSampler, rank: subprocess.Popen[bytes]) -> None:
     write_board(camera, rank.pid, rank=0)
     (seen,) = camera.take(1, {0: rank.pid}).ranks
     assert seen.collectives == ()
@@ -212,7 +211,7 @@ def test_a_rank_that_does_not_answer_is_not_waited_for(camera: Camera, rank: sub
 
 
 def test_a_rank_that_does_not_answer_a_look_by_which_nothing_is_proven_is_no_trouble(
-    camera: Camera, rank: subprocess.Popen[bytes]
+    camera: StackSampler, rank: subprocess.Popen[bytes]
 ) -> None:
     board = write_board(camera, rank.pid, 0)
     camera.take(0, {0: rank.pid}, written=False)
@@ -221,7 +220,7 @@ def test_a_rank_that_does_not_answer_a_look_by_which_nothing_is_proven_is_no_tro
 
 
 def test_bytes_that_our_questions_cost_are_counted_for_the_next_look(
-    camera: Camera, rank: subprocess.Popen[bytes]
+    camera: StackSampler, rank: subprocess.Popen[bytes]
 ) -> None:
     looks = [camera.take(number, {0: rank.pid}).ranks[0] for number in (1, 2)]
     assert looks[0].asked_bytes == 0
@@ -231,7 +230,7 @@ def test_bytes_that_our_questions_cost_are_counted_for_the_next_look(
     assert len(set(own)) == 1, "a sleeping rank moved no bytes of its own"
 
 
-def test_the_python_children_of_a_rank_are_looked_at_too(camera: Camera, tmp_path: Path) -> None:
+def test_the_python_children_of_a_rank_are_looked_at_too(camera: StackSampler, tmp_path: Path) -> None:
     child = tmp_path / "worker.py"
     child.write_text(SLEEPER)
     program = tmp_path / "parent.py"
@@ -257,7 +256,7 @@ while True:
 """
 
 
-def test_bytes_that_a_rank_reads_while_others_look_at_it_are_its_own(camera: Camera) -> None:
+def test_bytes_that_a_rank_reads_while_others_look_at_it_are_its_own(camera: StackSampler) -> None:
     with subprocess.Popen([sys.executable, "-ISc", READER], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -276,7 +275,7 @@ def serve(listening: socket.socket, text: str) -> None:
 
 @pytest.mark.parametrize(("text", "trouble"), [(json.dumps({"entries": [ENTRY]}), []), ("[]", ["flight recorder"])])
 def test_the_worker_server_is_asked_first_and_its_answer_stays_for_the_judge(
-    camera: Camera, rank: subprocess.Popen[bytes], text: str, trouble: list[str]
+    camera: StackSampler, rank: subprocess.Popen[bytes], text: str, trouble: list[str]
 ) -> None:
     write_board(camera, rank.pid, rank=0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -291,7 +290,7 @@ def test_the_worker_server_is_asked_first_and_its_answer_stays_for_the_judge(
     assert (camera.boards / protocol.FLIGHT.format(pid=rank.pid)).exists() is not bool(trouble)
 
 
-def answer_as_the_beat(camera: Camera, pid: int) -> threading.Thread:
+def answer_as_the_beat(camera: StackSampler, pid: int) -> threading.Thread:
     """Plays the rank's beat thread for one question."""
     board = camera.boards / protocol.BOARD.format(pid=pid)
 
@@ -310,7 +309,7 @@ def answer_as_the_beat(camera: Camera, pid: int) -> threading.Thread:
 
 
 def test_a_patient_look_asks_the_beat_of_a_rank_whose_python_runs_and_its_server_not_at_all(
-    camera: Camera, rank: subprocess.Popen[bytes]
+    camera: StackSampler, rank: subprocess.Popen[bytes]
 ) -> None:
     board = write_board(camera, rank.pid, rank=0)
     with board.open("r+b") as file:
@@ -327,7 +326,7 @@ def test_a_patient_look_asks_the_beat_of_a_rank_whose_python_runs_and_its_server
 
 
 def test_a_patient_look_does_not_wait_for_a_beat_that_has_stopped(
-    camera: Camera, rank: subprocess.Popen[bytes]
+    camera: StackSampler, rank: subprocess.Popen[bytes]
 ) -> None:
     board = write_board(camera, rank.pid, rank=0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 from attempts import spec
-
-from nsa_harness.commands.bisect import Patience
-from nsa_harness.core.bisect.waits import Waiting, WaitSignature
+from nsa_harness.commands.bisect import EarlyStop
 from nsa_harness.core.evidence.evidence import Ending, Frame, RankSnapshot, Snapshot, Stack
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import Limits
-from nsa_harness.supervisor.store.rundir import AttemptDir, create_run
+from nsa_harness.core.search.waits import Waiting, WaitSignature
+from nsa_harness.supervisor.storage.rundir import AttemptDir, create_run
 from nsa_harness.supervisor.watch.watch import Watch, WatchPolicy
 
 LIMITS = Limits(stall_s=2.0, busy_s=60.0, open_wait_s=60.0, start_s=120.0)
@@ -70,12 +69,12 @@ class FakeRanks:
         return Progress(elapsed_s=elapsed_s, deadline_s=deadline_s, ranks=())
 
 
-def patience(known: set[WaitSignature], quiet_s: float | None = QUIET_S) -> tuple[Patience, list[Waiting | None]]:
+def patience(known: set[WaitSignature], quiet_s: float | None = QUIET_S) -> tuple[EarlyStop, list[Waiting | None]]:
     told: list[Waiting | None] = []
-    return Patience(n=4, ranks=2, known=known, quiet_s=quiet_s, tell=lambda _, waiting: told.append(waiting)), told
+    return EarlyStop(n=4, ranks=2, known=known, quiet_s=quiet_s, tell=lambda _, waiting: told.append(waiting)), told
 
 
-def watched(attempt: AttemptDir, enough: Patience, shown: Any) -> tuple[Ending | None, float]:
+def watched(attempt: AttemptDir, enough: EarlyStop, shown: Any) -> tuple[Ending | None, float]:
     """Until it ends, or for 200 s, looked at every 0.2 s of a clock of its own."""
     ranks = FakeRanks(shown=shown)
     policy = WatchPolicy(find_ranks=lambda **_: ranks, enough=enough)  # type: ignore[arg-type, return-value]

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from attempts import spec
 from living import program, wait_for
-
 from nsa_harness.commands.watch import chosen_job
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.snapshot import Camera
+from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.observe import attach
 from nsa_harness.supervisor.observe.attach import FoundJob, find_job, found_jobs, missing_ranks, only_job
 from nsa_harness.supervisor.observe.ranks import ranks_below
@@ -175,7 +174,7 @@ def test_what_has_no_clock_of_the_scheduler_has_no_time_that_is_known() -> None:
 def test_a_job_that_is_found_as_it_stands_has_been_quiet_since_it_ran_last(tmp_path: Path) -> None:
     with program(WAITS) as waiting:
         wait_for(lambda: procfs.all_idle_s(waiting.pid) > 0.5, "it has not run for a while")
-        camera = Camera(origin_ns=0, boards=tmp_path, dumps=tmp_path)
+        camera = StackSampler(origin_ns=0, boards=tmp_path, dumps=tmp_path)
         seen = Ranks(spec=spec(), guarded=None, camera=camera, pids={0: waiting.pid})  # type: ignore[arg-type]
         seen.read_boards(100.0)
         assert 0.0 < seen.last_progress_s() <= 99.5

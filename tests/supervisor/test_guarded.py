@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 from attempts import spec
 from living import wait_for
-
 from nsa_harness.core.plan import Launcher
-from nsa_harness.supervisor.launch.guardian import process_of
-from nsa_harness.supervisor.launch.launch import Guarded, launch
-from nsa_harness.supervisor.store.journals import Journals
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.supervisor.launch.launcher import Guarded, launch
+from nsa_harness.supervisor.launch.reaper import process_of
+from nsa_harness.supervisor.storage.journals import Journals
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 PATIENCE_S = 30.0
 

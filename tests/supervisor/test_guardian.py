@@ -21,9 +21,8 @@ from typing import Any
 import psutil
 import pytest
 from living import wait_for
-
 from nsa_harness import protocol
-from nsa_harness.supervisor.launch import guardian as program
+from nsa_harness.supervisor.launch import reaper as program
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 PATIENCE_S = 20.0
@@ -553,10 +552,10 @@ def test_the_exit_code_of_a_command_that_ends_at_once_is_not_lost(
         if event == "started":  # the command has ended before its guardian looks again
             os.waitid(os.P_PID, facts["pid"], os.WEXITED | os.WNOWAIT)
 
-    monkeypatch.setattr(program.Guardian, "say", say)
-    monkeypatch.setattr(program.Guardian, "note", say)
+    monkeypatch.setattr(program.Reaper, "say", say)
+    monkeypatch.setattr(program.Reaper, "note", say)
     order = Controller.order_of(tmp_path, "quick", ["sh", "-c", "exit 3"])
-    guardian = program.Guardian(order)
+    guardian = program.Reaper(order)
     guardian.start()
     guardian._reap()
     # It reaps whatever this process has for children, those of other tests too.
@@ -566,7 +565,7 @@ def test_the_exit_code_of_a_command_that_ends_at_once_is_not_lost(
 
 def test_a_program_has_the_umask_of_the_user_and_not_ours(home: Home) -> None:
     order = Controller.order_of(home.path, home.tag, ["/bin/sh", "-c", "umask"])
-    guardian = program.Guardian({**order, "umask": 0o027})
+    guardian = program.Reaper({**order, "umask": 0o027})
     guardian.spawn()
     assert guardian.child is not None
     assert guardian.child.wait(PATIENCE_S) == 0
@@ -687,7 +686,7 @@ def test_on_a_full_disk_the_reserve_gives_room_for_journal_and_boards(
     disk = Disk(run)
     monkeypatch.setattr(os, "open", disk)
     monkeypatch.setattr(os, "write", lambda one, data, write=os.write: len(data) if one == 1 else write(one, data))
-    guardian = program.Guardian(order)
+    guardian = program.Reaper(order)
     guardian.bring_home()
     guardian.say("ended", outlived=[], left=[])
     said = [json.loads(line) for line in (run / "processes.jsonl").read_text().splitlines()]

@@ -15,14 +15,13 @@ import damage
 import pytest
 from attempts import STORED, STORED_CASES, unpack
 from damage import CONTENTS, PLACES, Damage
-
 from nsa_harness.commands import judge as run_judge
 from nsa_harness.commands.judge import judge_stored
 from nsa_harness.commands.run import rejudge
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.errors import HarnessError, StoredRunError
-from nsa_harness.supervisor.store.door import Budget
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.supervisor.storage.safe_directory import Budget
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from nsa_harness.errors import MissingTorch, UsageError
 from nsa_harness.supervisor.launch.planning import interpreter
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from attempts import clean, journal, said, spec, unpack
-
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Artifact
 from nsa_harness.subject.files import program_files
-from nsa_harness.supervisor.store.collect import collect
-from nsa_harness.supervisor.store.inventory import inventory
-from nsa_harness.supervisor.store.record import load_spec
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.supervisor.storage.collect import collect
+from nsa_harness.supervisor.storage.inventory import inventory
+from nsa_harness.supervisor.storage.record import load_spec
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 SUBJECT = ("nsa", "--trace-grads")
 

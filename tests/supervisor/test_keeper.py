@@ -14,22 +14,21 @@ from pathlib import Path
 import psutil
 import pytest
 from living import wait_for
-
 from nsa_harness import protocol
 from nsa_harness.supervisor.capture.procfs import alive
-from nsa_harness.supervisor.launch import keeper
-from nsa_harness.supervisor.launch.guardian import OWNER, Process, process_of, this_machine
-from nsa_harness.supervisor.launch.keeper import Owner, owner_of, start_program, sweep
+from nsa_harness.supervisor.launch import watchdog
+from nsa_harness.supervisor.launch.reaper import OWNER, Process, process_of, this_machine
+from nsa_harness.supervisor.launch.watchdog import Owner, owner_of, start_program, sweep
 
 PATIENCE_S = 30.0
-PACKAGE = Path(keeper.__file__).parents[2]
+PACKAGE = Path(watchdog.__file__).parents[2]
 
 # A controller with one run, whose only process ignores TERM and hangs. It says who is who, and goes nowhere.
 CONTROLLER = """
 import json, os, signal, sys
 from pathlib import Path
-from nsa_harness.supervisor.launch.guardian import process_of
-from nsa_harness.supervisor.launch.keeper import Keeper, start_guardian
+from nsa_harness.supervisor.launch.reaper import process_of
+from nsa_harness.supervisor.launch.watchdog import Keeper, start_guardian
 home, tag, keeps = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "keeps"
 hangs = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('hangs', flush=True); signal.pause()"
 me = process_of(os.getpid())
@@ -196,7 +195,7 @@ def test_an_empty_directory_of_boards_is_removed_once_nobody_can_be_about_to_own
 def test_a_keeper_that_was_killed_is_replaced_with_all_it_knew(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
-    kept = keeper.Keeper()
+    kept = watchdog.Watchdog()
     kept.keep(first)
     killed = kept._process
     assert killed is not None
@@ -213,7 +212,7 @@ def test_a_program_of_ours_is_found_wherever_it_is_started_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    started = start_program("nsa_harness.supervisor.launch.keeper", "keeper")
+    started = start_program("nsa_harness.supervisor.launch.watchdog", "keeper")
     started.communicate(timeout=PATIENCE_S)
     assert started.returncode == 0
 

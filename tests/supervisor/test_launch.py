@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 from attempts import spec
-
 from nsa_harness.core.plan import Launcher
-from nsa_harness.supervisor.launch.launch import command_line
+from nsa_harness.supervisor.launch.launcher import command_line
 
 PROGRAMS = [("train.py", "--n=16", "--", "-m"), ("-m", "package.train", "--node", "3", "--standalone")]
 

@@ -9,11 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from nsa_harness.cli.main import run_command_line
-from nsa_harness.core.evidence.left_file import Kind
-from nsa_harness.supervisor.store import left_files as module
-from nsa_harness.supervisor.store.left_files import left_files
+from nsa_harness.core.evidence.job_file import Kind
+from nsa_harness.supervisor.storage import job_files as module
+from nsa_harness.supervisor.storage.job_files import left_files
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "/home/ada/train.py", line 22, in step\nValueError: bad batch\n'
 

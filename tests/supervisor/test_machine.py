@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from nsa_harness.supervisor.launch.machine import machine_facts
 
 

@@ -9,13 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-
 from nsa_harness.core.evidence.exit_messages import closing_signals
 from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal, killed_since, parse_gpus
 from nsa_harness.supervisor.capture.cgroup import GroupMemory, frozen, group_memory
 from nsa_harness.supervisor.capture.commands import CommandFailed
 from nsa_harness.supervisor.capture.node import MemoryWatch, gpu_state
-from nsa_harness.supervisor.store.journals import sent_signals
+from nsa_harness.supervisor.storage.journals import sent_signals
 
 
 def write(path: Path, text: str) -> None:

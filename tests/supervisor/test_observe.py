@@ -10,9 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from nsa_harness.supervisor.observe.observe import ended_as_asked
-from nsa_harness.supervisor.observe.ranks import GuestRanks
+from nsa_harness.supervisor.observe.ranks import WatchedRanks
 
 S = 10**9
 
@@ -76,7 +75,7 @@ def starters(tmp_path: Path) -> Iterator[Callable[[str], Starter]]:
         one.process.communicate()
 
 
-class Ranks(GuestRanks):
+class Ranks(WatchedRanks):
     """With boards that nobody wrote: process -> rank; None as rank for one that would be rank 0 of itself."""
 
     def seen(self, boards: dict[int, int | None]) -> list[tuple[int, int]]:

@@ -17,12 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 from living import program, wait_for
-
 from nsa_harness.core.evidence.evidence import Collective, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.supervisor.capture import procfs, stacks
 from nsa_harness.supervisor.capture.recorder_pipe import trigger, written
-from nsa_harness.supervisor.capture.snapshot import Camera, without_lone_recorders
+from nsa_harness.supervisor.capture.snapshot import StackSampler, without_lone_recorders
 from nsa_harness.supervisor.capture.worker_server import own_server
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -103,7 +102,7 @@ def test_without_the_right_to_trace_stacks_and_recorder_are_those_that_the_proce
 ) -> None:
     refused(monkeypatch, tmp_path)
     answers = {"ping": b"pong", "dump_traceback": STACKS, "fr_trace_json": json.dumps(RECORDED).encode()}
-    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with worker_server(answers) as (_, asked):
         for number in (1, 2):
             (rank,) = camera.take(number, {0: os.getpid()}).ranks
@@ -122,7 +121,7 @@ def test_without_the_right_to_trace_stacks_and_recorder_are_those_that_the_proce
 def test_an_empty_recorder_of_gloo_gives_way_to_that_of_nccl(tmp_path: Path) -> None:
     nccl = json.dumps({"entries": [{**RECORDED["entries"][0], "profiling_name": "nccl:all_reduce"}]}).encode()
     answers = {"ping": b"pong", "fr_trace_json": b'{"version":"2.10"}', "dump_nccl_trace_json": nccl}
-    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with worker_server(answers):
         (rank,) = camera.take(1, {0: os.getpid()}).ranks
     assert [(one.op, one.started) for one in rank.collectives] == [("all_reduce", False)]
@@ -168,7 +167,7 @@ def test_a_recorder_is_asked_for_by_its_pipe_and_read_at_the_next_look(
     stale = tmp_path / "trace1"
     stale.write_text("{}")
     os.utime(stale, (1, 1))
-    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(PIPED, options=("-S", "-u")) as rank:
         first, second = (camera.take(number, {1: rank.pid}).ranks[0].collectives for number in (1, 2))
     assert first == ()
@@ -217,7 +216,7 @@ def test_the_servers_of_a_real_job_give_its_stacks_and_recorders(
         sleeps = lambda pid: procfs.kernel_text(f"/proc/{pid}/wchan") == "hrtimer_nanosleep"  # noqa: E731
         wait_for(lambda: any(sleeps(one.pid) for one in ranks()), "rank 1 sleeps", limit_s=60.0)
         pids = {int(one.environ()["RANK"]): one.pid for one in ranks()}
-        camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+        camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
         looked = camera.take(1, pids).ranks
     finally:
         for one in psutil.Process(job.pid).children(recursive=True):

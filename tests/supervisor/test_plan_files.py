@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from nsa_harness.commands.run import agreed_before, report_of, resumed_request
 from nsa_harness.commands.scheduler import RunRequest
-from nsa_harness.core.comparison.agreed import PlanText, agreed_plan, read_plan
+from nsa_harness.core.comparison.plan_file import PlanText, agreed_plan, read_plan
 from nsa_harness.core.report import GateState, MachineFacts, Report, Status
 from nsa_harness.errors import ScenarioError, UsageError
 from nsa_harness.supervisor.launch import planning
 from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.launch.planning import Invocation, Plan, every_scenario, planned
-from nsa_harness.supervisor.store.record import Record, read_record, write_record
-from nsa_harness.supervisor.store.rundir import RunDir, create_run
+from nsa_harness.supervisor.storage.record import Record, read_record, write_record
+from nsa_harness.supervisor.storage.rundir import RunDir, create_run
 
 sys.path.append(str(Path(__file__).parents[1] / "core"))
 from runs import run

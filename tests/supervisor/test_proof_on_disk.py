@@ -14,14 +14,13 @@ from attempts import ORIGIN, journal, said, spec, started
 sys.path.append(str(Path(__file__).parents[1] / "core"))
 
 from builders import LIMITS, board, call, frame, process, rank_snapshot, snapshot, stack, task
-
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot, Snapshot
 from nsa_harness.core.evidence.reduced import LEVELS, reduced
 from nsa_harness.core.report import HangKind
 from nsa_harness.core.verdict.verdict import judge
-from nsa_harness.supervisor.store import collect as store
-from nsa_harness.supervisor.store.adapters import json_text, plain
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.supervisor.storage import collect as store
+from nsa_harness.supervisor.storage.adapters import json_text, plain
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.watch.watch import Snapshots
 
 PROBE = frame(30, file="/venv/site-packages/nsa_harness/probe/beat.py", function="beat")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from nsa_harness.core.evidence.evidence import Frame, Hint
-from nsa_harness.supervisor.store.collect import raised_record
+from nsa_harness.supervisor.storage.collect import raised_record
 
 RECORD: dict[str, Any] = {"type": "RuntimeError", "message": "boom", "frames": [], "at_ns": 5_000_000_000}
 PLACED = {"kind": "without gradient", "name": "head.bias", "file": "net.py", "line": 8, "function": "forward"}

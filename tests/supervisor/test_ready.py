@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from nsa_harness.commands import ready, scheduler
 from nsa_harness.commands.ready import ReadyRequest, run_readiness
-from nsa_harness.core.outcome import is_expected, skipped, unjudged
+from nsa_harness.core.experiment.readiness import Decision, Number, PhaseRuns, Result, readiness
+from nsa_harness.core.outcome.outcome import is_expected, skipped, unjudged
 from nsa_harness.core.plan import RunSpec, Skip
-from nsa_harness.core.readiness import Decision, Number, PhaseRuns, Result, readiness
 from nsa_harness.core.report import MachineFacts, Outcome, Status, Usage, Verdict
 from nsa_harness.errors import ScenarioError, UsageError
-from nsa_harness.supervisor.bisect import premises
-from nsa_harness.supervisor.bisect.premises import Interpreter
+from nsa_harness.supervisor.experiments import cache_key
+from nsa_harness.supervisor.experiments.cache_key import Interpreter
 from nsa_harness.supervisor.launch.checklists import load_checklist
 from nsa_harness.supervisor.launch.scenario_files import shipped_root
-from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 PHASES = (
@@ -117,7 +116,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(ready, "judged", made.on_disk)
     monkeypatch.setattr(ready, "machine_facts", lambda: FACTS)
     monkeypatch.setattr(ready, "interpreter", lambda *_: Interpreter(version="3.11.7"))
-    monkeypatch.setattr(premises, "_SLOW", 1)
+    monkeypatch.setattr(cache_key, "_SLOW", 1)
     (tmp_path / MINE).write_text(SMALL)
     return made
 

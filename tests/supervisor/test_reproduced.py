@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nsa_harness.core.reproduction import Reproduction
-from nsa_harness.supervisor.store.inventory import write_reproduction
-from nsa_harness.supervisor.store.rundir import AttemptDir
+from nsa_harness.core.outcome.reproduction import Reproduction
+from nsa_harness.supervisor.storage.inventory import write_reproduction
+from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 WHOLE = Reproduction(command="a\nb\n", script="import torch\n", why_not="")
 LINE_ALONE = Reproduction(command="a\n", script=None, why_not="the cause lies in no call")

@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-
-from nsa_harness.supervisor.store.door import RESERVE, Door, keep_reserve, with_room
-from nsa_harness.supervisor.store.rundir import RunDir, append_line, locked, write_document
+from nsa_harness.supervisor.storage.rundir import RunDir, append_line, locked, write_document
+from nsa_harness.supervisor.storage.safe_directory import RESERVE, SafeDirectory, keep_reserve, with_room
 
 
 class Disk:
@@ -17,9 +16,9 @@ class Disk:
 
     def __init__(self, home: Path, number: int) -> None:
         self.home, self.number = home, number
-        self.write = Door._write_aside
+        self.write = SafeDirectory._write_aside
 
-    def __call__(self, door: Door, path: Path, data: bytes) -> None:
+    def __call__(self, door: SafeDirectory, path: Path, data: bytes) -> None:
         if (self.home / RESERVE).stat().st_size:
             raise OSError(self.number, os.strerror(self.number), str(path))
         self.write(door, path, data)
@@ -38,7 +37,7 @@ def test_a_document_gets_the_room_of_the_reserve(
     run: Path, monkeypatch: pytest.MonkeyPatch, number: int, place: str
 ) -> None:
     disk = Disk(run, number)
-    monkeypatch.setattr(Door, "_write_aside", lambda *words: disk(*words))
+    monkeypatch.setattr(SafeDirectory, "_write_aside", lambda *words: disk(*words))
     write_document(run / place, "said")
     assert (run / place).read_text() == "said"
     assert (run / RESERVE).stat().st_size == 0, "it tells that it was needed"
@@ -46,7 +45,7 @@ def test_a_document_gets_the_room_of_the_reserve(
 
 def test_what_fails_for_another_reason_leaves_the_reserve_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(run, errno.EIO)
-    monkeypatch.setattr(Door, "_write_aside", lambda *words: disk(*words))
+    monkeypatch.setattr(SafeDirectory, "_write_aside", lambda *words: disk(*words))
     with pytest.raises(OSError, match="Input/output"):
         write_document(run / "SUMMARY.md", "said")
     assert (run / RESERVE).stat().st_size > 1 << 20

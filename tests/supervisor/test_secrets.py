@@ -16,24 +16,23 @@ from typing import Any
 
 import pytest
 from attempts import CLEAN, ORIGIN, RANKS, at, journal, said, spec
-from planted_secrets import command_words, environment, planted, program, shown, values
-
 from nsa_harness.commands.attempt import prepare
 from nsa_harness.commands.judge import judge_attempt
-from nsa_harness.commands.run import Telling, rejudge, report_of, write_report
+from nsa_harness.commands.run import ReportFormat, rejudge, report_of, write_report
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import UsageError
 from nsa_harness.render.events import Events
-from nsa_harness.supervisor.capture.snapshot import Camera
-from nsa_harness.supervisor.store import redacted_files
-from nsa_harness.supervisor.store.door import Door
-from nsa_harness.supervisor.store.record import Record, load_spec, plan_to_resume, write_record
-from nsa_harness.supervisor.store.redacted_files import redact_files, redact_run, write_bundle
-from nsa_harness.supervisor.store.redaction import Redaction
-from nsa_harness.supervisor.store.rundir import AttemptDir, RunDir, create_run
+from nsa_harness.supervisor.capture.snapshot import StackSampler
+from nsa_harness.supervisor.storage import redacted_files
+from nsa_harness.supervisor.storage.record import Record, load_spec, plan_to_resume, write_record
+from nsa_harness.supervisor.storage.redacted_files import redact_files, redact_run, write_bundle
+from nsa_harness.supervisor.storage.redaction import Redaction
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, create_run
+from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
+from planted_secrets import command_words, environment, planted, program, shown, values
 
 # A Python 3.11 before 3.11.4 has no filters.
 SAFELY: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
@@ -88,7 +87,7 @@ def dump(attempt: AttemptDir) -> None:
         thread=f"worker {planted()['log'].popitem()[0]}", tid=101, active=False, frames=(frame,), source="py-spy"
     )
     snapshot = RankSnapshot(rank=1, pid=101, process=process, stacks=(stack,))
-    camera = Camera(origin_ns=0, boards=attempt.boards, dumps=attempt.dumps, redaction=attempt.redaction)
+    camera = StackSampler(origin_ns=0, boards=attempt.boards, dumps=attempt.dumps, redaction=attempt.redaction)
     camera._write(snapshot, json.dumps([{"thread_name": stack.thread, "args": command}]), 1)
 
 
@@ -152,7 +151,7 @@ def test_what_was_not_redacted_shows_them(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_run_that_is_judged_again_where_the_environment_is_another_one_shows_none(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert rejudge(run.path, telling=Telling.JSON) == 1
+    assert rejudge(run.path, telling=ReportFormat.JSON) == 1
     assert shown(run.path) == {}
     assert not any(value in capsys.readouterr().out for value in values())
 
@@ -277,7 +276,7 @@ def test_a_key_of_many_lines_and_a_line_without_end_are_known_across_pieces(
     key = ["-----BEGIN " + "PRIVATE KEY-----", *(("aB3d" * 15 + str(n)) for n in range(4)), "-----END PRIVATE KEY-----"]
     log = "\n".join(["before " * 20, *key, "after"]) + "x" * 100 + f" {values()[0]} " + "y" * 1000
     (tmp_path / "one.log").write_text(log)
-    pieces = list(redacted_files._texts(Door(tmp_path), tmp_path / "one.log"))
+    pieces = list(redacted_files._texts(SafeDirectory(tmp_path), tmp_path / "one.log"))
     assert "".join(pieces) == log
     redaction = Redaction()
     clean = "".join(map(redaction.text, pieces))

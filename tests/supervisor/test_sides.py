@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import HarnessError, MissingNeed, UsageError
 from nsa_harness.subject.computed import computed, decides_only_how, tolerance
-from nsa_harness.supervisor.bisect.mixtures import Worktrees, commit_of
+from nsa_harness.supervisor.experiments.intermediate_configs import Worktrees, commit_of
 from nsa_harness.supervisor.launch.planning import Invocation, Script
 from nsa_harness.supervisor.launch.sides import Sides, sides_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from nsa_harness.commands.judge import keep_skip
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import Status
-from nsa_harness.supervisor.store.rundir import RunDir
+from nsa_harness.supervisor.storage.rundir import RunDir
 
 SKIP = Skip(scenario="ddp_nccl", about="", reason="NCCL needs a GPU for each of 2 ranks; this machine has no GPU")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from nsa_harness.core.evidence.evidence import Frame, Stack
 from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.supervisor.capture.process_tree import look_around
 from nsa_harness.supervisor.capture.procfs import task_io_bytes
-from nsa_harness.supervisor.capture.scene import look_around
 from nsa_harness.supervisor.capture.snapshot import with_loops
 
 LOOP = "while not done:\n    time.sleep(0.2)\n"

@@ -13,11 +13,10 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
-
 from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.evidence.sockets import other_ends, parse_answers, parse_table
 from nsa_harness.supervisor.capture import procfs, sockets
-from nsa_harness.supervisor.capture.scene import look_around
+from nsa_harness.supervisor.capture.process_tree import look_around
 from nsa_harness.supervisor.capture.sockets import SocketTable, owners_of
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode

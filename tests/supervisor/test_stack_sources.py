@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 from living import PATIENCE_S, program
-
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Stack
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.supervisor.capture import procfs, snapshot, stacks
 from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
-from nsa_harness.supervisor.capture.snapshot import Camera
+from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.capture.stacks import StackSources
 
 SLEEPER = "import time\ndef step():\n    print(flush=True)\n    time.sleep(600)\nstep()\n"
@@ -71,7 +70,7 @@ def test_where_more_wants_to_run_than_there_are_cores_a_question_may_take_longer
 
     monkeypatch.setattr(snapshot, "StackSources", noted)
     with program(SLEEPER) as one:
-        Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps").take(1, {0: one.pid})
+        StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps").take(1, {0: one.pid})
     assert asked == [longer]
 
 
@@ -84,7 +83,7 @@ def test_two_ranks_take_less_than_three_seconds_when_every_tool_hangs(
 ) -> None:
     use(py_spy=HANGS, pystack=HANGS)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(SLEEPER) as one, program(SLEEPER) as other:
         began_s = time.monotonic()
         taken = camera.take(1, {0: one.pid, 1: other.pid})
@@ -221,7 +220,7 @@ def test_a_process_in_the_kernels_hands_is_never_asked_by_ptrace(use: Callable[.
 def test_a_process_that_leaves_while_it_is_asked_is_no_trouble(use: Callable[..., None], tmp_path: Path) -> None:
     """The tool itself ends the process, as a rank may at any moment."""
     use(py_spy="#!/bin/sh\nfor last; do :; done\nkill -9 $last\nexit 1\n")
-    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(SLEEPER) as process:
         (seen,) = camera.take(1, {0: process.pid}).ranks
     assert (seen.stacks, camera.trouble) == ((), [])
@@ -231,7 +230,7 @@ GIL = "import ctypes\ndef step():\n    print(flush=True)\n    ctypes.PyDLL(None)
 
 
 def test_native_frames_are_asked_for_where_the_interpreters_lock_is_held_in_c(tmp_path: Path) -> None:
-    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(GIL) as process:
         standing(process.pid, "S")
         (first,) = camera.take(1, {0: process.pid}).ranks
@@ -245,7 +244,7 @@ def test_native_frames_are_asked_for_where_the_interpreters_lock_is_held_in_c(tm
 
 
 def test_a_wait_that_python_explains_is_never_asked_for_native_frames(tmp_path: Path) -> None:
-    camera = Camera(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(SLEEPER) as process:
         standing(process.pid, "S")
         looks = [camera.take(number, {0: process.pid}).ranks[0] for number in (1, 2)]

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from attempts import clean, spec
-
 from nsa_harness.core.evidence.evidence import Frame, Raised
-from nsa_harness.supervisor.store.collect import collect
-from nsa_harness.supervisor.store.sources import with_sources
+from nsa_harness.supervisor.storage.collect import collect
+from nsa_harness.supervisor.storage.sources import with_sources
 
 PROGRAM = """
 def publish(board):

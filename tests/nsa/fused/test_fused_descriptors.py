@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from nsa_harness.nsa.ops.fused import descriptors
-from nsa_harness.nsa.ops.fused.descriptors import describable, described
+from nsa_attention.ops.fused import descriptors
+from nsa_attention.ops.fused.descriptors import describable, described
 
 
 @pytest.fixture

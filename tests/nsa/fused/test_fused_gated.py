@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from nsa_attention.config import Implementation
+from nsa_attention.ops.fused import descriptors, gated, importance, launch, lists, mix, selected, spanned, tuning
+from nsa_attention.ops.fused.backend import FusedBackend
+from nsa_attention.ops.fused.gated import gated_attention
+from nsa_attention.ops.fused.launch import CannotLaunchError, Tile
+from nsa_attention.ops.selection import Selection
+from nsa_attention.ops.whole import KeysAndValues, sparse_attention
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
-
-from nsa_harness.nsa.config import Implementation
-from nsa_harness.nsa.ops.fused import descriptors, gated, importance, launch, lists, mix, selected, spanned, tuning
-from nsa_harness.nsa.ops.fused.backend import FusedBackend
-from nsa_harness.nsa.ops.fused.gated import gated_attention
-from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile
-from nsa_harness.nsa.ops.selection import Selection
-from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
 
 # Gates of 0, of which the interpreter takes the logarithm in numpy.
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log")

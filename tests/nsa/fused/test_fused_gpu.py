@@ -18,19 +18,19 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from nsa_attention.config import CI, Implementation
+from nsa_attention.model import Recompute, TinyLM
+from nsa_attention.ops.backends import Backend
+from nsa_attention.ops.dispatch import implementation_for, implementation_of_sliding, torch_flash_reason
+from nsa_attention.ops.fused import launch, tuning
+from nsa_attention.ops.fused.gated import gated_attention
+from nsa_attention.ops.selection import Selection
+from nsa_attention.parallelize import checkpoint_layers, compile_layers
+from nsa_attention.warmup import warm_up
+from nsa_attention.world import World
 from torch import Tensor
 
 from benchmarks.roofline import Shape
-from nsa_harness.nsa.config import CI, Implementation
-from nsa_harness.nsa.model import Recompute, TinyLM
-from nsa_harness.nsa.ops.backends import Backend
-from nsa_harness.nsa.ops.dispatch import implementation_for, implementation_of_sliding, torch_flash_reason
-from nsa_harness.nsa.ops.fused import launch, tuning
-from nsa_harness.nsa.ops.fused.gated import gated_attention
-from nsa_harness.nsa.ops.selection import Selection
-from nsa_harness.nsa.parallelize import checkpoint_layers, compile_layers
-from nsa_harness.nsa.warmup import warm_up
-from nsa_harness.nsa.world import World
 
 needs_gpu = pytest.mark.gpu
 
@@ -303,7 +303,7 @@ def launched(tmp_path: Path, ranks: int, *options: str) -> list[float]:
         "torch.distributed.run",
         "--standalone",
         f"--nproc-per-node={ranks}",
-        str(ROOT / "nsa"),
+        str(ROOT / "nsa" / "nsa_attention"),
     ]
     words = ["--shape", "ci", "--seq-len", "512", "--steps", "5", "--dtype", "bfloat16", "--data", "text", *options]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

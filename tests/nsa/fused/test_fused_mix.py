@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from nsa_attention.ops.fused import mix as fused
+from nsa_attention.ops.fused.launch import CannotLaunchError, launches
+from nsa_attention.ops.fused.mix import mixed
 from torch import Tensor
-
-from nsa_harness.nsa.ops.fused import mix as fused
-from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, launches
-from nsa_harness.nsa.ops.fused.mix import mixed
 
 TOLERANCE = 1e-10
 # Branches, batch, heads, tokens, width.

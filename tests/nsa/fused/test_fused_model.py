@@ -15,19 +15,18 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from nsa_attention.config import Branch, Compression, Implementation, NSAConfig
+from nsa_attention.model import Recompute, TinyLM
+from nsa_attention.ops.dispatch import MissingImplementationError, implementation_for
+from nsa_attention.ops.fused import launch, tuning
+from nsa_attention.ops.fused.launch import Tile
+from nsa_attention.ops.packed import compressed_starts
+from nsa_attention.ops.selection import Selection
+from nsa_attention.ops.whole import KeysAndValues, sparse_attention
+from nsa_attention.parallelize import checkpoint_layers, compile_layers
+from nsa_attention.warmup import uses_fused_kernels, warm_up
+from nsa_attention.world import World
 from torch import Tensor, nn
-
-from nsa_harness.nsa.config import Branch, Compression, Implementation, NSAConfig
-from nsa_harness.nsa.model import Recompute, TinyLM
-from nsa_harness.nsa.ops.dispatch import MissingImplementationError, implementation_for
-from nsa_harness.nsa.ops.fused import launch, tuning
-from nsa_harness.nsa.ops.fused.launch import Tile
-from nsa_harness.nsa.ops.packed import compressed_starts
-from nsa_harness.nsa.ops.selection import Selection
-from nsa_harness.nsa.ops.whole import KeysAndValues, sparse_attention
-from nsa_harness.nsa.parallelize import checkpoint_layers, compile_layers
-from nsa_harness.nsa.warmup import uses_fused_kernels, warm_up
-from nsa_harness.nsa.world import World
 
 TOLERANCE = 1e-10
 ATTENTION = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}
@@ -117,7 +116,7 @@ def test_two_ranks_on_the_fused_kernels_compute_the_gradients_of_one_process_on_
     result = tmp_path / "result.json"
     program = Path(__file__).with_name("wrapped_fused.py")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "nsa")])
+    paths = os.pathsep.join([str(ROOT / "nsa"), str(ROOT / "tests" / "nsa")])
     done = subprocess.run(
         [*launcher, str(program), str(result)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "TRITON_INTERPRET": "1"},

@@ -7,16 +7,15 @@ from itertools import combinations
 
 import pytest
 import torch
+from nsa_attention.config import ALL_BRANCHES, Branch
+from nsa_attention.ops.backends import TiledBackend
+from nsa_attention.ops.fused import paged as fused
+from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
+from nsa_attention.ops.fused.paged import attend_pages, attended_and_chosen
+from nsa_attention.ops.kernels import EagerKernel
+from nsa_attention.ops.paged import Numbers, PagedRows, outputs_of_branches
+from nsa_attention.ops.selection import EMPTY, Selection, best_blocks
 from torch import Tensor
-
-from nsa_harness.nsa.config import ALL_BRANCHES, Branch
-from nsa_harness.nsa.ops.backends import TiledBackend
-from nsa_harness.nsa.ops.fused import paged as fused
-from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile, launches
-from nsa_harness.nsa.ops.fused.paged import attend_pages, attended_and_chosen
-from nsa_harness.nsa.ops.kernels import EagerKernel
-from nsa_harness.nsa.ops.paged import Numbers, PagedRows, outputs_of_branches
-from nsa_harness.nsa.ops.selection import EMPTY, Selection, best_blocks
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
 SMALL = Tile(rows=16, keys=16)

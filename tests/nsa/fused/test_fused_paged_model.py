@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-
-from nsa_harness.nsa.config import ALL_BRANCHES, Branch, Implementation, NSAConfig
-from nsa_harness.nsa.decode import Cache, next_logits, step
-from nsa_harness.nsa.model import TinyLM
-from nsa_harness.nsa.ops.fused.launch import launches
-from nsa_harness.nsa.paged import PagedCache
+from nsa_attention.config import ALL_BRANCHES, Branch, Implementation, NSAConfig
+from nsa_attention.decode import Cache, next_logits, step
+from nsa_attention.model import TinyLM
+from nsa_attention.ops.fused.launch import launches
+from nsa_attention.paged import PagedCache
 
 
 @pytest.mark.parametrize(

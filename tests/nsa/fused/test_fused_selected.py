@@ -10,16 +10,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nsa_attention import reference
+from nsa_attention.ops.attend import selected_attention
+from nsa_attention.ops.fused import selected as fused
+from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
+from nsa_attention.ops.fused.selected import selected
+from nsa_attention.ops.fused.tuning import Situation
+from nsa_attention.ops.kernels import EagerKernel
+from nsa_attention.ops.selection import EMPTY
 from torch import Tensor
-
-from nsa_harness.nsa import reference
-from nsa_harness.nsa.ops.attend import selected_attention
-from nsa_harness.nsa.ops.fused import selected as fused
-from nsa_harness.nsa.ops.fused.launch import CannotLaunchError, Tile, launches
-from nsa_harness.nsa.ops.fused.selected import selected
-from nsa_harness.nsa.ops.fused.tuning import Situation
-from nsa_harness.nsa.ops.kernels import EagerKernel
-from nsa_harness.nsa.ops.selection import EMPTY
 
 TOLERANCE = 1e-10
 LISTS = {"selected_unions", "selected_keys", "selected_segments"}

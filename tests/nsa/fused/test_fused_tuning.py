@@ -12,13 +12,12 @@ import torch
 import triton
 from hypothesis import given
 from hypothesis import strategies as st
+from nsa_attention.ops.fused import importance, lists, selected, spanned, tuning
+from nsa_attention.ops.fused.backend import FusedBackend
+from nsa_attention.ops.fused.launch import Tile, padded
+from nsa_attention.ops.fused.tuning import Situation
+from nsa_attention.ops.selection import Selection
 from triton.runtime.errors import OutOfResources, PTXASError
-
-from nsa_harness.nsa.ops.fused import importance, lists, selected, spanned, tuning
-from nsa_harness.nsa.ops.fused.backend import FusedBackend
-from nsa_harness.nsa.ops.fused.launch import Tile, padded
-from nsa_harness.nsa.ops.fused.tuning import Situation
-from nsa_harness.nsa.ops.selection import Selection
 
 TILES = [Tile(rows=rows, keys=64) for rows in (128, 64, 32)]
 HERE = Situation(

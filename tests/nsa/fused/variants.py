@@ -30,11 +30,11 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from nsa_harness.nsa.ops.fused import descriptors, spanned, tuning  # noqa: E402
-from nsa_harness.nsa.ops.fused.backend import FusedBackend  # noqa: E402
-from nsa_harness.nsa.ops.fused.gated import gated_attention  # noqa: E402
-from nsa_harness.nsa.ops.packed import compressed_starts  # noqa: E402
-from nsa_harness.nsa.ops.selection import Selection  # noqa: E402
+from nsa_attention.ops.fused import descriptors, spanned, tuning  # noqa: E402
+from nsa_attention.ops.fused.backend import FusedBackend  # noqa: E402
+from nsa_attention.ops.fused.gated import gated_attention  # noqa: E402
+from nsa_attention.ops.packed import compressed_starts  # noqa: E402
+from nsa_attention.ops.selection import Selection  # noqa: E402
 
 L, D_STRIDE, SELECT_LEN, PLACES, WINDOW = 6, 3, 5, 4, 7
 WARM = 37

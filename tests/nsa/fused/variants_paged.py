@@ -13,12 +13,11 @@ import sys
 from variants import LENGTHS, look, new
 
 import torch  # isort: skip
+from nsa_attention.config import ALL_BRANCHES
+from nsa_attention.ops.fused.paged import attend_pages
+from nsa_attention.ops.paged import Numbers, PagedRows
+from nsa_attention.ops.selection import Selection
 from triton.runtime.jit import JITFunction
-
-from nsa_harness.nsa.config import ALL_BRANCHES
-from nsa_harness.nsa.ops.fused.paged import attend_pages
-from nsa_harness.nsa.ops.paged import Numbers, PagedRows
-from nsa_harness.nsa.ops.selection import Selection
 
 SEQUENCES = (1, 2, 3, 16, 17)
 HEADS, GROUPS, PAGE_LEN = 4, 2, 16

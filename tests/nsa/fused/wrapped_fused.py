@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from nsa_attention.config import Implementation
+from nsa_attention.settings import read_settings
+from nsa_attention.world import World, joined
 from wrapped_gradients import MICRO_BATCHES, joint, wrapped
-
-from nsa_harness.nsa.config import Implementation
-from nsa_harness.nsa.settings import read_settings
-from nsa_harness.nsa.world import World, joined
 
 WAYS = {
     "ddp": ("--wrapper", "ddp"),

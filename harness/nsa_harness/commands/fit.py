@@ -1,0 +1,122 @@
+"""What stored sweeps say of a step that nobody has run yet, and whether a run at half its size bears it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsa_harness.core.comparison.sweeps import Refused, Sweep, measured, size_of, sweeps
+from nsa_harness.core.fits import LAYERS, Interval, Quantity, Size
+from nsa_harness.core.report import Outcome
+from nsa_harness.errors import UsageError
+from nsa_harness.render.costs import cells_text, checked_lines, fit_lines, interval_text, prediction_lines, size_words
+from nsa_harness.render.documents.report_json import from_json
+from nsa_harness.supervisor.storage.rundir import find_run
+
+_MAX_BYTES = 256 << 20
+BORNE_OUT, CONTRADICTED, REFUSED = 0, 1, 125
+_CHECK_STEPS = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The size in question; None = that of the cells."""
+
+    tokens: int | None
+    layers: int | None
+
+
+@dataclass(kw_only=True)
+class Answer:
+    """What is printed, and the exit code."""
+
+    lines: list[str]
+    code: int = BORNE_OUT
+
+
+def fit(stored: Sequence[Path], asked: Asked, parent: Path) -> Answer:
+    """Raises UsageError where these runs hold no sweep."""
+    named: Sequence[Path | None] = stored or (None,)
+    outcomes = [outcome for path in named for outcome in _outcomes(path, parent)]
+    found = sweeps(outcomes)
+    if not found:
+        raise UsageError(
+            "no three passed runs here differ in model.seq_len or model.layers alone; make some:"
+            " nsa-harness run sweep_seq_len, and for the production shape nsa-harness run sweep_production"
+        )
+    answer = Answer(lines=[])
+    for sweep in found:
+        _tell(sweep, asked, answer)
+    return answer
+
+
+def _outcomes(path: Path | None, parent: Path) -> Sequence[Outcome]:
+    run = find_run(path, parent)
+    text = run.door.whole(run.path / "report.json", _MAX_BYTES).decode("utf-8")
+    return from_json(text, str(run.path / "report.json")).outcomes
+
+
+def _tell(sweep: Sweep, asked: Asked, answer: Answer) -> None:
+    size = _size(sweep, asked)
+    half = None if size is None else _half(sweep, size)
+    check = next((cell for cell in sweep.cells if cell.cost and size_of(cell.cost) == half), None)
+    known = [cell for cell in sweep.cells if cell is not check]
+    # Without the check the rest must still be a sweep: a cell that the fit needs is none.
+    left = next(iter(sweeps(known)), None) if check else None
+    fitted = sweep if left is None else left
+    answer.lines += ["", *cells_text(sweep.cells), "", *fit_lines(fitted)]
+    if size is None or half is None:
+        return
+    predicted = fitted.predicted(size)
+    answer.lines += ["", *prediction_lines(size, predicted)]
+    if isinstance(predicted, Refused):
+        answer.code = max(answer.code, REFUSED)
+    elif left is not None and check is not None:
+        _check(left, check, answer)
+    else:
+        answer.lines += _to_check(fitted, half)
+
+
+def _size(sweep: Sweep, asked: Asked) -> Size | None:
+    """What was asked about; what was not named is as in the largest cell."""
+    if asked.tokens is None and asked.layers is None:
+        return None
+    cost = sweep.cells[-1].cost
+    assert cost is not None
+    return Size(tokens=asked.tokens or cost.tokens, layers=asked.layers or cost.layers)
+
+
+def _half(sweep: Sweep, size: Size) -> Size:
+    """Half of what goes beyond the cells: of the tokens where these vary, else of the layers."""
+    regime = sweep.regimes[-1]
+    over = regime.fits[0].over if regime.fits else ()
+    return Size(tokens=size.tokens, layers=max(1, size.layers // 2)) if over == (LAYERS,) else size.halved()
+
+
+def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
+    cost = check.cost
+    assert cost is not None
+    predicted = sweep.predicted(size_of(cost))
+    if isinstance(predicted, Refused):
+        answer.lines += [f"the run of {size_words(size_of(cost))} checks nothing, because {predicted.reason}"]
+        answer.code = max(answer.code, REFUSED)
+        return
+    told = {quantity: (one, value) for quantity, one in predicted.items() if (value := measured(cost, quantity))}
+    answer.lines += ["", *checked_lines(cost, told)]
+    if any(not one.low <= value <= one.high for one, value in told.values()):
+        answer.code = max(answer.code, CONTRADICTED)
+
+
+def _to_check(sweep: Sweep, half: Size) -> Iterator[str]:
+    """The run at half the size, with how long a step of it should take."""
+    predicted: Mapping[Quantity, Interval] | Refused = sweep.predicted(half)
+    name = sweep.cells[-1].scenario.partition("@")[0]
+    keys = f"--matrix model.seq_len={half.tokens} --matrix model.layers={half.layers} train.steps={_CHECK_STEPS}"
+    yield ""
+    if isinstance(predicted, Refused) or Quantity.SECONDS not in predicted:
+        told = ""
+    else:
+        told = f", a step of {interval_text(Quantity.SECONDS, predicted[Quantity.SECONDS])}"
+    yield f"check it at half the size, {size_words(half)}{told}, then name both runs to `nsa-harness fit`:"
+    yield f"  nsa-harness run {name} {keys}"

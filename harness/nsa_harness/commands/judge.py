@@ -1,0 +1,150 @@
+"""An attempt that has ended, judged from its files alone; what `run` does at once, `report` does years later.
+
+`collect` reads the files, and `outcome_of` has `judge` say PASS, FAIL, HANG or ERROR and `diagnose` name the cause.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from nsa_harness.core.diagnosis.profile import PROFILE_FILE
+from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.outcome.outcome import outcome_of, skipped, unjudged
+from nsa_harness.core.outcome.reproduction import reproduction
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import Artifact, Outcome, Trouble
+from nsa_harness.core.scenario.yaml_tree import visible
+from nsa_harness.errors import HarnessError
+from nsa_harness.render.documents.profile_txt import profile_text
+from nsa_harness.render.documents.report_json import outcome_values
+from nsa_harness.render.documents.trace import trace_json
+from nsa_harness.subject.files import is_launched_by, program_files
+from nsa_harness.subject.tables import RULES, reported
+from nsa_harness.supervisor.launch.launcher import command_line
+from nsa_harness.supervisor.storage.collect import collect
+from nsa_harness.supervisor.storage.inventory import inventory, write_reproduction
+from nsa_harness.supervisor.storage.metrics import foreign_metrics
+from nsa_harness.supervisor.storage.record import judged_spec
+from nsa_harness.supervisor.storage.redacted_files import redact_files
+from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.supervisor.storage.safe_directory import Budget
+from nsa_harness.supervisor.storage.sources import quoted, with_sources
+
+_NUMBER_DIGITS = 9
+
+
+def judge_attempt(
+    attempt: AttemptDir, spec: RunSpec, node: str, number: int, *, stored_by: Budget | None = None
+) -> Outcome:
+    """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result.
+
+    `stored_by`: the attempt is one of a stored run, and this is what reading all of that may cost; None: it has just
+    been launched here.
+    """
+    attempt.redaction.know_launch(spec)
+    attempt.redaction.suspect(os.environ)
+    ours = is_launched_by(spec)
+    attempt.door.budget = budget = stored_by or Budget()
+    budget.add_ranks(spec.ranks)
+    evidence = collect(attempt, spec, node, reported if ours else None)
+    evidence = with_sources(attempt, evidence, launched_here=stored_by is None)
+    profile = "".join(f"{line}\n" for line in profile_text(evidence))
+    unwritten = kept(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
+    outcome = quoted(
+        outcome_of(
+            spec,
+            evidence,
+            attempt=number,
+            directory=attempt.path.name,
+            artifacts=inventory(attempt, evidence, program_files(spec, evidence)),
+            metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
+            repeat=None if evidence.attached else f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
+            own_rules=RULES if ours else (),
+        ),
+        evidence.sources,
+    )
+    outcome = replace(
+        outcome,
+        artifacts=(*outcome.artifacts, *_reproduced(attempt, spec, evidence, outcome)),
+        trouble=(*outcome.trouble, *attempt.door.cuts(), *unwritten),
+    )
+    outcome = attempt.redaction.value(outcome)
+    unwritten = redact_files(attempt)
+    unwritten += kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
+    unwritten += kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
+    unwritten += _traced(attempt, evidence, outcome)  # last: on a disk that fills up it may cost no verdict
+    return replace(outcome, trouble=(*outcome.trouble, *unwritten))
+
+
+def kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
+    """A verdict is never lost for want of a place to write it: a stored run may be read-only."""
+    try:
+        attempt.door.write(path, text)
+    except OSError as error:
+        return (Trouble(what=path.name, why=f"it could not be written: {error}"),)
+    return ()
+
+
+def keep_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
+    """What was not launched has a folder too, which says so to whoever reads the folders of a run one by one."""
+    outcome = skipped(skip)
+    try:
+        attempt.door.make_folder(attempt.path)
+    except OSError as error:
+        return replace(outcome, trouble=(Trouble(what=attempt.path.name, why=f"it could not be made: {error}"),))
+    return replace(outcome, trouble=kept(attempt, attempt.result, f"{outcome.verdict.status}\n"))
+
+
+def _traced(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[Trouble, ...]:
+    """A verdict is never lost for want of its picture."""
+    try:
+        text = attempt.redaction.json(trace_json(evidence, outcome))
+    except Exception as error:
+        return (Trouble(what=attempt.trace.name, why=f"it could not be made: {type(error).__name__}: {error}"),)
+    return kept(attempt, attempt.trace, text)
+
+
+def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:
+    """A verdict is never lost for want of a way to repeat it."""
+    try:
+        shown = attempt.redaction.spec(spec)
+        bare = attempt.redaction.command(command_line(spec, sys.executable, None))
+        return write_reproduction(attempt, reproduction(shown, evidence, outcome, bare))
+    except Exception as error:
+        return (Artifact(path="repro", count=None, absent=f"it could not be made: {type(error).__name__}: {error}"),)
+
+
+def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
+    """An attempt of an earlier run, from its files alone; `budget`: what is left of its run's. Raises ScenarioError."""
+    attempt.door.budget = budget = budget or Budget()
+    spec = judged_spec(attempt)
+    nodes = attempt.door.files(attempt.evidence, "*.json")
+    node = nodes[0].stem if nodes else "unknown"
+    return judge_attempt(attempt, spec, node, _named(attempt)[1], stored_by=budget)
+
+
+def not_judged(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Exception) -> Outcome:
+    """An attempt whose files do not let it be judged: ERROR, with the reason. `plan` may still know its scenario."""
+    name, number = _named(attempt)
+    known = [spec for spec in plan if isinstance(spec, RunSpec) and spec.scenario == name]
+    why = str(error) if isinstance(error, HarnessError) else f"the harness failed: {type(error).__name__}: {error}"
+    empty = Skip(scenario=visible(name), about=known[0].about if known else "", reason=why)
+    return unjudged(known[0] if known else empty, attempt=number, directory=attempt.path.name, error=why)
+
+
+def _named(attempt: AttemptDir) -> tuple[str, int]:
+    """Scenario and number, as the folder's name says."""
+    name, _, number = attempt.path.name.partition("~")
+    return name, int(number) if number.isascii() and number.isdigit() and len(number) < _NUMBER_DIGITS else 1
+
+
+def _shown(path: Path) -> str:
+    """Relative to the working directory when it lies below it."""
+    resolved = path.resolve()
+    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(resolved)

@@ -1,0 +1,175 @@
+"""`nsa-harness read`: a job that nobody watched, judged from the logs and dumps that it left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nsa_harness import __version__
+from nsa_harness.commands.run import report_of, write_report
+from nsa_harness.core.evidence.job_file import Kind
+from nsa_harness.core.evidence.post_mortem import Missing, PostMortem, aftermath
+from nsa_harness.core.outcome.outcome import outcome_of
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.report import Outcome, Report, Status, Trouble, exit_code
+from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
+from nsa_harness.core.source_code.program_source import program_sources
+from nsa_harness.core.verdict.verdict import judge
+from nsa_harness.errors import UsageError
+from nsa_harness.render.documents.report_json import to_json
+from nsa_harness.render.terminal.answer import LABEL_WIDTH
+from nsa_harness.render.terminal.layout import command, labelled
+from nsa_harness.render.terminal.terminal import Terminal
+from nsa_harness.render.text import escape
+from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.plan_files import shipped_plan
+from nsa_harness.supervisor.storage.job_files import JobFiles, left_files
+from nsa_harness.supervisor.storage.record import Record
+from nsa_harness.supervisor.storage.redaction import Redaction
+from nsa_harness.supervisor.storage.rundir import RunDir, create_run
+from nsa_harness.supervisor.storage.sources import quoted, text_as_launched
+from nsa_harness.texts import words
+
+_SHOWN = 6  # lines of what is missing, above the answer
+_COLUMNS, _MAX_COLUMNS = 80, 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRequest:
+    paths: tuple[Path, ...]
+    out: Path | None  # None: nothing is written
+    json: bool
+    verbose: bool
+    typed: str
+    redact: bool = True
+
+
+def read(request: ReadRequest) -> int:
+    """Tell what became of the job; returns 124 for a HANG, 1 for a FAIL, 125 where its files do not say.
+
+    Raises UsageError where no file could be used.
+    """
+    found = left_files(request.paths)
+    useful: Counter[Kind] = Counter(one.kind for one in found.files if one.kind is not Kind.NOTHING)
+    if not useful:
+        raise UsageError(_nothing_usable(found))
+    run = create_run(request.out, redact=request.redact) if request.out else None
+    redaction = run.redaction if run else Redaction(on=request.redact)
+    redaction.suspect(os.environ)
+    after = aftermath(found.files, socket.gethostname())
+    # A failure is explained by what was printed of it: nothing is missing where that is there.
+    missing = after.missing if judge(after.evidence).status is not Status.FAIL else ()
+    outcome = redaction.value(_outcome(request, found, after, useful, missing))
+    report = _report(request, run, redaction, outcome)
+    if run is not None:
+        write_report(run, report)
+    if request.json:
+        sys.stdout.write(to_json(report, PLAYBOOK))
+    else:
+        _tell(request, report, run, missing)
+    return exit_code(report)
+
+
+def _nothing_usable(found: JobFiles) -> str:
+    lines = [f"{one.what}: {one.why}" for one in found.trouble]
+    lines += [f"{one.name}: {one.why}" for one in found.files]
+    shown = [escape(line) for line in lines[:_SHOWN]]
+    more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    nothing = "read: nothing in what was named is a log or a dump of a job; it takes logs of torchrun and Slurm,"
+    return "\n".join([f"{nothing} flight recorder dumps, and stacks of py-spy, faulthandler or pystack", *shown, *more])
+
+
+def _outcome(
+    request: ReadRequest,
+    found: JobFiles,
+    after: PostMortem,
+    useful: Mapping[Kind, int],
+    missing: Sequence[Missing],
+) -> Outcome:
+    lacking = (Trouble(what=one.what, why=f"not there; next time: {' · '.join(one.how)}") for one in missing)
+    evidence = replace(after.evidence, trouble=(*found.trouble, *after.evidence.trouble, *lacking))
+    since_s = found.newest_ns / 1e9
+
+    # What a log names is somebody's word: nothing is opened by it but a source file, older than the log.
+    def source(file: str) -> str:
+        return text_as_launched(file, since_s) if file.endswith(".py") else ""
+
+    evidence = replace(evidence, sources=tuple(program_sources(evidence, source)))
+    named = [after.script or request.paths[0].resolve().name]
+    spec = observed_spec(job_name(named), "read from the files that it left", named, Limits(), "")
+    spec = with_ranks(spec, evidence.world_size)
+    counted = " · ".join(words.plural(count, kind.value) for kind, count in sorted(useful.items()))
+    spec = replace(spec, backend=evidence.backend, notes=(f"read: {counted}",))
+    outcome = outcome_of(spec, evidence, attempt=1, directory="", artifacts=(), metrics={}, repeat=None)
+    return quoted(_with_files(outcome, after), evidence.sources)
+
+
+def _with_files(outcome: Outcome, after: PostMortem) -> Outcome:
+    """What proves it as the files that were read, in place of the names that they have in a run of ours."""
+    # Wherever the answer is kept, it leads back to them.
+    files = {known: os.path.abspath(name) for known, name in after.files.items()}
+
+    def read(proofs: Sequence[str]) -> Iterator[str]:
+        return (files[one.lstrip("/")] for one in proofs if one.lstrip("/") in files)
+
+    findings = tuple(replace(one, proof=tuple(dict.fromkeys(read(one.proof)))) for one in outcome.findings)
+    stacks = tuple(replace(one, proof=next(read([one.proof or ""]), None)) for one in outcome.stacks)
+    return replace(outcome, findings=findings, stacks=stacks)
+
+
+def _report(request: ReadRequest, run: RunDir | None, redaction: Redaction, outcome: Outcome) -> Report:
+    facts = machine_facts()
+    if run is not None:
+        record = Record(
+            command=request.typed,
+            harness=__version__,
+            machine=facts,
+            controller=os.getpid(),
+            plan=(),
+            agreed=shipped_plan(),
+        )
+        return report_of(run, record, [outcome])
+    report = Report(
+        run_id="",
+        harness=__version__,
+        machine=facts,
+        command=redaction.typed(request.typed),
+        interrupted=False,
+        outcomes=(outcome,),
+    )
+    return redaction.value(report)
+
+
+def _tell(request: ReadRequest, report: Report, run: RunDir | None, missing: Sequence[Missing]) -> None:
+    """What could not be used, and what is missing; then the answer."""
+    (outcome,) = report.outcomes
+    width = min(shutil.get_terminal_size((_COLUMNS, 24)).columns, _MAX_COLUMNS)
+    if not request.verbose:
+        lacking = {one.what for one in missing}
+        for line in _above([one for one in outcome.trouble if one.what not in lacking], missing, width):
+            print(line)
+    screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, verbose=request.verbose)
+    where = run.path if run else Path()
+    screen.outcome(outcome, where)
+    if run is not None:
+        screen.done(report, where)
+    screen.close()
+
+
+def _above(unused: Sequence[Trouble], missing: Sequence[Missing], width: int) -> Iterator[str]:
+    for number, one in enumerate(unused[:_SHOWN]):
+        yield from labelled("note" if number == 0 else "", escape(words.trouble(one)), width, LABEL_WIDTH)
+    if len(unused) > _SHOWN:
+        yield from labelled("", f"{len(unused) - _SHOWN} more with -v", width, LABEL_WIDTH)
+    yield from labelled("missing", " · ".join(one.what for one in missing), width, LABEL_WIDTH)
+    if missing:
+        yield from command("next time", "nsa-harness watch -- COMMAND, or for each of these:", width, LABEL_WIDTH)
+        for lacking in missing:
+            yield from command("", escape(lacking.how[0]), width, LABEL_WIDTH)

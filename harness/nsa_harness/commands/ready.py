@@ -1,0 +1,321 @@
+"""`ready`: the phases of a checklist one after another, as far as they still say something, and what they come to."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from nsa_harness import __version__
+from nsa_harness.commands.run import interruptible, judged, listeners, report_of, write_report
+from nsa_harness.commands.scheduler import Execution, RunRequest
+from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.experiment.readiness import (
+    FROM_EVIDENCE,
+    Checklist,
+    Criterion,
+    Decision,
+    Numbers,
+    PhaseRuns,
+    Readiness,
+    Result,
+    Together,
+    blocked,
+    expected_s,
+    numbers_of,
+    readiness,
+)
+from nsa_harness.core.experiment.repeats import with_flakiness
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts, Outcome
+from nsa_harness.core.schedule import interrupted
+from nsa_harness.errors import UsageError, did_you_mean
+from nsa_harness.render.readiness import (
+    ReadinessRecord,
+    ReadyScreen,
+    Takes,
+    decided_lines,
+    header_lines,
+    phase_lines,
+    plan_lines,
+    readiness_json,
+    readiness_md,
+    unreached_line,
+)
+from nsa_harness.subject.options import SHAPES
+from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.supervisor.experiments.cache_key import Premises, Program, interpreter, sealed
+from nsa_harness.supervisor.experiments.journal import SearchFolder, bookmark, search_folder
+from nsa_harness.supervisor.launch.checklists import PhasePlan, load_checklist, planned_phases
+from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.planning import Invocation
+from nsa_harness.supervisor.storage.adapters import adapter
+from nsa_harness.supervisor.storage.record import Record, write_record
+from nsa_harness.supervisor.storage.rundir import RunDir
+
+EXIT = MappingProxyType({Decision.GO: 0, Decision.NO_GO: 1, Decision.UNDECIDED: 125})
+INTERRUPTED = 130
+_MAX_EVIDENCE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyRequest:
+    shape: str
+    words: tuple[str, ...]  # KEY=VALUE, laid upon every scenario before what its phase sets
+    checklist: Path | None  # None: the shipped one
+    jobs: int | None  # of phases whose runs may go on together
+    out: Path | None
+    json: bool
+    probe: str
+    command: str  # as typed
+    redact: bool = True
+    git_diff: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plans:
+    checklist: Checklist
+    phases: tuple[PhasePlan, ...]
+
+
+def run_readiness(request: ReadyRequest) -> int:
+    """Run what is left of the checklist, write the documents; returns the exit code."""
+    facts = machine_facts()
+    plans = _planned(request, facts)
+    program = _program(plans)
+    mark = bookmark(f"ready {request.shape}", request.command, _premises(request, plans, program))
+    sweep_dead_runs()
+    with search_folder(
+        request.out or Path("reports"), mark, program.files, state=lambda run: run.readiness_state, noun="check",
+        redact=request.redact, git_diff=request.git_diff,
+    ) as folder:  # fmt: skip
+        return _check_in(folder, request, plans, facts)
+
+
+def show_plan(request: ReadyRequest) -> int:
+    """What --dry-run prints; launches nothing."""
+    facts = machine_facts()
+    plans = _planned(request, facts)
+    phases = [(plan.phase, plan.specs) for plan in plans.phases]
+    for line in plan_lines(request.shape, phases):
+        print(line)
+    return 0
+
+
+def _planned(request: ReadyRequest, facts: MachineFacts) -> Plans:
+    if request.shape not in SHAPES:
+        known = ", ".join(SHAPES)
+        raise UsageError(f"no shape {request.shape!r}{did_you_mean(request.shape, SHAPES)}; known: {known}")
+    read = load_checklist(request.checklist, Path.cwd())
+    words = (f"model.shape={request.shape}", *request.words)
+    question = Invocation(words=words, working_dir=Path.cwd(), environ=os.environ)
+    return Plans(checklist=read.checklist, phases=planned_phases(read, question, facts))
+
+
+def _program(plans: Plans) -> Program:
+    specs = [spec for plan in plans.phases for spec in plan.specs if isinstance(spec, RunSpec)]
+    return Program(specs=specs, words=(), interpreter=interpreter(None, os.environ), working_dir=Path.cwd())
+
+
+def _premises(request: ReadyRequest, plans: Plans, program: Program) -> Premises:
+    """All that must be as it was for a finished run to count. Criteria are none of it: they read what runs have left.
+
+    The hash of a launch has the program's content in it.
+    """
+    phases = {f"phase {plan.phase.name}": plan.specs for plan in plans.phases}
+    return {
+        **program.files(),
+        **program.environment(),
+        "nsa-harness": __version__,
+        **{name: sealed(*map(_decisive, specs)) for name, specs in phases.items()},
+        "what is asked": sealed(request.shape, request.probe),
+    }
+
+
+def _decisive(spec: RunSpec | Skip) -> object:
+    return spec.reason if isinstance(spec, Skip) else (spec.spec_hash, spec.expect, spec.limits)
+
+
+def _check_in(folder: SearchFolder, request: ReadyRequest, plans: Plans, facts: MachineFacts) -> int:
+    run = folder.run
+    before = judged(run) if folder.goes_on else []
+    record = Record(
+        command=request.command, harness=__version__, machine=facts, controller=os.getpid(),
+        plan=tuple(spec for plan in plans.phases for spec in plan.launches(facts, _expected_folders(run, plans))),
+        jobs=request.jobs, probe=request.probe,
+    )  # fmt: skip
+    write_record(run, record)
+    run_request = RunRequest(
+        specs=record.plan, out=request.out, json=False, strict=False, probe=request.probe, command=request.command,
+        jobs=request.jobs, redact=request.redact, git_diff=request.git_diff, resumed=run.path,
+    )  # fmt: skip
+    screen = ReadyScreen(sys.stderr if request.json else sys.stdout, version=__version__, playbook=PLAYBOOK)
+    # Some phases go on side by side, whatever was asked for: the attempts look for an interruption themselves.
+    side_by_side = replace(run_request, jobs=None)
+    with listeners(run_request, run, screen) as broadcast, interruptible(broadcast, side_by_side) as interruption:
+        execution = Execution(run=run, request=run_request, facts=facts, broadcast=broadcast, interruption=interruption)
+        check = Check(
+            request=request, plans=plans, facts=facts, run=run, execution=execution, screen=screen,
+        )  # fmt: skip
+        broadcast(lambda one: one.plan(facts, [run.redaction.spec(spec) for spec in record.plan]))
+        check.begin(before, folder)
+        found = check.carry_out()
+        cut_short = interruption.count > 0
+        record = replace(record, interrupted=cut_short)
+        write_record(run, record)
+        report = report_of(run, record, [one for attempts in execution.attempts.values() for one in attempts])
+        write_report(run, report)
+        broadcast(lambda one: one.done(report, run.path))
+        check.end(found, ended=not cut_short)
+        folder.write(ended=not cut_short)
+    if request.json:
+        sys.stdout.write(run.door.whole(run.readiness_record, _MAX_EVIDENCE_BYTES).decode())
+    return INTERRUPTED if cut_short else EXIT[found.decision]
+
+
+def _expected_folders(run: RunDir, plans: Plans) -> dict[str, str]:
+    """Of the first attempt of each run."""
+    return {name: str(run.path / name) for plan in plans.phases for name in plan.names}
+
+
+@dataclass(kw_only=True)
+class Check:
+    """One checklist while it is carried out."""
+
+    request: ReadyRequest
+    plans: Plans
+    facts: MachineFacts
+    run: RunDir
+    execution: Execution
+    screen: ReadyScreen
+    done: list[PhaseRuns] = field(default_factory=list)
+
+    def begin(self, before: Sequence[Outcome], folder: SearchFolder) -> None:
+        """`before`: attempts of an earlier session."""
+        self.execution.remember(before)
+        self.done = [PhaseRuns(names=plan.names) for plan in self.plans.phases]
+        kept = sum(not interrupted(one) for one in before)
+        note = f"goes on with {self.run.path}: {kept} runs already made" if folder.goes_on else folder.note
+        takes = Takes(about_s=None, at_most_s=self._at_most_s(0))
+        self._say(header_lines(self.request.shape, self.plans.checklist, takes, note, self.screen.width))
+
+    def carry_out(self) -> Readiness:
+        found = readiness(self.plans.checklist, self.done, self.facts)
+        for number, plan in enumerate(self.plans.phases):
+            if self.execution.interruption.count:
+                break
+            results: Mapping[str, Result] = {row.name: row.result for row in found.phases}
+            if why := blocked(results, plan.phase):
+                self._say([unreached_line(plan.phase, why, self.screen.width)])
+                continue
+            self._carry_out(number, plan)
+            found = readiness(self.plans.checklist, self.done, self.facts)
+            self._write(found, ended=False)
+        return found
+
+    def end(self, found: Readiness, *, ended: bool) -> None:
+        record = self._write(found, ended=ended)
+        self._say(decided_lines(record, self.run.path, self.screen.width))
+
+    def _carry_out(self, number: int, plan: PhasePlan) -> None:
+        specs = plan.launches(self.facts, self._folders())
+        if all(self._counting(name) is not None for name in plan.names):
+            self._finished(number, plan)
+            return
+        following = [one.phase for one in self.plans.phases[number + 1 :]]
+        shown = phase_lines(
+            number + 1, len(self.plans.phases), plan.phase, following,
+            Takes(about_s=self._about_s(specs), at_most_s=self._at_most_s(number, number + 1)),
+            Takes(about_s=self._about_s(self._left(number)), at_most_s=self._at_most_s(number)),
+            self.screen.width,
+        )  # fmt: skip
+        self._say(shown)
+        together = plan.phase.together
+        jobs = {Together.NEVER: 1, Together.MAY: self.request.jobs, Together.MUST: len(specs)}[together]
+        self.execution.carry_out(specs, jobs, crowded=together is Together.MUST)
+        self._finished(number, plan)
+
+    def _finished(self, number: int, plan: PhasePlan) -> None:
+        outcomes = tuple(one for name in plan.names if (one := self._counting(name)) is not None)
+        numbers = {one.scenario: self._numbers(one) for one in outcomes}
+        self.done[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
+
+    def _counting(self, name: str) -> Outcome | None:
+        """The attempt that counts; None where none has come to its end."""
+        attempts = [one for one in self.execution.attempts[name] if not interrupted(one)]
+        return next((one for one in with_flakiness(attempts) if one.final), None)
+
+    def _folders(self) -> dict[str, str]:
+        outcomes = [one for phase in self.done for one in phase.outcomes]
+        return {one.scenario: str(self.run.path / one.dir) for one in outcomes if one.dir}
+
+    def _numbers(self, outcome: Outcome) -> Numbers:
+        asked = any(one.metric in FROM_EVIDENCE and one.asks(outcome.scenario) for one in self._criteria)
+        return numbers_of(outcome, self._evidence(outcome) if asked and outcome.dir else None)
+
+    @property
+    def _criteria(self) -> Iterable[Criterion]:
+        return self.plans.checklist.criteria.values()
+
+    def _evidence(self, outcome: Outcome) -> Evidence | None:
+        """None where it cannot be read: the number is not reported then."""
+        attempt = self.run.attempt(outcome.scenario, outcome.attempt)
+        for file in attempt.door.files(attempt.evidence, "*.json"):
+            try:
+                return adapter(Evidence).validate_json(attempt.door.whole(file, _MAX_EVIDENCE_BYTES))
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def _left(self, begin: int) -> list[RunSpec | Skip]:
+        return [spec for plan in self.plans.phases[begin:] for spec in plan.specs]
+
+    def _about_s(self, specs: Sequence[RunSpec | Skip]) -> float | None:
+        left = [
+            dict(spec.settings) for spec in specs if isinstance(spec, RunSpec) and self._counting(spec.scenario) is None
+        ]
+        # Fetching alone takes next to no time.
+        steps = [0 if one.get("train.phase") == "data" else int(one.get("train.steps", "1")) for one in left]
+        return expected_s(steps, [one for phase in self.done for one in phase.outcomes])
+
+    def _at_most_s(self, begin: int, end: int | None = None) -> float | None:
+        """Of these phases, by the deadlines of their runs; None where one has none."""
+        total_s = 0.0
+        for plan in self.plans.phases[begin:end]:
+            limits = [spec.limits.deadline_s for spec in plan.specs if isinstance(spec, RunSpec)]
+            known = [one for one in limits if one is not None]
+            if len(known) < len(limits):
+                return None
+            total_s += max(known, default=0.0) if plan.phase.together is Together.MUST else sum(known)
+        return total_s
+
+    def _write(self, found: Readiness, *, ended: bool) -> ReadinessRecord:
+        record = self.run.redaction.value(
+            ReadinessRecord(
+                verdict=found.decision,
+                ended=ended,
+                shape=self.request.shape,
+                checklist=str(self.request.checklist or "the shipped one"),
+                about=self.plans.checklist.about,
+                command=self.run.redaction.typed(self.request.command),
+                run_id=self.run.run_id,
+                harness=__version__,
+                machine=self.facts,
+                criteria=found.criteria,
+                phases=found.phases,
+                not_tested=found.not_tested,
+            )
+        )
+        self.run.door.write(self.run.readiness, readiness_md(record))
+        self.run.door.write(self.run.readiness_record, readiness_json(record))
+        return record
+
+    def _say(self, lines: Iterable[str]) -> None:
+        told = list(lines)
+        with self.execution.broadcast.lock:
+            self.screen.tell(told)
+            self.run.door.append(self.run.log, "".join(f"{line}\n" for line in told))

@@ -1,0 +1,360 @@
+"""Jobs that are not ours, judged as an attempt is: `watch` observes a command to its end, `attach` looks once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TextIO
+
+from nsa_harness import __version__
+from nsa_harness.commands.attempt import AttemptAudience, prepare
+from nsa_harness.commands.judge import judge_attempt
+from nsa_harness.commands.run import interruptible, listeners, report_of, write_report
+from nsa_harness.commands.scheduler import RunRequest
+from nsa_harness.core.evidence.evidence import Ending
+from nsa_harness.core.evidence.live import Progress
+from nsa_harness.core.plan import Limits, RunSpec
+from nsa_harness.core.report import Outcome, Status, exit_code
+from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
+from nsa_harness.render.events import Events
+from nsa_harness.render.listener import Broadcast, Listener
+from nsa_harness.render.terminal.answer import answer_lines
+from nsa_harness.render.text import escape
+from nsa_harness.supervisor.capture.procfs import command_words
+from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.plan_files import shipped_plan
+from nsa_harness.supervisor.observe.attach import RunningJob, find_job, jobs_of_this_user, look, onlooker, only_job
+from nsa_harness.supervisor.observe.observe import Hook, ObservedJob
+from nsa_harness.supervisor.observe.observed_job import (
+    SignalForwarder,
+    WatchedCommand,
+    check_command,
+    shell_status,
+    start_guest,
+)
+from nsa_harness.supervisor.storage.record import Record, write_record
+from nsa_harness.supervisor.storage.redacted_files import redact_run
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, append_line, create_run, locked
+from nsa_harness.texts import words
+
+_GRACE_S = 1.0
+_TIMED_OUT = 124
+
+
+class OnHang(StrEnum):
+    REPORT = "report"
+    EXEC = "exec"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchRequest:
+    command: tuple[str, ...]
+    limits: Limits
+    out: Path | None
+    on_hang: OnHang
+    hook: str  # the command of `exec`, else ""
+    probe: str
+    json: bool  # events on stderr in place of lines: stdout is the job's
+    quiet: bool
+    typed: str
+    redact: bool = True
+    git_diff: bool = False
+
+
+def watch(request: WatchRequest) -> int:
+    """Run the command, observe it, write the report; returns the exit status of the command, 124 if we ended it."""
+    check_command(request.command)
+    relay = SignalForwarder()
+    run = create_run(request.out or Path("reports"), redact=request.redact, git_diff=request.git_diff)
+    sweep_dead_runs()
+    with locked(run):
+        return Watched(request=request, run=run, relay=relay).run_it()
+
+
+@dataclass(kw_only=True)
+class Watched:
+    """One observed command with its attempts."""
+
+    request: WatchRequest
+    run: RunDir
+    relay: SignalForwarder
+    outcomes: list[Outcome] = field(default_factory=list)
+    number: int = 1  # of the attempt
+    starts: int = 1  # of ranks by the job itself, of which each counts
+    hooks: list[Hook] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.facts = machine_facts()
+        self.lines = WatchedCommandOutput(sys.stderr, quiet=self.request.quiet)
+        self.spec = self._spec()
+        self.record = Record(
+            command=self.request.typed,
+            harness=__version__,
+            machine=self.facts,
+            controller=os.getpid(),
+            plan=(self.spec,),
+            probe=self.request.probe,
+            agreed=shipped_plan(),
+        )
+        write_record(self.run, self.record)
+
+    def run_it(self) -> int:
+        began = time.monotonic()
+        clock: Callable[[], float] = lambda: time.monotonic() - began  # noqa: E731
+        door = self.run.door
+        with door.appending(self.run.events) as events, door.appending(self.run.log) as log:
+            shown = Events(sys.stderr, self.run.run_id, clock) if self.request.json else self.lines
+            stored = (Events(events, self.run.run_id, clock), WatchedCommandOutput(log, quiet=False))
+            self.broadcast = Broadcast(listeners=(*stored, shown))
+            status = self._attempts()
+        redact_run(self.run)
+        return status
+
+    def _attempts(self) -> int:
+        attempt = self.run.attempt(self.spec.scenario)
+        self.broadcast(lambda one: one.plan(self.facts, [self.run.redaction.spec(self.spec)]))
+        prepare(attempt, self.spec, self.facts)
+        guest = start_guest(self.request.command, attempt, self.request.probe, self.relay)
+        self.relay.follow(guest.child.pid)
+        if not self.request.json:
+            self.lines.begun(self.run.path)
+        ended_by_us = self._observe(guest, attempt)
+        status = _TIMED_OUT if ended_by_us else shell_status(guest.child.wait())
+        for hook in self.hooks:
+            hook.wait()
+        return status
+
+    def _observe(self, guest: WatchedCommand, attempt: AttemptDir) -> bool:
+        """Every attempt to its end; True where we ended the job."""
+        while True:
+            self.broadcast(lambda one: one.launched(self.run.redaction.spec(self.spec)))
+            observation = self._observation(guest, attempt)
+            ending = observation.watch.run()
+            if observation.ranks.restarted:
+                attempt = self._next(guest, observation)
+                continue
+            ends_it = ending in (Ending.STALL, Ending.DEADLINE) and not observation.watch.standing
+            if ends_it:
+                guest.end(_GRACE_S)
+            else:
+                guest.leave()
+            outcome = self._judge(observation, self.number)
+            self._report(outcome, done=True)
+            if ends_it and not self.request.json:
+                self.lines.still_there(outcome, self.run.path, "the job was ended")
+            return ends_it
+
+    def _observation(self, guest: WatchedCommand, attempt: AttemptDir) -> ObservedJob:
+        observation = ObservedJob(
+            guest=guest,
+            spec=self.spec,
+            attempt=attempt,
+            audience=AttemptAudience(name=attempt.path.name, tell=self.broadcast),
+            relay=self.relay,
+            on_ending=lambda ending: self._still_there(observation, ending),
+            ends_it=self.request.on_hang is OnHang.KILL,
+        )
+        return observation
+
+    def _next(self, guest: WatchedCommand, observation: ObservedJob) -> AttemptDir:
+        """The job has started its ranks anew: an agent, as one of its attempts; a program of its own, whatever for."""
+        ended = self.number
+        if observation.ranks.set_aside:
+            self.number += 1
+        else:
+            self.number, self.starts = 1, self.starts + 1
+        self.spec = self._spec()
+        attempt = self.run.attempt(self.spec.scenario, self.number)
+        prepare(attempt, self.spec, self.facts)
+        guest.next_attempt(attempt)
+        outcome = self._judge(observation, ended)
+        self._report(outcome)
+        self.outcomes.append(outcome)
+        return attempt
+
+    def _spec(self) -> RunSpec:
+        """A restart begins where the last attempt stopped: it is not the same launch, and may end otherwise."""
+        command = self.request.command
+        name = job_name(command) if self.starts == 1 else f"{job_name(command)}-{self.starts}"
+        launch = json.dumps([command, os.getcwd(), self.number, self.starts]).encode()
+        about = f"observed: {shlex.join(command)}"
+        return observed_spec(name, about, command, self.request.limits, hashlib.sha256(launch).hexdigest()[:16])
+
+    def _judge(self, observation: ObservedJob, number: int) -> Outcome:
+        return judge_attempt(observation.attempt, observation.resolved_spec(), self.facts.host, number=number)
+
+    def _report(self, outcome: Outcome, *, done: bool = False) -> None:
+        report = report_of(self.run, self.record, [*self.outcomes, outcome])
+        write_report(self.run, report)
+        if done:
+            self.broadcast(lambda one: one.outcome(outcome, self.run.path))
+            self.broadcast(lambda one: one.done(report, self.run.path))
+
+    def _still_there(self, observation: ObservedJob, ending: Ending) -> None:
+        """A HANG is proven, or the deadline has passed, and the job runs on."""
+        outcome = self._judge(observation, self.number)
+        self._report(outcome)
+        self.broadcast(lambda one: one.outcome(outcome, self.run.path))
+        if not self.request.json:
+            self.lines.still_there(outcome, self.run.path, "the job runs on")
+        if self.request.on_hang is OnHang.EXEC and ending in (Ending.STALL, Ending.DEADLINE):
+            self._call_hook(observation)
+
+    def _call_hook(self, observation: ObservedJob) -> None:
+        def failed(why: str) -> None:
+            what = self.run.redaction.text(f"--on-hang=exec {self.request.hook}")
+            append_line(observation.attempt.watch, {"event": "trouble", "what": what, "why": why, "rank": None})
+            self.lines.say(f"{what}: {why}")
+
+        hook = Hook(command=self.request.hook, document=observation.attempt.verdict, failed=failed)
+        self.hooks.append(hook)
+        hook.start()
+
+
+_NAME = "nsa-harness"
+_COLUMNS = 100  # our lines stand among those of the job, on whatever shows them
+
+
+class WatchedCommandOutput(Listener):
+    """Whole lines, each with our name; a stderr that is gone costs the words and nothing else."""
+
+    def __init__(self, stream: TextIO, *, quiet: bool) -> None:
+        """`quiet`: nothing at the start, nor of a failure, which the job itself has told."""
+        self._stream = stream
+        self._quiet = quiet
+        self._told: tuple[str, Status, str | None] | None = None  # of which attempt
+        self._columns = min(shutil.get_terminal_size((_COLUMNS, 24)).columns - len(f"{_NAME}: "), _COLUMNS)
+
+    def begun(self, run_dir: Path) -> None:
+        if not self._quiet:
+            self.say(f"observing; report: {run_dir}/SUMMARY.md")
+
+    def suspect(self, attempt: str, text: str) -> None:  # noqa: ARG002
+        self.say(f"stall: {text}")
+
+    def released(self, attempt: str, text: str) -> None:  # noqa: ARG002
+        self.say(f"moves: {text}")
+
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+        """Whole, the first time; of a HANG that was told as it was proven nothing new is known at the end."""
+        verdict = outcome.verdict
+        if verdict.status is not Status.HANG and (verdict.status is not Status.FAIL or self._quiet):
+            return
+        told = (outcome.dir, verdict.status, verdict.cause)
+        if told == self._told:
+            self.still_there(outcome, run_dir, "the job has ended")
+            return
+        self._told = told
+        for line in answer_lines(outcome, self._columns):
+            self._line(line)
+
+    def still_there(self, outcome: Outcome, run_dir: Path, then: str) -> None:
+        """What is proven of the job, without the answer, and where the report lies."""
+        name = outcome.verdict.status if outcome.verdict.status is Status.HANG else f"{outcome.verdict.cause}"
+        self.say(f"{name}; {then}; report: {run_dir}/SUMMARY.md")
+
+    def say(self, text: str) -> None:
+        self._line(escape(text))
+
+    def _line(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(f"{_NAME}: {text}".rstrip() + "\n")
+            self._stream.flush()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachRequest:
+    pid: int
+    for_s: float
+    limits: Limits
+    out: Path | None
+    json: bool
+    typed: str
+    redact: bool = True
+    verbose: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlookerAudience(AttemptAudience):
+    """Without boards nobody knows a phase of the job."""
+
+    def phase(self, progress: Progress) -> None:
+        if any(rank.quiet_s is not None for rank in progress.ranks):
+            super().phase(progress)
+
+
+def chosen_job(ask: Callable[[Sequence[str]], int | None]) -> int:
+    """The only job of this user, or the one of several that is named when asked. Raises NoSuchJob."""
+    jobs = jobs_of_this_user()
+    named = ask([escape(job.text) for job in jobs]) if len(jobs) > 1 else None
+    return only_job(jobs) if named is None else named
+
+
+def attach(request: AttachRequest) -> int:
+    """Look at a job; returns 124 for a HANG, 0 where it moves, 125 where that cannot be said. Raises NoSuchJob."""
+    job = find_job(request.pid)
+    spec, facts = _spec_of_job(request, job), machine_facts()
+    run = create_run(request.out or Path("reports"), redact=request.redact)
+    record = Record(
+        command=request.typed,
+        harness=__version__,
+        machine=facts,
+        controller=os.getpid(),
+        plan=(spec,),
+        probe="off",
+        agreed=shipped_plan(),
+    )
+    write_record(run, record)
+    as_run = RunRequest(  # what the screens and the event stream want to know of a command
+        specs=(spec,),
+        out=request.out,
+        json=request.json,
+        strict=False,
+        probe="off",
+        command=request.typed,
+        verbose=request.verbose,
+    )
+    with locked(run), listeners(as_run, run, None) as broadcast, interruptible(broadcast, as_run) as interruption:
+        attempt = run.attempt(spec.scenario)
+        broadcast(lambda one: one.plan(facts, [run.redaction.spec(spec)]))
+        prepare(attempt, spec, facts)
+        broadcast(lambda one: one.launched(run.redaction.spec(spec)))
+        with onlooker(job) as guarded:
+            look(
+                guarded,
+                spec,
+                attempt,
+                OnlookerAudience(name=spec.scenario, tell=broadcast),
+                interrupted=lambda: interruption.count > 0,
+                for_s=request.for_s,
+            )
+        outcome = judge_attempt(attempt, spec, facts.host, 1)
+        record = replace(record, interrupted=interruption.count > 0)
+        write_record(run, record)
+        report = report_of(run, record, [outcome])
+        write_report(run, report)
+        broadcast(lambda one: one.outcome(outcome, run.path))
+        broadcast(lambda one: one.done(report, run.path))
+    redact_run(run)
+    return exit_code(report)
+
+
+def _spec_of_job(request: AttachRequest, job: RunningJob) -> RunSpec:
+    command = command_words(request.pid) or [str(request.pid)]
+    spec = observed_spec(job_name(command), f"attached to process {request.pid}", command, request.limits, "")
+    spec = with_ranks(spec, max(job.ranks) + 1)
+    unmarked = ("steps, modules and collectives are not known: the job was not started by nsa-harness",)
+    gone = [f"{words.ranks(job.missing)} of this job: no process is there, it has ended"] if job.missing else []
+    return replace(spec, notes=(*gone, *(() if job.boards else unmarked)))

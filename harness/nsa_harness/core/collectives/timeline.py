@@ -1,0 +1,290 @@
+"""A rank's timeline: the calls that matter to other ranks, in the order in which the rank entered them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import groupby
+from typing import NamedTuple
+
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import TRAINING, Call, Collective, Frame, Stack, StatusFile
+from nsa_harness.core.evidence.stacks import group_call, is_library
+from nsa_harness.core.evidence.steps import SETUP, calls_of, elements, entered_s
+from nsa_harness.core.report import Place
+from nsa_harness.core.verdict.group_waits import TRANSFERS, call_of_stack, operation
+
+UNTOLD_GROUP = "?"  # a stack does not say of which group a call is
+_EVEN_ON_GLOO = protocol.EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
+
+
+class Token(NamedTuple):
+    """What an event is compared by: equal ones are the same call with the same arguments."""
+
+    site: tuple[object, ...]
+    op: str
+    called: bool
+    elements: int
+    dtype: str
+    root: int | None
+    even: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One rank entering one collective, or one transfer."""
+
+    group: str
+    op: str
+    called: bool  # from Python
+    place: Place | None  # the line it was called from; None = below Python, or not known
+    elements: int  # of all its tensors
+    dtype: str
+    root: int | None  # of a rooted collective; the partner of a transfer
+    even: bool  # every rank has to give as many elements, of the same type
+    seq: int | None  # the recorder's number in the group
+    at_s: float
+    done: bool
+    step: int | None
+    position: int | None  # training marks since that step began
+    call: Call | None = None
+    collective: Collective | None = None
+    chain: tuple[Frame, ...] = ()  # the program's own lines that led to it, innermost first; () = not known, or not so
+
+    @property
+    def transfer(self) -> bool:
+        return self.op in TRANSFERS
+
+    @property
+    def token(self) -> Token:
+        return Token(self.site, self.op, self.called, self.elements, self.dtype, self.root, self.even)
+
+    @property
+    def site(self) -> tuple[object, ...]:
+        """Which call of the program this is, whatever it is called with. Below Python only the sizes tell."""
+        if not self.called:
+            return (self.group, self.op, self.elements)
+        line = (self.place.file, self.place.line) if self.place else (None, None)
+        return (self.group, self.op, *line, self.chain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Everything one rank entered, oldest first, as far back as nothing is missing."""
+
+    rank: int
+    events: tuple[Event, ...]
+    whole: bool  # from the beginning on
+    lost: frozenset[str] = frozenset()  # groups of which the recorder lacks numbers between others, unexplained
+
+    def of_group(self, group: str) -> tuple[Event, ...]:
+        return tuple(one for one in self.events if one.group == group and not one.transfer)
+
+
+def comparable(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
+    """With the callers of those calls alone of which every rank knows them: a line stays one line elsewhere."""
+    bare = {one.site for line in timelines.values() for one in line.events if not one.chain}
+    return {
+        rank: replace(
+            line, events=tuple(short if (short := replace(one, chain=())).site in bare else one for one in line.events)
+        )
+        for rank, line in timelines.items()
+    }
+
+
+def timeline(
+    rank: int,
+    board: StatusFile | None,
+    collectives: Sequence[Collective],
+    backend: str,
+    *,
+    lost: Collection[str] = (),
+) -> Timeline:
+    """From both sources: what the recorder numbered, and what the board knows of the same calls and of others.
+
+    What other threads call than the one that trains is no part of it.
+    """
+    even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EVEN
+    trains = _training_tid(board) if board else None
+    calls = [one for one in board.calls if _matters(one) and _is_of(one, trains)] if board else []
+    # Without a common clock nobody knows which call a number belongs to.
+    apart = {one.group for one in calls} if board and board.zero_ns is None else set()
+    series = _unbroken([one for one in collectives if one.group not in apart])
+    numbered = [replace(one, even=one.op in even) for one in _numbered(board, series)]
+    if board and board.calls and board.calls[0].number > 1:
+        # Of what is older than the calls that are kept nobody knows whether it was called from Python.
+        numbered = [one for one in numbered if one.at_s >= board.calls[0].entered_s]
+    oldest = {one.group: one.seq for one in sorted(series, key=lambda one: one.seq, reverse=True)}
+    joined = {one.call.number for one in numbered if one.call}
+    numbered = [one for one in numbered if one.call is None or _is_of(one.call, trains)]
+    alone = [_called(one, even) for one in calls if one.number not in joined]
+    if any(not one.called for one in numbered):
+        # Without what lay between them below Python, older calls are no timeline.
+        alone = [one for one in alone if one.at_s >= numbered[0].at_s]
+    return Timeline(
+        rank=rank,
+        events=tuple(sorted([*alone, *numbered], key=lambda one: (one.at_s, one.seq or 0))),
+        lost=frozenset(lost),
+        whole=_kept_all(board) and set(oldest.values()) <= {1},
+    )
+
+
+def stacked(rank: int, stack: Stack | None, at_s: float) -> Timeline:
+    """Of a rank without any record: the one call that its stack stands in, if it is in one."""
+    frames = stack.frames if stack else ()
+    named = group_call(frames)
+    chain = _own_lines(frames)
+    known = call_of_stack(stack) if stack else None
+    if named is None:
+        return Timeline(rank=rank, events=(), whole=False)
+    event = Event(
+        group=UNTOLD_GROUP,
+        op=named.text,
+        called=not named.by,
+        place=_line_of(chain),
+        elements=0,
+        dtype="",
+        root=known.peer if known else None,
+        even=False,
+        seq=None,
+        at_s=at_s,
+        done=False,
+        step=None,
+        position=None,
+        chain=chain,
+    )
+    return Timeline(rank=rank, events=(event,), whole=False)
+
+
+def _own_lines(frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    return tuple(one for one in frames if not is_library(one.file) and not one.file.startswith("<"))
+
+
+def _line_of(chain: Sequence[Frame]) -> Place | None:
+    return Place(file=chain[0].file, line=chain[0].line, function=chain[0].function) if chain else None
+
+
+def _training_tid(board: StatusFile) -> int | None:
+    """The thread that trains: autograd's own threads mark only backward, one that fetches ahead only data."""
+    marked = [one for one in board.marks if one.kind in TRAINING]
+    trains = [one.tid for one in marked if one.tid == board.pid or one.kind not in ("backward", "data")]
+    if not trains and any(one.tid == board.pid for one in board.calls):
+        return board.pid
+    return trains[0] if trains else None
+
+
+def _is_of(call: Call, tid: int | None) -> bool:
+    return tid is None or call.tid is None or call.tid == tid
+
+
+def _kept_all(board: StatusFile | None) -> bool:
+    """By what each group counted, where that is known; else by the number of the oldest call."""
+    if board is None or not board.counts:
+        return board is None or not board.calls or board.calls[0].number == 1
+    kept = Counter(
+        one.group for one in board.calls if operation(one) not in TRANSFERS and not one.op.startswith(protocol.WAIT)
+    )
+    return all(total.calls <= kept[group] for group, total in board.counts.items())
+
+
+def _matters(call: Call) -> bool:
+    """Waits are no step of the program; what makes and ends groups has rules of its own."""
+    return not call.op.startswith((protocol.WAIT, *SETUP))
+
+
+def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
+    """Of each group what follows the last hole in its numbers: what is older was lost, or kept for being open."""
+    kept: list[Collective] = []
+    for _, group in groupby(sorted(collectives, key=lambda one: (one.group, one.seq)), key=lambda one: one.group):
+        series = list(group)
+        breaks = [at for at in range(1, len(series)) if series[at].seq > series[at - 1].seq + 1]
+        kept += series[breaks[-1] :] if breaks else series
+    return sorted(kept, key=lambda one: (one.created_ns, one.group, one.seq))
+
+
+def _numbered(board: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
+    """One event for each; a call that enters several is one event with the first one's number."""
+    calls = calls_of(board, series) if board else {}
+    entered = (_entered(board, one, calls.get((one.group, one.seq))) for one in series)
+    for _, same_call in groupby(entered, key=lambda one: one.call.number if one.call else (one.group, one.seq)):
+        first, *others = same_call
+        yield replace(first, done=first.done and all(one.done for one in others))
+
+
+def _entered(board: StatusFile | None, one: Collective, call: Call | None) -> Event:
+    at_s = (entered_s(board, one) if board else None) or one.created_ns / 1e9
+    if call is not None:
+        from_python = _called(call, frozenset())
+        return replace(from_python, group=one.group, seq=one.seq, at_s=at_s, done=one.retired, collective=one)
+    # Of a rank with a board its calls say which collectives are the program's own.
+    named = None if board else group_call(one.frames)
+    called = named is not None and not named.by
+    chain = _own_lines(one.frames) if called else ()
+    return Event(
+        group=one.group,
+        op=one.op,
+        called=called,
+        place=_line_of(chain),
+        chain=chain,
+        elements=elements(one),
+        dtype="/".join(one.dtypes),
+        root=None,
+        even=False,
+        seq=one.seq,
+        at_s=at_s,
+        done=one.retired,
+        step=_step_at(board, at_s) if board and board.zero_ns is not None else None,
+        position=None,
+        collective=one,
+    )
+
+
+def _step_at(board: StatusFile, at_s: float) -> int | None:
+    """The step in progress then; None for what lies before the oldest step that is remembered."""
+    if not board.steps_s or (board.steps_s[0][0] > 1 and at_s < board.steps_s[0][1]):
+        return None
+    return next((step for step, done_s in board.steps_s if at_s <= done_s), board.steps_s[-1][0] + 1)
+
+
+def _called(call: Call, even: frozenset[str]) -> Event:
+    return Event(
+        group=call.group,
+        op=operation(call),
+        called=True,
+        place=call.place,
+        elements=call.elements,
+        dtype=call.dtype,
+        root=call.peer,
+        even=call.op in even,
+        seq=None,
+        at_s=call.entered_s,
+        done=call.left_s is not None,
+        step=call.step,
+        position=call.position,
+        call=call,
+        chain=call.chain,
+    )
+
+
+class Field(StrEnum):
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    ROOT = "root"
+
+
+def value(event: Event | Token, field: Field) -> int | str | None:
+    if field is Field.ROOT:
+        return event.root
+    return event.elements if field is Field.SHAPE else event.dtype
+
+
+def field_apart(one: Event | Token, other: Event | Token) -> Field | None:
+    """The first field in which two entries of one operation may not differ."""
+    if one.op != other.op:
+        return None
+    fields = [Field.SHAPE, Field.DTYPE] if one.even and other.even else []
+    if one.root is not None and other.root is not None:
+        fields.append(Field.ROOT)
+    return next((field for field in fields if value(one, field) != value(other, field)), None)

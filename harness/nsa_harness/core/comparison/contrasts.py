@@ -1,0 +1,265 @@
+"""Contrasts: which runs differ in exactly one declared thing, and how often each side of them ended badly.
+
+Whatever several runs are said to show rests on these.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from nsa_harness.core.diagnosis.causes import Cause, SecondRun, row_of
+from nsa_harness.core.experiment.repeats import own_status
+from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.scenario.resolve import shown_setting
+from nsa_harness.core.scenario.scenario import Scenario
+
+_DEFAULTS: dict[str, str] = {
+    f"{section}.{key}": shown_setting(value)
+    for section, values in Scenario(name="x").model_dump(mode="json").items()
+    if isinstance(values, dict)
+    for key, value in values.items()
+}
+_EVIDENCE = frozenset({Status.PASS, Status.FAIL, Status.HANG})
+
+_STEPS = "train.steps"
+_DEBUG = "run.env.TORCH_DISTRIBUTED_DEBUG"
+_ONLY_LOGS = ("run.env.NCCL_DEBUG", "run.env.TORCH_CPP_LOG_LEVEL", "run.env.TORCH_SHOW_CPP_STACKTRACES")
+
+# Over gloo nothing reads what steers NCCL, so that it makes no difference between the two.
+NCCL_SETTINGS = ("run.env.NCCL_", "run.env.TORCH_NCCL_")
+
+Test = Callable[[str], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """What two runs must differ in to answer a question: all of `keys`, and no other key.
+
+    The value of the first key satisfies `without` in the control run and `with_it` in the changed run, and the two
+    values together satisfy `related`.
+    """
+
+    keys: tuple[str, ...]
+    without: Test
+    with_it: Test
+    related: Callable[[str, str], bool] = operator.ne
+    besides: tuple[str, ...] = ()  # beginnings of keys that mean something in one of the two runs only
+    undo: tuple[str, ...] = ()  # overrides that make the control run out of a changed one; empty where none does
+    values: tuple[str, str] | None = None  # as a person types `undo`'s key: the control's value, and the changed one's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endings:
+    """How the attempts of one configuration ended, whichever scenario they are of."""
+
+    bad: int
+    of: int
+
+    @property
+    def steady(self) -> bool:
+        return self.bad in (0, self.of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """Two configurations that differ in a factor. The plainest run of each stands for it."""
+
+    control: Outcome
+    changed: Outcome
+    controls: Endings
+    changes: Endings
+
+    @property
+    def steady(self) -> bool:
+        """No attempts of one side disagree."""
+        return self.controls.steady and self.changes.steady
+
+    @property
+    def ends_alike(self) -> bool:
+        one, other = self.control.verdict, self.changed.verdict
+        return (one.status, one.kind, one.cause) == (other.status, other.kind, other.cause)
+
+
+def one_of(*values: str) -> Test:
+    return lambda value: value in values
+
+
+def other_than(*values: str) -> Test:
+    return lambda value: value not in values
+
+
+def is_number(value: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,15}(\.[0-9]+)?", value) is not None
+
+
+def is_evidence(outcome: Outcome) -> bool:
+    """The run that counts, judged, and not flaky."""
+    return outcome.final and outcome.verdict.status in _EVIDENCE and not outcome.flaky
+
+
+def passed(outcome: Outcome) -> bool:
+    return outcome.verdict.status is Status.PASS
+
+
+def configuration(outcome: Outcome) -> dict[str, str]:
+    """What decided the run. What a scenario needed is replaced by what it got."""
+    backend = outcome.backend or dict(outcome.settings).get("needs.backend", "")
+    # On gloo, our program gets INFO for DETAIL, which adds lines to the log and nothing else; see docs/scenarios.md.
+    checks = outcome.backend == "nccl" and dict(outcome.settings).get(_DEBUG) == "DETAIL"
+    quiet = _ONLY_LOGS if checks else (*_ONLY_LOGS, _DEBUG)
+    chosen = {key: value for key, value in outcome.settings if not key.startswith(("needs.", *quiet))}
+    return {**chosen, "backend": backend, "device": outcome.device}
+
+
+def setting(outcome: Outcome, key: str) -> str:
+    """The value of a key in that run: what was chosen for it, else its default; empty where there is none."""
+    return _value(_decided(outcome), key)
+
+
+def endings(outcomes: Sequence[Outcome]) -> Callable[[Outcome], Endings]:
+    """How all attempts of a run's configuration ended, over all runs of the report."""
+    last = {one.scenario: one.spec_hash for one in outcomes if one.final}
+    counted: dict[object, list[bool]] = {}
+    for one in outcomes:
+        if _tells_of_the_program(one) and last.get(one.scenario) == one.spec_hash and _same_launch(one):
+            counted.setdefault(_key(one), []).append(own_status(one) is not Status.PASS)
+
+    def of(outcome: Outcome) -> Endings:
+        ended = counted.get(_key(outcome), [])
+        return Endings(bad=sum(ended), of=len(ended))
+
+    return of
+
+
+def contrasts(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
+    """Every contrast of that factor, plainest first, the same whatever the order of the outcomes."""
+    of = endings(outcomes)
+    standing = _one_of_each(one for one in sorted(outcomes, key=plainness) if _judged(one))
+    return tuple(
+        Contrast(control=control, changed=changed, controls=of(control), changes=of(changed))
+        for control, changed in _candidates(factor, standing)
+        if _comparable(control, changed)
+    )
+
+
+def steady_contrasts(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
+    """Those of which no attempts of one side disagree."""
+    return tuple(one for one in contrasts(factor, outcomes) if one.steady)
+
+
+def blocked_pairs(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Outcome], ...]:
+    """The control and the changed run of what would be a contrast, if each of the two had been judged."""
+    return tuple(
+        pair for pair in _candidates(factor, [one for one in outcomes if one.final]) if not all(map(_judged, pair))
+    )
+
+
+def plainness(outcome: Outcome) -> tuple[object, ...]:
+    """Whole, so that equal runs stand in one order."""
+    return len(outcome.settings), outcome.scenario, outcome.spec_hash, outcome.attempt, outcome.dir
+
+
+def _judged(outcome: Outcome) -> bool:
+    return outcome.final and _tells_of_the_program(outcome)
+
+
+def _tells_of_the_program(outcome: Outcome) -> bool:
+    """Whoever kills a rank does so whatever the run was set to."""
+    return own_status(outcome) in _EVIDENCE and outcome.verdict.cause != Cause.KILLED
+
+
+def _same_launch(outcome: Outcome) -> bool:
+    """A deeper look is a launch with a change, unless the change is none."""
+    return outcome.deepening is None or outcome.deepening.change == SecondRun.AGAIN
+
+
+def _key(outcome: Outcome) -> object:
+    """Of what is launched, and of what its verdict rests on."""
+    decided = _decided(outcome)
+    return (
+        frozenset((key, value) for key, value in decided.items() if value != _DEFAULTS.get(key, "")),
+        outcome.criteria,
+    )
+
+
+def _one_of_each(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """The first of each configuration."""
+    first: dict[object, Outcome] = {}
+    for outcome in outcomes:
+        first.setdefault(_key(outcome), outcome)
+    return list(first.values())
+
+
+def _candidates(factor: Variable, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
+    """Control and changed run, plainest first."""
+    valued = [(outcome, setting(outcome, factor.keys[0])) for outcome in outcomes]
+    changed = [(outcome, value) for outcome, value in valued if factor.with_it(value)]
+    controls = [(outcome, value) for outcome, value in valued if factor.without(value)]
+    related = (
+        (control, other)
+        for (control, before), (other, after) in product(controls, changed)
+        if factor.related(before, after)
+    )
+    return sorted((pair for pair in related if _differing_keys(factor, *pair) == set(factor.keys)), key=_plainest)
+
+
+def _differing_keys(factor: Variable, control: Outcome, changed: Outcome) -> set[str]:
+    """The keys that could be the reason for two different verdicts."""
+    differ = differences(control, changed)
+    differ -= {key for key in differ if key.startswith(factor.besides)} if factor.besides else set()
+    return differ - {_STEPS} if _STEPS in differ and _steps_do_not_matter(control, changed) else differ
+
+
+def _steps_do_not_matter(one: Outcome, other: Outcome) -> bool:
+    """More steps only ask more: the longer run passed, or it failed in a step that the shorter one has too."""
+    shorter, longer = sorted((one, other), key=_steps)
+    if Cause.EXPECTATION_MISSED in (shorter.verdict.cause, longer.verdict.cause):
+        return False
+    failed_in = longer.culprit.step if longer.culprit else None
+    return passed(longer) or (failed_in is not None and failed_in <= _steps(shorter))
+
+
+def _steps(outcome: Outcome) -> float:
+    """None asked for is endless: such a run is compared to no other."""
+    asked = setting(outcome, _STEPS)
+    return float(asked) if is_number(asked) else math.inf
+
+
+def differences(one: Outcome, other: Outcome) -> set[str]:
+    """The keys in which two runs differ. Of a run that was never made only what its scenario asked for is known."""
+    left, right = _decided(one), _decided(other)
+    skipped = Status.SKIP in (one.verdict.status, other.verdict.status)
+    unknown = {"device", *dict((*one.chosen, *other.chosen))} if skipped else set()
+    keys = {key for key in {*left, *right} - unknown if not (skipped and key.startswith("fault."))}
+    return {key for key in keys if _value(left, key) != _value(right, key)}
+
+
+def _decided(outcome: Outcome) -> dict[str, str]:
+    """With what was left to the shape or the machine."""
+    return {**configuration(outcome), **dict(outcome.chosen)}
+
+
+def _value(decided: Mapping[str, str], key: str) -> str:
+    return decided.get(key, _DEFAULTS.get(key, ""))
+
+
+def _comparable(control: Outcome, changed: Outcome) -> bool:
+    causes = (control.verdict.cause, changed.verdict.cause)
+    prefixes = tuple(prefix for cause in causes if (prefix := row_of(cause).criteria))
+    return _criteria(control, prefixes) == _criteria(changed, prefixes)
+
+
+def _criteria(outcome: Outcome, prefixes: tuple[str, ...]) -> Mapping[str, str]:
+    return {key: value for key, value in outcome.criteria if key.startswith(prefixes)} if prefixes else {}
+
+
+def _plainest(pair: tuple[Outcome, Outcome]) -> tuple[object, ...]:
+    """Whole, so that equal runs give equal answers in every order."""
+    one, other = pair
+    size = len(one.settings) + len(other.settings)
+    return (size, one.scenario, other.scenario, one.spec_hash, other.spec_hash, one.attempt, other.attempt, one.dir)

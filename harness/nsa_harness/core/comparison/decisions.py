@@ -1,0 +1,173 @@
+"""Decisions: what the runs say to everything that was agreed: each gate, and the way through the decision tree.
+
+A cause that is certain comes first: it answers for its failure, and nothing here contradicts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nsa_harness.core.comparison.gates import (
+    Condition,
+    Gate,
+    GateResult,
+    answered,
+    certain_cause,
+    commands,
+    failed,
+    filled,
+    from_outside,
+    is_meant,
+    plainest,
+    when,
+)
+from nsa_harness.core.comparison.hypotheses import (
+    ENVIRONMENT_HYPOTHESES,
+    NCCL_HYPOTHESIS,
+    Hypothesis,
+    takes_our_keys,
+)
+from nsa_harness.core.comparison.plan_file import PlanFile, TreeQuestion
+from nsa_harness.core.report import Finding, GateAnswer, GateState, Outcome, Report, TreeAnswer, TreeStep, Walk
+
+
+def with_decisions(report: Report, plan: PlanFile) -> Report:
+    """The report with what its runs say to the plan."""
+    return replace(report, gates=decided(report.outcomes, plan), tree=walked(report.outcomes, plan))
+
+
+def decided(outcomes: Sequence[Outcome], plan: PlanFile) -> tuple[GateAnswer, ...]:
+    """Every gate that the runs can be asked, with its answer.
+
+    The first one that fired leads, but none that asks what makes a run fail whose cause is certain.
+    """
+    ours = any(map(takes_our_keys, outcomes))
+    asked = [gate for gate in plan.gates if ours or not gate.condition.asks_of_ours]
+    answers = [(gate, answered(gate.condition, outcomes)) for gate in asked]
+    first = next((gate for gate, answer in answers if _may_lead(gate, answer)), None)
+    return tuple(_told(gate, answer, leads=gate is first) for gate, answer in answers)
+
+
+def _may_lead(gate: Gate, answer: GateResult) -> bool:
+    explained_already = answer.fails is not None and certain_cause(answer.fails) is not None
+    return answer.state is GateState.FIRED and (gate.condition.goes_before_the_rest or not explained_already)
+
+
+def _told(gate: Gate, answer: GateResult, *, leads: bool) -> GateAnswer:
+    return GateAnswer(
+        name=gate.name,
+        when=when(gate.condition),
+        then=gate.then,
+        because=gate.because,
+        state=answer.state,
+        why=answer.why,
+        runs=tuple(one.dir for one in answer.runs),
+        commands=commands(gate, answer) if answer.state is GateState.FIRED else (),
+        leads=leads,
+    )
+
+
+def fired(gates: Sequence[GateAnswer]) -> tuple[GateAnswer, ...]:
+    return tuple(one for one in gates if one.state is GateState.FIRED)
+
+
+def next_commands(gates: Sequence[GateAnswer]) -> tuple[str, ...]:
+    """What the gates ask for, the one that leads first; nothing where a certain cause goes before them."""
+    now = sorted(fired(gates), key=lambda one: not one.leads)
+    return tuple(command for one in now for command in one.commands) if any(one.leads for one in now) else ()
+
+
+def explained(outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Finding], ...]:
+    """The failures whose cause is certain, each with the finding that says it."""
+    bad = sorted((one for one in outcomes if one.final and failed(one)), key=plainest)
+    return tuple((one, sure) for one in bad if (sure := certain_cause(one)))
+
+
+def _is_open(outcome: Outcome) -> bool:
+    """A failure that is still to be explained by what the runs differ in."""
+    return failed(outcome) and not from_outside(outcome) and certain_cause(outcome) is None
+
+
+_SAID: Mapping[GateState, TreeAnswer] = {
+    GateState.FIRED: TreeAnswer.YES,
+    GateState.HELD: TreeAnswer.NO,
+    GateState.NOT_REACHED: TreeAnswer.OPEN,
+}
+
+
+def walked(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
+    """None where no run that can be asked again failed unannounced by what a tree asks: there is nothing to ask then.
+
+    Failures that came from outside, and those whose cause is certain, are no evidence of it.
+    """
+    counting = [one for one in outcomes if one.final]
+    bad = [one for one in counting if failed(one) and takes_our_keys(one) and not from_outside(one)]
+    if not bad or not plan.questions:
+        return None
+    left = sorted(filter(_is_open, bad), key=plainest)
+    if not left:
+        return Walk(steps=(), leaf=None, made_from=_all_named(bad))
+    answers = {gate.name: _of_what_is_open(gate.condition, outcomes) for gate in plan.gates}
+    steps: list[TreeStep] = []
+    used: list[Outcome] = []
+    leaf: str | None = None
+    for question in plan.questions:
+        step = _step(question, answers, left, asked=leaf is None)
+        used += answers[question.gate].runs if step.answer is not TreeAnswer.NOT_ASKED else ()
+        leaf = leaf or step.leads_to
+        steps.append(step)
+    return Walk(steps=tuple(steps), leaf=leaf, made_from=_all_named([*left, *used]))
+
+
+def _of_what_is_open(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
+    """What the other runs say to it. Where one of them would say yes, their silence is no no."""
+    answer = answered(condition, [one for one in outcomes if not failed(one) or _is_open(one)])
+    if answer.state is GateState.FIRED:
+        return answer
+    of_all = answered(replace(condition, uncertain=False), outcomes)
+    if of_all.state is not GateState.FIRED:
+        return answer
+    return GateResult(state=GateState.NOT_REACHED, why=f"{of_all.why}: of a certain cause, and no other run answers")
+
+
+def _step(
+    question: TreeQuestion, answers: Mapping[str, GateResult], left: Sequence[Outcome], *, asked: bool
+) -> TreeStep:
+    answer = answers[question.gate]
+    said = _SAID[answer.state] if asked else TreeAnswer.NOT_ASKED
+    instead = {TreeAnswer.YES: question.yes_if, TreeAnswer.NO: question.no_if}.get(said, ())
+    leads_to = next((leaf for gate, leaf in instead if answers[gate].state is GateState.FIRED), None)
+    return TreeStep(
+        question=question.asks,
+        answer=said,
+        why=answer.why if asked else "",
+        leads_to=leads_to or (question.yes if said is TreeAnswer.YES else None),
+        command=_asked_again(question, left) if said is TreeAnswer.OPEN else None,
+    )
+
+
+def _asked_again(question: TreeQuestion, left: Sequence[Outcome]) -> str | None:
+    fitting = next((one for one in left if is_meant(one, question.of)), None)
+    return filled(question.command, fitting) if fitting and question.command else None
+
+
+def _all_named(outcomes: Sequence[Outcome]) -> str:
+    by_run = {one.dir: one for one in sorted(outcomes, key=plainest)}
+    return ", ".join(f"{one.scenario} {one.verdict.status.value}" for one in by_run.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Playbook:
+    """What was agreed to ask of the runs of one program, whatever the plan."""
+
+    hypotheses: tuple[Hypothesis, ...]
+    onward: str | None = None  # the command after a single run that asks for none itself
+
+
+ANY_PROGRAM = Playbook(hypotheses=(NCCL_HYPOTHESIS, *ENVIRONMENT_HYPOTHESES))
+
+
+def fitting(playbook: Playbook, outcomes: Sequence[Outcome]) -> Playbook:
+    """The playbook of our program only where it ran: of another program's runs is asked what fits any program."""
+    return playbook if any(map(takes_our_keys, outcomes)) else ANY_PROGRAM

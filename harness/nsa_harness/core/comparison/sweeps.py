@@ -1,0 +1,206 @@
+"""Sweeps: runs that differ in tokens and layers alone, what each step cost, and the fit of each implementation.
+
+A fit is per implementation, which the cells themselves tell. Where it changed within the sweep each one has its own,
+and a size at which another one runs, or may, is not predicted: what is refused has its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.confidence import EvidenceKind
+from nsa_harness.core.diagnosis.context import explained
+from nsa_harness.core.fits import LAYERS, LEAST_SIZES, TOKENS, Fit, Interval, Point, Quantity, Size, fitted
+from nsa_harness.core.report import Finding, Outcome, Status, StepCost
+
+_LEAST_STEPS = 3  # besides the first one, for a median
+_LEAST_ERROR = 0.02  # of a time: what holds a machine up for some steps holds up all of a cell
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regime:
+    """The cells of a sweep in which the same implementations ran."""
+
+    cells: tuple[Outcome, ...]  # by size
+    named: str  # the implementations that differ from those of other cells; empty = none does
+
+    @property
+    def costs(self) -> tuple[StepCost, ...]:
+        return tuple(cell.cost for cell in self.cells if cell.cost is not None)
+
+    @cached_property
+    def fits(self) -> tuple[Fit, ...]:
+        made = {quantity: fitted(quantity, self._points(quantity)) for quantity in Quantity}
+        time, work = made[Quantity.SECONDS], made[Quantity.PROCESSOR]
+        if time is not None and work is not None and self.cells[0].device == "cpu":
+            made[Quantity.SECONDS] = time.spread_over_cores(work)
+        return tuple(fit for fit in made.values() if fit is not None)
+
+    def _points(self, quantity: Quantity) -> Sequence[Point]:
+        """None unless every cell has it."""
+        values = [(cost, measured(cost, quantity)) for cost in self.costs]
+        points = [
+            Point(size=size_of(cost), value=value, error=_error(cost, quantity)) for cost, value in values if value
+        ]
+        return points if len(points) == len(values) else ()
+
+    @property
+    def first(self) -> int:
+        return min(cost.tokens for cost in self.costs)
+
+    @property
+    def last(self) -> int:
+        return max(cost.tokens for cost in self.costs)
+
+    @property
+    def until(self) -> int | None:
+        """From how many tokens on another implementation runs, as far as the cells say."""
+        return min((cost.until_tokens for cost in self.costs if cost.until_tokens is not None), default=None)
+
+    @property
+    def by(self) -> str:
+        """Behind a verb, empty where all cells of the sweep are alike in that."""
+        return f" with {self.named}" if self.named else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """Why a size is not predicted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Runs that differ in tokens and layers alone."""
+
+    cells: tuple[Outcome, ...]
+    regimes: tuple[Regime, ...]  # by their smallest length
+
+    def predicted(self, size: Size) -> Mapping[Quantity, Interval] | Refused:
+        """What a step of that size costs, or why that is not said."""
+        regime = max((one for one in self.regimes if one.first <= size.tokens), key=_first, default=None)
+        if regime is None:
+            return Refused(reason=f"the smallest cell has {self.regimes[0].first} tokens, and below nothing is known")
+        above = min((one for one in self.regimes if one.first > size.tokens), key=_first, default=None)
+        if regime.until is not None and size.tokens >= regime.until:
+            return Refused(
+                reason=f"the cells up to {regime.last} tokens ran {_ran(regime)}, and from {regime.until} tokens on"
+                " another implementation runs: measure three lengths from there on"
+            )
+        if above is not None and size.tokens > regime.last and regime.until is None:
+            return Refused(
+                reason=f"from {above.first} tokens on the cells ran{above.by}, up to {regime.last} tokens{regime.by},"
+                " and where between it changes no cell says"
+            )
+        if not regime.fits:
+            return Refused(reason=_unfitted(regime))
+        return {fit.quantity: fit.predicted(size) for fit in regime.fits}
+
+
+def _first(regime: Regime) -> int:
+    return regime.first
+
+
+def _ran(regime: Regime) -> str:
+    return regime.by.strip() or "with one implementation"
+
+
+def _unfitted(regime: Regime) -> str:
+    sizes = len({size_of(cost) for cost in regime.costs})
+    ran = f"{sizes} size{'s' if sizes > 1 else ''} ran{regime.by}"
+    return f"{ran}, and a fit takes {LEAST_SIZES} lengths or numbers of layers"
+
+
+def unfitted(regime: Regime) -> str | None:
+    """Why there is no fit; None where there is one."""
+    return None if regime.fits else _unfitted(regime)
+
+
+def measured(cost: StepCost, quantity: Quantity) -> float | None:
+    """What a fit takes from a cell; a time only where it is the median of several steps."""
+    match quantity:
+        case Quantity.SECONDS:
+            return cost.seconds if cost.steps >= _LEAST_STEPS else None
+        case Quantity.PROCESSOR:
+            return cost.cpu_s if cost.steps >= _LEAST_STEPS else None
+        case Quantity.BYTES:
+            return cost.bytes
+        case Quantity.NODES:
+            return cost.nodes
+
+
+def _error(cost: StepCost, quantity: Quantity) -> float:
+    """What is counted is exact."""
+    errors = {Quantity.SECONDS: cost.error, Quantity.PROCESSOR: cost.cpu_error}
+    return max(errors[quantity], _LEAST_ERROR) if quantity in errors else 0.0
+
+
+def size_of(cost: StepCost) -> Size:
+    return Size(tokens=cost.tokens, layers=cost.layers)
+
+
+def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
+    """The sweeps among these runs; what passed counts, once."""
+    alike: dict[tuple[object, ...], dict[Size, Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.final and outcome.verdict.status is Status.PASS and outcome.cost is not None:
+            alike.setdefault(_apart_from_size(outcome), {}).setdefault(size_of(outcome.cost), outcome)
+    ordered = ([cells[size] for size in sorted(cells, key=_by_size)] for cells in alike.values())
+    return tuple(_sweep(cells) for cells in ordered if len(cells) >= LEAST_SIZES)
+
+
+def with_growth(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """The outcomes, in their order: the largest of a sweep whose time grows with the square says so.
+
+    Applied twice it changes nothing more.
+    """
+    told: dict[int, Finding] = {}
+    for regime in (regime for sweep in sweeps(outcomes) for regime in sweep.regimes):
+        largest = regime.cells[-1]
+        square = next((fit for fit in regime.fits if fit.quantity in _TIMES and fit.is_square), None)
+        if square is not None and all(one.code != Cause.QUADRATIC_COST for one in largest.findings):
+            told[id(largest)] = _quadratic(regime, square)
+    return tuple(replace(one, findings=(*one.findings, told[id(one)])) if id(one) in told else one for one in outcomes)
+
+
+_TIMES = (Quantity.SECONDS, Quantity.PROCESSOR)
+
+
+def _quadratic(regime: Regime, fit: Fit) -> Finding:
+    exponent = fit.exponent
+    assert exponent is not None
+    grows = f"T^{exponent.value:.1f} ({exponent.low:.1f} to {exponent.high:.1f})"
+    return explained(
+        Cause.QUADRATIC_COST,
+        f"the {fit.quantity.value} of a step grows as {grows} from {regime.first} to {regime.last} tokens{regime.by}",
+        seen=EvidenceKind.EFFECT,
+        proof=tuple(f"{cell.dir}/verdict.json" for cell in regime.cells),
+    ).finding
+
+
+def _by_size(size: Size) -> tuple[int, int]:
+    return size.layers, size.tokens
+
+
+def _apart_from_size(outcome: Outcome) -> tuple[object, ...]:
+    """What must be equal. A named shape is one by its other numbers; how many steps were run changes none of them."""
+    assert outcome.cost is not None
+    settings = tuple(pair for pair in outcome.settings if pair[0] not in (TOKENS, LAYERS, "train.steps"))
+    return settings, outcome.ranks, outcome.device, outcome.backend, outcome.cost.batch
+
+
+def _sweep(cells: Sequence[Outcome]) -> Sweep:
+    by: dict[tuple[str, ...], list[Outcome]] = {}
+    for cell in cells:
+        assert cell.cost is not None
+        by.setdefault(cell.cost.implementations, []).append(cell)
+    shared = set.intersection(*(set(implementations) for implementations in by))
+    regimes = (
+        Regime(cells=tuple(some), named=", ".join(one for one in implementations if one not in shared))
+        for implementations, some in by.items()
+    )
+    return Sweep(cells=tuple(cells), regimes=tuple(sorted(regimes, key=_first)))

@@ -1,0 +1,59 @@
+"""What a rule has seen of the cause that it names, and how sure that can make it.
+
+A rule says what it goes by, the row of the cause says which of that proves it, and nobody else says a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+
+CERTAIN = 0.9  # and above: of that nothing else is possible
+
+
+class EvidenceKind(StrEnum):
+    """What a rule goes by."""
+
+    FACT = "what the harness did or counted itself, or a process that is stopped or left"
+    RAISED = "the rank's own exception"
+    KERNEL = "what the kernel says of a process: its call, its pipe, its connection, its end"
+    HOLDER = "the thread that holds the lock"
+    RECORD = "the records of the ranks it speaks of"
+    REPAIRED = "timelines that one edit repairs, and who left them"
+    CLOSED = "a wait that nobody is left to end"
+    SAMPLES = "samples enough, all of them alike"
+    ENDED = "how a process ended, and what it said last"
+    SOURCE = "the text of the program"
+    STACKS = "stacks alone"
+    PRINTED = "a text in a log"
+    EFFECT = "what it led to"
+    PART = "a part of it, to which something else would fit as well"
+    OPEN = "one of several readings, or a wait that somebody may end"
+    ABSENCE = "who was missing, and nothing of what it did"
+    CLOCK = "that it took too long"
+    NOTHING = "nothing that a rule knows"
+
+
+_WORTH = {
+    EvidenceKind.FACT: 1.0,
+    **dict.fromkeys(
+        (EvidenceKind.RAISED, EvidenceKind.KERNEL, EvidenceKind.HOLDER, EvidenceKind.RECORD, EvidenceKind.REPAIRED),
+        0.95,
+    ),
+    **dict.fromkeys((EvidenceKind.CLOSED, EvidenceKind.SAMPLES, EvidenceKind.ENDED), CERTAIN),
+    **dict.fromkeys((EvidenceKind.SOURCE, EvidenceKind.STACKS, EvidenceKind.PRINTED, EvidenceKind.EFFECT), 0.85),
+    EvidenceKind.PART: 0.8,
+    EvidenceKind.OPEN: 0.75,
+    EvidenceKind.ABSENCE: 0.6,
+    EvidenceKind.CLOCK: 0.5,
+    EvidenceKind.NOTHING: 0.3,
+}
+WORTHS = tuple(sorted(set(_WORTH.values())))  # what a confidence may be
+LIKELY = _WORTH[EvidenceKind.EFFECT]  # what might be certain, and is not
+
+
+def confidence(seen: EvidenceKind, certain_by: Collection[EvidenceKind], *, left_open: bool = False) -> float:
+    """Certain is only what its row holds for a proof, and nothing of the run leaves open."""
+    worth = _WORTH[seen]
+    proven = seen in certain_by and not left_open
+    return worth if proven else min(worth, LIKELY)

@@ -1,0 +1,130 @@
+"""Where the time of a slow run goes: the lines its samples show, its rate, and when it would have ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nsa_harness.core.evidence.evidence import Evidence, Frame, RankEvidence, Sample, StatusFile
+from nsa_harness.core.evidence.stacks import in_probe
+from nsa_harness.core.evidence.steps import step_s
+
+PROFILE_FILE = "profile.txt"
+_AT_WORK = {"burning", "moving"}
+_LINES_TOLD = 12
+_TORCH_DISTRIBUTED, _TORCH_DATA = "torch/distributed/", "torch/utils/data/"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotLine:
+    """A line of the user's, how often it was seen, and what it was waiting for or computing most often."""
+
+    user: Frame
+    seen: int
+    leaf: Frame | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How fast the slowest rank goes. `step_s` None: fewer than two steps were done."""
+
+    done: int
+    step_s: float | None  # median between finished ones
+    running_s: float  # since the last one was done, or since the process began
+    planned: int | None  # steps in all, where the program says so
+
+    @property
+    def left_s(self) -> float | None:
+        """Until the last planned step would be done, if the others take no longer than this one already has."""
+        if self.planned is None or self.step_s is None or self.planned <= self.done:
+            return None
+        each_s = max(self.step_s, self.running_s)
+        return max(each_s * (self.planned - self.done) - self.running_s, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProfile:
+    rank: int
+    samples: int
+    working: int  # of them, those that showed it at work
+    computing: int  # of these, those in which it was in no call that waits for other ranks
+    fetching: int  # of these, in a data loader
+    cpu_share: float | None  # of one core, from the first sample to the last
+    lines: tuple[HotLine, ...]  # most often seen first
+    nodes: int | None  # autograd nodes of its first backward pass, where the probe could count them
+
+
+def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
+    """One for each rank that was sampled with a stack."""
+    found = []
+    for rank in evidence.ranks:
+        samples = [one for one in evidence.samples if one.rank == rank.rank and one.user is not None]
+        samples = [one for one in samples if one.at_s > _began_s(rank.board)] or samples
+        if samples:
+            found.append(_profile(rank, samples))
+    return tuple(found)
+
+
+def busiest(made: Sequence[RankProfile]) -> RankProfile | None:
+    """The rank the others wait for: at work in most samples, and not in a call that ends when another rank comes."""
+    working = [one for one in made if one.working]
+    return min(working, key=lambda one: (-one.computing, -one.working, one.rank)) if working else None
+
+
+def pace(evidence: Evidence) -> Pace | None:
+    """Of the rank with the fewest steps; None where no rank has a board."""
+    boards = [rank for rank in evidence.ranks if rank.board is not None]
+    if not boards:
+        return None
+    slowest = min(boards, key=lambda rank: (_done(rank.board), rank.rank))
+    assert slowest.board is not None
+    times = [at_s for _, at_s in slowest.board.steps_s]
+    since_s = times[-1] if times else slowest.board.created_s
+    return Pace(
+        done=_done(slowest.board),
+        step_s=step_s(slowest.board),
+        running_s=max(evidence.ended_s - since_s, 0.0),
+        planned=slowest.planned_steps,
+    )
+
+
+def _began_s(board: StatusFile | None) -> float:
+    """When the first step was done: what came before is the start of the program, where much takes time once."""
+    return board.steps_s[0][1] if board and board.steps_s and board.steps_s[0][0] == 1 else 0.0
+
+
+def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
+    working = [one for one in samples if one.motion in _AT_WORK]
+    users = Counter(one.user for one in working or samples if one.user is not None)
+    lines = tuple(
+        HotLine(user=user, seen=seen, leaf=_usual_leaf(user, working or samples))
+        for user, seen in users.most_common(_LINES_TOLD)
+    )
+    nodes = rank.board.autograd_nodes if rank.board else None
+    spent = [(one.at_s, one.cpu_s) for one in samples if one.cpu_s is not None]
+    lasted_s = spent[-1][0] - spent[0][0] if spent else 0.0
+    return RankProfile(
+        rank=rank.rank,
+        samples=len(samples),
+        working=len(working),
+        computing=sum(not _meets_others(one) for one in working),
+        fetching=sum(one.leaf is not None and _TORCH_DATA in one.leaf.file for one in working),
+        cpu_share=(spent[-1][1] - spent[0][1]) / lasted_s if lasted_s else None,
+        lines=lines,
+        nodes=nodes,
+    )
+
+
+def _meets_others(sample: Sample) -> bool:
+    """Its innermost Python frame is a collective's, or the probe's around one; a rank in it moves when others do."""
+    return sample.leaf is not None and (_TORCH_DISTRIBUTED in sample.leaf.file or in_probe(sample.leaf.file))
+
+
+def _usual_leaf(user: Frame, samples: Sequence[Sample]) -> Frame | None:
+    leaves = Counter(one.leaf for one in samples if one.user == user and one.leaf is not None)
+    return leaves.most_common(1)[0][0] if leaves else None
+
+
+def _done(board: StatusFile | None) -> int:
+    return board.steps_s[-1][0] if board and board.steps_s else 0

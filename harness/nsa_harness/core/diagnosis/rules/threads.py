@@ -1,0 +1,289 @@
+"""Why a thread waits for another of its process, and what keeps them all: the interpreter's lock, held in C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.confidence import EvidenceKind
+from nsa_harness.core.diagnosis.context import (
+    Case,
+    Explanation,
+    at,
+    dump_proof,
+    explained,
+    hung_roots,
+    in_function,
+    loop_place,
+    place_of,
+    shorten,
+    standing,
+    wait_place,
+)
+from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
+from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
+from nsa_harness.core.evidence.health_samples import LastMessages
+from nsa_harness.core.evidence.pools import MULTIPROCESSING, awaits_result, awaits_task, is_worker
+from nsa_harness.core.evidence.stacks import is_poller, training_stack, user_frame
+from nsa_harness.core.report import HangKind, Place
+from nsa_harness.core.source_code.program_source import locks_wanted, taken_at
+from nsa_harness.core.verdict.motion import rank_stack
+from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
+from nsa_harness.core.verdict.wait import Wait, WaitKind
+
+# Where a thread waits for the end of another one, or for what another one computes.
+_JOINS = (
+    ("/threading.py", ("join", "_shutdown", "_wait_for_tstate_lock")),
+    ("concurrent/futures/_base.py", ("result", "exception", "wait", "as_completed")),
+    ("concurrent/futures/thread.py", ("shutdown", "_python_exit")),
+)
+_LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
+_BEREFT = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})  # as one waits for a thread or child
+
+
+def _bereft(case: Case) -> tuple[Wait, LastMessages] | None:
+    """A root that waits as one waits for a thread or child, and what the first one of its rank that died printed."""
+    alone = (root for root in hung_roots(case) if root.kind in _BEREFT and root.child is None)
+    # A traceback without a name may be one that was caught and printed.
+    deaths = ((root, one) for root in alone if (rank := case.rank(root.rank)) for one in rank.deaths)
+    return next(((root, one) for root, one in deaths if one.name != one.kind), None)
+
+
+@rule_given(_bereft, RulePhase.WAITS_BY_ITSELF, Cause.THREAD_DIED, outranks=("dataloader_worker_blocked",))
+def thread_died(case: Case, root: Wait, dead: LastMessages) -> Explanation:
+    """An exception ended a thread or child, which printed it and was gone, and the rank waits for what it would do."""
+    return explained(
+        Cause.THREAD_DIED,
+        f"{died_of(dead, root.rank)}; rank {root.rank} waits{in_function(root)}{at(wait_place(case, root))}, and no"
+        " thread is left that could end that",
+        ranks=(root.rank,),
+        place=dead.entered or dead.place,  # what it raised, others may raise too: it is there that nobody is told
+        seen=EvidenceKind.PRINTED,
+        proof=(f"rank{root.rank}/stderr.log", *dump_proof(case, root)),
+    )
+
+
+def died_of(dead: LastMessages, rank: int | None) -> str:
+    return f"a {dead.kind} of rank {rank} ended with {shorten(dead.error, 120)}{at(dead.place)}"
+
+
+@rule(RulePhase.WAITS_BY_ITSELF, Cause.POOL_WORKER_LOST, outranks=("open_thread_wait",))
+def pool_worker_lost(case: Case) -> Explanation | None:
+    """A rank waits for a task of its multiprocessing.Pool, and every worker of the pool waits for a task."""
+    looked = ((root, case.looked.get(root.rank)) for root in hung_roots(case))
+    root = next((root for root, seen in looked if seen and _awaits_pool(seen)), None)
+    if root is None:
+        return None
+    place = wait_place(case, root)
+    return explained(
+        Cause.POOL_WORKER_LOST,
+        f"rank {root.rank} waits for a task of its process pool{in_function(root)}{at(place)}, and every worker of the"
+        " pool waits for work: the worker that had the task is gone, and its result never comes",
+        ranks=(root.rank,),
+        place=place,
+        seen=EvidenceKind.CLOSED,
+        proof=dump_proof(case, root),
+    )
+
+
+@rule_given(
+    standing(lambda root: root.kind is WaitKind.SLEEP),
+    RulePhase.WAITS_BY_ITSELF,
+    Cause.LIVELOCK,
+    outranks=("starved",),
+)
+def livelock(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation | None:
+    """A rank that sleeps, looks and sleeps again on the same line: it moves, and comes no further."""
+    if case.judgement.proof is None or case.judgement.proof.kind is not HangKind.LIVELOCK:
+        return None
+    place = loop_place(case, root)
+    return explained(
+        Cause.LIVELOCK,
+        f"rank {root.rank} polls{in_function(root)}{at(place)}, over and over: what it looks for never"
+        " comes, and no step is done",
+        ranks=ranks,
+        place=place,
+        seen=EvidenceKind.SAMPLES,
+        proof=(*dump_proof(case, root), "watch.jsonl"),
+    )
+
+
+def _openly_behind(case: Case) -> tuple[Wait, Stack, str] | None:
+    waiting = (root for root in hung_roots(case) if root.kind in _LOCKS and not root.closed)
+    return next(((root, *behind) for root in waiting if (behind := thread_behind(case, root))), None)
+
+
+@rule_given(_openly_behind, RulePhase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, Cause.LOCK_CYCLE, outranks=("livelock",))
+def open_thread_wait(case: Case, root: Wait, stack: Stack, syscall: str) -> Explanation:
+    """A rank waits for the end of another thread, which may still act, and has not for longer than an open wait."""
+    place = place_of(case, None, user_frame(stack.frames))
+    return explained(
+        Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
+        f"rank {root.rank} waits{at(wait_place(case, root))} for its thread {stack.thread or stack.tid}, which stands"
+        f" in {syscall or 'a wait'}{at(place)}",
+        ranks=(root.rank,),
+        place=place,
+        seen=EvidenceKind.OPEN,
+        proof=dump_proof(case, root),
+        advice="Look at what the thread waits for. Give its wait a limit, or tell it to stop before it is joined.",
+    )
+
+
+def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
+    """The thread with a line of the user's that the rank waits for, and its call for bytes.
+
+    None where it waits for no thread, or for several, unless one of them waits for a lock that it has taken itself, or
+    all for the same.
+    """
+    seen, stack = case.looked.get(root.rank), _stack(case, root)
+    if seen is None or stack is None or not any(_within(stack.frames, *one) for one in _JOINS):
+        return None
+    others = [one for one in seen.stacks if one is not stack and not is_poller(one) and user_frame(one.frames)]
+    others = [one for one in others if _takes_again(case, one)] or others
+    lines = {user_frame(one.frames) for one in others}
+    locks = {locks_wanted(case.evidence.sources, line) for line in lines if line}
+    if not lines or (len(lines) > 1 and (len(locks) != 1 or frozenset() in locks)):
+        return None
+    tasks = seen.process.tasks if seen.process else ()
+    syscall = next((task.syscall for task in tasks if task.tid == others[0].tid), "")
+    return others[0], "" if syscall in ("futex", "running") else syscall
+
+
+def _takes_again(case: Case, stack: Stack) -> bool:
+    wanted = user_frame(stack.frames)
+    return wanted is not None and taken_at(case.evidence.sources, wanted, stack.frames) is not None
+
+
+def line_behind(case: Case, root: Wait) -> Place | None:
+    """The line of the thread that the rank waits for; None where it waits for none, or for several."""
+    behind = thread_behind(case, root)
+    return place_of(case, None, user_frame(behind[0].frames)) if behind else None
+
+
+def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
+    """py-spy names a method with its class, faulthandler without."""
+    return any(one.file.endswith(file) and one.function.rpartition(".")[2] in names for one in frames)
+
+
+def _awaits_pool(seen: RankSnapshot) -> bool:
+    """It stands in the pool's wait for a result, and each of its workers in the wait for a task.
+
+    A concurrent.futures.ProcessPoolExecutor notices that a worker is gone, and raises.
+    """
+    stack = rank_stack(seen)
+    if stack is None or awaits_result(stack.frames) is not MULTIPROCESSING:
+        return False
+    stood = (training_stack(stacks, pid) for pid, stacks in seen.child_stacks.items())
+    workers = [one for one in stood if one and is_worker(MULTIPROCESSING, one.frames)]
+    return bool(workers) and all(awaits_task(one.frames) for one in workers)
+
+
+_SILENT_S = 2.0  # the beat thread of the probe writes four times a second whenever it gets the interpreter's lock
+# What stands between a Python line and the C function it calls, and says nothing about either.
+_BRIDGES = ("ffi_", "libffi", "_ctypes", "_call_function_pointer", "?", "cpython-", "libpython", "_PyEval", "PyObject_")
+
+
+def _keeping(case: Case) -> tuple[Wait, Stack] | None:
+    """The first root that waits and keeps the interpreter's lock, else the first that computes and never hands it on.
+
+    A loop in Python hands the lock on when another thread asks for it; so the beat is heard. A function of the
+    interpreter itself, such as a search with a regular expression, does not.
+    """
+    held = [(root, stack) for root in hung_roots(case) if (stack := _stack(case, root)) and _keeps(case, root, stack)]
+    waiting = [(root, stack) for root, stack in held if root.kind is not WaitKind.COMPUTE]
+    silent = ((root, stack) for root, stack in held if not _in_library(stack) and _silent_in_all_samples(case, root))
+    return waiting[0] if waiting else next(silent, None)
+
+
+@rule_given(_keeping, RulePhase.WAITS_BY_ITSELF, Cause.GIL_HELD_NATIVE, outranks=("native_busy_loop",))
+def gil_held_native(case: Case, root: Wait, stack: Stack) -> Explanation:
+    computes = root.kind is WaitKind.COMPUTE
+    place = loop_place(case, root) if computes else wait_place(case, root)
+    does = "computes without end" if computes else "stands"
+    return explained(
+        Cause.GIL_HELD_NATIVE,
+        f"rank {root.rank} {does} in native code{_named(stack)} called{in_function(root)}{at(place)} and keeps the"
+        " interpreter's lock: no other Python thread of the process can run",
+        ranks=(root.rank,),
+        place=place,
+        seen=EvidenceKind.SAMPLES if computes else EvidenceKind.HOLDER if stack.native else EvidenceKind.STACKS,
+        proof=dump_proof(case, root),
+        advice=_SMALLER if computes else _RELEASE,
+    )
+
+
+_RELEASE = (
+    "Release the GIL around what may wait (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's"
+    " call_guard), and give the wait a limit."
+)
+_SMALLER = (
+    "Look at what the call is given: a regular expression with nested repetitions, a number with very many"
+    " digits, a huge list. Check sizes before it, or run it in a process that can be ended."
+)
+
+
+def _silent_in_all_samples(case: Case, root: Wait) -> bool:
+    seen = [one.at_s for one in case.evidence.samples if one.rank == root.rank][-LOOP_SAMPLES:]
+    lines = loop_lines(root, case.evidence.samples)
+    looked_s = case.evidence.snapshots[-1].at_s
+    return len(lines) == 1 and bool(seen) and _silent_s(case, root) >= max(_SILENT_S, looked_s - seen[0])
+
+
+def _in_native_loop(case: Case) -> tuple[Wait, Stack] | None:
+    looping = ((root, _stack(case, root)) for root in hung_roots(case) if root.kind is WaitKind.COMPUTE)
+    return next(((root, stack) for root, stack in looping if stack and _stays_native(case, root, stack)), None)
+
+
+@rule_given(_in_native_loop, RulePhase.WAITS_BY_ITSELF, Cause.NATIVE_BUSY_LOOP, outranks=("shutdown_hang",))
+def native_busy_loop(case: Case, root: Wait, stack: Stack) -> Explanation:
+    place = loop_place(case, root)
+    return explained(
+        Cause.NATIVE_BUSY_LOOP,
+        f"rank {root.rank} computes without end in native code ({_called(stack)}), called{in_function(root)}"
+        f"{at(place)}: no progress, no step",
+        ranks=(root.rank,),
+        place=place,
+        seen=EvidenceKind.STACKS if stack.gil else EvidenceKind.SAMPLES,  # a lock that is kept is a fault of its own
+        proof=dump_proof(case, root),
+    )
+
+
+def _stack(case: Case, root: Wait) -> Stack | None:
+    """The stack of the rank's training thread at the last look."""
+    return rank_stack(case.looked[root.rank]) if root.rank in case.looked else None
+
+
+def _stays_native(case: Case, root: Wait, stack: Stack) -> bool:
+    """It never comes back to Python: one line in all samples, and the lock given away, or kept so that nobody beats.
+
+    A Python loop that calls small C functions shows some of them too; but it holds the lock, and hands it on.
+    """
+    one_line = len(loop_lines(root, case.evidence.samples)) == 1
+    return one_line and _in_library(stack) and (not stack.gil or _silent_s(case, root) >= _SILENT_S)
+
+
+def _keeps(case: Case, root: Wait, stack: Stack) -> bool:
+    """It holds the interpreter's lock; without native frames the silence of the beat has to show that it keeps it."""
+    return stack.gil and (bool(stack.native) or _silent_s(case, root) >= _SILENT_S)
+
+
+def _silent_s(case: Case, root: Wait) -> float:
+    """Since its last beat, at the last look; 0 where it has none."""
+    board = case.looked[root.rank].board if root.rank in case.looked else None
+    return case.evidence.snapshots[-1].at_s - board.beat_s if board and board.beat_s is not None else 0.0
+
+
+def _in_library(stack: Stack) -> bool:
+    """The thread runs in a library's function, not in the interpreter's own."""
+    return bool(stack.native) and not any(word in stack.native[0] for word in ("libpython", "_PyEval"))
+
+
+def _named(stack: Stack) -> str:
+    return f" ({_called(stack)})" if stack.native else ""
+
+
+def _called(stack: Stack) -> str:
+    """The native function nearest to Python that is no bridge, and the innermost one."""
+    named = [name for name in stack.native if not any(word in name for word in _BRIDGES)]
+    outermost, innermost = (named or list(stack.native))[-1], (named or list(stack.native))[0]
+    return outermost if outermost == innermost else f"{outermost}, in {innermost}"

@@ -1,0 +1,287 @@
+"""What Python, torch and torchrun print as a process ends: tracebacks, words after a clean exit, debugging modes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from nsa_harness.core.evidence.evidence import Debugged, EarlierError, Frame, Raised, RankEvidence
+from nsa_harness.core.evidence.health_samples import LastMessages
+from nsa_harness.core.evidence.stacks import is_library, user_frame
+from nsa_harness.core.report import Place
+
+_PREFIX = re.compile(r"^(?:\[rank\d+\]:? ?)+")
+_START = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$')
+_RAISED = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Timeout)?)(?:: (.*))?$")
+_ERROR_WORDS = re.compile(r"Error|Exception|terminate called|what\(\):|Fatal Python error|Aborted|Segmentation|FAILED")
+# The same in torch 2.11 and 2.13.
+_WARNINGS = re.compile(
+    r"find_unused_parameters=True was specified in DDP constructor, but did not find any unused parameters"
+)
+_MAX_FRAMES = 200
+_MAX_LINES = 20
+_MAX_LENGTH = 500
+
+
+def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
+    """Type, message and frames (innermost first) of the last traceback in `log`, or None.
+
+    One that a worker hands on is printed inside the message of the one that it is raised as, and so it is the last.
+    """
+    lines = [_PREFIX.sub("", line) for line in log.splitlines()]
+    starts = [number for number, line in enumerate(lines) if line in (_START, f"Original {_START}")]
+    for start in reversed(starts):
+        frames: list[Frame] = []
+        for line in lines[start + 1 :]:
+            if frame := _FRAME.match(line):
+                frames.append(Frame(file=frame[1], line=int(frame[2]), function=frame[3]))
+            elif not line.startswith(" ") and frames:
+                raised = _RAISED.match(line)
+                if raised:
+                    return raised[1], (raised[2] or "")[:_MAX_LENGTH], tuple(reversed(frames[-_MAX_FRAMES:]))
+                break
+    return None
+
+
+def handed_on(raised: Raised) -> Raised:
+    """With the exceptions that other processes handed on as text: torch's workers, pools, spawned ranks."""
+    texts = (raised.message, *(one.message for one in raised.chain))
+    found = (printed for text in texts if (printed := last_traceback(text)))
+    inner = tuple(EarlierError(type=kind, message=message, frames=frames) for kind, message, frames in found)
+    return replace(raised, chain=(*inner, *raised.chain))
+
+
+def original(raised: Raised) -> Raised:
+    """The one farthest back, of those that it was raised from or that were handed on, that has a line of the program.
+
+    A library raises its own from what it caught inside itself, which says less.
+    """
+    own = [one for one in raised.chain if one.explicit and any(not is_library(frame.file) for frame in one.frames)]
+    if not own:
+        return raised
+    return replace(raised, type=own[-1].type, message=own[-1].message, frames=own[-1].frames)
+
+
+# What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
+GAVE_UP = re.compile(
+    r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
+    r"|Ranks? (?P<absent>\d+(?:, \d+)*) failed to pass monitoredBarrier"
+)
+
+
+_LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
+
+
+def gave_up_as(rank: RankEvidence) -> re.Match[str] | None:
+    """What the rank said as it gave up waiting for others; None where it did not."""
+    raised = rank.raised
+    # A program may wait for other things than its ranks, or print and go on.
+    inside = raised is not None and any("/torch/" in frame.file for frame in raised.frames[:1])
+    texts = [f"{raised.type}: {raised.message}"] if raised is not None and inside else []
+    texts += [line for line in rank.error_lines if _LAST_BEFORE_ABORT.search(line)]
+    return next((said for text in texts if (said := GAVE_UP.search(text))), None)
+
+
+def warnings_of(log: Iterable[str]) -> tuple[str, ...]:
+    """Those of torch's warnings that a rule reads, by their first words, each once."""
+    return tuple(sorted({found[0] for line in log if (found := _WARNINGS.search(line))}))
+
+
+def error_lines(log: str) -> tuple[str, ...]:
+    """The last lines that name an error; where none does, the last line that says anything."""
+    lines = [_PREFIX.sub("", line)[:_MAX_LENGTH] for line in log.splitlines() if line.strip()]
+    found = [line for line in lines if _ERROR_WORDS.search(line)]
+    return tuple(found[-_MAX_LINES:] or lines[-1:])
+
+
+_LINES = 400  # of the end of the log
+_MAX_WORDS = 8
+_MAX_TEXT = 200
+# How each of them begins. Python's own words, which are the same in 3.9 to 3.14; the last one is NCCL's in torch.
+_BEGINNINGS = (
+    ("atexit", re.compile(r"^Error in (atexit)\._run_exitfuncs:$|^Exception ignored in (atexit callback).*$")),
+    ("left", re.compile(r"^.*resource_tracker: There appear to be (\d+ leaked .+?) objects? to clean up.*$")),
+    ("process group", re.compile(r"^.*(destroy_process_group)\(\) was not called before program exit.*$")),
+)
+
+
+# Of a thread, of a child of multiprocessing, and of whatever else wrote to the same stderr.
+_DEATHS = (
+    ("thread", re.compile(r"^Exception in thread (.+?):?$")),
+    ("child process", re.compile(r"^Process (\S+):$")),
+    ("child process", re.compile(rf"^()(?={re.escape(_START)}$)")),
+)
+
+
+def last_words(log: str) -> tuple[LastMessages, ...]:
+    """In the order in which they were printed; the same one twice is one."""
+    return _said(log, _BEGINNINGS)
+
+
+def deaths(log: str, raised: Raised | None) -> tuple[LastMessages, ...]:
+    """The tracebacks of threads and children of a rank; of those without a name not its own, nor what led to it."""
+    behind: tuple[Raised | EarlierError, ...] = (raised, *raised.chain) if raised else ()
+    own = {frame.line for one in behind if (frame := user_frame(one.frames))}
+    found = [(one, one.place.line) for one in _said(log, _DEATHS) if one.place and one.place.line]
+    own |= {line for one, line in found if one.name != one.kind}
+    return tuple(one for one, line in found if one.name != one.kind or line not in own)
+
+
+def _said(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[LastMessages, ...]:
+    lines = log.splitlines()[-_LINES:]
+    found: dict[LastMessages, None] = {}
+    for number, line in enumerate(lines):
+        for kind, beginning in beginnings:
+            begins = beginning.match(line)
+            if begins is not None and len(found) < _MAX_WORDS:
+                name = next((group for group in begins.groups() if group), kind)
+                found[_last_words(kind, name, lines[number + (line != _START) :])] = None
+    return tuple(found)
+
+
+def _last_words(kind: str, name: str, after: Sequence[str]) -> LastMessages:
+    """With the traceback that follows at once, where there is one."""
+    error, place, entered = "", None, None
+    if after and after[0].startswith("Traceback (most recent call last)"):
+        end = next((n for n, line in enumerate(after) if n and line and not line[0].isspace()), len(after))
+        raised = last_traceback("\n".join(after[: end + 1]))
+        if raised is not None:
+            error, frame = f"{raised[0]}: {raised[1]}"[:_MAX_TEXT], user_frame(raised[2])
+            place = Place(file=frame.file, line=frame.line, function=frame.function) if frame else None
+            own = [one for one in raised[2] if not is_library(one.file)][-1:]
+            entered = next((Place(file=one.file, line=one.line, function=one.function) for one in own), None)
+    return LastMessages(kind=kind, name=name[:_MAX_TEXT], error=error, place=place, entered=entered)
+
+
+_ANOMALY = re.compile(r"Error detected in (\w{1,80})\. Traceback of forward call that caused the error:")
+_FORWARD = "Operations executed during the original forward:"
+_RECOMPUTED = "Operations executed during recomputation:"
+_TRACE = re.compile(r"^(?P<log>\S.*)   \((?P<number>\d+) of \d+ in (?P<pass>original|recompute)\)$")
+_OPERATION = re.compile(r"= torch\._ops\.([\w.]{1,80})\(")
+_PRINTED = re.compile(r'^ {2,}File "(.+)", line (\d+), in (.+)$')
+_LISTED = re.compile(r"^(/.+\.py|<.+>):(\d+):(\S+)$")
+_MOST_LINES = 200
+
+
+def debugged(log: str) -> Debugged | None:
+    """The last thing of this kind that a rank printed, or None."""
+    if "Traceback of forward call" not in log and _RECOMPUTED not in log:
+        return None
+    lines = [_PREFIX.sub("", line) for line in log.splitlines()]
+    return _anomaly(lines) or _recomputed(lines)
+
+
+def _anomaly(lines: Sequence[str]) -> Debugged | None:
+    starts = [(number, found) for number, line in enumerate(lines) if (found := _ANOMALY.search(line))]
+    if not starts:
+        return None
+    number, found = starts[-1]
+    frames = tuple(_printed_frames(lines[number + 1 : number + 1 + _MOST_LINES]))
+    return Debugged(operation=found[1], frames=frames[::-1]) if frames else None
+
+
+def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
+    """Outermost first, up to the first line that belongs to no traceback."""
+    for line in lines:
+        if frame := _PRINTED.match(line):
+            yield Frame(file=frame[1], line=int(frame[2]), function=frame[3])
+        elif not line.startswith("    ") and line.strip():
+            return
+
+
+def _recomputed(lines: Sequence[str]) -> Debugged | None:
+    """The first operation in which the recomputation is not the forward pass again, where it was called."""
+    if _FORWARD not in lines or _RECOMPUTED not in lines:
+        return None
+    start, middle = lines.index(_FORWARD), lines.index(_RECOMPUTED)
+    forward, again = _operations(lines[start:middle]), _operations(lines[middle : middle + _MOST_LINES * 10])
+    for (number, before), (other, after) in zip_longest(forward, again, fillvalue=(0, "")):
+        if before == after:
+            continue
+        frames = tuple(
+            _listed_frames(lines, "original", number) if number else _listed_frames(lines, "recompute", other)
+        )
+        return Debugged(operation=before or after, instead=after if before else "", frames=frames, recomputed=True)
+    return None
+
+
+def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
+    """Number from 1, and name, of each operation; checkpointing itself adds calls of detach."""
+    found: list[tuple[int, str]] = []
+    number = 0
+    for line in lines:
+        if line.startswith("+--"):
+            break
+        operation = _OPERATION.search(line)
+        number += line.startswith("$")
+        if operation and "detach" not in operation[1]:
+            found.append((number, operation[1]))
+    return found
+
+
+def _listed_frames(lines: Sequence[str], which: str, wanted: int) -> Iterator[Frame]:
+    """The stack of one operation, innermost first."""
+    inside = False
+    for line in lines:
+        if trace := _TRACE.match(line):
+            inside = trace["pass"] == which and int(trace["number"]) == wanted
+        elif inside and (frame := _LISTED.match(line)):
+            yield Frame(file=frame[1], line=int(frame[2]), function=frame[3])
+
+
+_FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n.*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)")
+# Who sends signals says so; without the number of a process they go to the whole job.
+_SENDERS = (
+    ("torchrun", re.compile(r"Sending process (?P<pid>\d+) closing signal (?P<signal>\w+)")),
+    (
+        "torchrun",
+        re.compile(r"Unable to shutdown process (?P<pid>\d+) via.*forcefully exiting via (?P<signal>\w+)"),
+    ),
+    ("torch.multiprocessing.spawn", re.compile(r"Terminating process (?P<pid>\d+) via signal (?P<signal>\w+)")),
+    ("DeepSpeed's launcher", re.compile(r"Killing subprocess (?P<pid>\d+)")),
+    (
+        "Lightning's launcher",
+        re.compile(r"Child process with PID \d+ (?P<why>terminated with code -?\d+)"),
+    ),
+    ("somebody outside, to torchrun", re.compile(r"Received \S+ death signal, shutting down workers")),
+    ("Slurm", re.compile(r"CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]*[A-Z]))?")),
+)
+_FIRST = "Root Cause (first observed failure):"
+
+_MAX_SIGNALS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentFailure:
+    """One rank in the agent's summary. `first`: the one it observed first."""
+
+    rank: int
+    pid: int
+    status: int
+    first: bool
+
+
+def agent_failures(log: str) -> tuple[AgentFailure, ...]:
+    """The failures in the summary at the end of torchrun's own output; empty where there is none."""
+    others, found, first = log.partition(_FIRST)
+    return tuple(
+        AgentFailure(rank=int(rank), pid=int(pid), status=int(status), first=part is first and bool(found))
+        for part in (others, first)
+        for rank, status, pid in _FAILURE.findall(part)
+    )
+
+
+def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
+    """The signals that launchers and schedulers say they sent, in order: (process or 0, "SIGTERM", by whom)."""
+    said = [(match.start(), sender, match.groupdict()) for sender, words in _SENDERS for match in words.finditer(log)]
+    return tuple(
+        (
+            int(one.get("pid") or 0),
+            one.get("signal") or "SIGTERM",
+            f"{sender} ({one['why'].lower()})" if one.get("why") else sender,
+        )
+        for _, sender, one in sorted(said, key=lambda it: it[0])[:_MAX_SIGNALS]
+    )

@@ -1,0 +1,235 @@
+"""The probe's looks at a rank's numbers, read back: believed only as far as each record has its form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from math import isfinite
+from typing import Any, TypeVar
+
+from nsa_harness.core.evidence.health_samples import (
+    Arrived,
+    Broken,
+    Fetched,
+    GivenUp,
+    Grown,
+    HealthSamples,
+    Memory,
+    OverwrittenFile,
+    Part,
+    Replica,
+    ReplicaSample,
+    Unwaited,
+)
+from nsa_harness.core.evidence.status_file import read_place, read_ranks
+from nsa_harness.core.report import Place
+
+KEPT_POINTS = 96
+KEPT_LOOKS = 96  # of a replica; the newest
+_MAX_NAMES = 8
+_MAX_PARTS = 64
+_MAX_TEXT = 200
+_MAX_PATH, _MAX_FILES = 1024, 64
+_MAX_LINES, _MAX_MODELS = 64, 8  # of the program
+
+Point = TypeVar("Point")
+
+
+def read_looks(records: Iterable[dict[str, Any]]) -> HealthSamples | None:
+    """The looks; None where there was none. Raises KeyError, TypeError or ValueError for a record of another form."""
+    reader = _Reader()
+    for record in records:
+        reader.take(record)
+    return reader.looks() if reader.seen else None
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.seen = False
+        self._state = HealthSamples()
+        self._memory: list[Memory] = []
+        self._fetched: list[Fetched] = []
+        self._replicas: dict[int, Replica] = {}
+        self._never: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # of each optimizer, at its last look
+        self._still: dict[int, int] = {}  # of each optimizer, at its last look
+        self._looks: Counter[int] = Counter()
+        self._broken: dict[int, Broken | None] = {}
+
+    def take(self, record: dict[str, Any]) -> None:
+        kind = record.get("at")
+        if kind == "step":
+            self._take_step(record)
+        elif kind == "loss":
+            self._take_loss(record)
+        elif kind == "made":
+            self._replicas[int(record["ddp"])] = _replica(record)
+            self._take_replica(record)
+        elif kind in ("begun", "stepped", "over"):
+            self._take_replica(record)
+        elif kind == "wrote":
+            place = read_place(str(record["place"]))
+            written = OverwrittenFile(path=str(record["path"])[:_MAX_PATH], place=place, step=int(record["step"]))
+            self._change(wrote=(*self._state.wrote, written)[:_MAX_FILES])
+        elif kind == "unwaited":
+            self._change(unwaited=(*self._state.unwaited, _unwaited(record))[:_MAX_LINES])
+        elif kind == "given up":
+            self._change(given_up=(*self._state.given_up, _given_up(record))[:_MAX_LINES])
+        elif kind == "gradients":
+            self._change(arrived=(*self._state.arrived, _arrived(record))[:_MAX_MODELS])
+        elif kind == "grown":
+            self._change(grown=tuple(_grown(record))[:_MAX_LINES])
+        elif kind == "exit":
+            self._change(open_group=bool(record["open_group"]), steps=max(self._state.steps, int(record["step"])))
+            self._count_losses(record)
+        self.seen = True
+
+    def looks(self) -> HealthSamples:
+        never = [found for found in self._never.values() if found[0]]
+        broken = [one for one in self._broken.values() if one is not None]
+        still = max(((self._looks[one], count) for one, count in self._still.items() if count), default=(0, 0))
+        return replace(
+            self._state,
+            memory=tuple(_thinned(self._memory)),
+            fetched=tuple(_thinned(self._fetched)),
+            replicas=tuple(self._replicas.values()),
+            never=tuple(name for _, names, _ in never for name in names)[:_MAX_NAMES],
+            never_count=sum(count for count, _, _ in never),
+            never_place=never[0][2] if never else None,
+            still_count=still[1],
+            still_looks=still[0],
+            looks=max(self._looks.values(), default=0),
+            parameters=min(broken, key=lambda one: one.step, default=None),
+        )
+
+    def _change(self, **changes: Any) -> None:
+        self._state = replace(self._state, **changes)
+
+    def _count_losses(self, record: dict[str, Any]) -> None:
+        self._change(**{name: int(record[name]) for name in ("losses", "bad_losses", "bad_in_a_row")})
+
+    def _take_loss(self, record: dict[str, Any]) -> None:
+        """A loss that parameters made, which were broken before it, tells no more than that they were."""
+        step, place = int(record["step"]), read_place(str(record["place"]))
+        if names := _names(record["held"]):
+            self._broken[0] = self._broken.get(0) or Broken(step=step - 1, value=_value(record), names=names)
+        else:
+            self._change(loss=Broken(step=step, value=_value(record), place=place))
+
+    def _take_step(self, record: dict[str, Any]) -> None:
+        step, optimizer = int(record["step"]), int(record["optimizer"])
+        self._change(steps=max(self._state.steps, step))
+        self._count_losses(record)
+        if optimizer == 0 and record["anon"] is not None:
+            gpu = None if record["gpu"] is None else int(record["gpu"])
+            self._memory.append(Memory(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
+        if optimizer == 0 and "waited_s" in record:
+            self._fetched.append(_fetched(record))
+        self._looks[optimizer] += 1
+        place = read_place(str(record.get("never_place", "")))
+        self._never[optimizer] = int(record["never"]), _names(record["never_names"]), place
+        self._still[optimizer] = int(record.get("still", 0))
+        before = self._broken.get(optimizer)
+        now = Broken(step=step, value=_value(record), names=_names(record["names"])) if record["broken"] else None
+        self._broken[optimizer] = before or now if now else None
+
+    def _take_replica(self, record: dict[str, Any]) -> None:
+        known = self._replicas[int(record["ddp"])]
+        look = ReplicaSample(
+            at=str(record["at"]),
+            round=int(record.get("round", 0)),
+            steps=int(record.get("steps", 0)),
+            checksum=str(record["sum"])[:16],
+        )
+        self._replicas[known.number] = replace(
+            known,
+            looks=(*known.looks, look)[-KEPT_LOOKS:],
+            parts=tuple(_part(one) for one in record["seen"][:_MAX_PARTS]),
+            hook=str(record["hook"])[:_MAX_TEXT],
+        )
+
+
+def _fetched(record: dict[str, Any]) -> Fetched:
+    waited_s, passed_s = float(record["waited_s"]), float(record["passed_s"])
+    if not (isfinite(waited_s) and isfinite(passed_s)):
+        raise ValueError(f"waited {waited_s} of {passed_s} s")
+    return Fetched(
+        step=int(record["step"]),
+        waited_s=waited_s,
+        passed_s=passed_s,
+        place=read_place(str(record["waited_at"])),
+    )
+
+
+def _unwaited(record: dict[str, Any]) -> Unwaited:
+    place = read_place(str(record["place"]))
+    return Unwaited(op=str(record["op"])[:_MAX_TEXT], place=place, calls=int(record["calls"]))
+
+
+def _given_up(record: dict[str, Any]) -> GivenUp:
+    return GivenUp(
+        type=str(record["type"])[:_MAX_TEXT],
+        place=read_place(str(record["place"])),
+        batches=int(record["batches"]),
+        step=int(record["step"]),
+    )
+
+
+def _arrived(record: dict[str, Any]) -> Arrived:
+    return Arrived(
+        model=str(record["model"])[:_MAX_TEXT],
+        looks=int(record["looks"]),
+        still=int(record["still"]),
+        never=_names(record["never_names"]),
+        never_count=int(record["never"]),
+        unset=_names(record["unset"]),
+        unset_value=str(record["unset_value"])[:_MAX_TEXT],
+    )
+
+
+def _grown(record: dict[str, Any]) -> Iterator[Grown]:
+    for line in record["lines"][:_MAX_LINES]:
+        place = read_place(str(line["place"]))
+        if place is not None:
+            yield Grown(
+                place=place,
+                first_step=int(record["first"]),
+                last_step=int(record["last"]),
+                size_bytes=int(line["bytes"]),
+            )
+
+
+def _replica(record: dict[str, Any]) -> Replica:
+    names = ((str(first)[:_MAX_TEXT], str(last)[:_MAX_TEXT]) for first, last in record["parts"][:_MAX_PARTS])
+    ranks = read_ranks(str(record["ranks"]))
+    return Replica(
+        number=int(record["ddp"]),
+        ranks=ranks,
+        names=tuple(names),
+        looks=(),
+        parts=(),
+        wrapped=bool(record.get("wrapped", True)),
+        broadcast=bool(record.get("broadcast", False)),
+        reduced=bool(record.get("reduced", False)),
+    )
+
+
+def _part(record: Any) -> Part:
+    checksum, size, total = record
+    return Part(checksum=str(checksum)[:16], size=float(size), total=float(total))
+
+
+def _names(texts: Any) -> tuple[str, ...]:
+    return tuple(str(text)[:_MAX_TEXT] for text in texts[:_MAX_NAMES])
+
+
+def _value(record: dict[str, Any]) -> str:
+    return "inf" if record["value"] == "inf" else "nan"
+
+
+def _thinned(points: list[Point]) -> list[Point]:
+    """The newest, and of the older ones every second where there are too many."""
+    while len(points) > KEPT_POINTS:
+        half = len(points) // 2
+        points = points[:half:2] + points[half:]
+    return points

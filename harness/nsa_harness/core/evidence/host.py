@@ -1,0 +1,276 @@
+"""What the kernel and its tools say: processes and threads, the node's memory, its GPUs, whom the kernel killed.
+
+And what NCCL says of how the ranks are connected.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One kernel thread."""
+
+    tid: int
+    comm: str
+    state: str  # R S D T t Z as in /proc
+    wchan: str
+    syscall: str  # "futex", "clock_nanosleep", "read", ... or "running", or "" if unreadable
+    wakes_at_s: float | None  # end of a timed sleep or wait, where readable
+    timed: bool | None  # the wait has a timeout; None = not readable
+    cpu_s: float
+    fd: int | None = None  # descriptor of the system call; of a poll the first one
+    target: str = ""  # what that is: "pipe:[123]", "socket:[456]", a path; of a shared lock its file; "" if unreadable
+    # Living processes that could end this wait: who holds the other end of the pipe, FIFO or socket, or the lock, or is
+    # the child waited for. None = it waits for nothing of the kind, or not all could be seen.
+    held_by: tuple[int, ...] | None = None
+    io_bytes: int | None = None  # read + written by this thread, None = not readable
+    idle_s: float | None = None  # of a main thread, since it last ran on a core; None = the kernel does not say
+    woke: int = 0  # how often it was seen in a later sleep than at the look before, since it stood elsewhere
+
+
+@dataclass(frozen=True, kw_only=True)
+class Socket:
+    """One TCP socket of a process."""
+
+    inode: int
+    local: str  # "127.0.0.1:4711"
+    peer: str
+    state: str  # "ESTABLISHED", "SYN_SENT", ... as the kernel names them
+    unacked_bytes: int  # written and not acknowledged by the other side
+    unread_bytes: int  # arrived and not read; of a listening socket connections not accepted
+    retransmits: int  # of the oldest unacknowledged segment, in a row
+    acked_bytes: int | None = None  # over its life; None = the kernel does not let us ask
+    received_bytes: int | None = None
+    peer_rank: int | None = None  # the other end belongs to this rank, or a child of it
+    in_job: bool = False  # the other end belongs to a process of the run, its launcher included
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalMasks:
+    """Of a process, a bit for each signal, as /proc/PID/status has them; those of a thread are the main thread's."""
+
+    pending: int
+    blocked: int
+    ignored: int
+    caught: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Process:
+    """One process of the run, ranks and their children alike."""
+
+    pid: int
+    parent: int
+    command: str
+    state: str
+    cpu_s: float
+    io_bytes: int | None  # read + written, None = not readable
+    rss_bytes: int
+    tasks: tuple[Task, ...] = ()
+    holds: tuple[str, ...] = ()  # open ends of pipes, FIFOs, sockets: "pipe:[123] w", "/tmp/fifo r", "socket:[456] rw"
+    sockets: tuple[Socket, ...] = ()
+    traced_by: int | None = None  # the debugger it belongs to at this moment
+    frozen: bool = False  # its control group is
+    signals: SignalMasks | None = None  # None = not read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU at one moment, as nvidia-smi says; None = it does not say."""
+
+    index: int
+    name: str
+    utilisation: float | None  # 0..1
+    used_bytes: int | None
+    total_bytes: int | None
+    ecc_errors: int | None  # uncorrected, since the driver was loaded
+    pids: tuple[int, ...]
+    used_by: dict[int, int] = field(default_factory=dict)  # pid -> bytes; without those that are not told
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryAtEvent:
+    """What a rank said that it uses, at one moment. On a CPU there is no allocator to ask: None."""
+
+    moment: str  # "boot", "dump", "last"
+    step: int
+    rss_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentSignal:
+    """A signal that somebody is known to have sent to a process of the run."""
+
+    pid: int  # 0 = every process of the job
+    rank: int | None  # None = the launcher, or a child of a rank
+    signal: str  # "SIGTERM"
+    sender: str  # "harness", "torchrun", "kernel (out of memory)"
+    at_s: float | None  # None = the sender does not say when
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostMemory:
+    """Memory of the node while the run was watched; None = not readable."""
+
+    total_bytes: int | None
+    available_bytes: int | None  # at the end
+    limit_bytes: int | None  # the smallest limit of the control groups around the run
+    used_bytes: int | None  # of that group, at the end
+    oom_kills: int | None  # processes that the kernel killed in those groups since the launch
+    killed: tuple[str, ...]  # what the kernel's log says about each: "Out of memory: Killed process 71 (python) ..."
+
+
+GPU_FIELDS = (
+    "index", "uuid", "name", "utilization.gpu", "memory.used", "memory.total", "ecc.errors.uncorrected.volatile.total",
+)  # fmt: skip
+PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
+_MAX_GPUS = 64
+_MAX_PIDS = 64
+
+
+def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
+    """The GPUs of two answers in CSV without header and units, in the order of the fields above.
+
+    Raises ValueError where a line has another form.
+    """
+    pids: dict[str, dict[int, float | None]] = {}
+    for uuid, pid, used in _rows(processes, len(PROCESS_FIELDS)):
+        pids.setdefault(uuid, {})[int(pid)] = _number(used)
+    return tuple(_gpu(row, pids) for row in list(_rows(table, len(GPU_FIELDS)))[:_MAX_GPUS])
+
+
+def _rows(text: str, columns: int) -> Iterable[list[str]]:
+    for line, row in enumerate(csv.reader(text.splitlines(), skipinitialspace=True), start=1):
+        if len(row) != columns:
+            raise ValueError(f"nvidia-smi, line {line}: {len(row)} values, expected {columns}: {','.join(row)[:100]}")
+        yield [word.strip() for word in row]
+
+
+def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
+    index, uuid, name, utilisation, used, total, errors = row
+    percent, used_mib, total_mib = _number(utilisation), _number(used), _number(total)
+    uncorrected, of_pids = _number(errors), pids.get(uuid, {})
+    kept = sorted(of_pids)[:_MAX_PIDS]
+    return Gpu(
+        index=int(index),
+        name=name[:80],
+        utilisation=None if percent is None else percent / 100,
+        used_bytes=None if used_mib is None else int(used_mib) << 20,
+        total_bytes=None if total_mib is None else int(total_mib) << 20,
+        ecc_errors=None if uncorrected is None else int(uncorrected),
+        pids=tuple(kept),
+        used_by={pid: int(mib) << 20 for pid in kept if (mib := of_pids[pid]) is not None},
+    )
+
+
+def _number(word: str) -> float | None:
+    """ "[N/A]", "[Not Supported]", "[Unknown Error]" are no numbers."""
+    return float(word) if word.replace(".", "", 1).isdigit() else None
+
+
+_RECORD = re.compile(r"^\d+,\d+,(\d+),[^;]*;(.*)")  # level, number, microseconds since boot, flags; text
+_KILLED = re.compile(r"(?:Out of memory|Memory cgroup out of memory): Killed process (\d+).*")
+_CLOCK_SLACK_US = 2_000_000  # the log's clock and CLOCK_MONOTONIC drift apart by a little
+_MAX_LINE = 300
+
+
+def killed_since(records: Iterable[str], began_us: int) -> Iterator[str]:
+    """What records of /dev/kmsg say of the processes that the kernel killed since; times since boot."""
+    for record in records:
+        parts = _RECORD.match(record)
+        killed = _KILLED.search(parts[2]) if parts else None
+        if parts and killed and int(parts[1]) >= began_us - _CLOCK_SLACK_US:
+            yield killed[0][:_MAX_LINE]
+
+
+def killed_pids(lines: Iterable[str]) -> Iterator[int]:
+    return (int(killed[1]) for line in lines if (killed := _KILLED.search(line)))
+
+
+def would_act(process: Process) -> str:
+    """What the process does with a signal that ends others, without sending one; empty where it cannot be told."""
+    if process.state == "D":
+        return "in state D, in which no signal reaches it, SIGKILL included, until its call of the kernel is over"
+    if process.state in "Tt" or process.frozen:
+        return "stopped: of all signals only SIGKILL and SIGCONT act"
+    if process.signals is None or process.state in "ZX":
+        return ""
+    masks, bit = process.signals, 1 << (signal.SIGTERM - 1)
+    answer = "SIGTERM ends it"
+    if masks.blocked & bit:
+        answer = "it blocks SIGTERM: only SIGKILL ends it"
+    elif masks.ignored & bit:
+        answer = "it ignores SIGTERM: only SIGKILL ends it"
+    elif masks.caught & bit:
+        answer = "it handles SIGTERM itself, which in Python waits until the call that it is blocked in returns"
+    waiting = ", ".join(_signals_in(masks.pending))
+    return f"{answer}; sent and not taken yet: {waiting}" if waiting else answer
+
+
+def _signals_in(mask: int) -> Iterator[str]:
+    known = {one.value: one.name for one in signal.Signals}
+    return (known.get(number, f"signal {number}") for number in range(1, 65) if mask >> (number - 1) & 1)
+
+
+# What NCCL writes with NCCL_DEBUG=INFO: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
+_NCCL = re.compile(r"\bNCCL (?:INFO|WARN|version)\b")
+_NCCL_VERSION = re.compile(r"NCCL version (\d[\w.+-]*)")
+_NCCL_CHANNELS = re.compile(r"(\d+) coll channels,.*?(\d+) p2p channels,")
+_NCCL_TRANSPORT = re.compile(r"Channel \S+ ?: \d+\[\w+\] -> \d+\[\w+\](?: \[\w+\])? via ([\w-]+(?:/[A-Za-z][\w-]*)?)")
+_NCCL_NETWORK = re.compile(r"Using network ([\w -]+)")
+_NCCL_WARNING = re.compile(r"NCCL WARN (.+)")
+_MAX_WARNINGS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class NcclInfo:
+    """How NCCL connected the ranks, as far as its log says."""
+
+    version: str | None
+    channels: int | None  # for collectives
+    p2p_channels: int | None
+    transports: tuple[str, ...]  # "P2P/CUMEM", "SHM/direct", "NET/IB"; the most used first
+    network: str | None
+    seen: tuple[int, ...]  # ranks whose log has any line of NCCL's
+    connected: tuple[int, ...]  # of them those that have finished every communicator that they began
+    warnings: tuple[str, ...]
+
+
+def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
+    """Of the lines of each rank's log. None where NCCL wrote nothing: it was not asked to, or not used."""
+    lines = {rank: told for rank, log in logs.items() if (told := [line for line in log if _NCCL.search(line)])}
+    if not lines:
+        return None
+    everything = [line for told in lines.values() for line in told]
+    channels = next((found for line in everything if (found := _NCCL_CHANNELS.search(line))), None)
+    transports = Counter(found[1] for line in everything if (found := _NCCL_TRANSPORT.search(line)))
+    warnings = (found[1].strip()[:_MAX_LINE] for line in everything if (found := _NCCL_WARNING.search(line)))
+    return NcclInfo(
+        version=_first(_NCCL_VERSION, everything),
+        channels=int(channels[1]) if channels else None,
+        p2p_channels=int(channels[2]) if channels else None,
+        transports=tuple(name for name, _ in sorted(transports.items(), key=lambda one: (-one[1], one[0]))),
+        network=_first(_NCCL_NETWORK, everything),
+        seen=tuple(sorted(lines)),
+        connected=tuple(rank for rank in sorted(lines) if _has_connected(lines[rank])),
+        warnings=tuple(dict.fromkeys(warnings))[:_MAX_WARNINGS],
+    )
+
+
+def _has_connected(told: Iterable[str]) -> bool:
+    """NCCL before 2.18 says nothing as it begins."""
+    said = Counter(word for line in told for word in ("Init START", "Init COMPLETE") if word in line)
+    return said["Init COMPLETE"] >= max(1, said["Init START"])
+
+
+def _first(expression: re.Pattern[str], lines: Iterable[str]) -> str | None:
+    return next((found[1].strip() for line in lines if (found := expression.search(line))), None)

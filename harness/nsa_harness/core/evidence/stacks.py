@@ -1,0 +1,390 @@
+"""Stacks as values: which frames are the user's, which thread trains, and what lies below Python."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice, takewhile
+from typing import Any
+
+from nsa_harness.core.evidence.evidence import Frame, Stack
+from nsa_harness.core.evidence.host import Process
+
+_MAX_FRAMES = 200
+_MAX_THREADS = 256
+
+_STDLIB = re.compile(r"/lib/(?:python3\.\d+|pypy3\.\d+)/(?!site-packages/|dist-packages/)|^<frozen ")
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
+# Packages that run other people's training code; a frame of theirs is never the line to look at.
+_MACHINERY = {"torch", "numpy", "triton", "functorch", "torchgen"}
+# What ships with us and is none of what we put into a rank or around it is the user's program, as a planted fault is.
+_SUBJECT = re.compile(
+    r"-packages/nsa_attention/|-packages/nsa_harness/(?!(?:probe|faults|fork_server|supervisor)/)[^/]+/"
+    r"|/(?:nsa_)?harness/faults/acts\.py$"
+)
+_GUESTS = re.compile(r"/(?:nsa_)?harness/(?:probe|faults)/")  # in a checkout, and where we are installed
+_PROBE = re.compile(r"/(?:nsa_)?harness/probe/")
+_LIBRARY_POLLERS = (
+    "tqdm/_monitor.py",
+    "torch/utils/data/_utils/pin_memory.py",
+    "multiprocessing/resource_sharer.py",
+)
+
+_FAULTHANDLER_THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
+_FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
+
+
+def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
+    """The threads of `py-spy dump --json`. Raises ValueError on anything else."""
+    try:
+        threads = json.loads(text)
+        if not isinstance(threads, list):
+            raise ValueError("not a list of threads")
+        return tuple(
+            Stack(
+                thread=str(thread.get("thread_name") or ""),
+                tid=None if thread.get("os_thread_id") is None else int(thread["os_thread_id"]),
+                active=bool(thread.get("active")) or bool(thread.get("owns_gil")),
+                frames=tuple(
+                    Frame(file=str(frame["filename"]), line=int(frame["line"]), function=str(frame["name"]))
+                    for frame in thread["frames"][:_MAX_FRAMES]
+                ),
+                source=source,
+                gil=bool(thread.get("owns_gil")),
+                arguments=_arguments(thread["frames"][:_MAX_FRAMES]),
+            )
+            for thread in threads[:_MAX_THREADS]
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not the form of py-spy dump --json: {error!r}") from error
+
+
+_PY_SPY_PROCESS = re.compile(r"^Process (\d{1,10}): ")
+_PY_SPY_THREAD = re.compile(r'^Thread (?:(\d{1,10})|0x[0-9A-Fa-f]+) \(([^)]{1,40})\)(?:: "(.*)")?$')
+_PY_SPY_FRAME = re.compile(r"^ {4}(\S.*) \((.+?)(?::(\d+))?\)$")
+
+
+def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
+    """The threads of each process that `py-spy dump` printed for people, the process it was asked of first.
+
+    Its files are short names unless --full-filenames was given: those of torch and of the standard library are given a
+    folder, by which they are told from the program's own.
+    """
+    found: dict[int, list[tuple[str, int | None, str, list[Frame]]]] = {}
+    threads: list[tuple[str, int | None, str, list[Frame]]] | None = None
+    for line in text.splitlines():
+        if process := _PY_SPY_PROCESS.match(line):
+            threads = found[int(process[1])] = []
+        elif threads is None:
+            continue
+        elif thread := _PY_SPY_THREAD.match(line):
+            threads.append((thread[3] or "", int(thread[1]) if thread[1] else None, thread[2], []))
+        elif threads and (frame := _PY_SPY_FRAME.match(line)) and len(threads[-1][3]) < _MAX_FRAMES:
+            file = _in_its_folder(frame[2])
+            threads[-1][3].append(Frame(file=file, line=int(frame[3] or 0), function=frame[1]))
+    return {
+        pid: tuple(
+            Stack(
+                thread=name,
+                tid=tid,
+                active="active" in state,
+                frames=tuple(frames),
+                source="py-spy",
+                gil="gil" in state,
+            )
+            for name, tid, state, frames in some[:_MAX_THREADS]
+        )
+        for pid, some in found.items()
+        if some
+    }
+
+
+def _in_its_folder(short: str) -> str:
+    top = short.partition("/")[0].removesuffix(".py")
+    if short.startswith(("/", "<")):
+        return short
+    if top in _MACHINERY:
+        return f"/site-packages/{short}"
+    return f"/lib/python3.0/{short}" if top in sys.stdlib_module_names else short
+
+
+_PARTNERS = ("src", "dst")  # global ranks
+_OTHERWISE = ("group_src", "group_dst")  # numbers within a group, of which a stack does not say who they are
+_NUMBER = re.compile(r"-?\d{1,9}")
+
+
+def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Of the outermost call of torch.distributed that the thread is in, its root or partner and its tag.
+
+    Empty where the source tells no variables (`py-spy --locals` does), where the call has neither, and where it names
+    them by their number in a group. Whole numbers alone are read: any other variable may be a secret.
+    """
+    inside = takewhile(lambda frame: is_library(str(frame["filename"])), frames)
+    calls = [frame for frame in inside if str(frame["filename"]).endswith(_PUBLIC[0])]
+    for frame in reversed(calls):
+        told = {str(one["name"]): str(one["repr"]) for one in frame.get("locals") or ()}
+        numbers = {name: int(told[name]) for name in (*_PARTNERS, "tag") if _NUMBER.fullmatch(told.get(name, ""))}
+        named = any(name in numbers for name in _PARTNERS)
+        if not named and any(told.get(name, "None") != "None" for name in _OTHERWISE):
+            return {}
+        if numbers:
+            return numbers
+    return {}
+
+
+def without_variables(text: str) -> str:
+    """A dump of py-spy without what variables hold. Raises ValueError for what is no JSON."""
+    threads = json.loads(text)
+    for thread in threads if isinstance(threads, list) else ():
+        for frame in thread.get("frames", ()):
+            frame.pop("locals", None)
+    return json.dumps(threads)
+
+
+def parse_faulthandler(text: str) -> tuple[Stack, ...]:
+    """The threads of the last dump in a faulthandler file; empty when there is none.
+
+    Dumps follow each other without a mark between them: a thread that shows up again begins the next one. The main
+    thread is the oldest, and faulthandler lists the newest first.
+    """
+    dump: dict[str, list[Frame]] = {}
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if thread := _FAULTHANDLER_THREAD.match(line):
+            if thread[2] in dump:
+                dump = {}
+            frames = dump.setdefault(thread[2], [])
+        elif (frame := _FAULTHANDLER_FRAME.match(line)) and len(frames) < _MAX_FRAMES:
+            frames.append(Frame(file=frame[1], line=int(frame[2]), function=frame[3]))
+    names = [*list(dump)[:-1], "MainThread"]
+    return tuple(
+        Stack(thread=name, tid=None, active=False, frames=tuple(frames), source="faulthandler")
+        for name, frames in list(zip(names, dump.values(), strict=False))[-_MAX_THREADS:]
+    )
+
+
+def is_library(file: str) -> bool:
+    """The standard library, an installed package, or our own probe: not the user's code."""
+    if _SUBJECT.search(file):
+        return False
+    return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _GUESTS.search(file))
+
+
+def is_standard(file: str) -> bool:
+    """The standard library."""
+    return bool(_STDLIB.search(file))
+
+
+def in_probe(file: str) -> bool:
+    """The probe's own code, which stands around functions of torch."""
+    return bool(_PROBE.search(file))
+
+
+def is_poller(stack: Stack) -> bool:
+    """A Python thread that a library, or our own probe, keeps for itself."""
+    return any(in_probe(frame.file) or any(one in frame.file for one in _LIBRARY_POLLERS) for frame in stack.frames)
+
+
+def user_frame(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of the user's code; failing that, of a package that is not training machinery."""
+    own = next((frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")), None)
+    if own is not None:
+        return own
+    return next((frame for frame in frames if not _is_machinery(frame.file)), None)
+
+
+def training_stack(stacks: Sequence[Stack], pid: int, marking_tids: Iterable[int] = ()) -> Stack | None:
+    """The stack of the thread that trains: a thread that marks and has left Python's main loop, else the main thread.
+
+    On CUDA the backward pass runs Python hooks on autograd's own threads; there the main thread only waits.
+    """
+    by_tid = {stack.tid: stack for stack in stacks}
+    main = by_tid.get(pid) or next((stack for stack in stacks if stack.thread == "MainThread"), None)
+    for tid in marking_tids:
+        stack = by_tid.get(tid)
+        if stack and stack.tid != pid and user_frame(stack.frames) is not None and _runs_backward(main):
+            return stack
+    return main or (stacks[0] if stacks else None)
+
+
+def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = ()) -> Frame | None:
+    """The innermost frame in a file that ends so, and, if names are given, in one of these functions."""
+    wanted = set(names)
+    return next(
+        (frame for frame in frames if frame.file.endswith(file_ends) and (not wanted or frame.function in wanted)), None
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Awaited:
+    """What a thread waits for in another one, by the call of the standard library that it stands in."""
+
+    call: str
+    what: str
+    ended_by: str  # what another thread would do
+
+
+A_LOCK = Awaited(call="a lock", what="a lock", ended_by="release it")
+_AWAITED = {
+    ("/queue.py", "get"): Awaited(call="Queue.get", what="an item of a queue", ended_by="put one into it"),
+    ("/queue.py", "put"): Awaited(call="Queue.put", what="room in a queue", ended_by="take an item out of it"),
+    ("/queue.py", "join"): Awaited(call="Queue.join", what="the items of a queue to be done", ended_by="do them"),
+    ("/threading.py", "Event.wait"): Awaited(call="Event.wait", what="an event", ended_by="set it"),
+    ("/threading.py", "Barrier.wait"): Awaited(call="Barrier.wait", what="a barrier of threads", ended_by="come to it"),
+    ("concurrent/futures/_base.py", "result"): Awaited(
+        call="Future.result", what="the result of a future", ended_by="give it"
+    ),
+}
+
+
+def awaited(frames: Sequence[Frame]) -> Awaited:
+    """By the frames between the innermost one and the program; py-spy names a method with its class."""
+    for frame in takewhile(lambda frame: is_library(frame.file), frames):
+        for (file, name), found in _AWAITED.items():
+            own = frame.function if "." in name else frame.function.rpartition(".")[2]
+            if frame.file.endswith(file) and own == name:
+                return found
+    return A_LOCK
+
+
+_GROUP_CALLS = "torch/distributed/"
+_WRAPPED = "torch/nn/parallel/distributed.py"  # DDP
+_PUBLIC = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
+_NO_CALLS = ("torch/distributed/checkpoint/", "torch/distributed/elastic/", "torch/distributed/run.py")
+# Whose calls these are, by the files around them, innermost first.
+_MADE_BY = (("torch/distributed/fsdp/", "FSDP"), (_WRAPPED, "DDP"), ("torch/distributed/pipelining/", "pipeline"))
+# What waits below Python in a function of torch that is no operation itself.
+_WAITS_FOR = {
+    "_engine_run_backward": "all_reduce",
+    "_sync_module_states": "broadcast",
+    "_sync_params_and_buffers": "broadcast",
+    "_distributed_broadcast_coalesced": "broadcast",
+    "_default_broadcast_coalesced": "broadcast",
+    "_verify_param_shape_across_processes": "all_gather",
+    "wait_for_unshard": "all_gather",
+    "_wait_for_computation_stream": "all_gather",
+    "post_backward": "reduce_scatter",
+    "finalize_backward": "reduce_scatter",
+    "_wait_batch_p2p": "batch_isend_irecv",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupCall:
+    """The operation between ranks that a stack stands in, as its frames name it."""
+
+    op: str
+    by: str  # "DDP", "FSDP", "pipeline"; empty = the program calls it itself
+
+    @property
+    def text(self) -> str:
+        return f"{self.op} ({self.by})" if self.by else self.op
+
+
+def group_call(frames: Sequence[Frame]) -> GroupCall | None:
+    """The outermost function of torch.distributed that the thread has called and not left; None where it is in none.
+
+    DDP reduces below the engine of autograd, which has no frame of it: a thread that waits there waits for that.
+    """
+    leaf = frames[0] if frames else None
+    if leaf is not None and leaf.function == "_engine_run_backward":
+        return GroupCall(op=_WAITS_FOR[leaf.function], by="DDP")
+    inside = list(takewhile(lambda frame: is_library(frame.file) or in_probe(frame.file), frames))
+    if leaf is None or not _of_groups(leaf.file) or any(one in leaf.file for one in _NO_CALLS):
+        return None
+    by = next((name for frame in inside for file, name in _MADE_BY if file in frame.file), "")
+    called = takewhile(lambda frame: _of_groups(frame.file), inside)
+    names = [(frame.file, frame.function.rpartition(".")[2]) for frame in called]
+    public = [name for file, name in names if file.endswith(_PUBLIC) and not name.startswith("_")]
+    known = [_WAITS_FOR[name] for _, name in names if name in _WAITS_FOR]
+    return GroupCall(op=next(iter([*public[-1:], *known]), names[0][1]), by=by)
+
+
+def _of_groups(file: str) -> bool:
+    return _GROUP_CALLS in file or file.endswith(_WRAPPED)
+
+
+def _runs_backward(stack: Stack | None) -> bool:
+    return stack is not None and in_function(stack.frames, "torch/autograd/graph.py") is not None
+
+
+def _is_machinery(file: str) -> bool:
+    package = _PACKAGE.search(file)
+    if package:
+        return package[1].removesuffix(".py") in _MACHINERY
+    return bool(_STDLIB.search(file) or _GUESTS.search(file))
+
+
+_MAX_NATIVE = 16
+_MAX_NATIVE_FRAMES = 200
+_PYSTACK_THREAD = re.compile(r"^Traceback for thread (\d+)(?: \(.*?\))?((?: \[[^\]]*\])*) \(most recent call last\):")
+_PYSTACK_FRAME = re.compile(r'^\s+\(Python\) File "(.*)", line (\d+), in (.*)$')
+
+
+def native_wanted(
+    stacks: Sequence[Stack], process: Process, marking: Iterable[int], last: Frame | None
+) -> Stack | None:
+    """The thread to ask about: it trains, and its Python line does not tell what it does.
+
+    It keeps the interpreter's lock without running Python, runs on and on in the line `last` that an earlier look has
+    shown, or stands in a system call we do not know. A process in state D or stopped cannot be asked.
+    """
+    stack = training_stack(stacks, process.pid, marking)
+    task = next((task for task in process.tasks if stack and task.tid == (stack.tid or process.pid)), None)
+    if stack is None or task is None or not stack.frames or process.state in "DTtZX":
+        return None
+    if not stack.source.startswith("py-spy"):  # which could not look at all
+        return None
+    if stack.gil and task.state != "R" and task.syscall != "running":
+        return stack
+    unknown = task.syscall in ("", "running") or task.syscall.isdigit()
+    return stack if unknown and stack.frames[0] == last else None
+
+
+def parse_native(text: str) -> dict[int, tuple[str, ...]]:
+    """The C functions below each thread's innermost Python frame, of `py-spy dump --json --native`.
+
+    Raises ValueError on anything else.
+    """
+    try:
+        return {int(thread["os_thread_id"]): _native(thread["frames"]) for thread in json.loads(text)}
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not the form of py-spy dump --json --native: {error!r}") from error
+
+
+def parse_pystack(text: str) -> tuple[Stack, ...]:
+    """The threads of `pystack remote`, which prints the outermost frame first. Raises ValueError if there are none."""
+    found: list[tuple[int, bool, list[Frame]]] = []
+    for line in text.splitlines():
+        if thread := _PYSTACK_THREAD.match(line):
+            found.append((int(thread[1]), "[Has the GIL]" in thread[2], []))
+        elif found and (frame := _PYSTACK_FRAME.match(line)):
+            found[-1][2].append(Frame(file=frame[1], line=int(frame[2]), function=frame[3]))
+    if not found:
+        raise ValueError("not the form of pystack remote: no thread in it")
+    return tuple(
+        Stack(
+            thread="",
+            tid=tid,
+            active=gil,
+            frames=tuple(reversed(frames))[:_MAX_NATIVE_FRAMES],
+            source="pystack",
+            gil=gil,
+        )
+        for tid, gil, frames in found
+    )
+
+
+def _native(frames: list[dict[str, object]]) -> tuple[str, ...]:
+    """Python frames have no module in py-spy's words, native ones name their library."""
+    native = takewhile(lambda frame: frame.get("module") is not None, frames)
+    named = (f"{_function(str(frame['name']))} ({str(frame['module']).rpartition('/')[2]})" for frame in native)
+    return tuple(name[:200] for name, _ in islice(groupby(named), _MAX_NATIVE))
+
+
+def _function(name: str) -> str:
+    """A function without a symbol has an address for a name, and a recursion of such a different one each time."""
+    return "?" if name.startswith("0x") else name

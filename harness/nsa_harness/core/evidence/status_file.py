@@ -1,0 +1,415 @@
+"""The reading side of the progress board: bytes somebody else wrote, believed only as far as they prove themselves."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import (
+    Call,
+    CallCount,
+    CaughtException,
+    Forwards,
+    Frame,
+    KeySet,
+    Loader,
+    Mode,
+    ModuleCall,
+    ProgressEvent,
+    StatusFile,
+)
+from nsa_harness.core.evidence.stacks import is_library
+from nsa_harness.core.report import Place
+
+_NS = 1_000_000_000
+_MAX_RANKS = 1 << 16
+_STEP_DIGITS = 12
+_RANGE = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7})(?:/([0-9]{1,7}))?)?")
+_ONE_RANGE = r"[0-9]{1,7}(?:-[0-9]{1,7}(?:/[0-9]{1,7})?)?"
+_RANGES = re.compile(f"{_ONE_RANGE}(?:,{_ONE_RANGE})*")
+_AGAIN = re.compile(r"[0-9]+ ([0-9]{10}) ([0-9]{10}) ([0-9]{10})")
+_HANDLED = re.compile(r"([01])([01]) [0-9.]+ (.*)", re.DOTALL)
+_COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
+
+_MAX_CHAIN = 64  # frames
+_STEPS_OF_FORWARDS = 3  # where two ranks are one step apart, the one that both did and the one before
+_GRADIENTS = {protocol.CALL_GRADIENTS: True, protocol.CALL_NO_GRADIENTS: False}
+
+_Clock = Callable[[int], float]  # from nanoseconds to seconds since the launch
+
+
+def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> StatusFile:
+    """The board as a value, times in seconds since `launched_ns`; of its calls at most the newest few.
+
+    Of forwards, none where not all calls are asked for: what is read so often asks how far a rank is, not which way.
+
+    A slot caught between two states is left out. Raises ValueError, and nothing else, for what is no board at all.
+    """
+    pid, rank, world_size, created_ns, layout = _identity(data)
+    data = _as_layout_3(data) if layout == protocol.LAYOUT_2 else data
+
+    def clock(at_ns: int) -> float:
+        return (at_ns - launched_ns) / _NS
+
+    def clock_if_set(at_ns: int) -> float | None:
+        return clock(at_ns) if at_ns else None
+
+    realtime_ns = protocol.CLOCK.unpack_from(data, protocol.CLOCK_AT)[0]
+    strings = _strings(data)
+    steps = _steps(data)
+    calls = _ring(data, protocol.CALL, protocol.CALLS_AT, protocol.CALLS)
+    facts = _facts(data, strings)
+    chains = _chains(data, strings)
+    mode = protocol.MODE.unpack_from(data, protocol.MODE_AT)[0]
+    beat_ns, _ = protocol.BEAT.unpack_from(data, protocol.BEAT_AT)
+    end_ns, flags = protocol.END.unpack_from(data, protocol.END_AT)
+    enqueued, completed, changed_ns = protocol.COLLECTIVES.unpack_from(data, protocol.COLLECTIVES_AT)
+    modules, forwards = _forwards(data, strings) if newest_calls == protocol.CALLS else ((), ())
+    recorded, reached, reached_ns = protocol.DEVICE.unpack_from(data, protocol.DEVICE_AT)
+    return StatusFile(
+        pid=pid,
+        rank=rank if rank >= 0 else None,
+        world_size=world_size if world_size > 0 else None,
+        created_s=clock(created_ns),
+        beat_s=clock_if_set(beat_ns),
+        exit_s=clock_if_set(end_ns) if flags & protocol.END_ATEXIT else None,
+        raised=bool(flags & protocol.END_RAISED),
+        marks=_marks(data, strings, clock),
+        gaps_s=_gaps(data),
+        steps_s=tuple((step, clock(at_ns)) for step, at_ns, _, _ in steps),
+        calls=tuple(_call(record, strings, chains, clock) for record in calls[-newest_calls:]),
+        enqueued=enqueued,
+        completed=completed,
+        collectives_changed_s=clock_if_set(changed_ns),
+        seen=_frame(_string(strings, protocol.SEEN.unpack_from(data, protocol.SEEN_AT)[0])),
+        gradients={step: gradients for step, _, gradients, _ in steps},
+        marked={step: marks for step, _, _, marks in steps if marks},
+        groups=_groups(facts),
+        caught=_caught(facts, chains),
+        mesh=tuple((axis, int(place)) for axis, place in _COORDINATE.findall(facts.get(protocol.FACT_MESH, ""))),
+        backend=facts.get(protocol.FACT_BACKEND, ""),
+        device_pending=max(0, recorded - reached),
+        device_completed=reached,
+        device_changed_s=clock_if_set(reached_ns),
+        unfed_checkpoint=read_place(facts.get(protocol.FACT_UNFED, "")),
+        stepped_from=_frames(facts.get(protocol.FACT_STEPPED, "")),
+        left_from=_frames(facts.get(protocol.FACT_LEFT, "")),
+        optimizer=facts.get(protocol.FACT_OPTIMIZER) != "none",
+        autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
+        realtime_ns=realtime_ns or None,
+        zero_ns=realtime_ns + launched_ns if realtime_ns else None,
+        counts=_counts(data, strings),
+        loaders=tuple(
+            Loader(
+                number=number,
+                iterators=iterators,
+                batches=batches,
+                ended=bool(ended),
+                chain=_at(chains, chain, ()),
+            )
+            for number, batches, iterators, chain, ended in _ring(
+                data, protocol.LOADER, protocol.LOADERS_AT, protocol.LOADERS
+            )
+        ),
+        keys_set=tuple(
+            KeySet(
+                key=key[:length].decode("utf-8", "replace"),
+                count=count,
+                at_s=clock(at_ns),
+                chain=_at(chains, chain, ()),
+            )
+            for count, at_ns, chain, length, key in protocol.KEY.iter_unpack(
+                data[protocol.KEYS_AT : protocol.FORWARDS_AT]
+            )
+            if count
+        ),
+        mode=Mode(training=bool(mode & protocol.MODE_TRAINING), gradients=bool(mode & protocol.MODE_GRADIENTS))
+        if mode & protocol.MODE_KNOWN
+        else None,
+        modules=modules,
+        forwards=forwards,
+    )
+
+
+def answered(data: bytes) -> int:
+    """The number of the last request for the flight recorder that this process has answered."""
+    return int(protocol.BEAT.unpack_from(data, protocol.BEAT_AT)[1])
+
+
+_FACTS_AT_2 = protocol.CALLS_AT + protocol.CALLS_2 * protocol.CALL_2.size
+_SIZES = {
+    protocol.LAYOUT: protocol.BOARD_SIZE,
+    protocol.LAYOUT_2: _FACTS_AT_2 + protocol.FACTS * protocol.FACT.size + protocol.STRINGS_SIZE,
+}
+
+
+def _as_layout_3(data: bytes) -> bytes:
+    """The same board with what it has at the places of today; what layout 2 did not know is empty."""
+    board = bytearray(protocol.BOARD_SIZE)
+    board[: protocol.CALLS_AT] = data[: protocol.CALLS_AT]
+    for call in _ring(data, protocol.CALL_2, protocol.CALLS_AT, protocol.CALLS_2):
+        at = protocol.CALLS_AT + (call[0] - 1) % protocol.CALLS * protocol.CALL.size
+        protocol.CALL_2.pack_into(board, at, *call)
+    facts_size = protocol.FACTS * protocol.FACT.size
+    board[protocol.FACTS_AT : protocol.FACTS_AT + facts_size] = data[_FACTS_AT_2 : _FACTS_AT_2 + facts_size]
+    board[protocol.STRINGS_AT :] = data[_FACTS_AT_2 + facts_size :]
+    return bytes(board)
+
+
+def _identity(data: bytes) -> tuple[int, int, int, int, int]:
+    if len(data) < protocol.HEADER_SIZE:
+        raise ValueError(f"a board has {protocol.BOARD_SIZE} bytes, this file {len(data)}")
+    magic, layout, size, pid, rank, world_size, _, created_ns = protocol.IDENTITY.unpack_from(
+        data, protocol.IDENTITY_AT
+    )
+    if magic != protocol.MAGIC:
+        raise ValueError(f"a board begins with {protocol.MAGIC!r}, this file with {magic!r}")
+    if layout not in _SIZES:
+        raise ValueError(
+            f"this harness reads board layouts {protocol.LAYOUT_2} and {protocol.LAYOUT}, the file has layout {layout}"
+        )
+    if not size == len(data) == _SIZES[layout]:
+        raise ValueError(f"a board has {_SIZES[layout]} bytes, this one says {size} and has {len(data)}")
+    return pid, rank, world_size, created_ns, layout
+
+
+def _strings(data: bytes) -> list[str]:
+    used, count = protocol.STRINGS_USED.unpack_from(data, protocol.STRINGS_USED_AT)
+    at, end = protocol.STRINGS_AT, protocol.STRINGS_AT + min(used, protocol.STRINGS_SIZE)
+    strings: list[str] = []
+    while len(strings) < count and at + protocol.STRING_LENGTH.size <= end:
+        (length,) = protocol.STRING_LENGTH.unpack_from(data, at)
+        at += protocol.STRING_LENGTH.size
+        if at + length > end:
+            break
+        strings.append(data[at : at + length].decode("utf-8", "replace"))
+        at += length
+    return strings
+
+
+def _string(strings: list[str], number: int) -> str:
+    return _at(strings, number, "")
+
+
+_Item = TypeVar("_Item")
+
+
+def _at(items: list[_Item], number: int, absent: _Item) -> _Item:
+    return items[number] if number < len(items) else absent
+
+
+def _marks(data: bytes, strings: list[str], clock: _Clock) -> tuple[ProgressEvent, ...]:
+    marks: list[ProgressEvent] = []
+    for index in range(protocol.SLOTS):
+        at = protocol.SLOTS_AT + index * protocol.SLOT_SIZE
+        tid, at_ns, count, what, position, check = protocol.SLOT.unpack_from(data, at)
+        kind = what >> protocol.WHAT_KIND_SHIFT
+        if not count or check != at_ns ^ count ^ what ^ position or not 0 < kind < len(protocol.KINDS):
+            continue
+        name = _string(strings, what >> protocol.WHAT_STRING_SHIFT & protocol.WHAT_STRING_MASK)
+        step = what & protocol.WHAT_STEP_MASK
+        marks.append(
+            ProgressEvent(
+                tid=tid,
+                kind=protocol.KINDS[kind],
+                name=name,
+                step=step,
+                at_s=clock(at_ns),
+                count=count,
+                position=position,
+            )
+        )
+    return tuple(sorted(marks, key=lambda mark: mark.at_s, reverse=True))
+
+
+def _gaps(data: bytes) -> dict[str, float]:
+    size = len(protocol.KINDS) * protocol.GAP.size
+    gaps_ns = protocol.GAP.iter_unpack(data[protocol.GAPS_AT : protocol.GAPS_AT + size])
+    known = list(zip(protocol.KINDS, gaps_ns, strict=True))[1:]
+    return {kind: gap_ns / _NS for kind, (gap_ns,) in known if gap_ns}
+
+
+def _steps(data: bytes) -> list[tuple[int, ...]]:
+    """The newest unbroken series of the ring: what does not continue it is a torn write or an older lap."""
+    series: list[tuple[int, ...]] = []
+    for record in _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS):
+        follows = bool(series) and record[0] == series[-1][0] + 1
+        if follows and record[1] < series[-1][1]:
+            continue
+        if not follows:
+            series = []
+        series.append(record)
+    return series
+
+
+def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[Forwards, ...]]:
+    """Every module with its line once, and the newest steps."""
+    ring = _ring(data, protocol.FORWARD, protocol.FORWARDS_AT, protocol.FORWARDS)
+    # What a record that is being written leaves out is a hole, and so the end of what can be compared.
+    newest = ring[_unbroken_from(ring) :]
+    by_step: dict[int, list[tuple[int, ...]]] = {}
+    for record in newest:
+        by_step.setdefault(record[1] & protocol.WHAT_STEP_MASK, []).append(record)
+    modules: dict[tuple[int, int], int] = {}
+    found: list[Forwards] = []
+    for step, records in list(by_step.items())[-_STEPS_OF_FORWARDS:]:
+        thread = by_step[max(by_step)][0][3]
+        keys = [
+            (what >> protocol.WHAT_STRING_SHIFT & protocol.WHAT_STRING_MASK, place)
+            for _, what, place, tid in records
+            if tid == thread
+        ]
+        calls = tuple(modules.setdefault(key, len(modules)) for key in keys)
+        whole = records[0][0] == 1 or records[0] is not newest[0]
+        found.append(Forwards(step=step, whole=whole, calls=calls))
+    named = (ModuleCall(name=_string(strings, name), place=read_place(_string(strings, at))) for name, at in modules)
+    return tuple(named), tuple(found)
+
+
+def _unbroken_from(ring: Sequence[tuple[int, ...]]) -> int:
+    """Where the newest series of numbers begins that has no hole."""
+    holes = (at for at in range(len(ring) - 1, 0, -1) if ring[at][0] != ring[at - 1][0] + 1)
+    return next(holes, 0)
+
+
+def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
+    """A later fact of the same name replaces the earlier one."""
+    (used,) = protocol.FACTS_USED.unpack_from(data, protocol.FACTS_USED_AT)
+    pairs = (
+        protocol.FACT.unpack_from(data, protocol.FACTS_AT + i * protocol.FACT.size)
+        for i in range(min(used, protocol.FACTS))
+    )
+    return {_string(strings, name): _string(strings, value) for name, value in pairs}
+
+
+def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
+    word = protocol.FACT_GROUP
+    return {name[len(word) :]: read_ranks(value) for name, value in facts.items() if name.startswith(word)}
+
+
+def _caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tuple[CaughtException, ...]:
+    """What does not read as step, type and place is left out."""
+    caught: list[CaughtException] = []
+    for name, value in sorted(facts.items()):
+        parts = value.split(" ", 2) if name.startswith(protocol.FACT_CAUGHT) else []
+        if len(parts) == 3 and parts[0].isascii() and parts[0].isdecimal() and len(parts[0]) < _STEP_DIGITS:
+            one = CaughtException(step=int(parts[0]), type=parts[1], place=read_place(parts[2]))
+            number = name[len(protocol.FACT_CAUGHT) :]
+            again = facts.get(protocol.FACT_CAUGHT_AGAIN + number, "")
+            caught.append(_handled(_counted(one, again, chains), number, facts))
+    return tuple(one for one in caught if one.left_forward or one.handled is not None)
+
+
+def _counted(one: CaughtException, again: str, chains: list[tuple[Frame, ...]]) -> CaughtException:
+    numbers = _AGAIN.fullmatch(again)
+    if numbers is None:
+        return one
+    count, last_step, node = map(int, numbers.groups())
+    return replace(one, count=max(1, count), last_step=max(one.step, last_step), chain=_at(chains, node, ()))
+
+
+def _handled(one: CaughtException, number: str, facts: dict[str, str]) -> CaughtException:
+    """By the first of its lines that caught it for good."""
+    lines = [
+        found
+        for name, value in sorted(facts.items())
+        if name.startswith(f"{protocol.FACT_HANDLED}{number}.") and (found := _HANDLED.fullmatch(value))
+    ]
+    place = next((read_place(line[3]) for line in lines if line[1] == "1"), None)
+    return replace(one, handled=place, left_forward=not lines or any(line[2] == "1" for line in lines))
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
+    """From "0-3,6,8-16/4". What is no such list, or too long to be one, has no members."""
+    ranks: list[int] = []
+    for first, last, stride in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
+        ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1, max(1, int(stride or 1)))
+    return tuple(ranks[:_MAX_RANKS])
+
+
+def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
+    """By node, innermost first. A line is known after the one that called it; what names a later one is no chain."""
+    (used,) = protocol.NODES_USED.unpack_from(data, protocol.NODES_USED_AT)
+    chains: list[tuple[Frame, ...]] = [()]
+    for number in range(1, min(used + 1, protocol.NODES)):
+        place, caller = protocol.NODE.unpack_from(data, protocol.NODES_AT + number * protocol.NODE.size)
+        frame = _frame(_at(strings, place, ""))
+        whole = frame is not None and caller < number and (bool(chains[caller]) or not caller)
+        chains.append((frame, *chains[caller])[:_MAX_CHAIN] if frame is not None and whole else ())
+    return chains
+
+
+def _counts(data: bytes, strings: list[str]) -> dict[str, CallCount]:
+    """A record caught between two states is left out."""
+    size = protocol.TOTALS * protocol.TOTAL.size
+    totals = protocol.TOTAL.iter_unpack(data[protocol.TOTALS_AT : protocol.TOTALS_AT + size])
+    return {
+        _at(strings, group, ""): CallCount(calls=calls, hash=rolled)
+        for group, calls, rolled, check in totals
+        if calls and check == group ^ calls ^ rolled
+    }
+
+
+def _frame(text: str) -> Frame | None:
+    place = read_place(text)
+    if place is None or place.file is None or place.line is None:
+        return None
+    return Frame(file=place.file, line=place.line, function=place.function or "")
+
+
+def _frames(text: str) -> tuple[Frame, ...]:
+    return tuple(filter(None, map(_frame, text.split(protocol.STEPPED_JOIN))))
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
+
+
+def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple[int, ...]]:
+    """The records that stand where their number belongs, in its order."""
+    ring = record.iter_unpack(memoryview(data)[at : at + count * record.size])
+    return sorted(one for place, one in enumerate(ring) if one[0] and (one[0] - 1) % count == place)
+
+
+def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame, ...]], clock: _Clock) -> Call:
+    number, entered_ns, left_ns, elements, step, position, op, group, place, dtype, key, flags, peer, chain, tid = (
+        record
+    )
+    led_here = _at(chains, chain, ())
+    return Call(
+        number=number,
+        op=_string(strings, op),
+        group=_string(strings, group),
+        place=_own_place(read_place(_string(strings, place)), led_here),
+        elements=elements,
+        dtype=_string(strings, dtype),
+        step=step,
+        position=position,
+        entered_s=clock(entered_ns),
+        left_s=clock(left_ns) if left_ns >= entered_ns else None,
+        peer=peer if peer >= 0 else None,
+        key=_string(strings, key),
+        chain=led_here,
+        grad=_GRADIENTS.get(flags),
+        tid=tid or None,
+    )
+
+
+def _own_place(place: Place | None, led_here: Sequence[Frame]) -> Place | None:
+    """Of a call that a trainer makes, as Lightning's and accelerate's do, the program's line that led to it."""
+    if place is None or not led_here or not is_library(place.file or ""):
+        return place
+    return Place(file=led_here[0].file, line=led_here[0].line, function=led_here[0].function)
+
+
+def read_place(text: str) -> Place | None:
+    """From "file:line:function", where the file may hold colons itself."""
+    file, _, rest = text.rpartition(":")[0].rpartition(":")
+    function = text.rpartition(":")[2]
+    if not file or not rest.isascii() or not rest.isdigit() or len(rest) > 9:
+        return None
+    return Place(file=file, line=int(rest), function=function or None)

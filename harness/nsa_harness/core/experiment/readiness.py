@@ -1,0 +1,563 @@
+"""Readiness: phases in order of cost and criteria as numbers, and the GO or NO-GO that their runs come to."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from nsa_harness.core.comparison.severity import severity, silent_faults
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.rules.silent_faults import first_parting
+from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.evidence.health_samples import Replica
+from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Severity, Status
+from nsa_harness.core.scenario.program import Contradictions, Location
+from nsa_harness.core.scenario.resolve import gpus_text
+from nsa_harness.core.scenario.scenario import Name, NumberBound, Word
+from nsa_harness.core.schedule import as_expected
+from nsa_harness.errors import did_you_mean
+
+
+class Together(StrEnum):
+    """Whether the runs of a phase go on at the same time."""
+
+    NEVER = "never"  # their times are numbers
+    MAY = "may"  # where the machine has room
+    MUST = "must"  # each is the load of the others
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Phase(_Section):
+    """Runs that are made together, and what they need to say anything."""
+
+    name: Word
+    about: Annotated[str, Field(max_length=300)] = ""
+    runs: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(description="scenarios, each with its matrix")
+    needs: tuple[Word, ...] = Field(default=(), description="earlier phases; where one failed, this one says nothing")
+    together: Together = Together.NEVER
+    set: dict[str, JsonValue] = Field(
+        default={}, description="dotted keys of its scenarios; {RUN} in a text is the folder of an earlier run"
+    )
+
+
+class CriterionNeeds(_Section):
+    """What the machine must have; where it has not, the criterion is not tested."""
+
+    gpus: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+class Criterion(NumberBound):
+    """A number that runs must meet; of several runs the one that comes nearest to missing it counts."""
+
+    metric: Word
+    runs: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(alias="in", description="whose number it is")
+    unit: Annotated[str, Field(max_length=40)] = Field(default="", description="for people")
+    over: Name | None = Field(default=None, description="the number is divided by that of this run")
+    minus: Name | None = Field(default=None, description="the number is how far it is from that of this run")
+    needs: CriterionNeeds = CriterionNeeds()
+
+    def asks(self, run: str) -> bool:
+        """Whether it looks at that run."""
+        return any(_is_of(run, word) for _, word in _named_runs(self))
+
+    def looks_at(self, run: str) -> bool:
+        """Its number must meet the bounds; what it is told against is not told against itself."""
+        return any(_is_of(run, word) for word in self.runs) and run not in (self.over, self.minus)
+
+    def bounds(self) -> tuple[tuple[str, float], ...]:
+        return tuple((key, limit) for key, limit in self.numbers().items() if limit is not None)
+
+
+class Checklist(_Section):
+    """What has to be shown before production."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    about: Annotated[str, Field(max_length=300)] = ""
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1)]
+    criteria: dict[Word, Criterion]
+    accept: tuple[Word, ...] = Field(default=(), description="findings that a run may have all the same")
+
+
+# Numbers that come out otherwise where something else runs beside.
+_OF_TIME = re.compile(r"(?:.*_)?(?:tokens_per_s|step_s|forward_s|backward_s|optimizer_s|wall_s)(?:_.*)?")
+_FOLDER = re.compile(r"\{([^{}]*)\}")
+
+
+def contradictions(checklist: Checklist) -> Contradictions:
+    """Every contradiction of a file whose keys are sound, before its scenarios are known: (place, what is wrong)."""
+    names: list[str] = []
+    for number, phase in enumerate(checklist.phases):
+        if phase.name in names:
+            yield ("phases", number, "name"), f"{phase.name} is the name of an earlier phase; rename one"
+        for place, need in enumerate(phase.needs):
+            if need not in names:
+                hint = did_you_mean(need, names) or "; phases run in the order written"
+                yield ("phases", number, "needs", place), f"{need} is no earlier phase{hint}"
+        names.append(phase.name)
+    for name, one in checklist.criteria.items():
+        if one.over is not None and one.minus is not None:
+            yield ("criteria", name, "minus"), "given together with over; keep one of the two"
+    codes = [cause.value for cause in Cause]
+    for number, code in enumerate(checklist.accept):
+        if code not in codes:
+            yield ("accept", number), f"no such finding{did_you_mean(code, codes) or '; docs/findings.md lists them'}"
+
+
+def run_contradictions(checklist: Checklist, runs: Sequence[Sequence[str]]) -> Contradictions:
+    """What is wrong with the names of runs. `runs`: of each phase, every variant by its own name."""
+    before: list[str] = []
+    for number, (phase, names) in enumerate(zip(checklist.phases, runs, strict=True)):
+        for run in names:
+            if run in before:
+                yield ("phases", number, "runs"), f"{run} is run by an earlier phase; each run has one folder"
+        for key, value in phase.set.items():
+            for run in folders_in(value):
+                if run not in before:
+                    yield ("phases", number, "set", key), f"{{{run}}} is no run of an earlier phase"
+        before += names
+    for name, one in checklist.criteria.items():
+        for at, word in _named_runs(one):
+            if not any(_is_of(run, word) for run in before):
+                yield ("criteria", name, *at), f"{word} is the run of no phase{did_you_mean(word, before)}"
+            elif at[0] != "in" and word not in before:
+                one_of = ", ".join(run for run in before if _is_of(run, word))
+                yield ("criteria", name, *at), f"{word} has a matrix; name one of its runs: {one_of}"
+        if not any(map(one.looks_at, before)):
+            yield ("criteria", name, "in"), "no run is left besides the one that it is told against"
+        for phase, names in zip(checklist.phases, runs, strict=True):
+            mine = any(map(one.asks, names))
+            if mine and phase.together is Together.MAY and _OF_TIME.fullmatch(one.metric):
+                what = f"{one.metric} is a time, and runs of the phase {phase.name} may go on together"
+                yield ("criteria", name, "metric"), f"{what}; set together: never there"
+
+
+def _named_runs(one: Criterion) -> Iterator[tuple[Location, str]]:
+    yield from ((("in", number), run) for number, run in enumerate(one.runs))
+    yield from (((key,), run) for key, run in (("over", one.over), ("minus", one.minus)) if run is not None)
+
+
+def folders_in(value: JsonValue) -> list[str]:
+    """The runs whose folders a value names."""
+    return _FOLDER.findall(value) if isinstance(value, str) else []
+
+
+def with_folders(value: JsonValue, folders: Mapping[str, str]) -> JsonValue:
+    """The value with the folder in place of each run's name; a run without one keeps its name."""
+    return _FOLDER.sub(lambda found: folders.get(found[1], found[0]), value) if isinstance(value, str) else value
+
+
+def _is_of(name: str, word: str) -> bool:
+    """The run is the one that the word names, or one of its matrix."""
+    return name == word or name.partition("@")[0] == word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """A measured number, with the ends of its interval where it is a fit."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+Numbers = Mapping[str, Number]  # of one run, by the names that a criterion takes
+
+
+def expected_s(steps: Sequence[int], outcomes: Sequence[Outcome]) -> float | None:
+    """How long runs of so many steps take, one after another, by those that trained; None before there is one."""
+    trained = [
+        (one, one.metrics["step_s_median"], one.metrics["steps"])
+        for one in outcomes
+        if {"step_s_median", "optimizer_s"} <= set(one.metrics)
+    ]
+    if not trained:
+        return None
+    step_s = median(took_s for _, took_s, _ in trained)
+    besides_s = median(max(one.timing.wall_s - took_s * made, 0.0) for one, took_s, made in trained)
+    return sum(besides_s + step_s * one for one in steps)
+
+
+FROM_EVIDENCE = frozenset({"memory_slope_bytes", "gpu_slope_bytes", "replicas_apart", "replica_looks"})
+
+
+def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Number]:
+    """What a run has measured: what its program reported, what the kernel and the allocator said, and fits of it.
+
+    `evidence`: None where nobody asks for what stands in it alone.
+    """
+    usage = {"peak_gpu_bytes": outcome.usage.peak_gpu_bytes, "peak_rss_bytes": outcome.usage.peak_rss_bytes}
+    found = {**outcome.metrics, **{name: value for name, value in usage.items() if value is not None}}
+    numbers = {name: Number(value=float(value)) for name, value in found.items()}
+    return {**numbers, **(_of_evidence(evidence) if evidence else {})}
+
+
+def _of_evidence(evidence: Evidence) -> dict[str, Number]:
+    looks = [rank.looks for rank in evidence.ranks if rank.looks is not None]
+    host = [slope([(look.step, look.anonymous_bytes) for look in one.memory]) for one in looks]
+    device = [slope([(look.step, look.gpu_bytes) for look in one.memory if look.gpu_bytes]) for one in looks]
+    found: dict[str, Number] = {}
+    for name, fits in (("memory_slope_bytes", host), ("gpu_slope_bytes", device)):
+        if fits and None not in fits:
+            found[name] = max((one for one in fits if one is not None), key=lambda one: one.high or one.value)
+    groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
+    for rank in evidence.ranks:
+        for one in rank.looks.replicas if rank.looks else ():
+            groups.setdefault((one.number, one.ranks), {})[rank.rank] = one
+    told = [held for (_, members), held in groups.items() if len(members) > 1 and set(members) == set(held)]
+    if told:
+        found["replicas_apart"] = Number(value=float(sum(first_parting(held) is not None for held in told)))
+        found["replica_looks"] = Number(value=float(min(len(one.looks) for held in told for one in held.values())))
+    return found
+
+
+_WARM_UP = 0.25  # of the steps: what a program allocates once, it has by then
+_BLOCKS = 8  # memory is given out in jumps: means over neighbouring looks are nearly independent, single looks are not
+_LOOKS_A_BLOCK = 2
+_STUDENT = 2.447  # of 95 % with _BLOCKS - 2 degrees of freedom
+
+
+def slope(points: Sequence[tuple[int, int]]) -> Number | None:
+    """The straight line's slope a step with its interval of 95 %, by least squares over the means of blocks.
+
+    None where there are too few looks after the warm-up.
+    """
+    last = points[-1][0] if points else 0
+    kept = [point for point in points if point[0] > last * _WARM_UP]
+    if len(kept) < _BLOCKS * _LOOKS_A_BLOCK:
+        return None
+    edges = [round(number * len(kept) / _BLOCKS) for number in range(_BLOCKS + 1)]
+    blocks = [kept[begin:end] for begin, end in pairwise(edges)]
+    xs = [fmean(step for step, _ in block) for block in blocks]
+    ys = [fmean(amount for _, amount in block) for block in blocks]
+    x, y = fmean(xs), fmean(ys)
+    spread = sum((one - x) ** 2 for one in xs)
+    rise = sum((one - x) * (other - y) for one, other in zip(xs, ys, strict=True)) / spread
+    rest = sum((other - y - rise * (one - x)) ** 2 for one, other in zip(xs, ys, strict=True))
+    half = _STUDENT * math.sqrt(rest / (_BLOCKS - 2) / spread)
+    return Number(value=rise, low=rise - half, high=rise + half)
+
+
+class Result(StrEnum):
+    """What is known of a criterion or a phase."""
+
+    MET = "met"
+    MISSED = "missed"
+    OPEN = "open"  # it could have been told here, and was not
+    NOT_TESTED = "not tested"  # this machine cannot
+    NOT_REACHED = "not reached"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """Why a run is not as it should be, as its outcome has it."""
+
+    run: str
+    verdict: str
+    cause: str | None
+    sentence: str
+    place: Place | None
+    advice: str
+    next: str | None  # the command to go on with
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriterionRow:
+    """A criterion with what was measured."""
+
+    name: str
+    result: Result
+    metric: str
+    unit: str
+    limit: tuple[tuple[str, float], ...]  # "lt", 30e9
+    measured: Number | None
+    margin: float | None  # how far inside its limit, as a share of it; below 0 it is missed
+    run: str | None  # whose number it is; of several the nearest to its limit
+    dir: str | None
+    repeat: str | None  # the command that repeats that run
+    why: str = ""  # why nothing was measured, or what the number is made of
+    blame: Blame | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    scenario: str
+    verdict: str
+    cause: str | None
+    as_it_should: bool
+    dir: str
+    wall_s: float
+    repeat: str | None
+    blame: Blame | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRow:
+    """A phase with its runs."""
+
+    name: str
+    about: str
+    result: Result
+    why: str  # why it was not reached, or is open
+    runs: tuple[RunRow, ...]
+
+
+class Decision(StrEnum):
+    GO = "GO"
+    NO_GO = "NO-GO"
+    UNDECIDED = "UNDECIDED"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untested:
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """What the runs say together."""
+
+    decision: Decision
+    criteria: tuple[CriterionRow, ...]
+    phases: tuple[PhaseRow, ...]
+    not_tested: tuple[Untested, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseRuns:
+    """What is there of a phase."""
+
+    names: tuple[str, ...]  # of its runs
+    outcomes: tuple[Outcome, ...] = ()  # those that count
+    numbers: Mapping[str, Numbers] = field(default_factory=dict)  # by run
+
+
+def blocked(results: Mapping[str, Result], phase: Phase) -> str:
+    """Why a phase would say nothing; empty where it may run. `results`: of the phases before it."""
+    for need in phase.needs:
+        if results.get(need) is not Result.MET:
+            return f"{need} {_STANDS[results.get(need, Result.OPEN)]}"
+    return ""
+
+
+_STANDS = {
+    Result.MISSED: "failed",
+    Result.OPEN: "is not decided",
+    Result.NOT_TESTED: "cannot run here",
+    Result.NOT_REACHED: "was not reached",
+}
+
+
+def readiness(checklist: Checklist, done: Sequence[PhaseRuns], facts: MachineFacts) -> Readiness:
+    """`done`: of every phase, in their order; without outcomes where it did not run, or not yet."""
+    numbers = {run: found for one in done for run, found in one.numbers.items()}
+    outcomes = {outcome.scenario: outcome for one in done for outcome in one.outcomes}
+    names = [name for one in done for name in one.names]
+    rows = tuple(
+        _criterion(name, one, [run for run in names if one.looks_at(run)], numbers, outcomes,
+                   facts)
+        for name, one in checklist.criteria.items()
+    )  # fmt: skip
+    results: dict[str, Result] = {}
+    phases = []
+    for phase, one in zip(checklist.phases, done, strict=True):
+        row = _phase(checklist, phase, one, rows, blocked(results, phase))
+        results[phase.name] = row.result
+        phases.append(row)
+    return Readiness(
+        decision=_decision(rows, phases),
+        criteria=rows,
+        phases=tuple(phases),
+        not_tested=tuple(_not_tested(rows, done)),
+    )
+
+
+def _decision(rows: Sequence[CriterionRow], phases: Sequence[PhaseRow]) -> Decision:
+    results = [*(row.result for row in rows), *(row.result for row in phases)]
+    if Result.MISSED in results:
+        return Decision.NO_GO
+    if Result.OPEN in results or Result.NOT_REACHED in results:
+        return Decision.UNDECIDED
+    # What no run has shown is no reason to go on.
+    return Decision.GO if Result.MET in (row.result for row in phases) else Decision.UNDECIDED
+
+
+def _phase(checklist: Checklist, phase: Phase, done: PhaseRuns, rows: Sequence[CriterionRow], block: str) -> PhaseRow:
+    runs = tuple(_run(checklist, outcome) for outcome in done.outcomes)
+    result, why = _phase_result(done, runs, [row for row in rows if row.run in done.names], block)
+    return PhaseRow(name=phase.name, about=phase.about, result=result, why=why, runs=runs)
+
+
+def _phase_result(
+    done: PhaseRuns, runs: Sequence[RunRow], rows: Sequence[CriterionRow], block: str
+) -> tuple[Result, str]:
+    statuses = [outcome.verdict.status for outcome in done.outcomes]
+    bad = [row.scenario for row in runs if not row.as_it_should and row.verdict != Status.ERROR]
+    missed = [row.name for row in rows if row.result is Result.MISSED]
+    if bad or missed:
+        return Result.MISSED, ", ".join([*bad, *missed])
+    if block and not runs:
+        return Result.NOT_REACHED, block
+    if Status.ERROR in statuses:
+        return Result.OPEN, "the harness could not judge " + ", ".join(
+            row.scenario for row in runs if row.verdict == Status.ERROR
+        )
+    if len(runs) < len(done.names):
+        return Result.OPEN, f"{len(runs)} of {len(done.names)} runs made"
+    if all(status is Status.SKIP for status in statuses):
+        return Result.NOT_TESTED, done.outcomes[0].verdict.summary
+    return Result.MET, ""
+
+
+def _run(checklist: Checklist, outcome: Outcome) -> RunRow:
+    wrong = [one for one in silent_faults(outcome) if one.code not in checklist.accept]
+    well = as_expected(outcome) and not outcome.flaky and not wrong
+    blame = None if well else _blame(outcome, wrong)
+    return RunRow(
+        scenario=outcome.scenario,
+        verdict=outcome.verdict.status.value,
+        cause=blame.cause if blame else outcome.verdict.cause,
+        as_it_should=well,
+        dir=outcome.dir,
+        wall_s=outcome.timing.wall_s,
+        repeat=outcome.repeat,
+        blame=blame,
+    )
+
+
+def _blame(outcome: Outcome, wrong: Sequence[Finding] = ()) -> Blame:
+    """The cause of a run that did not pass; of one that did, and of one that missed a number, what is wrong in it."""
+    cause, sentence = outcome.verdict.cause, outcome.verdict.summary
+    behind = [one for one in outcome.findings if one.code != cause and severity(one, outcome) is not Severity.INFO]
+    said = next((one for one in outcome.findings if one.code == cause), None)
+    if cause is None or (cause == Cause.EXPECTATION_MISSED and behind):
+        said = next(iter(wrong or behind), None)
+        cause, sentence = (said.code, f"{sentence}; {said.claim}".removeprefix("; ")) if said else (cause, _PASSED)
+    place = outcome.culprit.place if outcome.culprit and outcome.culprit.place else said.place if said else None
+    return Blame(
+        run=outcome.scenario,
+        verdict=outcome.verdict.status.value,
+        cause=cause,
+        sentence=sentence,
+        place=place,
+        advice=said.advice if said else "",
+        next=outcome.next or outcome.repeat,
+    )
+
+
+_PASSED = "it passed, and nothing else was found wrong in it"
+
+
+def _criterion(
+    name: str,
+    one: Criterion,
+    runs: Sequence[str],
+    numbers: Mapping[str, Numbers],
+    outcomes: Mapping[str, Outcome],
+    facts: MachineFacts,
+) -> CriterionRow:
+    empty = CriterionRow(
+        name=name, result=Result.OPEN, metric=one.metric, unit=one.unit, limit=one.bounds(), measured=None,
+        margin=None, run=None, dir=None, repeat=None,
+    )  # fmt: skip
+    if one.needs.gpus > len(facts.gpus):
+        why = f"needs {gpus_text(one.needs.gpus)}; this machine has {gpus_text(len(facts.gpus))}"
+        return replace(empty, result=Result.NOT_TESTED, why=why)
+    rows = [_measured(empty, one, run, numbers, outcomes) for run in runs]
+    return min(rows, key=lambda row: (_WORST.index(row.result), row.margin if row.margin is not None else 0.0))
+
+
+_WORST = (Result.MISSED, Result.OPEN, Result.NOT_REACHED, Result.NOT_TESTED, Result.MET)
+
+
+def _measured(
+    empty: CriterionRow,
+    one: Criterion,
+    run: str,
+    numbers: Mapping[str, Numbers],
+    outcomes: Mapping[str, Outcome],
+) -> CriterionRow:
+    """The criterion of one run."""
+    other = one.over or one.minus
+    for needed in filter(None, (run, other)):
+        outcome = outcomes.get(needed)
+        if outcome is None:
+            return replace(empty, run=needed, result=Result.NOT_REACHED, why=f"{needed} was not reached")
+        row = replace(empty, run=needed, dir=outcome.dir, repeat=outcome.repeat)
+        if outcome.verdict.status is Status.SKIP:
+            return replace(row, result=Result.OPEN, why=f"{needed} cannot run here: {outcome.verdict.summary}")
+        if one.metric not in numbers.get(needed, {}):
+            known = ", ".join(sorted(numbers.get(needed, {}))) or "none"
+            return replace(row, why=f"{needed} reported no {one.metric} (reported: {known})")
+    outcome = outcomes[run]
+    number = numbers[run][one.metric]
+    why = ""
+    if other is not None:
+        number = _together(number, numbers[other][one.metric], one)
+        why = f"{run} {'over' if one.over else 'against'} {other}"
+    result, margin = _against(number, one)
+    row = replace(
+        empty, result=result, measured=number, margin=margin, run=run, dir=outcome.dir, repeat=outcome.repeat, why=why
+    )
+    return row if result is Result.MET else replace(row, blame=_blame(outcome, silent_faults(outcome)))
+
+
+def _together(number: Number, other: Number, one: Criterion) -> Number:
+    if one.minus is not None:
+        return Number(value=abs(number.value - other.value))
+    return Number(value=number.value / other.value if other.value else math.inf)
+
+
+def _against(number: Number, one: Criterion) -> tuple[Result, float | None]:
+    """An interval meets a limit if all of it does, and misses it if none of it does."""
+    found = [_bound(number, key, limit) for key, limit in one.bounds()]
+    results = [result for result, _ in found]
+    worst = next(result for result in (Result.MISSED, Result.OPEN, Result.MET) if result in results)
+    return worst, min(margin for _, margin in found)
+
+
+def _bound(number: Number, key: str, limit: float) -> tuple[Result, float]:
+    low = number.value if number.low is None else number.low
+    high = number.value if number.high is None else number.high
+    near, far = (high, low) if key in ("lt", "le") else (low, high)
+    away = abs(limit) or 1.0
+    margin = {"eq": -abs(number.value - limit) / away}.get(
+        key, (limit - near) / away if key in ("lt", "le") else (near - limit) / away
+    )
+    if _HOLDS[key](near, limit) and _HOLDS[key](far, limit):
+        return Result.MET, margin
+    return (Result.OPEN if _HOLDS[key](far, limit) else Result.MISSED), margin
+
+
+_HOLDS: Mapping[str, Callable[[float, float], bool]] = {
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq,
+}  # fmt: skip
+
+
+def _not_tested(rows: Sequence[CriterionRow], done: Sequence[PhaseRuns]) -> Iterator[Untested]:
+    """What this machine lacks: of criteria, of runs that were skipped, and of the form in which the others ran."""
+    yield from (Untested(what=row.name, why=row.why) for row in rows if row.result is Result.NOT_TESTED)
+    outcomes = [outcome for one in done for outcome in one.outcomes]
+    skipped = [outcome for outcome in outcomes if outcome.verdict.status is Status.SKIP]
+    yield from (Untested(what=outcome.scenario, why=outcome.verdict.summary) for outcome in skipped)
+    missing = dict.fromkeys(what for outcome in outcomes for what in outcome.not_covered)
+    notes = dict.fromkeys(note for outcome in outcomes for note in outcome.notes if note.startswith(_CPU_FORM))
+    why = next(iter(notes), "")
+    yield from (
+        Untested(what=what, why=why.partition("because ")[2] or "the form that ran has none") for what in missing
+    )
+
+
+_CPU_FORM = "CPU form"

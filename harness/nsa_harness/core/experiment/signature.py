@@ -1,0 +1,136 @@
+"""The failure that is sought, and whether another run shows the same one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from nsa_harness.core.report import Outcome, Place, Status
+from nsa_harness.core.search.question import CountsAs
+
+SAME = "same"
+ANY = "any"
+HANG = "hang"
+FAIL = "fail"
+SLOW = "slow"
+BASELINE = 3  # runs of the good end that say what is not slow
+_LEAST_SLOWER = 1.25  # times the slowest of these: less is not looked for, even if they were all alike
+_SLOW = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)(s|ms)?)?", re.ASCII)
+_BAD = (Status.HANG, Status.FAIL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which failures count: `--outcome`."""
+
+    how: str = SAME  # same: as the bad control's; hang; fail; slow; any
+    pattern: str | None = None  # fail: what its summary or its output must hold
+    times: float | None = None  # slow: of what a step of the good end takes; None: by how much its runs differ
+    step_s: float | None = None  # slow: what a step may take, whatever the good end does
+
+    def slow_from_s(self, good_s: Sequence[float]) -> float | None:
+        """What a step takes at least to be slow, by runs of the good end; None without any, and where none is asked."""
+        if self.how != SLOW or self.step_s is not None or not good_s:
+            return self.step_s
+        if self.times is not None:
+            return self.times * median(good_s)
+        return max(good_s) * max(_LEAST_SLOWER, max(good_s) / min(good_s))
+
+    def admits(self, outcome: Outcome, output: str) -> bool:
+        """Whether this failure can be the sought one at all."""
+        status = outcome.verdict.status
+        if self.how == HANG:
+            return status is Status.HANG
+        if self.how == FAIL:
+            text = f"{outcome.verdict.summary}\n{output}"
+            return status is Status.FAIL and (self.pattern is None or re.search(self.pattern, text) is not None)
+        return self.how != SLOW and status in _BAD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """What makes two failures the same: the verdict, its cause, and the culprit's line."""
+
+    verdict: str
+    cause: str | None
+    place: str | None  # "model.py:40"
+
+    def __str__(self) -> str:
+        return " · ".join(filter(None, (self.verdict, self.cause, self.place)))
+
+
+def parse_outcome(text: str) -> Wanted:
+    """What `--outcome` asks for: same, hang, fail, fail:REGEX, slow, slow:1.5, slow:200ms or any. Raises ValueError."""
+    how, _, pattern = text.partition(":")
+    if how == SLOW:
+        return _slow(pattern)
+    if how not in (SAME, ANY, HANG, FAIL) or (pattern and how != FAIL):
+        raise ValueError(f"expected same, hang, fail, fail:REGEX, slow, slow:1.5 or any, got {text!r}")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+    return Wanted(how=how, pattern=pattern or None)
+
+
+def _slow(text: str) -> Wanted:
+    found = _SLOW.fullmatch(text)
+    number = float(found[1]) if found and found[1] else None
+    unit = found[2] if found else None
+    if found is None or (number is not None and number <= (0 if unit else 1)):
+        raise ValueError(f"slow: expected 1.5 (times the good end's time a step, above 1), 0.2s or 200ms, got {text!r}")
+    if number is None or unit is None:
+        return Wanted(how=SLOW, times=number)
+    return Wanted(how=SLOW, step_s=number / (1000 if unit == "ms" else 1))
+
+
+def signature_of(outcome: Outcome) -> Signature:
+    place = outcome.culprit.place if outcome.culprit else None
+    return Signature(verdict=outcome.verdict.status.value, cause=outcome.verdict.cause, place=line_word(place))
+
+
+def line_word(place: Place | None) -> str | None:
+    """ "model.py:40": the same for a file of a worktree and of the user's checkout."""
+    if place is None or place.file is None:
+        return None
+    name = place.file.rpartition("/")[2]
+    return name if place.line is None else f"{name}:{place.line}"
+
+
+def counts_as(
+    outcome: Outcome,
+    wanted: Wanted,
+    signature: Signature | None,
+    output: str = "",
+    *,
+    step_s: float | None = None,
+    slow_from_s: float | None = None,
+) -> CountsAs:
+    """How a probe counts. `signature` is None until the first failure that is wanted has shown what it looks like.
+
+    Where slow is sought `step_s` is what a step took, and `slow_from_s` what is too long; None until that is known.
+    """
+    if outcome.verdict.status is Status.PASS and wanted.how == SLOW:
+        if step_s is None:
+            return CountsAs.UNRESOLVED
+        return CountsAs.BAD if slow_from_s is not None and step_s >= slow_from_s else CountsAs.GOOD
+    if outcome.verdict.status is Status.PASS:
+        return CountsAs.GOOD
+    if outcome.verdict.status not in _BAD:
+        return CountsAs.UNRESOLVED
+    if not wanted.admits(outcome, output):
+        return CountsAs.DIFFERENT
+    if wanted.how != SAME or signature is None or same(signature_of(outcome), signature):
+        return CountsAs.BAD
+    return CountsAs.DIFFERENT
+
+
+def same(one: Signature, other: Signature) -> bool:
+    """One verdict, and one line; where a line is unknown, one cause."""
+    if one.verdict != other.verdict:
+        return False
+    if one.place is not None and other.place is not None:
+        return one.place == other.place
+    return one.cause == other.cause

@@ -1,0 +1,363 @@
+"""Fits: how time, memory and graph of a step grow with tokens and layers, and what a larger step will cost.
+
+Two things are fitted to the same cells. The exponent of one power law, least squares over logarithms, says how it grew
+over what was measured. It does not predict: a step has a part that does not grow, one that grows with the tokens and
+perhaps one with their square, so that its exponent rises with the size, and one exponent over all falls short of what
+comes. What predicts is the sum of such parts, none of a time negative. How many of them, the cells themselves decide:
+each form is fitted without the largest ones and asked for those, and of the forms that come close, there and at the
+cells that they were fitted to, the shortest counts. The power law itself is a form like the others, for where no sum
+of parts comes close. What is said of a larger step is as sure as the cells allow: a part with the square of the tokens
+that is too small to be seen in them is in the interval all the same.
+
+Of the time of a step on a CPU only the work is such a sum. Over how many cores it is spread, an operation decides by
+its size, so that a short step may keep one busy and a long one all. Where the cells show that, the processor time is
+what is predicted, and shared by the cores that the largest cells kept busy.
+
+A fit holds for one implementation. Cells in which another one ran are another fit, and no prediction crosses from one
+to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from itertools import product
+from math import exp, hypot, log, sqrt
+
+from nsa_harness.core.experiment.statistics import student
+
+CONFIDENCE = 0.95
+LEAST_SIZES = 3  # of the tokens, or the layers: two points lie on every line
+_EXACT = 1e-5  # the error of what is counted
+_LEAST_MISS = 0.002  # of a form that is not quite that of the cells, and good enough
+_MANY = 30  # degrees of freedom where the cells' own errors, each from several steps, explain all that is left over
+_AS_GOOD = 2.0  # times what the best form is off: it may be one of these
+_NO_BETTER = 1.2  # times what the best sum is off: among those the shortest counts
+_SURE_OF_SQUARE = 1.5  # an exponent above that is no straight line with a constant
+_MORE_CORES = 1.25  # times as many kept busy by the largest cells: more than a machine with other work makes of it
+
+TOKENS, LAYERS = "model.seq_len", "model.layers"
+
+
+class Quantity(StrEnum):
+    SECONDS = "time"
+    PROCESSOR = "processor time"  # what a machine with other work does not stretch
+    BYTES = "memory"
+    NODES = "autograd nodes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Of a sequence, and of the model."""
+
+    tokens: int
+    layers: int
+
+    def halved(self) -> Size:
+        return replace(self, tokens=self.tokens // 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One cell. `error`: the standard error of its value, as a share of it."""
+
+    size: Size
+    value: float
+    error: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A value, and between which it lies at `CONFIDENCE`."""
+
+    value: float
+    low: float
+    high: float
+
+
+Term = tuple[int, int]  # exponents of tokens and layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A sum of terms, or where there is none a power law of the tokens or the layers."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def coefficients(self) -> int:
+        return len(self.terms) or 2
+
+
+_POWER = Form(terms=())
+# What does not grow, what grows with the tokens, what grows with their square.
+_OVER_ONE = ((0,), (1,), (0, 1), (1, 2), (0, 1, 2))
+_AROUND_LAYERS = ((), (0,), (1,), (0, 1))  # embedding, head and loss, once a step
+_IN_A_LAYER = ((0,), (1,), (0, 1), (1, 2), (0, 1, 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How one quantity of one implementation grows."""
+
+    quantity: Quantity
+    over: tuple[str, ...]  # which of TOKENS and LAYERS vary
+    points: tuple[Point, ...]  # by size
+    form: Form
+    others: tuple[Form, ...]  # that come as close: what they say is as possible
+    work: Fit | None = None  # of the processor time, where the time is that, shared by more cores the larger the step
+
+    @cached_property
+    def exponent(self) -> Interval | None:
+        """Of a power law through the cells; None where both tokens and layers vary."""
+        if len(self.over) != 1:
+            return None
+        _, slope, error = _power(self.points, self.over[0])
+        reach = error.spread * error.reach
+        return Interval(value=slope, low=slope - reach, high=slope + reach)
+
+    def predicted(self, size: Size) -> Interval:
+        """What a step of that size costs. Forms that are as possible widen the interval."""
+        if self.work is not None:
+            return self._shared(self.work, size)
+        main = _predicted(self.form, self.points, self.over, size)
+        whole = [form for form in _whole(self.over) if form.coefficients <= len(self.points)]
+        rest = [_predicted(form, self.points, self.over, size) for form in (*self.others, *whole)]
+        # What is larger costs no less, however little the cells say of a part of it.
+        largest = self.points[-1]
+        least = largest.value * (1 - 3 * largest.error) if _is_within(largest.size, size) else 0.0
+        low = min(main.low, max(least, min((one.low for one in rest), default=main.low)))
+        return Interval(value=main.value, low=low, high=max(one.high for one in (main, *rest)))
+
+    def spread_over_cores(self, work: Fit) -> Fit:
+        """This fit of the time, by way of the processor time where larger cells kept more cores busy."""
+        cores = self._cores(work)
+        if len(cores) < LEAST_SIZES or min(cores[-2:]) < _MORE_CORES * min(cores):
+            return self
+        return replace(self, form=work.form, others=work.others, work=work)
+
+    def _cores(self, work: Fit) -> Sequence[float]:
+        """How many each cell kept busy; none where the two were not measured in the same cells."""
+        if [one.size for one in self.points] != [one.size for one in work.points]:
+            return ()
+        return [busy.value / time.value for busy, time in zip(work.points, self.points, strict=True)]
+
+    def _shared(self, work: Fit, size: Size) -> Interval:
+        """As many cores as the two largest cells kept busy; at most as many more as their number goes on to grow."""
+        cores, largest, whole = self._cores(work), self.points[-1].size, work.predicted(size)
+        now = (cores[-1] + cores[-2]) / 2
+        halves = [one for one, point in zip(cores, self.points, strict=True) if 2 * point.size.tokens <= largest.tokens]
+        grew = max(1.0, now / max(halves, default=min(cores)))
+        doublings = max(0.0, log(size.tokens / largest.tokens) / log(2))
+        return Interval(
+            value=whole.value / now, low=whole.low / (now * grew**doublings), high=whole.high / min(cores[-2:])
+        )
+
+    @property
+    def is_square(self) -> bool:
+        """It grows with the square of the tokens, and more than the doubt about that."""
+        exponent = self.exponent
+        return self.over == (TOKENS,) and exponent is not None and exponent.low >= _SURE_OF_SQUARE
+
+
+def fitted(quantity: Quantity, points: Iterable[Point]) -> Fit | None:
+    """None where too few sizes were measured, or what was is no number above 0."""
+    by_size = tuple(sorted(points, key=lambda one: (one.size.layers, one.size.tokens)))
+    over = _varied(by_size)
+    if not over or any(one.value <= 0 for one in by_size):
+        return None
+    counted = quantity in (Quantity.BYTES, Quantity.NODES)
+    few = len(by_size) == LEAST_SIZES  # a power law with its doubt says nothing of what is beyond so few
+    known = (form for form in _forms(over) if form.coefficients < len(by_size) and (form.terms or not few))
+    forms = [form for form in known if _holds(form, by_size, over, counted)]
+    if not forms:
+        return None
+    misses = {form: miss for form in forms if (miss := _miss(form, by_size, over)) is not None}
+    if not misses:
+        return None
+    scores = {form: miss + _off(form, by_size, by_size, over) for form, miss in misses.items()}
+    doubt = max(_LEAST_MISS, *(point.error for point in by_size))
+    close = [form for form in scores if scores[form] <= _AS_GOOD * max(min(scores.values()), doubt)]
+    sums = [form for form in close if form.terms] or close
+    bound = _NO_BETTER * min(scores[form] for form in sums) + _LEAST_MISS
+    best = min((form for form in sums if scores[form] <= bound), key=lambda form: (form.coefficients, scores[form]))
+    others = tuple(form for form in close if form is not best)
+    return Fit(quantity=quantity, over=over, points=by_size, form=best, others=others)
+
+
+def _varied(points: Sequence[Point]) -> tuple[str, ...]:
+    """What has sizes enough. What has two is no line, and cells that differ in it as well belong to no fit."""
+    tokens, layers = ({getattr(point.size, name) for point in points} for name in ("tokens", "layers"))
+    if len(tokens) >= LEAST_SIZES and len(layers) >= 2:
+        return TOKENS, LAYERS
+    alone = [(TOKENS, tokens, layers), (LAYERS, layers, tokens)]
+    return tuple(key for key, own, other in alone if len(own) >= LEAST_SIZES and len(other) == 1)
+
+
+def _forms(over: tuple[str, ...]) -> Iterator[Form]:
+    if over == (LAYERS,):
+        yield from (Form(terms=tuple((0, degree) for degree in degrees)) for degrees in ((0,), (1,), (0, 1)))
+    elif over == (TOKENS,):
+        yield from (Form(terms=tuple((degree, 0) for degree in degrees)) for degrees in _OVER_ONE)
+    else:
+        for around, within in product(_AROUND_LAYERS, _IN_A_LAYER):
+            yield Form(terms=(*((degree, 0) for degree in around), *((degree, 1) for degree in within)))
+    if len(over) == 1:
+        yield _POWER
+
+
+def _whole(over: tuple[str, ...]) -> Iterator[Form]:
+    """With all that may be there. What the cells say against a part of it, they say in its error."""
+    if TOKENS in over:
+        yield Form(terms=((0, 0), (1, 0), (2, 0)) if over == (TOKENS,) else ((0, 0), (1, 0), (0, 1), (1, 1), (2, 1)))
+
+
+def _is_within(one: Size, other: Size) -> bool:
+    return one.tokens <= other.tokens and one.layers <= other.layers
+
+
+def _holds(form: Form, points: Sequence[Point], over: tuple[str, ...], counted: bool) -> bool:
+    """No part is negative, but a constant of what is counted: what the first tokens are spared, no later one has."""
+    if not form.terms:
+        return _power(points, over[0])[1] >= 0
+    try:
+        if min(_value(form, points, over, point.size) for point in points) <= 0:
+            return False
+        parts = zip(form.terms, _solved(form, points).coefficients, strict=True)
+        return min(part for term, part in parts if not counted or term != (0, 0) or form.coefficients == 1) >= 0
+    except ZeroDivisionError:
+        return False
+
+
+def _miss(form: Form, points: Sequence[Point], over: tuple[str, ...]) -> float | None:
+    """By how much it misses the largest cells, fitted without them; None where what is left is too little for it."""
+    left_out = [number for number in (1, 2) if len(points) - number >= form.coefficients]
+    try:
+        misses = [_off(form, points[:-number], points[-number:], over) for number in left_out]
+    except (ValueError, ZeroDivisionError):
+        return None
+    return max(misses, default=None)
+
+
+def _off(form: Form, known: Sequence[Point], asked: Sequence[Point], over: tuple[str, ...]) -> float:
+    """By how much it differs from the cells that are asked, on the whole, fitted to those that are known."""
+    away = [log(_value(form, known, over, one.size) / one.value) for one in asked]
+    return sqrt(sum(one**2 for one in away) / len(away))
+
+
+def _value(form: Form, points: Sequence[Point], over: tuple[str, ...], size: Size) -> float:
+    if not form.terms:
+        constant, slope, _ = _power(points, over[0])
+        return exp(constant + slope * log(_along(over[0], size)))
+    solved = _solved(form, points)
+    return sum(c * _term(term, size) for c, term in zip(solved.coefficients, form.terms, strict=True))
+
+
+def _predicted(form: Form, points: Sequence[Point], over: tuple[str, ...], size: Size) -> Interval:
+    value = _value(form, points, over, size)
+    if not form.terms:
+        sizes = [log(_along(over[0], point.size)) for point in points]
+        _, _, error = _power(points, over[0])
+        spread = sum((one - sum(sizes) / len(sizes)) ** 2 for one in sizes)
+        away = log(_along(over[0], size)) - sum(sizes) / len(sizes)
+        off = error.reach * error.spread * hypot(away, sqrt(spread / len(sizes)))
+        return Interval(value=value, low=value * exp(-off), high=value * exp(off))
+    off = _solved(form, points).error_at([_term(term, size) for term in form.terms])
+    return Interval(value=value, low=max(0.0, value - off), high=value + off)
+
+
+def _along(key: str, size: Size) -> int:
+    return size.tokens if key == TOKENS else size.layers
+
+
+def _term(term: Term, size: Size) -> float:
+    return float(size.tokens ** term[0] * size.layers ** term[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Error:
+    """A standard error, and how many of them are to be reckoned with."""
+
+    spread: float
+    reach: float
+
+
+def _error(left: float, freedom: int) -> _Error:
+    """From the squares that are left over, each in units of its cell's own error: theirs where that explains them."""
+    factor = left / max(1, freedom)
+    if factor <= 1:
+        return _Error(spread=1.0, reach=student(CONFIDENCE, _MANY))
+    return _Error(spread=sqrt(factor), reach=student(CONFIDENCE, max(1, freedom)))
+
+
+def _power(points: Sequence[Point], key: str) -> tuple[float, float, _Error]:
+    """Constant and slope over the logarithms, with the slope's error."""
+    xs, ys = [log(_along(key, point.size)) for point in points], [log(point.value) for point in points]
+    middle, level = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((x - middle) ** 2 for x in xs)
+    slope = sum((x - middle) * (y - level) for x, y in zip(xs, ys, strict=True)) / spread
+    left = sum((y - level - slope * (x - middle)) ** 2 for x, y in zip(xs, ys, strict=True))
+    measured = max(_EXACT**2, sum(point.error**2 for point in points) / len(points))
+    error = _error(left / measured, len(points) - 2)
+    return level - slope * middle, slope, replace(error, spread=error.spread * sqrt(measured / spread))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Solved:
+    coefficients: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]  # from the cells' own errors
+    error: _Error  # in units of those
+
+    def error_at(self, terms: Sequence[float]) -> float:
+        """How far off a sum of these terms may be."""
+        pairs = product(range(len(terms)), repeat=2)
+        own = sqrt(max(0.0, sum(terms[i] * self.covariance[i][j] * terms[j] for i, j in pairs)))
+        return own * self.error.spread * self.error.reach
+
+
+def _solved(form: Form, points: Sequence[Point]) -> _Solved:
+    """Least squares of the relative differences: a cell of milliseconds counts as much as one of minutes.
+
+    Raises ZeroDivisionError where the points do not tell the terms apart.
+    """
+    weights = [1 / (point.value * max(point.error, _EXACT)) for point in points]
+    # Columns of one size, so that a square of tokens and a constant can stand in one matrix.
+    scales = [max(_term(term, point.size) for point in points) for term in form.terms]
+    rows = [
+        [weight * _term(term, point.size) / scale for term, scale in zip(form.terms, scales, strict=True)]
+        for weight, point in zip(weights, points, strict=True)
+    ]
+    wanted = [weight * point.value for weight, point in zip(weights, points, strict=True)]
+    inverse = _inverse([[sum(row[i] * row[j] for row in rows) for j in range(len(scales))] for i in range(len(scales))])
+    right = [sum(row[i] * y for row, y in zip(rows, wanted, strict=True)) for i in range(len(scales))]
+    scaled = [sum(one * y for one, y in zip(line, right, strict=True)) for line in inverse]
+    left = sum((sum(map(_times, row, scaled)) - y) ** 2 for row, y in zip(rows, wanted, strict=True))
+    covariance = [tuple(one / (scales[i] * scales[j]) for j, one in enumerate(line)) for i, line in enumerate(inverse)]
+    coefficients = tuple(one / scale for one, scale in zip(scaled, scales, strict=True))
+    return _Solved(
+        coefficients=coefficients, covariance=tuple(covariance), error=_error(left, len(points) - len(scales))
+    )
+
+
+def _times(one: float, other: float) -> float:
+    return one * other
+
+
+def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
+    """By Gauss and Jordan with pivots. Raises ZeroDivisionError for one that has none."""
+    size = len(matrix)
+    rows = [[*line, *(float(i == j) for j in range(size))] for i, line in enumerate(matrix)]
+    largest = max(abs(one) for line in matrix for one in line)
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda i: abs(rows[i][column]))
+        if abs(rows[pivot][column]) <= 1e-12 * largest:
+            raise ZeroDivisionError
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        rows[column] = [one / rows[column][column] for one in rows[column]]
+        for other in range(size):
+            if other != column:
+                factor = rows[other][column]
+                rows[other] = [one - factor * own for one, own in zip(rows[other], rows[column], strict=True)]
+    return [line[size:] for line in rows]

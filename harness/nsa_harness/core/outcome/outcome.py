@@ -1,0 +1,775 @@
+"""Outcome: evidence, judgement and diagnosis, put into the words and numbers that every report shows."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import asdict, replace
+
+from nsa_harness.core.collectives.reasons import last_agreed
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.confidence import EvidenceKind
+from nsa_harness.core.diagnosis.context import at, bytes_text, counted, explained, layer_of, shorten
+from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
+from nsa_harness.core.diagnosis.phases import Rule
+from nsa_harness.core.diagnosis.rank_text import Meshes, coordinates, meshes, rank_names
+from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence, RankSnapshot
+from nsa_harness.core.evidence.host import Gpu, would_act
+from nsa_harness.core.evidence.stacks import user_frame
+from nsa_harness.core.outcome.callstacks import call_stacks
+from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
+from nsa_harness.core.report import (
+    RUNS_ON,
+    UNWATCHED,
+    Artifact,
+    Culprit,
+    Finding,
+    MemoryAt,
+    Outcome,
+    Place,
+    RankSummary,
+    Standing,
+    Status,
+    StepCost,
+    Timing,
+    Usage,
+    Verdict,
+)
+from nsa_harness.core.verdict.motion import rank_stack, task_of
+from nsa_harness.core.verdict.verdict import Judgement, how_it_ended, judge
+from nsa_harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.verdict.wait_graph import left_waiting, wait_for
+
+_DTYPES = {"torch.float32": "fp32", "torch.float64": "fp64", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+
+
+def own_exit(rank: RankEvidence) -> int | None:
+    return rank.exit.status if rank.exit and not rank.exit.by_us else None
+
+
+def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
+    """Only what was really looked at and found in order."""
+    losses = [rank.last_loss for rank in evidence.ranks]
+    if losses and all(loss is not None and math.isfinite(loss) for loss in losses):
+        yield "losses finite on every rank"
+    traced = [rank.traces for rank in evidence.ranks]
+    if traced and all(trace.missing == 0 for trace in traced):
+        yield f"{traced[0].arrived} of {traced[0].arrived} gradients on every rank"
+    buckets = evidence.buckets_ready
+    if buckets is not None and buckets.differs is None:
+        yield f"{counted(buckets.count, 'bucket')} of DDP ready in the same order on every rank"
+    boards = [rank.board for rank in evidence.ranks]
+    known = [board for board in boards if board is not None]
+    complete = len({board.enqueued for board in known}) == 1 and all(b.enqueued == b.completed for b in known)
+    if len(known) == len(boards) and complete and known[0].enqueued:
+        yield f"{known[0].completed} of {known[0].enqueued} collectives completed, the same on every rank"
+    if verdict.status is not Status.HANG and evidence.ranks and all(own_exit(rank) == 0 for rank in evidence.ranks):
+        yield "every rank exited 0"
+    if evidence.attached and (looks := _answered(evidence)):
+        yield f"stacks of every rank, in {counted(looks, 'look')}"
+    is_over = evidence.ending is not Ending.NOT_LAUNCHED and not _runs_on(evidence)
+    if is_over and not evidence.leftovers and evidence.undead == ():
+        yield "no process left"
+    if evidence.attached:
+        yield from _found_in_order(evidence)
+
+
+def _found_in_order(evidence: Evidence) -> Iterator[str]:
+    """Of a job that somebody else started: what the kernel shows of its processes."""
+    looked = [rank.process for look in evidence.snapshots[-1:] for rank in look.ranks]
+    alive = [process for process in looked if process is not None and process.state not in "ZX"]
+    if evidence.ranks and len(alive) == len(evidence.ranks):
+        yield "every rank is alive"
+    if alive and not any(process.state in "Tt" or process.frozen for process in alive):
+        yield "none is stopped, frozen or held by a debugger"
+    if evidence.memory is not None and evidence.memory.oom_kills == 0:
+        yield "nothing was killed for want of memory"
+
+
+def _answered(evidence: Evidence) -> int:
+    """Looks in which every rank showed its stack."""
+    return sum(
+        len(look.ranks) == len(evidence.ranks) and all(rank_stack(one) for one in look.ranks)
+        for look in evidence.snapshots
+    )
+
+
+def _runs_on(evidence: Evidence) -> bool:
+    """Somebody else's job, which we have left as it is."""
+    return evidence.ending is Ending.DETACHED or (evidence.observed and not evidence.teardown_s)
+
+
+_FILES = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.LOADER, WaitKind.CHILD, WaitKind.PIPE})
+
+
+def ruled_out(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
+    if judgement.status is not Status.HANG or judgement.proof is None:
+        return
+    kinds = {wait.kind for wait in judgement.proof.graph.waits}
+    if not kinds & {WaitKind.COMPUTE, WaitKind.COMPILE}:
+        yield "slow (no rank computes)"
+    if WaitKind.TRANSPORT not in kinds:
+        yield "network (the ranks are not all in the same collective)"
+    if not kinds & _FILES:
+        yield "data and files (no rank is blocked in a read or write)"
+    if not any(rank.raised for rank in evidence.ranks):
+        yield "errors (no rank raised, none died)"
+
+
+def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Iterator[Standing]:
+    waits = judgement.proof.graph.waits if judgement.proof else _seen_last(evidence, judgement)
+    if not waits:
+        if judgement.status is not Status.PASS:
+            yield from (_last_standing(evidence, rank, culprit) for rank in evidence.ranks)
+        return
+    places = meshes(evidence)
+    for wait in sorted(waits, key=lambda wait: wait.rank):
+        yield Standing(
+            rank=wait.rank,
+            stands_in=wait.stands_in,
+            waits_for=_waits_for(wait, places),
+            quiet_s=_quiet_s(evidence, wait.rank),
+            culprit=_blamed(wait.rank, culprit),
+            coordinates=coordinates(wait.rank, places),
+        )
+
+
+def _seen_last(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
+    """Of a job that was only looked at: where its ranks stood at the end, though nothing is proven by it."""
+    looks = evidence.snapshots[-2:]
+    if evidence.ending is Ending.UNWATCHED and judgement.status is Status.ERROR:
+        return left_waiting(evidence).waits
+    if evidence.ending is not Ending.DETACHED or judgement.status is not Status.ERROR or len(looks) < 2:
+        return ()
+    return wait_for(looks[0], looks[1], (), evidence.backend).waits
+
+
+_OUTSIDE = {
+    WaitKind.STORE: "a key of the store",
+    WaitKind.FILE_LOCK: "another process",
+    WaitKind.PIPE: "a reader of the pipe",
+    WaitKind.LOADER: "a data loader worker",
+    WaitKind.COMPILE: "nobody",
+    WaitKind.COMPUTE: "nobody",
+    WaitKind.GONE: "nobody",
+    WaitKind.LOCK: "its own process",
+    WaitKind.STOPPED: "SIGCONT",
+    WaitKind.SLEEP: "the clock",
+    WaitKind.CHILD: "a child process",
+}
+
+
+def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> Standing:
+    mark = rank.board.training or rank.board.newest if rank.board else None
+    # A module that has no name of its own is called by its number.
+    place = f"{mark.kind} {'' if mark.name.isdigit() else mark.name}".strip() if mark else "nothing recorded"
+    left = rank.exit is not None and not rank.exit.by_us
+    stands_in = f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place
+    return Standing(
+        rank=rank.rank,
+        stands_in=_left_as(rank) if evidence.ending is Ending.UNWATCHED else stands_in,
+        waits_for="",
+        quiet_s=None if left else _quiet_s(evidence, rank.rank),
+        culprit=_blamed(rank.rank, culprit),
+        coordinates=coordinates(rank.rank, meshes(evidence)),
+    )
+
+
+def _left_as(rank: RankEvidence) -> str:
+    """Of a rank that nobody watched, as far as a file says it."""
+    raised = f"raised {rank.raised.type}" if rank.raised else ""
+    exited = how_it_ended(rank.exit.status) if rank.exit else ""
+    return " · ".join(one for one in (raised, exited) if one) or "nothing that was read says it"
+
+
+def _waits_for(wait: Wait, places: Meshes) -> str:
+    if wait.peers:
+        return rank_names(wait.peers, places)
+    if wait.child is not None:
+        return f"process {wait.child.deepest.pid}"
+    if wait.kind is WaitKind.NOTHING:
+        return ""
+    return _OUTSIDE.get(wait.kind, "outside the job")
+
+
+def _quiet_s(evidence: Evidence, rank: int) -> float | None:
+    board = next((one.board for one in evidence.ranks if one.rank == rank), None)
+    if board is None or board.newest is None:
+        return _idle_s(evidence, rank) if evidence.attached else None
+    return max(0.0, evidence.ended_s - board.newest.at_s)
+
+
+def _idle_s(evidence: Evidence, rank: int) -> float | None:
+    """Since its thread that trains last ran on a core, as the kernel said at the last look."""
+    last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    tasks = (task_of(one, rank_stack(one)) for one in last if one.rank == rank)
+    return next((task.idle_s for task in tasks if task is not None), None)
+
+
+def _blamed(rank: int, culprit: Culprit | None) -> bool:
+    return culprit is not None and rank in culprit.ranks
+
+
+def vital(rank: RankEvidence) -> RankSummary:
+    traces = rank.traces
+    gradients = None if traces.arrived is None else f"{traces.arrived} of {traces.arrived + (traces.missing or 0)}"
+    return RankSummary(
+        rank=rank.rank,
+        loss=rank.last_loss,
+        gradients=gradients,
+        buckets=_buckets(traces.buckets),
+        longest_quiet_s=max(rank.board.gaps_s.values(), default=None) if rank.board else None,
+        peak_rss_bytes=rank.peak_rss_bytes,
+    )
+
+
+def _buckets(buckets: Sequence[tuple[int, str]]) -> str | None:
+    if not buckets:
+        return None
+    elements = sum(count for count, _ in buckets)
+    dtype = Counter(name for _, name in buckets).most_common(1)[0][0]
+    return f"{len(buckets)} · {elements / 1e6:.1f} M {_DTYPES.get(dtype, dtype)}"
+
+
+def ended(evidence: Evidence) -> str:
+    if evidence.ending is Ending.NOT_LAUNCHED:
+        return "nothing was started"
+    if evidence.ending is Ending.UNWATCHED:
+        return UNWATCHED
+    left = _left(evidence.undead)
+    if _runs_on(evidence):
+        found_so = evidence.attached or evidence.ending is Ending.DETACHED
+        return RUNS_ON if found_so or evidence.launcher is None else "not by us"
+    if evidence.ending is Ending.EXITED and not evidence.leftovers:
+        return f"by itself, {left}"
+    return f"TERM, {evidence.teardown_s:.1f} s, {left}"
+
+
+def _left(undead: tuple[str, ...] | None) -> str:
+    if undead is None:
+        return "nobody saw whether a process is left"
+    return (
+        f"{counted(len(undead), 'process', 'processes')} left: {shorten('; '.join(undead))}"
+        if undead
+        else "no process left"
+    )
+
+
+def outcome_of(
+    spec: RunSpec,
+    evidence: Evidence,
+    *,
+    attempt: int,
+    directory: str,
+    artifacts: Sequence[Artifact],
+    metrics: Mapping[str, float],
+    repeat: str | None,
+    own_rules: tuple[Rule, ...] = (),
+) -> Outcome:
+    """Judge, diagnose and tell one attempt.
+
+    `metrics`: what the program reported, foreign expressions included. `own_rules`: those of that program alone.
+    """
+    judgement = judge(evidence)
+    diagnosis = diagnose(evidence, judgement, own_rules)
+    found = frozenset(finding.code for finding in diagnosis.findings)
+    misses = missed(spec.expect, evidence, metrics, found) if judgement.status is Status.PASS else ()
+    verdict = _verdict(judgement, diagnosis, misses)
+    noted = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))
+    # Proof paths of an attempt, as seen from the run's directory.
+    findings = tuple(replace(one, proof=tuple(f"{directory}/{path}" for path in one.proof)) for one in noted)
+    culprit = diagnosis.culprit
+    return Outcome(
+        scenario=spec.scenario,
+        about=spec.about,
+        spec_hash=spec.spec_hash,
+        attempt=attempt,
+        final=True,
+        verdict=verdict,
+        expected=is_expected(spec.expect, verdict.status, verdict.cause, found),
+        flaky=False,
+        phase=_phase(evidence, culprit),
+        culprit=culprit,
+        victims=_victims(evidence, culprit),
+        last_step={rank.rank: _steps_done(rank) for rank in evidence.ranks},
+        exit_codes={rank.rank: own_exit(rank) for rank in evidence.ranks},
+        findings=findings,
+        trouble=evidence.trouble,
+        timing=_timing(evidence, judgement, culprit),
+        usage=_usage(evidence, metrics),
+        dir=directory,
+        subject=spec.subject,
+        ranks=spec.ranks,
+        backend=spec.backend,
+        notes=spec.notes,
+        checked=tuple(checked(evidence, verdict)),
+        not_covered=spec.not_covered,
+        ruled_out=tuple(ruled_out(evidence, judgement)),
+        standings=tuple(standings(evidence, judgement, culprit)),
+        vitals=tuple(vital(rank) for rank in evidence.ranks),
+        metrics=dict(metrics),
+        artifacts=tuple(artifacts),
+        why=judgement.proof.reason if judgement.proof and verdict.status is Status.HANG else None,
+        ended=ended(evidence),
+        repeat=repeat,
+        next=None,
+        device=spec.device,
+        tags=spec.tags,
+        settings=_settings(spec),
+        chosen=spec.chosen,
+        criteria=criteria(spec.expect, spec.limits),
+        missing_gradients=_missing_gradients(evidence),
+        last_agreed=_last_agreed(evidence) if verdict.status is Status.HANG else None,
+        deepening=spec.deepening,
+        stacks=tuple(
+            replace(one, proof=one.proof and f"{directory}/{one.proof}")
+            for one in call_stacks(evidence, judgement, culprit)
+        ),
+        divergence=diagnosis.divergence,
+        cost=_cost(evidence),
+        memory=tuple(memory_at(evidence, judgement)),
+        signals=dict(signals(evidence, judgement)),
+        nccl=evidence.nccl,
+    )
+
+
+def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
+    """At boot and in the newest dump as the ranks said, and at the end of what did not end well as others see it."""
+    for rank in evidence.ranks:
+        yield from (
+            MemoryAt(
+                rank=rank.rank,
+                moment=mark.moment,
+                step=mark.step if mark.moment == "dump" else None,
+                rss_bytes=mark.rss_bytes,
+                allocated_bytes=mark.allocated_bytes,
+                reserved_bytes=mark.reserved_bytes,
+                allocator_step=None,
+                device_bytes=None,
+            )
+            for mark in rank.memory
+            if mark.moment != "last"
+        )
+    if judgement.status is not Status.PASS and evidence.snapshots:
+        look = evidence.snapshots[-1]
+        ranks = {rank.rank: rank for rank in evidence.ranks}
+        yield from (_memory_at_end(seen, ranks.get(seen.rank), look.gpus) for seen in look.ranks if seen.process)
+
+
+def _memory_at_end(seen: RankSnapshot, rank: RankEvidence | None, gpus: Sequence[Gpu]) -> MemoryAt:
+    """Of the process what the kernel and the driver say; of torch's allocator what the rank last said itself."""
+    last = rank.memory[-1] if rank and rank.memory else None
+    looked = rank.looks.memory[-1] if rank and rank.looks and rank.looks.memory else None
+    said = last is not None and last.allocated_bytes is not None
+    used = [gpu.used_by[seen.pid] for gpu in gpus if seen.pid in gpu.used_by]
+    allocated = last.allocated_bytes if last and said else looked.gpu_bytes if looked else None
+    step = last.step if last and said else looked.step if looked else None
+    return MemoryAt(
+        rank=seen.rank,
+        moment="end",
+        step=None,
+        rss_bytes=seen.process.rss_bytes if seen.process else None,
+        allocated_bytes=allocated,
+        reserved_bytes=last.reserved_bytes if last and said else None,
+        allocator_step=step if allocated is not None else None,
+        device_bytes=sum(used) if used else None,
+    )
+
+
+def signals(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str]]:
+    """Of each rank of a HANG whether it would act on a signal, as the kernel says, and what became of ours.
+
+    Nothing is sent to find out: a program may do anything when it gets a signal.
+    """
+    if judgement.status is not Status.HANG or not evidence.snapshots:
+        return
+    for seen in evidence.snapshots[-1].ranks:
+        would = would_act(seen.process) if seen.process else ""
+        if would:
+            known = (would, _stacks_read(seen), _acted(evidence, seen.pid))
+            yield seen.rank, "; ".join(one for one in known if one)
+
+
+def _stacks_read(seen: RankSnapshot) -> str:
+    """faulthandler writes from a signal handler, which Python has no part in; py-spy reads from outside."""
+    if not seen.stacks:
+        return "its stacks could not be read"
+    source = seen.stacks[0].source
+    return (
+        "faulthandler answered from its signal handler"
+        if source == "faulthandler"
+        else f"its stacks were read by {source}"
+    )
+
+
+def _acted(evidence: Evidence, pid: int) -> str:
+    """What became of the signals by which we ended it: SIGKILL follows where SIGTERM did not do."""
+    sent = {one.signal for one in evidence.signals if one.pid == pid and one.sender == "harness"}
+    if "SIGKILL" in sent:
+        return "our SIGTERM did not end it in time, and SIGKILL followed"
+    return "it ended at our SIGTERM" if "SIGTERM" in sent and evidence.undead == () else ""
+
+
+def _cost(evidence: Evidence) -> StepCost | None:
+    """From the row of the program's own tables that tells of it."""
+    row = next((row for row in evidence.reported if "step_cost" in row), None)
+    if row is None:
+        return None
+
+    def number(name: str) -> float | None:
+        value = row.get(name)
+        return float(value) if isinstance(value, float | int) else None
+
+    def whole(name: str) -> int | None:
+        value = number(name)
+        return None if value is None else int(value)
+
+    return StepCost(
+        tokens=whole("seq_len") or 0,
+        layers=whole("layers") or 0,
+        batch=whole("batch") or 0,
+        seconds=number("seconds"),
+        error=number("error") or 0.0,
+        cpu_s=number("cpu_s"),
+        cpu_error=number("cpu_error") or 0.0,
+        steps=whole("steps") or 0,
+        nodes=whole("nodes"),
+        bytes=whole("saved_bytes"),
+        peak_bytes=whole("peak_bytes"),
+        implementations=tuple(one for one in str(row.get("implementations", "")).split(", ") if one),
+        until_tokens=whole("until_tokens"),
+    )
+
+
+# What a scenario asked for, against what was seen: the verdict is what happened, and this only judges the numbers.
+_COMPARE = (
+    ("lt", "<", operator.lt),
+    ("le", "<=", operator.le),
+    ("gt", ">", operator.gt),
+    ("ge", ">=", operator.ge),
+    ("eq", "==", operator.eq),
+)
+
+
+def missed(
+    expect: Expect, evidence: Evidence, metrics: Mapping[str, float], found: AbstractSet[str] = frozenset()
+) -> tuple[Finding, ...]:
+    """One finding for each number that was expected and not met, or not reported at all, and for what was not found.
+
+    `found`: the codes of what the diagnosis found.
+    """
+    claims = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
+    claims += [(f"expect.findings: {code} was not found", ()) for code in expect.findings if code not in found]
+    return tuple(
+        explained(Cause.EXPECTATION_MISSED, claim, ranks=ranks, seen=EvidenceKind.FACT, proof=("spec.json",)).finding
+        for claim, ranks in claims
+    )
+
+
+def is_expected(expect: Expect, status: Status, cause: str | None, found: AbstractSet[str] = frozenset()) -> bool:
+    """Whether verdict, cause and findings are what the scenario announced. SKIP is never a surprise."""
+    if status is Status.SKIP:
+        return True
+    return status == expect.verdict and expect.cause in (None, cause) and found >= set(expect.findings)
+
+
+def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
+    """What a verdict rests on besides the program: two runs are comparable where these agree."""
+    given = {f"limits.{key}": value for key, value in asdict(limits).items()}
+    given |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
+    given |= {"expect.findings": ", ".join(expect.findings) or None}
+    given |= {"expect.missing_grads": expect.missing_grads}
+    given |= {f"expect.metrics.{name}": _bound_text(bound) for name, bound in expect.metrics}
+    return tuple(sorted((key, str(value)) for key, value in given.items() if value is not None))
+
+
+def _bound_text(bound: Bound) -> str:
+    signs = ((sign, getattr(bound, key)) for key, sign, _ in _COMPARE)
+    return " ".join(f"{sign} {limit:g}" for sign, limit in signs if limit is not None)
+
+
+def _missed_gradients(expect: Expect, evidence: Evidence) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if expect.missing_grads is None:
+        return
+    untraced = tuple(rank.rank for rank in evidence.ranks if rank.traces.missing is None)
+    if untraced:
+        yield f"expect.missing_grads is {expect.missing_grads}, and no [GRAD-TRACE] line was printed", untraced
+    wrong = {rank.rank: rank.traces.missing for rank in evidence.ranks if rank.traces.missing is not None}
+    off = tuple(rank for rank, missing in wrong.items() if missing != expect.missing_grads)
+    if off:
+        seen = ", ".join(f"rank {rank}: {wrong[rank]}" for rank in off)
+        yield f"expect.missing_grads is {expect.missing_grads}, seen {seen}", off
+
+
+def _missed_metrics(expect: Expect, metrics: Mapping[str, float]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name, bound in expect.metrics:
+        value = metrics.get(name)
+        if value is None:
+            known = ", ".join(sorted(metrics)) or "none"
+            yield f"expect.metrics.{name}: the run reported no such number (reported: {known})", ()
+            continue
+        yield from ((f"expect.metrics.{name}: {value:g} is not {wanted}", ()) for wanted in _violated(bound, value))
+
+
+def _violated(bound: Bound, value: float) -> Iterator[str]:
+    for key, sign, holds in _COMPARE:
+        limit = getattr(bound, key)
+        if limit is not None and (math.isnan(value) or not holds(value, limit)):
+            yield f"{sign} {limit:g}"
+
+
+def skipped(skip: Skip) -> Outcome:
+    """A scenario that this machine cannot run."""
+    nothing = Timing(launch_s=None, wall_s=0.0, quiet_s=None, detected_s=None, teardown_s=None)
+    return Outcome(
+        scenario=skip.scenario,
+        about=skip.about,
+        spec_hash="",
+        attempt=1,
+        final=True,
+        verdict=Verdict(status=Status.SKIP, kind=None, cause=Cause.MISSING_NEED, summary=skip.reason),
+        expected=True,
+        flaky=False,
+        phase=None,
+        culprit=None,
+        victims=(),
+        last_step={},
+        exit_codes={},
+        findings=(),
+        trouble=(),
+        timing=nothing,
+        usage=Usage(peak_rss_bytes=None, peak_gpu_bytes=None, tokens_per_s=None),
+        dir="",
+        subject="",
+        ranks=0,
+        backend="",
+        notes=(),
+        checked=(),
+        not_covered=(),
+        ruled_out=(),
+        standings=(),
+        vitals=(),
+        metrics={},
+        artifacts=(),
+        why=None,
+        ended="nothing was started",
+        repeat=None,
+        next=None,
+        tags=skip.tags,
+        settings=skip.settings,
+    )
+
+
+def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, disk_full: bool = False) -> Outcome:
+    """A run that the harness itself failed: ERROR, never folded into FAIL. Of a Skip no more than its name is known."""
+    empty = skipped(Skip(scenario=spec.scenario, about=spec.about, reason=error))
+    failed = replace(
+        empty,
+        attempt=attempt,
+        verdict=Verdict(
+            status=Status.ERROR,
+            kind=None,
+            cause=Cause.DISK_FULL if disk_full else Cause.HARNESS_ERROR,
+            summary=error,
+        ),
+        expected=False,
+        dir=directory,
+        ended="see processes.jsonl",
+    )
+    if isinstance(spec, Skip):
+        return failed
+    return replace(
+        failed,
+        spec_hash=spec.spec_hash,
+        subject=spec.subject,
+        ranks=spec.ranks,
+        backend=spec.backend,
+        device=spec.device,
+        tags=spec.tags,
+        settings=_settings(spec),
+        chosen=spec.chosen,
+        criteria=criteria(spec.expect, spec.limits),
+        deepening=spec.deepening,
+    )
+
+
+def _settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
+    """The scenario's own, and the planted fault: a run with one is comparable only to a run with the same."""
+    planted = asdict(spec.fault) if spec.fault else {}
+    if not planted.get("parameters"):
+        planted.pop("value", None)  # it is theirs
+    fault = {f"fault.{key}": str(value) for key, value in planted.items() if value is not None}
+    return tuple(sorted({**dict(spec.settings), **fault}.items()))
+
+
+def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
+    traces = [rank.traces for rank in evidence.ranks]
+    if not traces or any(trace.missing is None for trace in traces):
+        return None
+    return tuple(sorted({name for trace in traces for name in trace.missing_parameters}))
+
+
+def _last_agreed(evidence: Evidence) -> str | None:
+    """None where a rank has no board: it may have left anything."""
+    boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board is not None}
+    call = last_agreed(boards) if len(boards) == len(evidence.ranks) else None
+    if call is None:
+        return None
+    of_step = f" in step {call.step}" if any(board.optimizer or board.steps_s for board in boards.values()) else ""
+    return f"{call.op}{at(call.place)}{of_step}"
+
+
+def _steps_done(rank: RankEvidence) -> int | None:
+    """Finished optimizer steps; None without a board, or an optimizer."""
+    if rank.board is None or not (rank.board.optimizer or rank.board.steps_s):
+        return None
+    return rank.board.steps_s[-1][0] if rank.board.steps_s else 0
+
+
+def _verdict(judgement: Judgement, diagnosis: Diagnosis, misses: Sequence[Finding]) -> Verdict:
+    if misses:
+        more = f" (and {len(misses) - 1} more)" if len(misses) > 1 else ""
+        return Verdict(status=Status.FAIL, kind=None, cause=Cause.EXPECTATION_MISSED, summary=misses[0].claim + more)
+    if judgement.status is Status.PASS:
+        return Verdict(status=Status.PASS, kind=None, cause=None, summary=judgement.shown or "")
+    kind = judgement.proof.kind if judgement.status is Status.HANG and judgement.proof else None
+    return Verdict(status=judgement.status, kind=kind, cause=diagnosis.cause, summary=diagnosis.findings[0].claim)
+
+
+def _phase(evidence: Evidence, culprit: Culprit | None) -> str | None:
+    marks = [
+        rank.board.training or rank.board.newest
+        for rank in evidence.ranks
+        if rank.board and rank.board.newest and (culprit is None or not culprit.ranks or rank.rank in culprit.ranks)
+    ]
+    return min(marks, key=lambda mark: mark.at_s).kind if marks else None
+
+
+def _victims(evidence: Evidence, culprit: Culprit | None) -> tuple[int, ...]:
+    if culprit is None or not culprit.ranks:
+        return ()
+    return tuple(rank.rank for rank in evidence.ranks if rank.rank not in culprit.ranks)
+
+
+def _timing(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Timing:
+    last = evidence.last_progress_s
+    failed_s = judgement.failures[0].at_s if judgement.failures else None
+    since = failed_s if failed_s is not None else _last_mark_s(evidence, culprit)
+    hangs = judgement.status is Status.HANG
+    return Timing(
+        launch_s=evidence.launch_s,
+        wall_s=evidence.ended_s + evidence.teardown_s,
+        quiet_s=evidence.ended_s - last if last is not None and hangs else None,
+        detected_s=evidence.ended_s - since if since is not None and judgement.status is not Status.PASS else None,
+        teardown_s=evidence.teardown_s,
+    )
+
+
+def _last_mark_s(evidence: Evidence, culprit: Culprit | None) -> float | None:
+    """As the last look saw it: a stopped rank that our own end of the run resumed has marked again since."""
+    ranks = culprit.ranks if culprit else ()
+    looked = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    boards = {
+        **{rank.rank: rank.board for rank in evidence.ranks},
+        **{rank.rank: rank.board for rank in looked if rank.board},
+    }
+    marks = [board.newest.at_s for rank, board in boards.items() if rank in ranks and board and board.newest]
+    return max(marks, default=None)
+
+
+def _usage(evidence: Evidence, metrics: Mapping[str, float]) -> Usage:
+    rss = [rank.peak_rss_bytes for rank in evidence.ranks if rank.peak_rss_bytes is not None]
+    gpu = [rank.peak_gpu_bytes for rank in evidence.ranks if rank.peak_gpu_bytes is not None]
+    return Usage(
+        peak_rss_bytes=max(rss, default=None),
+        peak_gpu_bytes=max(gpu, default=None),
+        tokens_per_s=metrics.get("tokens_per_s"),
+    )
+
+
+# As DDP prints them, in torch 2.11 and 2.13.
+_NAMED = (
+    re.compile(r"Parameters which did not receive grad for rank \d+: ([\w.]+(?:, [\w.]+)*)"),
+    re.compile(r"Parameter at index \d+ with name ([\w.]+) has been marked as ready twice"),
+)
+_SHOWN_NAMES = 3
+_FROM_THERE = "Start at that line: the stack of the failure has only the call of backward."
+_WHO_OWNS = "Look at the modules that own them: which of them does this step not use, or use twice?"
+
+
+def shown_deeper(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
+    """At most one finding a kind; none for an attempt that is no deepening."""
+    if spec.deepening is None:
+        return
+    # The first in time: what others print may follow from it.
+    ranks = sorted(evidence.ranks, key=_failed_at_s)
+    yield from list(filter(None, map(_forward, ranks)))[:1]
+    if spec.deepening.change == "names":
+        yield from list(filter(None, map(_parameters, ranks)))[:1]
+    if spec.deepening.change == "growth":
+        yield from list(filter(None, map(_grown, ranks)))[:1]
+
+
+def _failed_at_s(rank: RankEvidence) -> float:
+    at_s = rank.raised.at_s if rank.raised else None
+    return math.inf if at_s is None else at_s
+
+
+def _forward(rank: RankEvidence) -> Finding | None:
+    debugged = rank.debugged
+    frame = user_frame(debugged.frames) if debugged else None
+    if debugged is None or frame is None:
+        return None
+    place = Place(file=frame.file, line=frame.line, function=frame.function)
+    return _finding(rank, _forward_claim(debugged, frame, place), place, f"rank{rank.rank}/stderr.log", _FROM_THERE)
+
+
+def _forward_claim(debugged: Debugged, frame: Frame, place: Place) -> str:
+    where = f"{at(place)[4:]} in {frame.function}"
+    if debugged.recomputed:
+        instead = f"called {debugged.instead} instead" if debugged.instead else "did not reach it"
+        return f"the recomputation parts from the forward pass at {where}: {debugged.operation}, and it {instead}"
+    return f"the forward line is {where} ({debugged.operation})"
+
+
+def _parameters(rank: RankEvidence) -> Finding | None:
+    texts = [rank.raised.message if rank.raised else "", *rank.error_lines]
+    names = _names(texts)
+    if not names:
+        return None
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    noun = "parameter is" if len(names) == 1 else "parameters are"
+    place = Place(parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0]))
+    proof = rank.raised.proof if rank.raised else f"rank{rank.rank}/stderr.log"
+    return _finding(rank, f"the {noun} {shorten(', '.join(names[:_SHOWN_NAMES]))}{more}", place, proof, _WHO_OWNS)
+
+
+_MUCH_BYTES = 1 << 20
+
+
+def _grown(rank: RankEvidence) -> Finding | None:
+    """The line that made most of what is kept."""
+    most = next((one for one in rank.looks.grown if one.size_bytes >= _MUCH_BYTES), None) if rank.looks else None
+    if most is None:
+        return None
+    more = f"{bytes_text(most.size_bytes)} more live after step {most.last_step} than after step {most.first_step}"
+    claim = f"{more}, allocated{at(most.place)}"
+    return _finding(rank, claim, most.place, f"rank{rank.rank}/looks.jsonl", _LET_GO)
+
+
+_LET_GO = "Look for who keeps what this line makes: a list, a cache, a hook. Of a loss keep .item(), or .detach() it."
+
+
+def _names(texts: Sequence[str]) -> list[str]:
+    found = (match[1] for text in texts for pattern in _NAMED for match in pattern.finditer(text))
+    return list(dict.fromkeys(name for listed in found for name in listed.split(", ")))
+
+
+def _finding(rank: RankEvidence, claim: str, place: Place, proof: str, advice: str) -> Finding:
+    return explained(
+        Cause.DEEPENED, claim, ranks=(rank.rank,), place=place, seen=EvidenceKind.RECORD, proof=(proof,), advice=advice
+    ).finding

@@ -1,0 +1,109 @@
+"""How often a scenario is run, when a plan stops early, and what may run beside what."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.experiment.repeats import repetitions, with_flakiness
+from nsa_harness.core.report import Outcome, Status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What the command line says about attempts."""
+
+    repeat: int = 1  # attempts of each scenario, whatever they say
+    retries: int = 0  # further attempts while the last one is not as expected
+    maxfail: int | None = None  # scenarios not as expected after which nothing more is started
+
+
+ONCE = Policy()
+
+
+def another_wanted(policy: Policy, attempts: Sequence[Outcome]) -> bool:
+    """One more attempt of a scenario after these. An interrupted one said nothing, a deeper look is none."""
+    judged = [attempt for attempt in repetitions(attempts) if not interrupted(attempt)]
+    if len(judged) < policy.repeat:
+        return True
+    return len(judged) < policy.repeat + policy.retries and not as_expected(judged[-1])
+
+
+def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> bool:
+    """The limit of --maxfail is reached by these scenarios, each given by its attempts. One that goes on is open."""
+    if policy.maxfail is None:
+        return False
+    done = [attempts for attempts in scenarios if attempts and not another_wanted(policy, attempts)]
+    counting = [one for attempts in done for one in with_flakiness(attempts) if one.final]
+    return sum(not as_expected(one) for one in counting) >= policy.maxfail
+
+
+def as_expected(outcome: Outcome) -> bool:
+    """A SKIP is nobody's fault; an ERROR is no answer, whatever was expected."""
+    return outcome.expected and outcome.verdict.status is not Status.ERROR
+
+
+def interrupted(outcome: Outcome) -> bool:
+    return outcome.verdict.cause == Cause.INTERRUPTED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What one run takes of the machine."""
+
+    ranks: int
+    gpus: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What the machine has for all runs together. None is no limit."""
+
+    jobs: int | None  # runs at the same time
+    cores: int | None  # a core for each rank
+    gpus: int
+    memory_bytes: int | None
+
+
+def first_that_fits(waiting: Sequence[Load], running: Collection[Load], room: Room) -> int | None:
+    """The place in `waiting` of the first run that can start; None to wait. Alone, the first one always can."""
+    if not waiting:
+        return None
+    if not running:
+        return 0
+    if room.jobs is not None and len(running) >= room.jobs:
+        return None
+    return next((place for place, load in enumerate(waiting) if _fits([*running, load], room)), None)
+
+
+def _fits(loads: Sequence[Load], room: Room) -> bool:
+    cores = sum(load.ranks for load in loads)
+    memory_bytes = sum(load.memory_bytes for load in loads)
+    return (
+        (room.cores is None or cores <= room.cores)
+        and sum(load.gpus for load in loads) <= room.gpus
+        and (room.memory_bytes is None or memory_bytes <= room.memory_bytes)
+    )
+
+
+def side_by_side(load: Load, room: Room) -> tuple[int, str]:
+    """How many runs that take as much each fit at once, at least one, and what sets that bound; "" where nothing does.
+
+    A run with devices is bound by those and not by cores, which its ranks leave alone.
+    """
+    bounds = [] if room.jobs is None else [(room.jobs, "")]
+    if load.gpus:
+        bounds.append((room.gpus // load.gpus, "devices"))
+    elif room.cores is not None:
+        bounds.append((room.cores // load.ranks, "cores"))
+    if room.memory_bytes is not None and load.memory_bytes:
+        bounds.append((room.memory_bytes // load.memory_bytes, "memory"))
+    return min(((max(1, count), what) for count, what in bounds), default=(1, ""))
+
+
+def free_devices(taken: Collection[int], count: int, gpus: int) -> tuple[int, ...]:
+    """The first `count` of the `gpus` devices that nobody has taken; all of them when there are not enough."""
+    free = tuple(device for device in range(gpus) if device not in taken)[:count]
+    return free if len(free) == count else tuple(range(gpus))

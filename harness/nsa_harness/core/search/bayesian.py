@@ -1,0 +1,382 @@
+"""Noisy: the search among runs that fail only sometimes. Every answer is evidence, none is believed alone.
+
+What holds all of a culprit fails at one rate, anything else at a lower one. Neither is known: all that is asked tells
+of both. Their priors are beta distributions, so that what they make likely is known in full.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import lru_cache
+from itertools import accumulate
+from math import ceil, exp, lgamma, log, log2
+from operator import mul
+
+from nsa_harness.core.search.chain import Chain, beside, probes_at_worst
+from nsa_harness.core.search.edge import Unjudged
+from nsa_harness.core.search.probe_cache import BAD, GOOD, ProbeCache
+from nsa_harness.core.search.question import PROOFS, CountsAs, Purpose, Subset
+
+_FAILS = (1.0, 1.0)  # the prior of the higher rate: as much for failing as for passing, and any rate alike
+_PASSES = (0.25, 1.0)  # of the lower one: that of a program with nothing else wrong is nought
+_MOST_FUTURES = 8  # answers still out double the futures to weigh; the likeliest are enough to spread a round
+
+
+Runs = tuple[int, int]  # so many passed, so many failed
+
+
+class Belief:
+    """How likely each length of a chain is to be the first that fails, both rates unknown.
+
+    The last of one more than there are lengths: no set of the chain fails, since what was found before is not certain.
+    """
+
+    def __init__(self, chain: Chain, end: Subset, asked: Mapping[Subset, Runs]) -> None:
+        """`end` is known to fail more often than the empty set; both have been asked."""
+        self._chain = chain
+        edges = range(len(chain) + 1)
+        self._reached = [[0, 0] for _ in edges]  # runs, by edge, of sets that must fail then
+        self._before = [[0, 0] for _ in edges]  # of sets that must pass then
+        self._open = [0.0 for _ in edges]  # logarithm of the chance of runs of sets that may do either then
+        self._shares: list[float] | None = None
+        failing, passing = asked.get(end, (0, 0)), asked.get(frozenset(), (0, 0))
+        for subset, runs in asked.items():
+            inside = len(edges) if end <= subset else chain.longest_inside(subset)
+            either = (_log_marginal_after(runs, failing, _FAILS), _log_marginal_after(runs, passing, _PASSES))
+            self._note(inside, chain.shortest_around(subset), runs, _log_mean(*either))
+
+    def learn(self, point: int, counts_as: CountsAs) -> None:
+        """One more answer at a length of the chain."""
+        if counts_as in (GOOD, BAD):
+            self._note(point, point, (int(counts_as is GOOD), int(counts_as is BAD)), 0.0)
+
+    def edges(self) -> list[float]:
+        """The probability of each length, from 1 on, to be the first that fails; last, that none of the chain does."""
+        if self._shares is None:
+            weights = [
+                _log_marginal(reached[0], reached[1], _FAILS) + _log_marginal(before[0], before[1], _PASSES) + either
+                for reached, before, either in zip(self._reached, self._before, self._open, strict=True)
+            ]
+            most = max(weights)
+            shares = [exp(weight - most) for weight in weights]
+            total = sum(shares)
+            self._shares = [share / total for share in shares]
+        return self._shares
+
+    def likely(self, doubt: float) -> tuple[int, int]:
+        """The lengths between which it begins, but for so little: one that passes, one that fails."""
+        shares = list(accumulate(self.edges()))
+        low = sum(share <= doubt / 2 for share in shares)
+        high = 1 + sum(share < 1 - doubt / 2 for share in shares)
+        return low, min(high, len(self._chain))
+
+    def best(self, at_once: int, excluded: frozenset[int]) -> list[int]:
+        """The lengths that tell most of the edge when asked at the same time, no two of them alike.
+
+        Both ends of the chain are among them: where the rates are hardly known they may tell most.
+        """
+        futures = [(1.0, self)]
+        points = [k for k in range(len(self._chain) + 1) if k not in excluded]
+        chosen: list[int] = []
+        while points and len(chosen) < at_once:
+            futures = _futures(futures, chosen[-1]) if chosen else futures
+            worth = [(chance, belief.information()) for chance, belief in futures]
+            chosen.append(max(points, key=lambda point: sum(chance * bits[point] for chance, bits in worth)))
+            points.remove(chosen[-1])
+        return sorted(chosen)
+
+    def information(self) -> list[float]:
+        """Bits that asking each length tells of the edge, by length from 0: mutual information of edge and answer."""
+        rates = self._rates()
+        shares = self.edges()
+        bad = sum(share * lower for share, (_, lower) in zip(shares, rates, strict=True))
+        known = sum(share * _entropy(lower) for share, (_, lower) in zip(shares, rates, strict=True))
+        bits = [_entropy(bad) - known]
+        for share, (higher, lower) in zip(shares, rates, strict=True):
+            bad += share * (higher - lower)
+            known += share * (_entropy(higher) - _entropy(lower))
+            bits.append(_entropy(bad) - known)
+        return bits
+
+    def after(self, point: int) -> Iterator[tuple[float, Belief]]:
+        """How likely each answer at this length is, and what would be believed then."""
+        rates = [higher if edge <= point else lower for edge, (higher, lower) in enumerate(self._rates(), start=1)]
+        chance = sum(map(mul, self.edges(), rates))
+        for likely, counts_as in ((chance, BAD), (1 - chance, GOOD)):
+            then = copy(self)
+            then._reached, then._before = ([[*counts] for counts in side] for side in (self._reached, self._before))
+            then.learn(point, counts_as)
+            yield likely, then
+
+    def _rates(self) -> list[tuple[float, float]]:
+        """By edge, were it the one: how often what should fail does, and what should pass."""
+        pairs = zip(self._reached, self._before, strict=True)
+        return [
+            (_mean(reached[0], reached[1], _FAILS), _mean(before[0], before[1], _PASSES)) for reached, before in pairs
+        ]
+
+    def _note(self, inside: int, around: int, runs: Runs, either: float) -> None:
+        for edge in range(len(self._open)):
+            if edge < inside or edge >= around:
+                counts = self._reached[edge] if edge < inside else self._before[edge]
+                counts[0] += runs[0]
+                counts[1] += runs[1]
+            else:
+                self._open[edge] += either
+        self._shares = None
+
+
+def _futures(futures: Sequence[tuple[float, Belief]], point: int) -> list[tuple[float, Belief]]:
+    after = [(chance * likely, then) for chance, belief in futures for likely, then in belief.after(point)]
+    return sorted(after, key=lambda future: -future[0])[:_MOST_FUTURES]
+
+
+def _mean(goods: int, bads: int, prior: tuple[float, float]) -> float:
+    return (bads + prior[0]) / (goods + bads + prior[0] + prior[1])
+
+
+@lru_cache(maxsize=100_000)
+def _log_marginal(goods: int, bads: int, prior: tuple[float, float]) -> float:
+    """The logarithm of the chance of these very runs, whatever the rate is, but for a constant of the prior."""
+    return lgamma(bads + prior[0]) + lgamma(goods + prior[1]) - lgamma(goods + bads + prior[0] + prior[1])
+
+
+@lru_cache(maxsize=100_000)
+def _entropy(chance: float) -> float:
+    if chance <= 0 or chance >= 1:
+        return 0.0
+    return -chance * log2(chance) - (1 - chance) * log2(1 - chance)
+
+
+_PATIENCE = 8  # a search may need as many times its expected probes before it is given up
+_LEAST_TOLD = 0.05  # bits of a run: of rates closer together than those that tell so much no search is begun
+_MOST_REPEATS = 100  # of one set: a failure in one of twenty runs shows at least once with 99 %
+# Of an end that was judged before, one answer as expected is enough.
+_EXPECTED = {Purpose.RECHECK_GOOD: GOOD, Purpose.RECHECK_BAD: BAD}
+# What an answer rests on; that others of its size pass is why it is more than a number.
+_CLAIMS = (PROOFS | {Purpose.ELSEWHERE}) - {*_EXPECTED}
+_NEVER_CERTAIN = 0.999
+_TWICE = 2  # a point that could not be judged so often is left out
+
+
+class Unsettled(Exception):
+    """The answers do not settle the question; the message says why, `open` which units are left if that is known."""
+
+    def __init__(self, why: str, open_units: Subset = frozenset()) -> None:
+        super().__init__(why)
+        self.open_units = open_units
+
+
+class _Settled:
+    """Sets that are settled to fail or to pass, and what must fail or pass because of them."""
+
+    def __init__(self, failing: Subset, passing: Subset) -> None:
+        self.sets: dict[CountsAs, set[Subset]] = {BAD: {failing}, GOOD: {passing}}
+        # Of each set that was asked about: how many of those imply that it fails, and that it passes.
+        self._implied: dict[Subset, dict[CountsAs, int]] = {}
+
+    def add(self, subset: Subset, counts_as: CountsAs) -> None:
+        if subset in self.sets[counts_as]:
+            return
+        self.sets[counts_as].add(subset)
+        for other, implied in self._implied.items():
+            implied[counts_as] += _implies(subset, other, counts_as)
+
+    def must(self, other: Subset, counts_as: CountsAs, but: Subset | None) -> bool:
+        """Whether another one than `but` implies it."""
+        if other not in self._implied:
+            sides = self.sets.items()
+            self._implied[other] = {side: sum(_implies(one, other, side) for one in sets) for side, sets in sides}
+        itself = but in self.sets[counts_as] and _implies(but, other, counts_as)
+        return self._implied[other][counts_as] > itself
+
+
+def _implies(known: Subset, other: Subset, counts_as: CountsAs) -> bool:
+    """What holds a set that fails must fail, and a part of one that passes must pass."""
+    return known <= other if counts_as is BAD else other <= known
+
+
+class BayesianSearch:
+    """A judge that repeats until it is sure enough.
+
+    `sure` is the chance that every claim it was asked to prove holds, from all runs so far: of each, how much likelier
+    they are at the one rate than at the other.
+    """
+
+    def __init__(self, oracle: ProbeCache, end: Subset, doubt: float) -> None:
+        self._oracle = oracle
+        self._end = end
+        self._enough = 1 - doubt
+        self._claims: dict[Subset, CountsAs] = {}
+        self._known = _Settled(failing=end, passing=frozenset())
+
+    @property
+    def sure(self) -> float:
+        chance = 1.0
+        for subset, counts_as in self._claims.items():
+            chance *= self._chance(subset, counts_as)
+        return min(chance, _NEVER_CERTAIN)
+
+    @property
+    def rate(self) -> float:
+        """How often what was known to fail from the start did."""
+        passed, failed = self._runs(self._end)
+        return failed / max(passed + failed, 1)
+
+    def edge(self, chain: Chain, purpose: Purpose) -> int:
+        """The likeliest length of the first set that fails.
+
+        Raises Unsettled if no length becomes likely enough, Unjudged if what is neither good nor bad hides it.
+        """
+        asked = {subset: self._runs(subset) for subset in self._oracle.asked()}
+        belief = Belief(chain, self._end, asked)
+        bound = len(self._oracle.observations) + self._at_most(len(chain))
+        while max(belief.edges()) < self._enough:
+            points = self._points(chain, belief)
+            if not points or len(self._oracle.observations) >= bound:
+                raise Unsettled(f"the runs do not settle where it begins, at {self.rate:.0%} failing")
+            self._ask_at(chain, points, belief, purpose)
+        edges = belief.edges()
+        found = edges.index(max(edges)) + 1
+        if found > len(chain):
+            raise Unsettled("what was taken to fail does not when it is asked again", chain.at(len(chain)))
+        self._known.add(chain.at(found), BAD)
+        self._known.add(chain.at(found - 1), GOOD)
+        return found
+
+    def failed(self) -> Iterable[Subset]:
+        """What is settled to fail."""
+        return self._known.sets[BAD]
+
+    def each(
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
+    ) -> Iterator[CountsAs]:
+        """What each set counts as, repeated until that is sure enough; a proof is launched at least once more."""
+        for subset in subsets:
+            yield self._settled(subset, purpose, tuple(among), times)
+
+    def make_sure(self, confidence: float) -> None:
+        """Repeat what is least sure until all claims hold together at this confidence. Raises Unsettled."""
+        while self.sure < confidence:
+            chances = {subset: self._chance(subset, counts_as) for subset, counts_as in self._claims.items()}
+            weakest = min(chances, key=lambda subset: chances[subset])
+            if chances[weakest] < 0.5 or len(self._oracle.answers(weakest)) >= _MOST_REPEATS:
+                raise Unsettled("what was found does not hold when it is asked again", weakest)
+            purpose = Purpose.PROOF_BAD if self._claims[weakest] is BAD else Purpose.PROOF_GOOD
+            list(self._oracle.ask([weakest] * self._oracle.question.at_once, purpose, weakest))
+
+    def _settled(self, subset: Subset, purpose: Purpose, among: tuple[int, ...], least: int) -> CountsAs:
+        proof = purpose in PROOFS
+        old = len(self._oracle.answers(subset)) if proof else 0
+        while True:
+            beside = self._beside(subset)
+            answers = self._oracle.answers(subset)
+            fresh = answers[old:]
+            if (expected := _EXPECTED.get(purpose)) in fresh:
+                return expected
+            chances = {side: self._chance_beside(subset, side, beside) for side in (BAD, GOOD)}
+            counts_as = max(chances, key=lambda side: chances[side])
+            if chances[counts_as] >= self._enough and len(fresh) >= (least if proof else 0):
+                self._known.add(subset, counts_as)
+                if purpose in _CLAIMS:
+                    self._claims[subset] = counts_as
+                return counts_as
+            if fresh[:_TWICE].count(CountsAs.UNRESOLVED) == _TWICE:
+                return CountsAs.UNRESOLVED
+            if len(fresh) >= _MOST_REPEATS:
+                raise Unsettled(f"{_MOST_REPEATS} runs do not tell at which of both rates it fails", subset)
+            if not self._asked_an_end_first(subset, beside):
+                list(self._oracle.ask([subset] * self._oracle.question.at_once, purpose, among))
+
+    def _asked_an_end_first(self, subset: Subset, beside: tuple[Runs, Runs]) -> bool:
+        """Asks an end once more where fewer runs tell of its rate than of the set that is weighed by it."""
+        runs = sum(self._runs(subset))
+        ends = ((frozenset[int](), Purpose.CONTROL_GOOD, beside[1]), (self._end, Purpose.CONTROL_BAD, beside[0]))
+        for end, purpose, known in ends:
+            if subset != end and sum(known) < runs:
+                list(self._oracle.ask([end], purpose, self._end))
+                return True
+        return False
+
+    def _chance(self, subset: Subset, counts_as: CountsAs) -> float:
+        """That it counts so."""
+        return self._chance_beside(subset, counts_as, self._beside(subset))
+
+    def _chance_beside(self, subset: Subset, counts_as: CountsAs, beside: tuple[Runs, Runs]) -> float:
+        """By its own runs, weighed at the rates that those beside it show.
+
+        Of many sets that a search comes by, few fail: to be one of them is, unasked, as unlikely as there are units.
+        """
+        own, (failing, passing) = self._runs(subset), beside
+        for_bad = _log_marginal_after(own, failing, _FAILS) - _log_marginal_after(own, passing, _PASSES)
+        odds = for_bad - log(len(self._oracle.units)) if counts_as is BAD else -for_bad
+        return 1 / (1 + exp(min(-odds, 700.0)))
+
+    def _runs(self, subset: Subset) -> Runs:
+        return self._oracle.count(subset, GOOD), self._oracle.count(subset, BAD)
+
+    def _beside(self, subset: Subset | None) -> tuple[Runs, Runs]:
+        """The runs of all other sets that must fail, and of all that must pass, as far as that is settled."""
+        runs = {BAD: [0, 0], GOOD: [0, 0]}
+        for other in self._oracle.asked():
+            must = [side for side in runs if self._known.must(other, side, subset)]
+            if other != subset and len(must) == 1:
+                for place, counts_as in enumerate((GOOD, BAD)):
+                    runs[must[0]][place] += self._oracle.count(other, counts_as)
+        return (runs[BAD][0], runs[BAD][1]), (runs[GOOD][0], runs[GOOD][1])
+
+    def _ask_at(self, chain: Chain, points: Sequence[int], belief: Belief, purpose: Purpose) -> None:
+        likely = [k for k, share in enumerate(belief.edges()) if share > (1 - self._enough) / 10]
+        left = probes_at_worst(len(likely), self._oracle.question.at_once)
+        among = chain.order[min(likely) : max(likely) + 1]
+        subsets = [chain.at(point) for point in points]
+        answers = list(self._oracle.ask(subsets, purpose, among, ceil(left / max(self.rate, 0.01))))
+        for point, counts_as in zip(points, answers, strict=True):
+            belief.learn(point, counts_as)
+
+    def _points(self, chain: Chain, belief: Belief) -> list[int]:
+        """Where most is told; where it is likely to lie beside what is neither good nor bad, the borders of that."""
+        at_once, silent = self._oracle.question.at_once, self._given_up(chain)
+        # Only what was judged is a border: of many lengths that nobody can judge each one is unlikely by itself.
+        judged = [0, *self._lengths(chain, (GOOD, BAD)), len(chain)] if silent else [0, len(chain)]
+        after, upto = belief.likely(1 - self._enough)
+        low, high = max(one for one in judged if one <= after), min(one for one in judged if one >= upto)
+        between = [length for length in silent if low < length < high]
+        if not between:
+            return belief.best(at_once, silent)
+        if points := beside(low, high, between, at_once):
+            return points
+        self._known.add(chain.at(high), BAD)
+        self._known.add(chain.at(low), GOOD)
+        raise Unjudged(passing=chain.at(low), failing=chain.at(high))
+
+    def _given_up(self, chain: Chain) -> frozenset[int]:
+        times = Counter(self._lengths(chain, (CountsAs.DIFFERENT, CountsAs.UNRESOLVED)))
+        return frozenset(length for length, count in times.items() if count >= _TWICE)
+
+    def _lengths(self, chain: Chain, counted: Collection[CountsAs]) -> Iterator[int]:
+        """Of the chain, once for each time that one counted so."""
+        seen = (one.subset for one in self._oracle.observations if one.counts_as in counted)
+        return (length for length in map(chain.length_of, seen) if length is not None)
+
+    def _at_most(self, length: int) -> int:
+        """By what a run tells at best: a set that fails as often as it passes, at rates as they are known."""
+        failing, passing = self._beside(None)
+        higher, lower = _mean(*failing, _FAILS), _mean(*passing, _PASSES)
+        told = _entropy((higher + lower) / 2) - (_entropy(higher) + _entropy(lower)) / 2
+        bits = log2(length) + log2(1 / (1 - self._enough))
+        return ceil(_PATIENCE * bits / max(told, _LEAST_TOLD)) * self._oracle.question.at_once
+
+
+def _log_mean(one: float, other: float) -> float:
+    """Of two chances by their logarithms: the logarithm of their mean."""
+    most = max(one, other)
+    return most + log((exp(one - most) + exp(other - most)) / 2)
+
+
+def _log_marginal_after(own: Runs, others: Runs, prior: tuple[float, float]) -> float:
+    """The logarithm of the chance of these runs, after others at the same rate."""
+    both = (own[0] + others[0], own[1] + others[1])
+    return _log_marginal(*both, prior) - _log_marginal(*others, prior)

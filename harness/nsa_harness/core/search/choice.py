@@ -1,0 +1,199 @@
+"""Choice: of values of which just one is set at a time, which fail, and whether the value decides that at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+from nsa_harness.core.experiment.statistics import Separation, tries
+from nsa_harness.core.search.probe_cache import BAD, GOOD, ProbeCache
+from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, SearchAnswer, Subset
+
+_RAREST = 0.2  # a value that fails less often may be taken for one that passes
+_HALF = 0.5  # values that each failed so often in a row that half of their runs would have shown a pass
+_TWICE = 2  # more often than it could be judged: no value is asked on that could not be so often
+
+
+def among_values(oracle: ProbeCache) -> SearchAnswer:
+    """Each value by itself; where one ends both ways all are asked again, in turn, until their rates part.
+
+    Raises OutOfBudget.
+    """
+    values = tuple(oracle.everything)
+    if not oracle.question.flaky and (answer := _believed(oracle, values)):
+        return answer
+    proven = False
+    while (asked := _worth_asking(oracle, values)) and _least(oracle, asked) < most_rounds(oracle.question.confidence):
+        _ask(oracle, asked, Purpose.REPEAT)
+        answer = _weighed(oracle, values, _least(oracle, asked))
+        if answer is not None and not proven and answer.kind is AnswerKind.CHOICE:
+            proven = True
+            _prove(oracle, answer.items, [one for one in values if one not in (*answer.items, *answer.open)])
+            answer = _weighed(oracle, values, _least(oracle, asked))
+        if answer is not None:
+            return answer
+    bad, good, silent = _sorted(oracle, values)
+    if not bad:
+        return _nothing(oracle, good, silent)
+    return _parted(oracle, values) or _independent(oracle, values)
+
+
+def most_rounds(confidence: float) -> int:
+    """How often each value is asked at most: one that fails in a fifth of its runs has shown by then."""
+    return tries(_RAREST, confidence)
+
+
+def _believed(oracle: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
+    """Where each value ends one way only, in the search and in the proof; None where one does not."""
+    _ask(oracle, values, Purpose.EACH)
+    for _ in range(oracle.question.controls - 1):
+        if any(BAD in oracle.answers(_alone(value)) for value in values):
+            break
+        _ask(oracle, values, Purpose.EACH)
+    bad, good, silent = _sorted(oracle, values)
+    if not bad:
+        return _nothing(oracle, good, silent)
+    _prove(oracle, bad, good)
+    if any(len(set(_judged(oracle, value))) > 1 for value in values):
+        return None
+    return _depends(oracle, bad, good, silent, 1.0) if good else _each_fails(oracle, bad, silent)
+
+
+def _prove(oracle: ProbeCache, bad: Sequence[int], good: Sequence[int]) -> None:
+    for _ in range(oracle.question.repeat):
+        _ask(oracle, bad, Purpose.PROOF_BAD)
+        _ask(oracle, good, Purpose.PROOF_GOOD)
+
+
+def _weighed(oracle: ProbeCache, values: Sequence[int], rounds: int) -> SearchAnswer | None:
+    """What so many rounds have settled."""
+    bad, good, silent = _sorted(oracle, values)
+    if not bad:
+        return _nothing(oracle, good, silent) if rounds >= oracle.question.controls else None
+    if not good and all(GOOD not in oracle.answers(_alone(value)) for value in bad):
+        return _each_fails(oracle, bad, silent) if rounds >= tries(_HALF, oracle.question.confidence) else None
+    answer = _parted(oracle, values)
+    return answer if answer is not None and set(answer.open) <= set(silent) else None
+
+
+def _parted(oracle: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
+    """Those that fail more often than the one that fails least; None while no two of them differ."""
+    judged = [value for value in values if _judged(oracle, value)]
+    if len(judged) < 2:
+        return None
+    least, most = min(judged, key=lambda one: _rate(oracle, one)), max(judged, key=lambda one: _rate(oracle, one))
+    differ = {pair for pair in combinations(judged, 2) if _differ(oracle, pair, len(judged))}
+    bad = [one for one in judged if _pair(one, least) in differ]
+    good = [one for one in judged if one not in bad and _pair(one, most) in differ]
+    if not bad:
+        return None
+    open_ = [one for one in values if one not in (*bad, *good)]
+    return _depends(oracle, bad, good, open_, oracle.question.confidence)
+
+
+def _differ(oracle: ProbeCache, pair: tuple[int, int], values: int) -> bool:
+    """At the confidence of the question for all pairs together, which are looked at after every round."""
+    separation = Separation()
+    for first, second in zip(*(_judged(oracle, value) for value in pair), strict=False):
+        separation.learn(first is BAD, second is BAD)
+    pairs = values * (values - 1) // 2
+    return separation.shown(1 - (1 - oracle.question.confidence) / pairs)
+
+
+def _depends(
+    oracle: ProbeCache, bad: Sequence[int], good: Sequence[int], open_: Sequence[int], confidence: float
+) -> SearchAnswer:
+    seen = [counts_as for value in bad for counts_as in _judged(oracle, value)]
+    return SearchAnswer(
+        kind=AnswerKind.CHOICE,
+        items=tuple(sorted(bad)),
+        groups=tuple(map(_alone, bad)) if len(bad) > 1 else (),
+        confidence=confidence,
+        p_bad=seen.count(BAD) / len(seen) if GOOD in seen else None,
+        why="the others failed in another way, could not be judged, or lie in between" if open_ else "",
+        open=tuple(sorted(open_)),
+        passing=_alone(good[0]) if good else None,
+        failing=_alone(bad[0]),
+    )
+
+
+def _independent(oracle: ProbeCache, values: Sequence[int]) -> SearchAnswer:
+    seen = [counts_as for value in values for counts_as in _judged(oracle, value)]
+    return SearchAnswer(
+        kind=AnswerKind.INDEPENDENT,
+        confidence=oracle.question.confidence,
+        p_bad=seen.count(BAD) / len(seen),
+        why=f"{seen.count(BAD)} of {len(seen)} runs failed, and no value so much more often than another",
+        failing=next((_alone(value) for value in values if BAD in oracle.answers(_alone(value))), None),
+    )
+
+
+def _each_fails(oracle: ProbeCache, bad: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
+    times = sum(len(_judged(oracle, value)) for value in bad)
+    return SearchAnswer(
+        kind=AnswerKind.INDEPENDENT,
+        confidence=oracle.question.confidence,
+        why=f"each value that could be judged fails: {times} of {times} runs",
+        open=tuple(silent),
+        failing=_alone(bad[0]),
+    )
+
+
+def _nothing(oracle: ProbeCache, good: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
+    if silent or not good:
+        return SearchAnswer(
+            kind=AnswerKind.UNDECIDED,
+            confidence=0.0,
+            why="no value fails in the way sought, and some could not be judged or fail in another way",
+            open=tuple(silent),
+            passing=_alone(good[0]) if good else None,
+        )
+    times = min(len(_judged(oracle, value)) for value in good)
+    return SearchAnswer(
+        kind=AnswerKind.NONE,
+        confidence=oracle.question.confidence,
+        why=f"each value passed {times} of {times}: never seen failing",
+        passing=_alone(good[0]),
+    )
+
+
+def _worth_asking(oracle: ProbeCache, values: Sequence[int]) -> list[int]:
+    """Not one that could more often not be judged than that it could."""
+    counts = {one: (len(oracle.answers(_alone(one))), len(_judged(oracle, one))) for one in values}
+    return [one for one, (asked, judged) in counts.items() if asked - judged < judged + _TWICE]
+
+
+def _least(oracle: ProbeCache, values: Sequence[int]) -> int:
+    return min(len(_judged(oracle, value)) for value in values)
+
+
+def _sorted(oracle: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
+    """Those that failed as sought at least once, those that only passed, and those of which nothing is known."""
+    bad: list[int] = []
+    good: list[int] = []
+    silent: list[int] = []
+    for value in values:
+        judged = _judged(oracle, value)
+        (bad if BAD in judged else good if judged else silent).append(value)
+    return bad, good, silent
+
+
+def _ask(oracle: ProbeCache, values: Sequence[int], purpose: Purpose) -> None:
+    list(oracle.ask([_alone(value) for value in values], purpose, oracle.everything))
+
+
+def _judged(oracle: ProbeCache, value: int) -> list[CountsAs]:
+    return [counts_as for counts_as in oracle.answers(_alone(value)) if counts_as in (GOOD, BAD)]
+
+
+def _rate(oracle: ProbeCache, value: int) -> float:
+    judged = _judged(oracle, value)
+    return judged.count(BAD) / len(judged)
+
+
+def _alone(value: int) -> Subset:
+    return frozenset({value})
+
+
+def _pair(one: int, other: int) -> tuple[int, int]:
+    return min(one, other), max(one, other)

@@ -1,0 +1,197 @@
+"""Effort: what a search takes in probes, stage by stage at worst, and case by case of what it may find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+from nsa_harness.core.experiment.statistics import Separation, tries
+from nsa_harness.core.search.chain import beside_at_worst, depth, probes_at_worst
+from nsa_harness.core.search.choice import most_rounds
+from nsa_harness.core.search.plan import HALF, SEEN_FAILING, SEEN_PASSING, with_half_the_doubt
+from nsa_harness.core.search.probe_cache import units
+from nsa_harness.core.search.question import QuestionKind, SearchQuestion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """How a search may go, and what that takes."""
+
+    name: str
+    probes: int
+    more: bool = False  # each time, to those of the case before
+    about: bool = False  # expected, not the most that it can be: of runs that fail only sometimes
+    fails: float = 0.5  # the share of its probes that fail, roughly: they may take longer
+
+
+_FLAKY = (("half", 0.5), ("a fifth", 0.2))
+
+
+def cases(question: SearchQuestion) -> tuple[Case, ...]:
+    """Each answer that a search may come to, with the probes to it and its proof."""
+    nothing = Case(name="the bad end never fails", probes=question.baseline + question.controls, fails=0.0)
+    if question.kind is QuestionKind.CHOICE:
+        values = len(units(question))
+        nothing = Case(name="no value ever fails", probes=values * question.controls, fails=0.0)
+        once = Case(name="each value fails always or never", probes=at_most(worst_case(question)))
+        some = Case(name="values fail sometimes", probes=values * most_rounds(question.confidence))
+        return (nothing, some) if question.flaky else (nothing, once, some)
+    answers = _ordered_cases(question) if question.kind is QuestionKind.ORDERED else _set_cases(question)
+    flaky = (
+        Case(name=f"it fails in {words} of its runs", probes=_flaky(question, rate), about=True, fails=rate / 2)
+        for words, rate in _FLAKY
+    )
+    return nothing, *answers, *flaky
+
+
+def _ordered_cases(question: SearchQuestion) -> tuple[Case, ...]:
+    return (Case(name="there is a threshold", probes=at_most(worst_case(question))),)
+
+
+def _set_cases(question: SearchQuestion) -> tuple[Case, ...]:
+    stages = {stage.name: stage.probes for stage in worst_case(question)}
+    whole = at_most(worst_case(question))
+    ranges = question.kind is QuestionKind.RANGE
+    # One prefix search, the item by itself, whether another item does as well, both proofs.
+    proofs = _to_fail(question) + (1 + ranges) * max(question.repeat, SEEN_PASSING)
+    alone = stages["controls"] + stages["right edge"] + 2 + proofs + stages["controls again"]
+    one = Case(name="one alone is enough", probes=min(alone, whole))
+    if len(units(question)) == 1:
+        return (one,)
+    if ranges:
+        return (
+            one,
+            Case(name="all of a range together", probes=whole),
+            Case(name="each more range that is enough by itself", probes=stages["next range"], more=True),
+            Case(name="only the length counts", probes=whole + stages["sizes"]),
+        )
+    return (
+        one,
+        Case(name="two or a range together", probes=whole),
+        Case(name="each more of those together", probes=stages["next member"], more=True),
+        Case(name="each more that is enough by itself", probes=stages["next culprit"], more=True),
+        Case(name="only the number counts", probes=whole + stages["sizes"]),
+    )
+
+
+def _flaky(question: SearchQuestion, rate: float) -> int:
+    """Expected where what should fail does so at that rate, the bad end was seen to, and what should pass passes.
+
+    Until both ends differ, then the bits of one place among all and of the doubt that may be left, by what a run tells
+    (the capacity of a Z-channel), then each proof until a failure would have shown: of a set also of an item by itself.
+    """
+    ends = 2 * _pairs_until_shown(rate, question.confidence)
+    doubt = (1 - question.confidence) / 2
+    bits = log2(len(units(question))) + log2(1 / doubt) / 2
+    proofs = ceil(1 / rate) + tries(rate, question.confidence)
+    proofs *= 1 if question.kind is QuestionKind.ORDERED else 2
+    return ceil(ends + bits / _bits_a_run(rate) + proofs)
+
+
+def _bits_a_run(rate: float) -> float:
+    silent = 1 - rate
+    return log2(1 + rate * silent ** (silent / rate))
+
+
+def _pairs_until_shown(rate: float, confidence: float) -> int:
+    ends = Separation()
+    while not ends.shown(confidence):
+        ends.learn(int((ends.pairs + 1) * rate) > int(ends.pairs * rate), False)
+    return ends.pairs
+
+
+_SHAPES = 4  # alone, ends only, without middle, elsewhere
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """`only_if` is empty for what every search may take, else the case that takes this much more each time."""
+
+    name: str
+    probes: int
+    only_if: str = ""
+
+
+def worst_case(question: SearchQuestion) -> tuple[Stage, ...]:
+    """For answers that hold: runs that turn out flaky or contradict each other take more."""
+    return _STAGES[question.kind](question)
+
+
+def at_most(parts: tuple[Stage, ...]) -> int:
+    """Without the parts that only some searches come to."""
+    return sum(part.probes for part in parts if not part.only_if)
+
+
+def _choice(question: SearchQuestion) -> tuple[Stage, ...]:
+    values = len(units(question))
+    if question.flaky:
+        return (Stage(name="until the rates part", probes=values * most_rounds(question.confidence)),)
+    return (Stage(name="each value", probes=values), Stage(name="proof", probes=values * question.repeat))
+
+
+def _ordered(question: SearchQuestion) -> tuple[Stage, ...]:
+    gallop = depth(question.items) + 1 if question.unbounded else 0
+    return (
+        Stage(name="controls", probes=question.baseline + (0 if gallop else 1)),
+        *([Stage(name="gallop", probes=gallop)] if gallop else []),
+        Stage(name="edge", probes=probes_at_worst(question.items, question.at_once)),
+        Stage(name="proof", probes=_to_fail(question) + max(question.repeat, tries(0.5, question.confidence) - 1)),
+        Stage(name="controls again", probes=2),
+        Stage(
+            name="borders",
+            probes=beside_at_worst(question.items, question.at_once),
+            only_if="another failure hides where it begins",
+        ),
+    )
+
+
+def _to_fail(question: SearchQuestion) -> int:
+    return max(question.repeat, SEEN_FAILING)
+
+
+def _set(question: SearchQuestion) -> tuple[Stage, ...]:
+    total = len(units(question))
+    right = probes_at_worst(total, question.at_once)
+    left = probes_at_worst(max(total - 1, 1), question.at_once)
+    sample = tries(HALF, with_half_the_doubt(question))
+    # Each member of few is dropped more than once, of many a sample and both ends.
+    needed = max((members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0)
+    proof = _to_fail(question) + max(question.repeat, SEEN_PASSING) + needed
+    return (
+        Stage(name="controls", probes=question.baseline + 1),
+        Stage(name="right edge", probes=right),
+        Stage(name="left edge", probes=left),
+        Stage(name="shape", probes=_SHAPES),
+        Stage(name="proof", probes=proof),
+        Stage(name="controls again", probes=2),
+        Stage(name="sizes", probes=2 * sample, only_if="only the number may count"),
+        Stage(name="next culprit", probes=right + left + _SHAPES + proof, only_if="there are several"),
+        Stage(name="next member", probes=right + 1 + needed, only_if="more than two interact"),
+    )
+
+
+def _range(question: SearchQuestion) -> tuple[Stage, ...]:
+    right = probes_at_worst(question.items, question.at_once)
+    left = probes_at_worst(max(question.items - 1, 1), question.at_once)
+    sample = tries(HALF, with_half_the_doubt(question))
+    ends = 2 * -(-sample // 2) if question.items > 1 else 0  # both are dropped, more than once each
+    # Itself, and what lies before its last and behind its first.
+    proof = _to_fail(question) + 2 * max(question.repeat, SEEN_PASSING) + ends
+    return (
+        Stage(name="controls", probes=question.baseline + 1),
+        Stage(name="right edge", probes=right),
+        Stage(name="left edge", probes=left),
+        Stage(name="shape", probes=2),
+        Stage(name="proof", probes=proof),
+        Stage(name="controls again", probes=2),
+        Stage(name="sizes", probes=2 * sample, only_if="only the number may count"),
+        Stage(name="next range", probes=right + left + 1 + proof, only_if="there are several"),
+    )
+
+
+_STAGES = {
+    QuestionKind.SET: _set,
+    QuestionKind.ORDERED: _ordered,
+    QuestionKind.RANGE: _range,
+    QuestionKind.CHOICE: _choice,
+}

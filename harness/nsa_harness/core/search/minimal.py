@@ -1,0 +1,259 @@
+"""Minimal: from everything that fails to a smallest part that does: one item, a range, an interaction, a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd
+from typing import Protocol
+
+from nsa_harness.core.search.chain import Chain
+from nsa_harness.core.search.probe_cache import BAD, GOOD, ProbeCache, together
+from nsa_harness.core.search.question import CountsAs, Purpose, Subset
+
+
+class Literal:
+    """A judge of sets that draws no conclusion and asks always."""
+
+    sure = 1.0
+    rate = None
+
+    def __init__(self, oracle: ProbeCache) -> None:
+        self._oracle = oracle
+
+    def each(
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
+    ) -> Iterator[CountsAs]:
+        for subset in subsets:
+            yield together(list(self._oracle.ask([subset] * times, purpose, among)))
+
+
+_MOST_OTHERS = 24  # probes that end in another failure than the one sought: that failure is not to be searched
+
+
+def ddmin(oracle: ProbeCache, failing: Subset) -> FailingSet:
+    """Without any one of its members it no longer fails, each asked for itself; `unjudged` where that said nothing.
+
+    At worst the square of the size in probes; what was asked before is not asked again. Where too many of them end in
+    another failure, what was found until then is left, all of it unjudged.
+    """
+    others = _Others(oracle)
+    parts = 2
+    while len(failing) > 1 and not others.too_many:
+        smaller, parts = _step(oracle, failing, min(parts, len(failing)), others)
+        if smaller is None:
+            break
+        failing = smaller
+    return FailingSet(members=failing, unjudged=failing if others.too_many else _unjudged(oracle, failing))
+
+
+class _Others:
+    """Counts the probes from here on that fail in another way."""
+
+    def __init__(self, oracle: ProbeCache) -> None:
+        self._oracle, self._before = oracle, len(oracle.observations)
+
+    @property
+    def too_many(self) -> bool:
+        since = self._oracle.observations[self._before :]
+        return sum(one.counts_as is CountsAs.DIFFERENT for one in since) >= _MOST_OTHERS
+
+
+def _step(oracle: ProbeCache, failing: Subset, parts: int, others: _Others) -> tuple[Subset | None, int]:
+    """A smaller failing set or the same one, and into how many parts to cut it next; None when nothing is left."""
+    cut = _cut(failing, parts)
+    if (part := _first_failing(oracle, cut, failing, others)) is not None:
+        return part, 2
+    if (rest := _first_failing(oracle, [failing - part for part in cut], failing, others)) is not None:
+        return rest, max(parts - 1, 2)
+    return (failing, 2 * parts) if parts < len(failing) else (None, parts)
+
+
+def _first_failing(oracle: ProbeCache, subsets: list[Subset], among: Subset, others: _Others) -> Subset | None:
+    answers = oracle.once(subsets, Purpose.REDUCE, among)
+    for subset in subsets:
+        if others.too_many:
+            break
+        if next(answers) is BAD:
+            return subset
+    return None
+
+
+def _cut(failing: Subset, parts: int) -> list[Subset]:
+    """Neighbours stay together: what interacts often stands side by side."""
+    ordered = sorted(failing)
+    bounds = [len(ordered) * i // parts for i in range(parts + 1)]
+    return [frozenset(ordered[start:stop]) for start, stop in pairwise(bounds)]
+
+
+def _unjudged(oracle: ProbeCache, members: Subset) -> Subset:
+    without = [members - {member} for member in sorted(members)]
+    answers = oracle.once(without, Purpose.DROP_ONE, members)
+    return frozenset(member for member, answer in zip(sorted(members), answers, strict=True) if answer is not GOOD)
+
+
+_PASSES_AGAIN = 3  # in all
+
+
+class SetJudge(Protocol):
+    """Who says what sets count as: at once and for good, or after repeating."""
+
+    @property
+    def sure(self) -> float: ...  # of the claims proven so far
+    @property
+    def rate(self) -> float | None: ...  # how often what should fail does; None: always
+    def each(
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
+    ) -> Iterator[CountsAs]: ...  # each told at least so many times
+
+
+class Judge(SetJudge, Protocol):
+    """Who also finds where a chain begins to fail."""
+
+    def edge(self, chain: Chain, purpose: Purpose) -> int: ...
+    def failed(self) -> Iterable[Subset]: ...  # what is known to fail so far
+    def make_sure(self, confidence: float) -> None: ...  # of all claims proven so far together
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailingSet:
+    """Units that fail together. `sampled`: of so many members only some were dropped; `unjudged`: that said nothing."""
+
+    members: Subset
+    sampled: bool = False
+    unjudged: Subset = frozenset()
+
+
+def ask(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> CountsAs:
+    return next(judge.each([subset], purpose, among or subset, times))
+
+
+def fails(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> bool:
+    return ask(judge, subset, purpose, among, times) is CountsAs.BAD
+
+
+def standing_out(judge: Judge, pool: tuple[int, ...]) -> Subset:
+    """What fails within a pool that fails: from its first set of prefixes that does, cut off what is not needed.
+
+    One item is decided first, then both ends: to reduce a wide range item by item is dear.
+    """
+    span = stretch(judge, pool)
+    return _inside(judge, span) if len(span) > 1 else frozenset(span)
+
+
+def stretch(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
+    """The neighbours in a pool that fails, from the last one needed back to the first: an item alone, or both ends."""
+    right = judge.edge(Chain(base=frozenset(), order=pool), Purpose.RIGHT_EDGE)
+    last = frozenset({pool[right - 1]})
+    if right == 1 or fails(judge, last, Purpose.ALONE, pool[:right]):
+        return pool[right - 1 : right]
+    left = right - 1 - judge.edge(Chain(base=last, order=pool[: right - 1][::-1]), Purpose.LEFT_EDGE)
+    return pool[left:right]
+
+
+def _inside(judge: Judge, span: tuple[int, ...]) -> Subset:
+    """Both ends of the span are needed; is what lies between?"""
+    ends = frozenset({span[0], span[-1]})
+    if fails(judge, ends, Purpose.ENDS_ONLY, span):
+        return ends
+    quarter = len(span) // 4 or 1
+    outer = frozenset(span[:quarter] + span[-quarter:])
+    if fails(judge, outer, Purpose.WITHOUT_MIDDLE, span):
+        return reduced(judge, outer, ends)
+    return frozenset(span)
+
+
+def reduced(judge: Judge, failing: Subset, needed: Subset) -> Subset:
+    """A smallest part of a failing set that fails. Each pass finds one more member and keeps it on."""
+    while needed != failing and not fails(judge, needed, Purpose.REDUCE, failing):
+        order = tuple(sorted(failing - needed))
+        edge = judge.edge(Chain(base=needed, order=order), Purpose.REDUCE)
+        failing = needed | frozenset(order[:edge])
+        needed |= {order[edge - 1]}
+    return needed
+
+
+def minimal(judge: Judge, members: Subset, sample: int) -> FailingSet:
+    """Each member is dropped; of more than `sample` between the ends only so many. Whoever fails without, shrinks.
+
+    Of few members each is dropped more than once: a flaky run that passed by chance made one look needed.
+    """
+    while len(members) > 1:
+        dropped = _dropped(members, sample)
+        spare, kept, unjudged = first_spare(judge, members, dropped, -(-sample // len(dropped)))
+        if spare is None:
+            return FailingSet(members=members, sampled=len(dropped) < len(members), unjudged=unjudged)
+        members = reduced(judge, members - {spare}, kept)
+    return FailingSet(members=members)
+
+
+def first_spare(
+    judge: SetJudge, members: Subset, dropped: Sequence[int], times: int
+) -> tuple[int | None, Subset, Subset]:
+    """The first member without which it still fails, those that are needed, and those of which nothing is known."""
+    without = [members - {member} for member in dropped]
+    kept, unjudged = set[int](), set[int]()
+    answers = judge.each(without, Purpose.DROP_ONE, members, times)
+    for member, counts_as in zip(dropped, answers, strict=True):
+        if counts_as is CountsAs.BAD:
+            return member, frozenset(kept), frozenset()
+        (kept if counts_as is CountsAs.GOOD else unjudged).add(member)
+    return None, frozenset(kept), frozenset(unjudged)
+
+
+def _dropped(members: Subset, sample: int) -> list[int]:
+    """The middle first: that a range has both its ends the search has shown already."""
+    first, *between, last = sorted(members)
+    step = max(len(between) / sample, 1.0)
+    return [*(between[int(step * i + step / 2)] for i in range(min(sample, len(between)))), first, last]
+
+
+def only_the_number(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
+    """Whether it matters how many are on, not which.
+
+    Only asked of the first so many: whatever they are, a search by prefixes ends there if only the number counts.
+    """
+    return members == frozenset(among[: len(members)]) and _any_so_many(judge, members, among, sample)
+
+
+def others_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
+    """The same of any set of several, once it is as small as it gets: one look at another set, before more is asked."""
+    other = next(iter(_others(members, among, 1)), None)
+    if len(members) == 1 or other is None or not fails(judge, other, Purpose.ELSEWHERE, among):
+        return False
+    return _any_so_many(judge, members, among, sample)
+
+
+def _any_so_many(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
+    """Other sets of the size all fail, those one smaller all pass."""
+    others = _others(members, among, sample)
+    smaller = _scattered(among, len(members) - 1, sample) if len(members) > 1 else []
+    return (
+        bool(others)
+        and _fails_after_all(judge, others[0], Purpose.ELSEWHERE, among)
+        and all(_fails_after_all(judge, other, Purpose.AS_MANY, among) for other in others[1:])
+        and all(answer is CountsAs.GOOD for answer in judge.each(smaller, Purpose.ONE_FEWER, among))
+    )
+
+
+def _others(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset]:
+    """Of that size, but for all there are."""
+    if len(members) == len(among):
+        return []
+    return [other for other in _scattered(among, len(members), sample + 1) if other != members][:sample]
+
+
+def _fails_after_all(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:
+    """One that passes makes the answer another: it is asked again, for a flaky run passes by chance."""
+    return fails(judge, subset, purpose, among) or fails(judge, subset, purpose, among, times=_PASSES_AGAIN)
+
+
+def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
+    """Different sets of one size, spread over all: no few items, no range can be in each of them."""
+    total = len(among)
+    stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if gcd(step, total) == 1)
+    turned = [among[(1 + i * stride) % total] for i in range(total)]
+    starts = [(start * max(total // sample, 1)) % total for start in range(total)]
+    sets = [frozenset((turned + turned)[start : start + count]) for start in starts]
+    return list(dict.fromkeys(sets))[:sample]

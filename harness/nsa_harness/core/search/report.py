@@ -1,0 +1,94 @@
+"""A bisection as every report shows it: what was asked, each probe, the answer, and the two commands that prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nsa_harness.core.experiment.signature import Signature
+from nsa_harness.core.report import HangKind, MachineFacts, Place
+from nsa_harness.core.search.question import CountsAs, Purpose, SearchAnswer, Spans, Subset, places_in
+from nsa_harness.core.search.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeReport:
+    """One probe: what was asked of which configuration, and what it showed."""
+
+    n: int  # from 1, in the order asked
+    subset: Spans  # places in Subject.items, switched on
+    purpose: Purpose
+    open: tuple[int, int]  # the items that were still open before it, half-open
+    left: int  # probes still to come at most, when it was asked
+    in_full: bool  # asked under torchrun: no fork can answer for it
+    launcher: str  # torchrun, fork or plain; none where it could not be launched
+    verdict: str | None  # None: it could not be launched, or was ended early
+    kind: HangKind | None
+    cause: str | None
+    summary: str  # one sentence; for a configuration that cannot be launched, why
+    place: Place | None
+    culprits: tuple[int, ...]  # ranks
+    phase: str | None
+    counts_as: CountsAs
+    wall_s: float
+    longest_quiet_s: float | None  # of any rank; None: not observed
+    dir: str | None  # of the attempt, relative to the run directory
+    spec_hash: str | None
+    early: bool = False  # ended before a verdict: in a wait that was proven in full before; it counts as bad
+    started_s: float | None = None  # on the clock of the search, which stands between its sessions; None: not kept
+    step_s: float | None = None  # of the rank that takes longest; None: not asked, or fewer than two steps were done
+
+    @property
+    def places(self) -> Subset:
+        return places_in(self.subset)
+
+    @property
+    def launched(self) -> bool:
+        return self.verdict is not None or self.early
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """As typed from the working directory; None where there is no such configuration."""
+
+    bad: str | None
+    good: str | None
+    alone: str | None  # the bad one without the harness: torchrun and a script in repro/
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchDetail:
+    """What stands below "detail" in bisect.json."""
+
+    run_id: str
+    harness: str  # version
+    machine: MachineFacts
+    command: str  # as typed
+    scenario: str
+    what: str  # "2 ranks · gloo · shape ci (12 layers, dim 128, T 256, fp32)"
+    subject: Subject
+    search_probes: int  # of the probes: without controls and proofs
+    wall_s: float  # of all probes
+    interrupted: bool
+    notes: tuple[str, ...]  # choices made on the user's behalf, said aloud
+    not_covered: tuple[str, ...]
+    answer: SearchAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectReport(SearchDetail):
+    signature: Signature | None  # None until a failure was seen
+    probes: tuple[ProbeReport, ...]
+    commands: Commands
+    floor_probes: int  # what an oracle would need: log2 of the answers that were possible
+
+    @property
+    def elapsed_s(self) -> float:
+        """As people waited, from the first probe's start to the last one's end, however many ran side by side."""
+        started = [one.started_s for one in self.probes if one.started_s is not None]
+        return ended_s(self.probes) - min(started) if len(started) == len(self.probes) > 0 else self.wall_s
+
+
+def ended_s(probes: Iterable[ProbeReport]) -> float:
+    """Where the clock of a search stands after these probes."""
+    return max((one.started_s + one.wall_s for one in probes if one.started_s is not None), default=0.0)

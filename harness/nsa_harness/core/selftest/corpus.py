@@ -1,0 +1,329 @@
+"""The corpus of faults: programs that carry a label each, and what a report says against it.
+
+A program ends in its fault when its first word is `fault`, and takes the same path to a good end when it is `healthy`.
+Its label is a literal at the top; the line that is to blame ends in the comment of MARKER.
+"""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+
+from nsa_harness.core.diagnosis.confidence import CERTAIN
+from nsa_harness.core.report import Outcome, Place, Status
+from nsa_harness.core.selftest.selftest import Score, scores
+
+MARKER = "# to blame"
+LINES_OFF = 2  # a line named this close to the marked one is right
+FAULT, HEALTHY = "fault", "healthy"
+_LABEL = "LABEL"
+_KEYS = frozenset(
+    {"ranks", "verdict", "kind", "cause", "culprit", "step", "limits", "twin", "words", "env", "needs", "repeat"}
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Label:
+    """What a program is, and what is due. `culprit` empty: no rank is to blame; `line` None: there is none to name."""
+
+    name: str
+    about: str
+    verdict: str
+    ranks: int = 2
+    kind: str | None = None
+    cause: str | None = None
+    culprit: tuple[int, ...] = ()
+    line: int | None = None
+    step: int | None = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    words: tuple[str, ...] = ()  # behind `fault` or `healthy`
+    env: Mapping[str, str] = field(default_factory=dict)
+    twin: bool = True  # it can be healthy
+    needs: tuple[str, ...] = ()  # what the machine must have: "root", "gpu"
+    repeat: int = 1  # attempts, for a fault that shows only in some of them
+
+    @property
+    def control(self) -> bool:
+        """A program with nothing wrong, however odd it looks."""
+        return self.verdict == Status.PASS and self.cause is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One program, with its fault or without."""
+
+    label: Label
+    healthy: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.label.name}_healthy" if self.healthy else self.label.name
+
+    @property
+    def sound(self) -> bool:
+        """Nothing is wrong with it: it must pass, and nothing may be said against it."""
+        return self.healthy or self.label.control
+
+    @property
+    def due(self) -> str:
+        return Status.PASS if self.sound else self.label.verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialResult:
+    """What a report says of a trial, as far as a label can tell. `wrong` names the parts that differ."""
+
+    trial: Trial
+    verdict: str
+    kind: str | None
+    cause: str | None
+    culprit: tuple[int, ...]
+    file: str | None
+    line: int | None
+    step: int | None
+    confidence: float | None
+    detected_s: float | None
+    wall_s: float
+    wrong: tuple[str, ...] = ()
+
+
+def read_label(name: str, text: str) -> Label:
+    """The label in a program's text. Raises ValueError, which names the program and the mistake."""
+    try:
+        tree = ast.parse(text)
+        assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+        (literal,) = (one.value for one in assigned if [ast.unparse(target) for target in one.targets] == [_LABEL])
+        given = ast.literal_eval(literal)
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"{name}: a program of the corpus has one literal {_LABEL} at its top: {error}") from None
+    if not isinstance(given, dict) or "verdict" not in given:
+        raise ValueError(f"{name}: {_LABEL} is a dict with a verdict")
+    if unknown := sorted(set(given) - _KEYS):
+        raise ValueError(f"{name}: {_LABEL} does not know {', '.join(unknown)}; known: {', '.join(sorted(_KEYS))}")
+    marked = [number for number, line in enumerate(text.splitlines(), start=1) if line.rstrip().endswith(MARKER)]
+    if len(marked) > 1:
+        raise ValueError(f"{name}: {MARKER!r} ends lines {marked}; one line is to blame")
+    about = (ast.get_docstring(tree) or "").partition("\n")[0]
+    sequences = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    twin = given.get("twin", given["verdict"] != Status.PASS or given.get("cause") is not None)
+    return Label(**{**sequences, "name": name, "about": about, "line": marked[0] if marked else None, "twin": twin})
+
+
+def trials(labels: Sequence[Label]) -> tuple[Trial, ...]:
+    """Each fault followed by its twin."""
+    return tuple(
+        Trial(label=label, healthy=healthy)
+        for label in labels
+        for healthy in (False, True)
+        if not healthy or label.twin
+    )
+
+
+def trial_result(trial: Trial, outcome: Outcome) -> TrialResult:
+    """What the report says, and which parts of it differ from what is due."""
+    cause, place, ranks, confidence = _blamed(trial, outcome)
+    said = TrialResult(
+        trial=trial,
+        verdict=outcome.verdict.status,
+        kind=outcome.verdict.kind,
+        cause=cause,
+        culprit=ranks,
+        file=place.file if place else None,
+        line=place.line if place else None,
+        step=outcome.culprit.step if outcome.culprit else None,
+        confidence=confidence,
+        detected_s=outcome.timing.detected_s,
+        wall_s=outcome.timing.wall_s,
+    )
+    return replace(said, wrong=_wrong(trial, said))
+
+
+def trial_line(one: TrialResult, width: int) -> str:
+    """One line: the program, what was said of it, and what of that is wrong."""
+    said = " ".join(filter(None, [one.verdict, one.cause]))
+    line = f"{'WRONG' if one.wrong else 'right'}  {one.trial.name:<{width}}  {said}   {one.wall_s:.1f} s"
+    if not one.wrong:
+        return line
+    label = one.trial.label
+    expected = _shown(label.verdict, label.cause, label.culprit, label.line, label.step)
+    said = _shown("said", None, one.culprit, one.line, one.step)
+    return f"{line}   {said}, due {one.trial.due if one.trial.sound else expected}; differs in {', '.join(one.wrong)}"
+
+
+def _blamed(trial: Trial, outcome: Outcome) -> tuple[str | None, Place | None, tuple[int, ...], float | None]:
+    """The verdict's cause; of a run that passed, the finding that is due, or else the first one."""
+    findings = outcome.findings
+    if outcome.verdict.cause is not None:
+        culprit = outcome.culprit
+        ranks, place = (culprit.ranks, culprit.place) if culprit else ((), None)
+        return outcome.verdict.cause, place, ranks, findings[0].confidence if findings else None
+    due = [one for one in findings if one.code == trial.label.cause]
+    one = next(iter((*due, *findings)), None)
+    return (one.code, one.place, one.ranks, one.confidence) if one else (None, None, (), None)
+
+
+def _wrong(trial: Trial, said: TrialResult) -> tuple[str, ...]:
+    label = trial.label
+    differs = {"verdict": said.verdict != trial.due, "cause": said.cause is not None}
+    if not trial.sound:
+        differs = {
+            "verdict": said.verdict != trial.due,
+            "kind": label.kind is not None and said.kind != label.kind,
+            "cause": said.cause != label.cause,
+            "culprit": bool(label.culprit) and set(said.culprit) != set(label.culprit),
+            "line": label.line is not None and not _near(label, said),
+            "step": label.step is not None and said.step != label.step,
+        }
+    return tuple(part for part, wrong in differs.items() if wrong)
+
+
+def _near(label: Label, said: TrialResult) -> bool:
+    if said.file is None or said.line is None or label.line is None:
+        return False
+    return PurePath(said.file).stem == label.name and abs(said.line - label.line) <= LINES_OFF
+
+
+def _shown(verdict: str, cause: str | None, ranks: Sequence[int], line: int | None, step: int | None) -> str:
+    where = [f"rank {'+'.join(map(str, ranks))}"] if ranks else []
+    where += [f"{name} {value}" for name, value in (("line", line), ("step", step)) if value is not None]
+    return " ".join([*filter(None, [verdict, cause]), *where])
+
+
+_BANDS = (("certain", CERTAIN, 2.0), ("likely", 0.6, CERTAIN), ("unknown", 0.0, 0.6))  # as a report words a confidence
+_BLAME = ("verdict", "cause", "culprit")  # right in all of them, a trial is explained
+_PARTS = ("verdict", "culprit", "cause", "line", "step")  # each with a share of its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """So many of so many were right; of none, there is no rate."""
+
+    right: int
+    of: int
+
+    @property
+    def rate(self) -> float | None:
+        return self.right / self.of if self.of else None
+
+    def __str__(self) -> str:
+        return "-" if self.rate is None else f"{100 * self.rate:.1f} % ({self.right} of {self.of})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Of all answers the verdict; of faults the parts that a label names; of sound programs what is said in error."""
+
+    verdict: Share
+    culprit: Share
+    cause: Share
+    line: Share
+    step: Share
+    causes: dict[str, Score]
+    bands: dict[str, Share]  # by how sure one was: cause and culprit both right
+    certain_and_wrong: tuple[str, ...]
+    false_hangs: tuple[str, ...]
+    false_alarms: tuple[str, ...]  # a finding on a program with nothing wrong
+    latency_median_s: float | None  # of a HANG, from the culprit's last mark to the verdict
+    latency_95_s: float | None
+
+
+def accuracy(answers: Sequence[TrialResult]) -> Accuracy:
+    faults = [one for one in answers if not one.trial.sound]
+    sound = [one for one in answers if one.trial.sound]
+    pairs = [(one.trial.label.cause, one.cause) for one in faults] + [(None, one.cause) for one in sound]
+    bands = {
+        name: [one for one in faults if one.confidence is not None and low <= one.confidence < high]
+        for name, low, high in _BANDS
+    }
+    latencies = sorted(one.detected_s for one in faults if one.detected_s is not None and one.verdict == Status.HANG)
+    return Accuracy(
+        verdict=_share(answers, "verdict"),
+        culprit=_share([one for one in faults if one.trial.label.culprit], "culprit"),
+        cause=_share(faults, "cause"),
+        line=_share([one for one in faults if one.trial.label.line is not None], "line"),
+        step=_share([one for one in faults if one.trial.label.step is not None], "step"),
+        causes=scores(pairs),
+        bands={name: _share(within, *_BLAME) for name, within in bands.items()},
+        certain_and_wrong=tuple(one.trial.name for one in bands["certain"] if not set(_BLAME).isdisjoint(one.wrong)),
+        false_hangs=tuple(one.trial.name for one in sound if one.verdict == Status.HANG),
+        false_alarms=tuple(one.trial.name for one in sound if one.cause is not None),
+        latency_median_s=statistics.median(latencies) if latencies else None,
+        latency_95_s=latencies[round(0.95 * (len(latencies) - 1))] if latencies else None,
+    )
+
+
+def accuracy_lines(answers: Sequence[TrialResult]) -> Iterator[str]:
+    """For people, below the lines of the trials."""
+    found = accuracy(answers)
+    for name in _PARTS:
+        yield f"{name:<18}{getattr(found, name)}"
+    for name, share in found.bands.items():
+        yield f"{f'{name}, and right':<18}{share}"
+    yield f"{'false HANG':<18}{_listed(found.false_hangs)}"
+    yield f"{'false alarm':<18}{_listed(found.false_alarms)}"
+    yield f"{'latency':<18}median {_seconds(found.latency_median_s)}, 95 % {_seconds(found.latency_95_s)}"
+
+
+def accuracy_values(answers: Sequence[TrialResult]) -> dict[str, object]:
+    """As JSON: the figures, and every answer they come from."""
+    found = accuracy(answers)
+    return {
+        "schema": 1,
+        "programs": len({one.trial.label.name for one in answers}),
+        "rates": {name: _share_values(getattr(found, name)) for name in _PARTS},
+        "calibration": {name: _share_values(share) for name, share in found.bands.items()},
+        "certain_and_wrong": list(found.certain_and_wrong),
+        "false_hangs": list(found.false_hangs),
+        "false_alarms": list(found.false_alarms),
+        "hang_detected_s": {"median": found.latency_median_s, "p95": found.latency_95_s},
+        "causes": {cause: one.values() for cause, one in found.causes.items()},
+        "answers": [trial_values(one) for one in answers],
+    }
+
+
+def trial_values(one: TrialResult) -> dict[str, object]:
+    """One trial as JSON: what is due, what was said."""
+    label = one.trial.label
+    due = None if one.trial.sound else label
+    return {
+        "name": one.trial.name,
+        "ranks": label.ranks,
+        "due": {
+            "verdict": one.trial.due,
+            "cause": due.cause if due else None,
+            "culprit": list(due.culprit) if due else [],
+            "line": due.line if due else None,
+            "step": due.step if due else None,
+        },
+        "said": {
+            "verdict": one.verdict,
+            "kind": one.kind,
+            "cause": one.cause,
+            "culprit": list(one.culprit),
+            "line": one.line,
+            "step": one.step,
+        },
+        "confidence": one.confidence,
+        "detected_s": one.detected_s,
+        "wall_s": one.wall_s,
+        "wrong": list(one.wrong),
+    }
+
+
+def _share(answers: Sequence[TrialResult], *parts: str) -> Share:
+    return Share(right=sum(set(parts).isdisjoint(one.wrong) for one in answers), of=len(answers))
+
+
+def _share_values(share: Share) -> dict[str, object]:
+    return {"right": share.right, "of": share.of, "rate": share.rate}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"

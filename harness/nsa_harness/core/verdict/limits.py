@@ -1,0 +1,80 @@
+"""How long quiet is too long: the limits in force, learnt from the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Evidence, StatusFile
+from nsa_harness.core.plan import Limits
+
+STALL_FLOOR_S = 5.0
+STALL_FACTOR = 3.0  # times the longest quiet this run has shown in the same phase
+BUSY_FLOOR_S = 60.0
+BUSY_FACTOR = 10.0  # times the longest completed step
+OPEN_WAIT_FLOOR_S = 300.0
+OPEN_WAIT_FACTOR = 10.0  # times the longest quiet
+START_S = 120.0  # interpreter, imports, rendezvous, first use of the device
+BLIND_STALL_S = 20.0  # without a board only bytes and stacks tell, and both pause in a healthy run
+
+_SET_UP = {"init_process_group", "new_group"}
+
+
+def started(board: StatusFile | None) -> bool:
+    """The rank has left start-up: it trains, or calls collectives of its own."""
+    if board is None:
+        return False
+    trains = board.training is not None
+    return trains or any(call.op not in _SET_UP and not call.op.startswith(protocol.WAIT) for call in board.calls)
+
+
+def last_progress_s(board: StatusFile) -> float:
+    """When this rank last did something that only progress does."""
+    newest = board.newest
+    counted = (board.collectives_changed_s or 0.0, board.device_changed_s or 0.0)
+    return max(board.created_s, newest.at_s if newest else 0.0, *counted)
+
+
+def in_force(declared: Limits, boards: Iterable[StatusFile | None], grown_s: float = 0.0) -> Limits:
+    """The limits for this moment. `grown_s`: a suspect that moved again after so long a quiet has raised the floor."""
+    known = [board for board in boards if board is not None]
+    phases = {board.newest.kind for board in known if board.newest}
+    same_phase = max((gap for b in known for kind, gap in b.gaps_s.items() if kind in phases), default=0.0)
+    longest = max((gap for b in known for gap in b.gaps_s.values()), default=0.0)
+    floor = STALL_FLOOR_S if known else BLIND_STALL_S
+    step_s = max((_longest_step_s(board) for board in known), default=0.0)
+    return Limits(
+        stall_s=_chosen(declared.stall_s, max(floor, STALL_FACTOR * same_phase, grown_s)),
+        busy_s=_chosen(declared.busy_s, max(BUSY_FLOOR_S, BUSY_FACTOR * step_s)),
+        open_wait_s=_chosen(declared.open_wait_s, max(OPEN_WAIT_FLOOR_S, OPEN_WAIT_FACTOR * longest)),
+        start_s=_chosen(declared.start_s, START_S),
+        deadline_s=declared.deadline_s,
+    )
+
+
+def since_launch(limits: Limits, began_s: float | None) -> Limits:
+    """With the deadline as a time after the launch: it counts from when every rank had left start-up, `began_s`.
+
+    A fork starts in a fraction of the time that torchrun takes, and neither says anything of the program. None: some
+    rank has not left it yet, or it is a job that was found as it ran; then the deadline counts from the launch.
+    """
+    if began_s is None or limits.deadline_s is None:
+        return limits
+    return replace(limits, deadline_s=began_s + limits.deadline_s)
+
+
+def limits_of(evidence: Evidence) -> Limits:
+    """Those that were in force as the watching ended, the deadline as a time after the launch."""
+    ours = not evidence.observed and not evidence.attached
+    return since_launch(evidence.limits, evidence.launch_s if ours else None)
+
+
+def _chosen(declared: float | None, automatic: float) -> float:
+    return automatic if declared is None else declared
+
+
+def _longest_step_s(board: StatusFile) -> float:
+    times = [at_s for _, at_s in board.steps_s]
+    return max((later - earlier for earlier, later in pairwise(times)), default=0.0)

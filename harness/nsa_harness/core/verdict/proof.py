@@ -1,0 +1,218 @@
+"""From suspicion to proof: when a quiet run may be called HANG, and of which kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nsa_harness.core.evidence.evidence import ChildSample, Sample, Snapshot
+from nsa_harness.core.plan import Limits
+from nsa_harness.core.report import HangKind
+from nsa_harness.core.verdict.motion import Motion, leaf, nap
+from nsa_harness.core.verdict.wait import Wait, WaitKind
+from nsa_harness.core.verdict.wait_graph import WaitFor, wait_for
+
+SETTLE_S = 1.5  # two looks closer than this show the same thing twice
+LOOP_SAMPLES = 20
+LOOP_LINES = 2
+# A loop with a longer body, or that calls small functions: more samples, and twice the time, have to show it alone.
+TURN_SAMPLES = 60
+TURN_LINES = 16
+TURN_USER_LINES = 8
+TURN_TIMES = 2
+_LOOPS = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
+Computation = Sequence[Sample] | Sequence[ChildSample]  # of one process, oldest first
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Why this run moves no more."""
+
+    kind: HangKind | None  # None: of a job that nobody watched it is known that it stood, and not always in what
+    reason: str
+    graph: WaitFor
+
+
+def prove(
+    snapshots: Sequence[Snapshot],
+    samples: Sequence[Sample],
+    *,
+    last_progress_s: float,
+    limits: Limits,
+    backend: str,
+    gone: Iterable[int] = (),
+) -> Proof | None:
+    """The proof that this run hangs, or None while it may still move.
+
+    `snapshots` are of one episode of suspicion, oldest first; `limits` are those in force, every one a number.
+    `backend` says whether ranks keep a core busy while they wait for a device.
+    """
+    looks = two_looks(snapshots)
+    if looks is None:
+        return None
+    before, after = looks
+    graph = wait_for(before, after, gone, backend)
+    if graph.moved or not graph.roots:
+        return None
+    open_roots = [root for root in graph.roots if not closed(root, limits)]
+    if not open_roots:
+        reason = _closed_reason(graph, after.at_s - before.at_s)
+        return Proof(kind=_closed_kind(graph.roots), reason=reason, graph=graph)
+    episode = StallEpisode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
+    if not all(episode.endless(root) for root in open_roots):
+        return None
+    quiet_s = min(episode.quiet_s(root) for root in open_roots)
+    looping = next((root for root in open_roots if _computes(root)), None)
+    kind, reason = HangKind.STARVED, f"an open wait of {quiet_s:.0f} s"
+    if looping is not None:
+        count = len(loop_lines(looping, samples))
+        shown = LOOP_SAMPLES if _all_loop(looping, samples) else TURN_SAMPLES
+        kind = HangKind.LIVELOCK
+        reason = f"the same {'line' if count == 1 else f'{count} lines'} in {shown} samples over {quiet_s:.0f} s"
+    elif all(episode.sleeps_again(root) for root in open_roots):
+        kind, reason = HangKind.LIVELOCK, f"a polling loop on one line, for {quiet_s:.0f} s"
+    return Proof(kind=kind, reason=reason, graph=graph)
+
+
+def two_looks(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | None:
+    """The last one, and the latest before it that is far enough away to show what moves."""
+    earlier = [one for one in snapshots[:-1] if snapshots[-1].at_s - one.at_s >= SETTLE_S]
+    return (earlier[-1], snapshots[-1]) if earlier else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StallEpisode:
+    """What was seen since the run fell quiet."""
+
+    snapshots: Sequence[Snapshot]
+    samples: Sequence[Sample]
+    limits: Limits
+    last_progress_s: float
+
+    def endless(self, root: Wait) -> bool:
+        """An open root that has shown for long enough that it does not end."""
+        quiet_s = self.quiet_s(root)
+        if root.kind is WaitKind.COMPUTE or root.computing:
+            busy_s = _number(self.limits.busy_s)
+            if _all_loop(root, self.samples):
+                return quiet_s >= busy_s
+            turns = all(_loops(one) or _turns(one) for one in computations(root, self.samples))
+            return quiet_s >= TURN_TIMES * busy_s and turns
+        if quiet_s < _number(self.limits.open_wait_s):
+            return False
+        if root.kind is WaitKind.COMPILE:
+            return _all_loop(root, self.samples)
+        return not self._wakes_in_time(root)
+
+    def left_s(self, root: Wait) -> float | None:
+        """Until that would be long enough; None for a sleep that ends in time."""
+        busy_s = _number(self.limits.busy_s)
+        if root.kind is WaitKind.COMPUTE or root.computing:
+            limit_s = busy_s if _all_loop(root, self.samples) else TURN_TIMES * busy_s
+        elif self._wakes_in_time(root):
+            return None
+        else:
+            limit_s = _number(self.limits.open_wait_s)
+        return max(0.0, limit_s - self.quiet_s(root))
+
+    def quiet_s(self, root: Wait) -> float:
+        """Since the last progress of the run, and since this rank moved a byte, or computed where it now waits."""
+        stirring = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
+        times = (
+            one.at_s
+            for one in self.samples
+            if one.rank == root.rank and one.motion in stirring and not one.another_line
+        )
+        return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
+
+    def sleeps_again(self, root: Wait) -> bool:
+        """It slept on this line before, that sleep is over, and it sleeps there again."""
+        looks = (rank for look in self.snapshots for rank in look.ranks if rank.rank == root.rank)
+        seen = [(leaf(rank), nap(rank)) for rank in looks]
+        seen += [(one.leaf, one.wakes_at_s) for one in self.samples if one.rank == root.rank]
+        now_s = self.snapshots[-1].at_s
+        before = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in seen)
+        return root.kind is WaitKind.SLEEP and any(before)
+
+    def _wakes_in_time(self, root: Wait) -> bool:
+        """A sleep that ends before the deadline is waited for; one that follows another on the same line is a loop."""
+        if root.until_s is None:
+            return False
+        in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
+        return in_time and not self.sleeps_again(root)
+
+
+def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:
+    """Where the rank computed since it last moved in any other way; else where each did that it waits for."""
+    seen = _burning(root.rank, samples)
+    if not root.computing:
+        return (tuple(one for one in seen if not one.below),)
+    below = [child for one in seen for child in one.below]
+    return tuple(tuple(one for one in below if one.pid == child.pid) for child in root.computing)
+
+
+def loop_lines(root: Wait, samples: Sequence[Sample]) -> set[tuple[str, int]]:
+    """The innermost lines of the last samples of what computes."""
+    return {line for one in computations(root, samples) for line in _last_lines(one)}
+
+
+def _last_lines(seen: Computation) -> set[tuple[str, int]]:
+    known = [one.leaf for one in seen if one.leaf]
+    return {(leaf.file, leaf.line) for leaf in known[-LOOP_SAMPLES:]}
+
+
+def _computes(root: Wait) -> bool:
+    return root.kind in _LOOPS or bool(root.computing)
+
+
+def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
+    """The samples in which the rank computed, since it last moved in any other way."""
+    own = [one for one in samples if one.rank == rank]
+    moves = (number for number, one in enumerate(own, start=1) if one.motion == Motion.MOVING and not one.another_line)
+    moved = max(moves, default=0)
+    return [one for one in own[moved:] if one.motion == Motion.BURNING]
+
+
+def _all_loop(root: Wait, samples: Sequence[Sample]) -> bool:
+    return all(_loops(one) for one in computations(root, samples))
+
+
+def _loops(seen: Computation) -> bool:
+    return len(seen) >= LOOP_SAMPLES and 1 <= len(_last_lines(seen)) <= LOOP_LINES
+
+
+def _turns(seen: Computation) -> bool:
+    """Every sample shows one function of the user's, on few lines of it, and few lines of what it calls."""
+    last = seen[-TURN_SAMPLES:]
+    users = {one.user for one in last}
+    functions = {(user.file, user.function) if user else None for user in users}
+    leaves = {(one.leaf.file, one.leaf.line) if one.leaf else None for one in last}
+    few = len(users) <= TURN_USER_LINES and len(leaves) <= TURN_LINES
+    return len(last) == TURN_SAMPLES and len(functions) == 1 and not {None} & (functions | leaves) and few
+
+
+def closed(root: Wait, limits: Limits) -> bool:
+    """A sleep, its own or that of the child it waits for, that ends after the deadline never ends for this run."""
+    late = root.until_s is not None and limits.deadline_s is not None and root.until_s > limits.deadline_s
+    return late or root.closed
+
+
+def _closed_kind(roots: Sequence[Wait]) -> HangKind:
+    kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
+    if WaitKind.STOPPED in kinds:
+        return HangKind.STOPPED
+    if any(root.kind is WaitKind.SLEEP and root.closed for root in roots):
+        return HangKind.LIVELOCK
+    late = any(root.until_s is not None for root in roots)
+    return HangKind.STARVED if late or WaitKind.SLEEP in kinds else HangKind.DEADLOCK
+
+
+def _closed_reason(graph: WaitFor, span_s: float) -> str:
+    count = len(graph.waits)
+    wait = "one rank waits" if count == 1 else f"{count} ranks wait"
+    return f"{wait}, and nobody is left to end that; no progress, CPU time or I/O in two samples {span_s:.0f} s apart"
+
+
+def _number(limit_s: float | None) -> float:
+    assert limit_s is not None, "limits in force are numbers"
+    return limit_s

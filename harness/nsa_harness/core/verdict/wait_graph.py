@@ -1,0 +1,213 @@
+"""Who waits for whom: what each rank stands in, whether it can still come, and who is at the root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nsa_harness.core.evidence.evidence import ChildSample, Evidence, Frame, RankSnapshot, Sample, Snapshot, Stack
+from nsa_harness.core.evidence.stacks import awaited, group_call, in_function, user_frame
+from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_of, operation
+from nsa_harness.core.verdict.host_waits import host_wait, is_library
+from nsa_harness.core.verdict.motion import (
+    BUSY_SHARE,
+    STARVED_SHARE,
+    Motion,
+    motion,
+    nap,
+    only_another_line,
+    rank_stack,
+    task_of,
+    thread_cpu_s,
+)
+from nsa_harness.core.verdict.wait import OF_MOTION, Wait, WaitKind, WaitState
+
+# Frames that stand on a stack only while something is compiled, not while what was compiled runs.
+_COMPILERS = (
+    "torch/_dynamo/convert_frame.py",
+    "torch/_inductor/compile_fx.py",
+    "torch/_inductor/async_compile.py",
+    "torch/utils/cpp_extension.py",
+    "triton/compiler/compiler.py",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitFor:
+    """The graph over all ranks of one moment."""
+
+    waits: tuple[Wait, ...]
+    roots: tuple[Wait, ...]  # waits for no rank, or member of a cycle
+
+    @property
+    def moved(self) -> bool:
+        return any(wait.motion is Motion.MOVING for wait in self.waits)
+
+
+def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: str) -> WaitFor:
+    """The wait-for graph at `after`; `before` shows what moved since. `gone`: ranks whose process has ended."""
+    return _graph(before, after, job_of(after.ranks, gone, backend))
+
+
+def left_waiting(evidence: Evidence) -> WaitFor:
+    """The wait-for graph of a job that nobody watched, as the dumps show it that somebody took of its ranks."""
+    look = evidence.snapshots[-1] if evidence.snapshots else Snapshot(number=0, at_s=0.0, ranks=())
+    job = job_of(look.ranks, (), evidence.backend, world_size=evidence.world_size, groups=evidence.groups)
+    return _graph(look, look, job)
+
+
+def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitFor:
+    earlier = {rank.rank: rank for rank in before.ranks}
+    elapsed_s = max(after.at_s - before.at_s, 1e-3)
+    owners = {pid: rank.rank for rank in after.ranks for pid in (rank.pid, *(child.pid for child in rank.children))}
+    waits = [_wait(earlier.get(number), rank, job, owners, elapsed_s) for number, rank in job.living.items()]
+    waits += [
+        Wait(rank=rank, motion=Motion.GONE, kind=WaitKind.GONE, stands_in=_WORDS[WaitKind.GONE], closed=True)
+        for rank in sorted(job.gone)
+    ]
+    return WaitFor(waits=tuple(waits), roots=_roots(waits))
+
+
+def _wait(
+    before: RankSnapshot | None, rank: RankSnapshot, job: JobState, owners: Mapping[int, int], elapsed_s: float
+) -> Wait:
+    moved = motion(before, rank, elapsed_s)
+    stack = rank_stack(rank)
+    frames = stack.frames if stack else ()
+    thread_s = thread_cpu_s(before, rank)
+    computes = moved is Motion.BURNING and (thread_s is None or thread_s >= STARVED_SHARE * elapsed_s)
+    found = WaitState(kind=OF_MOTION.get(moved, WaitKind.UNKNOWN), motion=moved, closed=moved in _OVER)
+    if moved in (Motion.BURNING, Motion.WAITING):
+        group = group_wait(rank, stack, job, computes=computes, still=_is_still(before, stack))
+        if group is not None:
+            found = group  # whatever its CPU: NCCL spins while it waits
+        elif computes:
+            found = replace(found, kind=WaitKind.COMPILE if _compiles(frames) else WaitKind.COMPUTE)
+        else:
+            strangers = {pid: owner for pid, owner in owners.items() if owner != rank.rank}
+            host = host_wait(before, rank, stack, strangers, elapsed_s)
+            found = replace(host, motion=_moved(host, works=_works(before, rank, elapsed_s)))
+    return Wait(
+        **vars(found),
+        rank=rank.rank,
+        stands_in=_stands_in(rank, stack, found),
+        leaf=frames[0] if frames else None,
+        user=user_frame(frames),
+        in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
+    )
+
+
+_OVER = (Motion.STOPPED, Motion.GONE)
+
+
+def _moved(host: WaitState, *, works: bool) -> Motion:
+    """A thread that waits while another one of its process computes may wait for what that one computes."""
+    if host.motion in (Motion.MOVING, Motion.BURNING):
+        return host.motion
+    return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
+
+
+def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:
+    """The process keeps a core busy, apart from the library threads that spin for a device or the network."""
+    if before is None or before.process is None or rank.process is None:
+        return False
+    earlier_s = {task.tid: task.cpu_s for task in before.process.tasks}
+    library_s = sum(task.cpu_s - earlier_s.get(task.tid, 0.0) for task in rank.process.tasks if is_library(task))
+    return rank.process.cpu_s - before.process.cpu_s - library_s >= BUSY_SHARE * elapsed_s
+
+
+def _is_still(before: RankSnapshot | None, stack: Stack | None) -> bool:
+    earlier = rank_stack(before) if before else None
+    return bool(earlier and stack and earlier.frames[:1] == stack.frames[:1])
+
+
+def _compiles(frames: Sequence[Frame]) -> bool:
+    return any(in_function(frames, compiler) for compiler in _COMPILERS)
+
+
+def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
+    """The waits that others hang on: those for no rank, and the cycles that no wait leads out of."""
+    by_rank = {wait.rank: wait for wait in waits}
+    reached = {rank: waited_for(rank, waits) & by_rank.keys() for rank in by_rank}
+    roots = (wait for wait in waits if all(wait.rank in reached[rank] for rank in reached[wait.rank]))
+    return tuple(sorted(roots, key=lambda wait: bool(wait.peers)))
+
+
+def waited_for(rank: int, waits: Iterable[Wait]) -> set[int]:
+    """The ranks that this one waits for, directly or not, and itself."""
+    peers = {wait.rank: wait.peers for wait in waits}
+    seen: set[int] = set()
+    queue = [rank]
+    while queue:
+        at = queue.pop()
+        queue += [] if at in seen else peers.get(at, ())
+        seen.add(at)
+    return seen
+
+
+_WORDS = {
+    WaitKind.FILE_LOCK: "a lock on a file",
+    WaitKind.PIPE: "a write to a full pipe",
+    WaitKind.SLEEP: "a sleep",
+    WaitKind.CHILD: "a wait for a child process",
+    WaitKind.LOADER: "a wait for a worker of the data loader",
+    WaitKind.COMPUTE: "a computation",
+    WaitKind.COMPILE: "a compilation",
+    WaitKind.STOPPED: "stopped by a signal",
+    WaitKind.GONE: "has left",
+    WaitKind.NOTHING: "moving",
+    WaitKind.UNKNOWN: "a wait of unknown kind",
+}
+FOR_RANKS = (
+    WaitKind.COLLECTIVE, WaitKind.POINT_TO_POINT, WaitKind.STORE, WaitKind.GROUP_CREATION, WaitKind.TRANSPORT,
+)  # fmt: skip
+
+
+def _stands_in(rank: RankSnapshot, stack: Stack | None, found: WaitState) -> str:
+    frames = stack.frames if stack else ()
+    if found.kind in FOR_RANKS:
+        return _group_words(found, frames)
+    task, user = task_of(rank, stack), user_frame(frames)
+    named = awaited(frames).call if found.kind is WaitKind.LOCK else _WORDS.get(found.kind)
+    words = named or (task.syscall if task else "io")
+    return words + (f" in {user.function}" if user else "")
+
+
+def _group_words(found: WaitState, frames: Sequence[Frame]) -> str:
+    call = found.call
+    if found.collective is not None:
+        return f"{found.collective.op} #{found.collective.seq}"
+    if call is None:
+        named = group_call(frames)
+        return named.text if named else frames[0].function if frames else "a collective"
+    if call.key:
+        return f"{call.op} of the store key {call.key}"
+    return f"{call.op} with rank {call.peer}" if operation(call) in TRANSFERS and call.peer is not None else call.op
+
+
+def sampled(before: Snapshot | None, after: Snapshot, gone: Iterable[int], backend: str) -> Iterator[Sample]:
+    """One sample a rank of `after`."""
+    waits = {wait.rank: wait for wait in wait_for(before, after, gone, backend).waits} if before else {}
+    earlier = {rank.rank: rank for rank in before.ranks} if before else {}
+    elapsed_s = max(after.at_s - before.at_s, 1e-3) if before else 0.0
+    for rank in after.ranks:
+        yield _sample(waits.get(rank.rank), earlier.get(rank.rank), rank, after.at_s, elapsed_s)
+
+
+def _sample(
+    wait: Wait | None, earlier: RankSnapshot | None, rank: RankSnapshot, at_s: float, elapsed_s: float
+) -> Sample:
+    stack = rank_stack(rank)
+    frames = stack.frames if stack else ()
+    moves = wait is not None and wait.kind is WaitKind.NOTHING
+    return Sample(
+        rank=rank.rank,
+        at_s=at_s,
+        motion=str(wait.motion) if wait else "unseen",
+        leaf=frames[0] if frames else None,
+        user=user_frame(frames),
+        cpu_s=rank.process.cpu_s if rank.process else None,
+        another_line=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
+        wakes_at_s=nap(rank),
+        below=tuple(ChildSample(pid=one.pid, leaf=one.leaf, user=one.user) for one in wait.computing) if wait else (),
+    )

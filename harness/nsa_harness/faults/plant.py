@@ -1,0 +1,247 @@
+"""Where and when a planted fault happens: the rank, the step in progress, the layer's module, found in any model."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from . import acts
+from .spec import AT_ONCE, BACKWARD, COLLECTIVE, LASTING, OF_THE_LOADER, OF_THE_MODEL, FaultSpec, every_layer
+
+# The loss is averaged by the training program itself; gradients that are averaged by hand are another collective.
+CALLERS = ("__main__", "nsa_attention.train", "nsa_attention.world")
+LOADER = "nsa_attention.data"
+
+
+def plant(text: str) -> None:
+    """Plant the fault that `text` describes. Torch is imported by then. Raises ValueError for what is no fault."""
+    fault = PlantedFault(FaultSpec(text), sys.modules["torch"])
+    fault.count_steps()
+    if fault.spec.kind in COLLECTIVE:
+        fault.cover_all_reduce()
+    else:
+        fault.watch_for_the_model()
+    atexit.register(fault.say_if_it_never_happened)
+
+
+class PlantedFault:
+    """One fault in one process. It happens once, or in every step from its own on."""
+
+    def __init__(self, spec: FaultSpec, torch: Any) -> None:
+        self.spec = spec
+        self._torch = torch
+        self._step = 1
+        self._reductions = 0
+        self._happened = False
+        self._possible = False  # the model and the job are such as the fault depends on
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # modules that were called, and those inside of them
+        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()  # the layers
+        self._kept: list[Any] = []
+        self._again: set[int] = set()  # layers that the backward pass in progress has computed again
+        self._pass = -1  # which backward pass that is
+        self._lot = random.SystemRandom().random() < self.spec.when.chance
+        self._pid = os.getpid()
+        self._counting: Callable[[], object] = lambda: None
+
+    def count_steps(self) -> None:
+        """Steps are those of the first optimizer that steps."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        def after_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
+            if self._counting() is None:
+                self._counting = weakref.ref(optimizer)
+            if self._counting() is optimizer:
+                self._step += 1
+
+        register_optimizer_step_post_hook(after_step)
+
+    def cover_all_reduce(self) -> None:
+        """Outermost, so that a probe sees what a program without the call would show it: nothing."""
+        c10d = sys.modules["torch.distributed.distributed_c10d"]
+        all_reduce = self._torch.distributed.all_reduce
+
+        @functools.wraps(all_reduce)
+        def perhaps_all_reduce(*arguments: Any, **options: Any) -> Any:
+            if averages_the_loss(sys._getframe(1).f_globals) and self._is_the_reduction():
+                self._happened = True
+                if self.spec.heals_s is None:
+                    return None
+                acts.come_late(self.spec.heals_s)
+            return all_reduce(*arguments, **options)
+
+        self._torch.distributed.all_reduce = perhaps_all_reduce
+        c10d.all_reduce = perhaps_all_reduce  # type: ignore[attr-defined]
+
+    def watch_for_the_model(self) -> None:
+        """Look at each module that is called from outside of all that were seen: the model, and what wraps it later."""
+
+        def look_at(module: Any, _arguments: Any) -> None:
+            if module in self._seen:
+                return
+            self._seen.update(module.modules())
+            layers = dict(every_layer(module))
+            if self._is_the_model(layers):
+                self._possible = self.spec.when.met_in(module, self._torch.distributed)
+                self._take(module, layers)
+
+        self._torch.nn.modules.module.register_module_forward_pre_hook(look_at)
+
+    def _is_the_model(self, layers: dict[int, Any]) -> bool:
+        return self.spec.layer in layers or (self.spec.layer < 0 and bool(layers))
+
+    def _take(self, model: Any, layers: dict[int, Any]) -> None:
+        """Hook what the fault needs of a model, once."""
+        if self.spec.kind in OF_THE_LOADER:
+            self._cover_the_loaders()
+        elif self.spec.kind in OF_THE_MODEL:
+            model.register_forward_pre_hook(self._before_model)
+            self._before_model(model, ())  # torch has chosen by now which hooks this call takes
+        elif self.spec.when.in_recomputation:
+            for number, layer in layers.items():
+                if self._is_new(layer):
+                    layer.register_forward_pre_hook(functools.partial(self._before_layer, number))
+        elif self._is_new(layer := layers[self.spec.layer]):
+            layer.register_forward_pre_hook(self._before_forward)
+            layer.register_forward_hook(self._after_forward)
+
+    def _is_new(self, layer: Any) -> bool:
+        known = layer in self._hooked
+        self._hooked.add(layer)
+        return not known
+
+    def _before_model(self, model: Any, _arguments: Any) -> None:
+        if not self._is_due():
+            return
+        for name, parameter in model.named_parameters():
+            if fnmatchcase(name, self.spec.parameters):
+                self._happened = True
+                with self._torch.no_grad():
+                    parameter.fill_(self.spec.value)
+
+    def _cover_the_loaders(self) -> None:
+        """nsa.train's own, and torch's. The first batch was fetched before there was a model."""
+        for loader, name in _loaders():
+            fetch = getattr(loader, name)
+            if not hasattr(fetch, _COVERED):
+                setattr(loader, name, self._starved(fetch))
+
+    def _starved(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fetch)
+        def perhaps_starved(*arguments: Any, **options: Any) -> Any:
+            if self._is_due():
+                self._happened = True
+                acts.wait_for_a_feeder(self.spec.heals_s)
+            return fetch(*arguments, **options)
+
+        setattr(perhaps_starved, _COVERED, True)
+        return perhaps_starved
+
+    def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
+        """A forward inside a backward pass computes the layer again."""
+        task = self._torch._C._current_graph_task_id()
+        if task < 0 or not self._is_due() or not self._long_enough(arguments):
+            return
+        if task != self._pass:
+            self._pass, self._again = task, set()
+        self._again.add(number)
+        if self.spec.when.met_by(self._again):
+            self._happened = True
+            self._act(f"step {self.spec.step}, layer {number}, {self.spec.who}")
+
+    def _long_enough(self, arguments: Any) -> bool:
+        """The tokens of what goes into a layer, as [..., tokens, features]."""
+        tensor = _first_tensor(arguments, self._torch.Tensor)
+        return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
+
+    def say_if_it_never_happened(self) -> None:
+        """A fault that was asked for and did not happen must not look like a healthy run, unless it depends on it."""
+        depends = self.spec.when.depends
+        if os.getpid() == self._pid and self._is_our_rank() and not self._happened and not depends:
+            print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)
+
+    def _is_our_rank(self) -> bool:
+        if self.spec.rank is None:
+            return True
+        distributed = self._torch.distributed
+        if distributed.is_initialized():
+            return bool(distributed.get_rank() == self.spec.rank)
+        return os.environ.get("RANK", "0") == str(self.spec.rank)
+
+    def _is_the_reduction(self) -> bool:
+        """One reduction a step, before the optimizer or after it: so they are counted, not the steps."""
+        self._reductions += 1
+        return not self._happened and self._reductions == self.spec.step and self._is_our_rank()
+
+    def _is_due(self) -> bool:
+        lasts = self.spec.kind in LASTING
+        now = self._step >= self.spec.step if lasts else not self._happened and self._step == self.spec.step
+        return self._lot and self._possible and now and self._is_our_rank()
+
+    def _before_forward(self, _module: Any, arguments: Any) -> None:
+        if self.spec.kind in AT_ONCE and self._is_due() and self._long_enough(arguments):
+            self._happened = True
+            self._act(f"step {self.spec.step}, layer {self.spec.layer}, {self.spec.who}")
+
+    def _act(self, where: str) -> None:
+        if self.spec.kind == "raise":
+            acts.raise_an_error(where, self.spec.heals_s)
+        else:
+            _ACTS[self.spec.kind](self.spec.heals_s)
+
+    def _after_forward(self, _module: Any, arguments: Any, output: Any) -> None:
+        tensor = _first_tensor(output, self._torch.Tensor)
+        if tensor is None or not self._is_due() or not self._long_enough(arguments):
+            return
+        if self.spec.kind == "slow_step":
+            self._happened = True
+            acts.crawl_token_by_token(self._torch, tensor, self.spec.heals_s)
+        elif self.spec.kind in LASTING:
+            self._happened = True
+            self._kept.append(acts.a_copy_to_keep(self._torch, tensor))
+        elif self.spec.kind in BACKWARD and tensor.grad_fn is not None:
+            # Where a Function.backward of the layer would run. A hook on the tensor would come before the layer's own.
+            tensor.grad_fn.register_prehook(self._in_backward)
+
+    def _in_backward(self, _gradients: Any) -> None:
+        """Once, however many recomputed forwards have hooked their outputs."""
+        if self._happened:
+            return
+        self._happened = True
+        self._act("in backward")
+
+
+def _loaders() -> Iterator[tuple[Any, str]]:
+    """Each class that gives batches, and its method that does."""
+    for name, module in list(sys.modules.items()):
+        if name == LOADER:
+            yield module.Batches, "fetch"
+    from torch.utils.data import dataloader
+
+    yield dataloader._BaseDataLoaderIter, "__next__"
+
+
+def _first_tensor(output: Any, tensor_type: type) -> Any:
+    items = output if isinstance(output, (tuple, list)) else (output,)
+    return next((item for item in items if isinstance(item, tensor_type)), None)
+
+
+def averages_the_loss(caller: dict[str, Any]) -> bool:
+    return caller.get("__name__") in CALLERS
+
+
+_COVERED = "_nsa_harness_covered"
+_ACTS = {
+    "sigkill": acts.send_itself_sigkill,
+    "sigstop": acts.send_itself_sigstop,
+    "exit0": acts.leave_with_status_0,
+    "slow_step": acts.come_late,
+    "deadlock": acts.take_a_held_lock,
+    "endless_loop": acts.spin_in_python,
+}

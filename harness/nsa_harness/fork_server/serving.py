@@ -1,0 +1,161 @@
+"""The server's loop, and what becomes of its children: the guardian of one launch, its launcher, its ranks.
+
+On the control socket the server says one line when it is ready: {"modules": [...]}, or {"refused": why}. Then each
+byte that comes has two descriptors with it, which are a new guardian's standard input and output; everything else the
+guardian is told there, as any guardian is. When the socket closes, the controller is gone, and so is the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from ..supervisor.launch import reaper
+from .agent import Orders, fork_blanks, keep_only, start_ranks_by
+from .program import Early, Face, Program, bind_again, bound_early
+
+AWAITED = ("torch", "torch.distributed")  # the probe begins when a program has imported these
+LATER = ("torch._dynamo",)  # what the first optimizer of any program imports (torch 2.13: 1.2 s, 800 modules)
+
+
+class Reborn(BaseException):
+    """Unwinds a forked process to the bottom of its stack, where a program begins."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        super().__init__()
+        self.order = order
+
+
+class ForkedReaper(reaper.Reaper):
+    """A guardian whose launcher is a fork of itself."""
+
+    def spawn(self) -> int:
+        pid = os.fork()
+        if pid == 0:
+            self._let_go()
+            raise Reborn(self.order)
+        return pid
+
+    def _let_go(self) -> None:
+        """Nothing of a guardian stays: neither its ears nor its session."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        if self.order["umask"] >= 0:
+            os.umask(self.order["umask"])
+        output = os.open(self.order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        _stand_on(os.open(os.devnull, os.O_RDONLY), output, output)
+
+
+def serve(control: socket.socket) -> Program:
+    """Serve until the controller is gone. Returns only in a forked process: what it has become."""
+    face = Face()
+    os.environ.pop(face.name_of_room, None)
+    early = _preload()
+    why = _unfit()
+    tops = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
+    control.sendall(json.dumps({"refused": why} if why else {"modules": tops}).encode() + b"\n")
+    # What the imports have said, which every new process would say again. The two streams are files in memory.
+    printed = [os.pread(stream, 1 << 20, 0) for stream in (1, 2)]
+    try:
+        _guard(*_a_child_of(control))
+    except Reborn as reborn:
+        order = reborn.order
+    return _launched(order, face, printed, early)
+
+
+def _preload() -> list[Early]:
+    for name in AWAITED:
+        importlib.import_module(name)
+    before = set(sys.modules)
+    for name in LATER:
+        importlib.import_module(name)
+    return bound_early(set(sys.modules) - before)
+
+
+def _unfit() -> str | None:
+    """Why this process is no safe parent of a fork, if it is none."""
+    # What lies still is not looked at by the collector: each look would copy a page, and an exit looks at everything.
+    gc.collect()
+    gc.freeze()
+    threads = len(os.listdir("/proc/self/task"))
+    return None if threads == 1 else f"importing torch has started {threads - 1} threads"
+
+
+def _a_child_of(control: socket.socket) -> tuple[int, int]:
+    """Returns in a child, with the descriptors that came for it."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    children: dict[int, int] = {}  # pidfd -> pid
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor in children:
+                poll.unregister(descriptor)
+                os.waitpid(children.pop(descriptor), 0)
+                os.close(descriptor)
+                continue
+            word, given, *_ = socket.recv_fds(control, 1, 2)
+            if not word:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                control.detach()
+                return given[0], given[1]
+            for one in given:
+                os.close(one)
+            child = os.pidfd_open(pid)
+            children[child] = pid
+            poll.register(child, select.POLLIN)
+
+
+def _guard(stdin: int, stdout: int) -> None:
+    """The life of a guardian. Raises Reborn in its launcher."""
+    os.setsid()
+    _stand_on(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
+    try:
+        reaper.main(ForkedReaper)
+    except Reborn:
+        raise
+    except BaseException:
+        # Whatever it is, SystemExit too: unwound further it would end as the server does, with the exit handlers and
+        # unwritten output that the fork has copied.
+        os._exit(1)
+    os._exit(0)
+
+
+def _stand_on(stdin: int, stdout: int, stderr: int) -> None:
+    for stream, descriptor in enumerate((stdin, stdout, stderr)):
+        os.dup2(descriptor, stream)
+    keep_only()
+
+
+def _launched(order: dict[str, Any], face: Face, printed: list[bytes], early: list[Early]) -> Program:
+    """The launcher; one of its ranks later."""
+    words, environment = order["argv"], order["env"]
+    face.show(words, environment)
+    found = fork_blanks(order["forks"])
+    if isinstance(found, list) and found:
+        launcher = Program(words)
+        launcher.settle(environment, probed=False)
+        start_ranks_by(found)
+        launcher.run_and_leave()
+    if isinstance(found, Orders):
+        words, environment = found.words, found.environment
+        face.show(words, environment)
+    for stream, text in enumerate(printed, start=1):
+        with contextlib.suppress(OSError):
+            os.write(stream, text)
+    rank = Program(words)
+    rank.settle(environment, probed=True)
+    bind_again(early)
+    return rank

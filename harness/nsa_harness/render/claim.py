@@ -1,0 +1,364 @@
+"""A claim for people: what is compared, a line a trial, the answer with its counts, and the ledger as a table.
+
+Lines are pure functions of the values and the width; `TrialScreen` draws them while trials run, of a claim and of a
+failed run that is verified.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import TextIO
+
+from nsa_harness.core.experiment.claim import (
+    SECOND,
+    ClaimReport,
+    Count,
+    Effect,
+    Fixed,
+    Repetition,
+    Spread,
+    Trial,
+    VerificationResult,
+    VerifyReport,
+    difference_text,
+    effects,
+    fixed,
+    passes_to_be_fixed,
+    share,
+)
+from nsa_harness.core.report import Trouble
+from nsa_harness.render.listener import Listener
+from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
+from nsa_harness.render.terminal.stream import Paint, Writer
+from nsa_harness.render.text import escape, escaped, markdown
+from nsa_harness.supervisor.storage.ledger import LedgerLine
+from nsa_harness.texts import words
+
+SIDES = ("without it", "with it")
+_LABEL = 12
+_ROW = 11  # of the name of a side
+
+
+def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
+    """What is claimed, what is compared, and what was agreed beforehand."""
+    report, terms = escaped(report), report.terms
+    yield from paragraph(f"CLAIM  {report.scenario}   {report.text}", width, "", "       ")
+    for name, label in zip(SIDES, report.labels, strict=True):
+        yield from labelled(name, label, width, _LABEL)
+    equal = "everything else that is declared, the code, the environment, the machine"
+    yield from labelled("equal", equal, width, _LABEL)
+    budget = "" if report.budget_s is None else f", or {words.seconds(report.budget_s)} of runs"
+    agreed = (
+        f"both in turn until {percent(terms.confidence)} sure, at most {terms.most_pairs} pairs{budget};"
+        " what takes away less than half of the failures is no mitigation"
+    )
+    yield from labelled("agreed", agreed, width, _LABEL)
+    for note in report.notes:
+        yield from labelled("note", note, width, _LABEL)
+    yield ""
+
+
+def trial_line(report: ClaimReport, width: int) -> str:
+    """Of the last one: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
+
+    Behind each pair stands what is left at most.
+    """
+    trial = escaped(report.trials[-1])
+    first, second = report.counts
+    verdict, _, rest = trial.end.partition(" · ")
+    left = left_text(report) if trial.side == SECOND and first.of == second.of else ""
+    parts = (
+        f"{len(report.trials):>3}  {SIDES[trial.side]:<{_ROW}} {verdict:<5} {words.seconds(trial.wall_s):>7}",
+        f"{first.bad}/{first.of} against {second.bad}/{second.of}",
+        left,
+        rest,
+    )
+    return cropped("   ".join(filter(None, parts)), width)
+
+
+def left_text(report: ClaimReport) -> str:
+    pairs = max(0, report.terms.most_pairs - min(one.of for one in report.counts))
+    time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)}"
+    return f"at most {words.plural(pairs, 'pair')}{time_left}"
+
+
+def progress_text(report: ClaimReport, side: int) -> str:
+    """Below the trials: which one runs, and what is left at most."""
+    return f"run {len(report.trials) + 1}, {SIDES[side]}; {left_text(report)}"
+
+
+def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
+    """The answer, what it rests on, and what else differs."""
+    report = escaped(report)
+    assert report.conclusion is not None
+    found = report.conclusion
+    sure = f"   ({percent(report.terms.confidence)} sure)" if found.by_counts else ""
+    yield from paragraph(f"{found.result.value.upper()}  {found.why}{sure}", width, "", "  ")
+    yield ""
+    for name, counted in zip(SIDES, report.counts, strict=True):
+        yield from labelled(name, count_text(counted, report.terms.confidence), width, _LABEL)
+    yield from labelled("fixed", fixed_text(report), width, _LABEL)
+    yield from labelled("computes", computes_text(report), width, _LABEL)
+    for effect in effects(report.trials):
+        yield from labelled(effect.name, effect_text(effect), width, _LABEL)
+    runs = words.plural(len(report.trials), "run")
+    yield from labelled("took", f"{runs}, {words.seconds(report.took_s)} of them all", width, _LABEL)
+    if ledger is not None:
+        yield from command("ledger", escape(str(ledger)), width, _LABEL)
+    yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
+
+
+def count_text(counted: Count, confidence: float) -> str:
+    """ "failed 4 of 30 (4 % to 31 %): 3 HANG · deadlock, 1 FAIL · raised"."""
+    low, high = counted.interval(confidence)
+    unjudged = f"; {words.plural(counted.unjudged, 'run')} not judged" if counted.unjudged else ""
+    ends = ", ".join(f"{often} {end}" for end, often in counted.ends.items())
+    return f"failed {counted} ({percent(low)} to {percent(high)}){f': {ends}' if ends else ''}{unjudged}"
+
+
+def fixed_text(report: ClaimReport) -> str:
+    """Fewer failures is one thing, and none is another."""
+    first, second = report.counts
+    confidence = report.terms.confidence
+    said = fixed(first, second, confidence)
+    if said is None:
+        return ""
+    if said is Fixed.NO:
+        return f"no: it still fails with it, {second}"
+    needed = passes_to_be_fixed(first, confidence)
+    least = f"what fails in {percent(first.interval(confidence)[0])} of the runs, the least that {first} can mean"
+    if said is Fixed.YES:
+        return f"yes: {second.of} passes; {least}, shows in {needed}"
+    may_be = percent(second.interval(confidence)[1])
+    return f"not yet: {second} may still mean {may_be}; {least}, shows in {_passes(needed)}: {needed - second.of} more"
+
+
+def computes_text(report: ClaimReport) -> str:
+    seen, same = report.agreement, report.terms.computes_the_same
+    if seen.alike is None:
+        lacking = [name for side, name in enumerate(SIDES) if not any(one.computed for one in _of(report, side))]
+        if len(lacking) == 1:
+            return f"not known: {lacking[0]} no step was finished"
+        return "not known: no step was finished, or the program writes no loss and no norm of its gradients"
+    if seen.alike:
+        steps = words.plural(seen.steps, "step")
+        return f"the same: gradients and loss of {steps} lie at most {share(seen.apart)} apart"
+    told = "" if same else "; that may be what was asked for, and refutes nothing"
+    return f"something else: {difference_text(seen)}{told}"
+
+
+def _of(report: ClaimReport, side: int) -> list[Trial]:
+    return [one for one in report.trials if one.side == side]
+
+
+def _passes(number: int) -> str:
+    return "1 pass" if number == 1 else f"{number} passes"
+
+
+def effect_text(effect: Effect) -> str:
+    one, other = (_spread(effect, spread) for spread in (effect.first, effect.second))
+    change = effect.change
+    told = "" if change is None else f": {change:+.0%}".replace("%", " %")
+    within = ", no more than runs of one side differ" if effect.overlap and change is not None else ""
+    return f"{one} without it, {other} with it{told}{within}"
+
+
+def _spread(effect: Effect, spread: Spread | None) -> str:
+    if spread is None:
+        return words.UNKNOWN
+    middle, low, high = (_quantity(effect.unit, value) for value in (spread.middle, spread.low, spread.high))
+    spans = f"{low} to {high}, " if low != high else ""
+    return f"{middle} ({spans}{_passes(spread.of)})"
+
+
+def _quantity(unit: str, value: float) -> str:
+    if unit == "s":
+        return words.seconds(value)
+    return words.size(int(value)) if unit == "bytes" else words.loss(value)
+
+
+def percent(value: float) -> str:
+    """Whole ones; 99.9 % is not 100 %."""
+    return f"{value * 100:.{int(0.99 < value < 1)}f} %"
+
+
+def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | None, width: int) -> Iterator[str]:
+    """What --dry-run adds to the header. `pair_s`: how long a run of each side takes; None: nobody knows."""
+    for name, text in zip(SIDES, commands, strict=True):
+        yield from command(name, escape(text), width, _LABEL)
+    most = min(report.terms.most_pairs, _LONGEST_PLAN)
+    if pair_s is None:
+        takes = "how long that takes is not known before a run of either side is stored"
+    else:
+        takes = f"{words.seconds(pair_s * FEWEST_PAIRS)} to {words.seconds(pair_s * most)}, by the stored runs"
+    fewest = f"{FEWEST_PAIRS} pairs where it fails each time without it and never with it"
+    yield from labelled("takes", f"{fewest}, {report.terms.most_pairs} at most; {takes}", width, _LABEL)
+    yield from labelled("launched", "nothing", width, _LABEL)
+
+
+FEWEST_PAIRS = 4  # at 95 %: three of them are evidence of ten to one, and twenty is asked for
+_LONGEST_PLAN = 10**6
+
+
+# A failed run again.
+
+
+def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
+    """What failed, how often, and how many passes that asks for: said before the first of them."""
+    report = escaped(report)
+    yield from paragraph(f"VERIFY  {report.scenario} of {report.run_id}   {report.end}", width, "", "        ")
+    yield from labelled("failed", _failed_before(report), width, _LABEL)
+    yield from labelled("needs", needs_text(report), width, _LABEL)
+    yield ""
+
+
+def _failed_before(report: VerifyReport) -> str:
+    (bad, of), (more_bad, more) = report.here, report.everywhere
+    elsewhere = f"; {more_bad} of {more} in all stored runs of this launch" if more > of else ""
+    return f"{bad} of {words.plural(of, 'run')} there{elsewhere}"
+
+
+def needs_text(report: VerifyReport) -> str:
+    bad, of = report.rate
+    passes = _passes(report.needed)
+    if bad == of:
+        return f"{passes} before it counts as fixed: it failed each time; --repeat N asks for more"
+    rate = f"what fails in {percent(bad / of)} of the runs would have shown, {percent(report.confidence)} sure"
+    return f"{passes} and no failure before it counts as fixed: {rate}"
+
+
+def verify_line(report: VerifyReport, wall_s: float, width: int) -> str:
+    """ "  3  PASS   7.6 s   3 of 14 passes"."""
+    verdict, _, rest = escape(report.last).partition(" · ")
+    passes = f"{report.seen.count(Repetition.PASSED)} of {report.needed} passes"
+    line = f"{len(report.seen):>3}  {verdict:<5} {words.seconds(wall_s):>7}   {passes}"
+    return cropped(f"{line}   {rest}".rstrip(), width)
+
+
+def verify_why(report: VerifyReport) -> str:
+    passed = f"{report.seen.count(Repetition.PASSED)} of {report.needed} times"
+    if report.result is VerificationResult.FIXED:
+        return f"it passed {passed}"
+    if report.result is VerificationResult.NOT_FIXED:
+        return f"run {len(report.seen)} fails alike: {report.last}"
+    if report.result is VerificationResult.FAILS_OTHERWISE:
+        return f"run {len(report.seen)} fails in another way: {report.last}"
+    return f"interrupted, passed {passed}" if report.interrupted else f"not judged, passed {passed}"
+
+
+def verify_answer(report: VerifyReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
+    report = escaped(report)
+    result = report.result or VerificationResult.UNDECIDED
+    yield from paragraph(f"{result.value.upper()}  {verify_why(report)}", width, "", "  ")
+    if result is VerificationResult.FAILS_OTHERWISE:
+        yield from labelled("before", report.end, width, _LABEL)
+    yield ""
+    if ledger is not None:
+        yield from command("ledger", escape(str(ledger)), width, _LABEL)
+    yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
+
+
+# The ledger.
+
+_HEAD = ("date", "claim", "result", "without it", "with it", "fixed", "computes", "sure", "commit", "runs")
+
+
+def ledger_lines(lines: Iterable[LedgerLine]) -> Iterator[str]:
+    """A table to paste: Markdown, a line a claim, the newest last."""
+    yield f"| {' | '.join(_HEAD)} |"
+    yield f"| {' | '.join('---' for _ in _HEAD)} |"
+    for line in lines:
+        counts = [f"{side.failed} of {side.of}" for side in line.sides]
+        commit = f"{line.commit[:9]}{'+' if line.dirty else ''}" if line.commit else ""
+        cells = (
+            line.at[:16].replace("T", " "), line.text, line.result, *(counts + [""] * 2)[:2], line.fixed or "",
+            line.computes, percent(line.confidence), commit, ", ".join(line.runs),
+        )  # fmt: skip
+        yield f"| {' | '.join(map(markdown, cells))} |"
+
+
+# The screen.
+
+STYLES = (
+    (r"(?<=  )PASS(?= |$)", "green"),
+    (r"(?<=  )(HANG|FAIL)(?= |$)", "bold red"),
+    (r"(?<=  )(ERROR|SKIP)(?= |$)", "yellow"),
+    (r"^(CLAIM|VERIFY)(?=  )", "bold"),
+    (r"^(SUPPORTED|FIXED)(?=  )", "bold white on green"),
+    (r"^(REFUTED|NOT FIXED|FAILS OTHERWISE)(?=  )", "bold white on red"),
+    (r"^(UNDECIDED|NOT COMPARABLE)(?=  )", "bold black on yellow"),
+)
+
+
+class TrialScreen(Listener):
+    """Called in the order in which things happen. Nothing is raised into what is tested: see `trouble`."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        environ: Mapping[str, str] | None = None,
+        live: bool = True,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`live`: a line that is drawn again, where the stream allows one."""
+        self._paint = Paint(stream, os.environ if environ is None else environ, STYLES, live=live)
+        self._writer = Writer(stream, self.frame if self._paint.lively else None)
+        self._clock_s = clock_s
+        self._lock = Lock()  # between the calls and the frame
+        self._running: tuple[str, float] | None = None
+        self._interrupts = 0
+        self.trouble: list[Trouble] = []
+        self.lost_terminal: Callable[[], None] = lambda: None  # called for each word that nobody is there to take
+
+    def show(self, lines: Callable[[int], Iterable[str]]) -> None:
+        """The lines for this terminal's width."""
+        with self._harmless():
+            painted = [self._paint.painted(line) for line in lines(self._paint.size[0])]
+            self._writer.write("".join(f"{line}\n" for line in painted))
+
+    def running(self, text: str | None) -> None:
+        """What runs from here on; None: nothing."""
+        with self._harmless():
+            with self._lock:
+                self._running = None if text is None else (escape(text), self._clock_s())
+            if self._paint.lively:
+                self._writer.start()
+
+    def interrupted(self, count: int) -> None:
+        with self._harmless():
+            self._interrupts = count
+            told = "killing now" if count > 1 else "ending this run; what was counted is kept"
+            self._writer.write(f"{self._paint.bare(f'  interrupted: {told}')}\n")
+
+    def close(self) -> None:
+        with self._harmless():
+            with self._lock:
+                self._running = None
+            self._writer.close(1.0 if self._interrupts > 1 else None)
+
+    def frame(self) -> list[str]:
+        """Called by the writer, in its thread."""
+        with self._lock:
+            running = self._running
+        if running is None:
+            return []
+        text, since_s = running
+        line = f"  {text}   {words.seconds(self._clock_s() - since_s)}"
+        return [self._paint.painted(cropped(line, self._paint.size[0] - 1))]
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self.trouble.append(Trouble(what=f"output through {type(self).__name__}", why=why))
+            if isinstance(error, OSError) and error.errno == errno.EIO:
+                self.lost_terminal()

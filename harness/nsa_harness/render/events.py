@@ -1,0 +1,118 @@
+"""The `--json` stream: one JSON object a line on stdout, for programs that follow a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
+
+from nsa_harness.core.comparison.severity import strict_exit_code
+from nsa_harness.core.evidence.live import FirstSnapshot, Progress
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts, Outcome, Report, counts, exit_code
+from nsa_harness.render.documents.report_json import outcome_values
+from nsa_harness.render.listener import Listener
+from nsa_harness.render.text import escape, escaped
+
+SCHEMA = 1
+
+
+class Events(Listener):
+    """A line for each event; every line is flushed, so that a reader is never behind.
+
+    Ctrl-C has no event of its own: the `done` event of an interrupted run has exit code 130.
+    """
+
+    def __init__(self, stream: TextIO, run_id: str, elapsed_s: Callable[[], float], *, strict: bool = False) -> None:
+        self._stream = stream
+        self._run_id = run_id
+        self._elapsed_s = elapsed_s
+        self._strict = strict
+        self._phases: dict[str, str] = {}
+
+    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
+        self._write("plan", None, machine=asdict(facts), scenarios=[_planned(spec) for spec in escaped(tuple(specs))])
+
+    def launched(self, spec: RunSpec) -> None:
+        self._write("launch", spec.scenario, **_planned(escaped(spec)))
+
+    def phase(self, scenario: str, phase: str, progress: Progress) -> None:
+        """Written when the phase changes."""
+        if self._phases.get(scenario) == phase:
+            return
+        self._phases[scenario] = phase
+        self._write("phase", scenario, phase=escape(phase), **asdict(escaped(progress)))
+
+    def looked(self, scenario: str, rows: Sequence[FirstSnapshot]) -> None:
+        self._write("look", scenario, rows=[asdict(row) for row in escaped(tuple(rows))])
+
+    def suspect(self, scenario: str, text: str) -> None:
+        self._write("suspect", scenario, text=escape(text))
+
+    def released(self, scenario: str, text: str) -> None:
+        self._write("released", scenario, text=escape(text))
+
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+        self._phases.pop(outcome.dir, None)
+        self._write("outcome", outcome.scenario, outcome=outcome_values(outcome), run_dir=escape(str(run_dir)))
+
+    def done(self, report: Report, run_dir: Path) -> None:
+        given = {status.value: number for status, number in counts(report.outcomes).items()}
+        code = strict_exit_code(report) if self._strict else exit_code(report)
+        self._write("done", None, counts=given, exit_code=code, run_dir=escape(str(run_dir)))
+
+    def _write(self, event: str, scenario: str | None, **values: Any) -> None:
+        head = {
+            "schema": SCHEMA,
+            "event": event,
+            "t_s": round(self._elapsed_s(), 3),
+            "run_id": self._run_id,
+            "scenario": None if scenario is None else escape(scenario),
+        }
+        # One write a line: a reader of a pipe sees whole lines.
+        self._stream.write(json.dumps({**head, **values}) + "\n")
+        self._stream.flush()
+
+
+class Planned(TypedDict):
+    """A scenario of the plan; null where there is nothing to say of one that cannot run."""
+
+    name: str
+    about: str
+    skip: str | None
+    spec_hash: str | None
+    ranks: int | None
+    backend: str | None
+    subject: str | None
+    deadline_s: float | None
+    notes: list[str] | None
+
+
+def _planned(spec: RunSpec | Skip) -> Planned:
+    if isinstance(spec, Skip):
+        return {
+            "name": spec.scenario,
+            "about": spec.about,
+            "skip": spec.reason,
+            "spec_hash": None,
+            "ranks": None,
+            "backend": None,
+            "subject": None,
+            "deadline_s": None,
+            "notes": None,
+        }
+    return {
+        "name": spec.scenario,
+        "about": spec.about,
+        "skip": None,
+        "spec_hash": spec.spec_hash,
+        "ranks": spec.ranks,
+        "backend": spec.backend,
+        "subject": spec.subject,
+        "deadline_s": spec.limits.deadline_s,
+        "notes": list(spec.notes),
+    }

@@ -1,0 +1,317 @@
+"""bisect.json: the record of a bisection, schema 1, written and read as one type.
+
+The keys of the contract come first and are always there; "detail" holds what only people and `bisect --log` need.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationError, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from nsa_harness.core.experiment.signature import Signature
+from nsa_harness.core.search.question import (
+    AnswerKind,
+    CountsAs,
+    Purpose,
+    SearchAnswer,
+    Spans,
+    Subset,
+    places_in,
+    spans_of,
+    within,
+)
+from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport, SearchDetail
+from nsa_harness.core.search.subject import Form, Subject
+from nsa_harness.errors import StoredRunError
+from nsa_harness.render.experiments.words import open_places
+from nsa_harness.render.text import escape, escaped
+from nsa_harness.supervisor.storage.adapters import adapter, mistakes
+from nsa_harness.supervisor.storage.rundir import RunDir
+
+SCHEMA: Literal[1] = 1
+_MOST_BYTES = 16 << 20
+T = TypeVar("T")
+
+
+def _spans(value: Spans, info: ValidationInfo) -> Spans:
+    """Places that no item has are refused: whoever reads on would count up to them."""
+    if not within(value, items := _items(info)):
+        raise PydanticCustomError("places", "no spans of {items} items", {"items": items})
+    return value
+
+
+def _places(value: Any, info: ValidationInfo) -> Subset:
+    return places_in(_spans(adapter(Spans).validate_python(value), info))
+
+
+def _within(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+    items = _items(info)
+    if not all(0 <= one <= items for one in value):
+        raise PydanticCustomError("places", "not within {items} items", {"items": items})
+    return value
+
+
+def _items(info: ValidationInfo) -> int:
+    assert info.context is not None
+    return int(info.context["items"])
+
+
+# Sets of places are written as spans.
+Places = Annotated[Subset, PlainValidator(_places), PlainSerializer(spans_of, return_type=Spans)]
+Ordered = Annotated[
+    tuple[int, ...],
+    PlainValidator(lambda value, info: tuple(sorted(_places(value, info)))),
+    PlainSerializer(spans_of, return_type=Spans),
+]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeEvent:
+    """A probe as far as programs may rely on it; the `--json` stream has no more of it."""
+
+    n: int
+    config: dict[str, Any]
+    verdict: str | None
+    counts_as: CountsAs
+    dir: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredProbe(ProbeReport, ProbeEvent):
+    """One probe: what was asked of which configuration, and what it showed."""
+
+    subset: Annotated[Spans, AfterValidator(_spans)]
+    open: Annotated[tuple[int, int], AfterValidator(_within)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Between what the answer lies, in the words of `items`."""
+
+    passing: tuple[Any, ...] | None
+    failing: tuple[Any, ...] | None
+    open: tuple[Any, ...]
+    known: tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    kind: AnswerKind
+    items: tuple[Any, ...]
+    confidence: Share
+    p_hang: Share | None = None  # left out where runs are not flaky
+    bounds: Bounds | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controls:
+    good: str | None
+    bad: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSubject(Subject):
+    """What is varied."""  # whose values may be anything that JSON can say: pydantic knows no such type
+
+    items: tuple[Any, ...]
+    good: Any = None
+    bad_values: tuple[Any, ...] = ()
+    good_values: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredAnswer(SearchAnswer):
+    """The answer in places of the subject's items, sets of them as spans."""
+
+    items: Annotated[tuple[int, ...], AfterValidator(_within)] = ()
+    groups: tuple[Places, ...] = ()
+    open: Ordered = ()
+    known: Ordered = ()
+    passing: Places | None = None
+    failing: Places | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredDetail(SearchDetail):
+    subject: StoredSubject
+    answer: StoredAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRecord:
+    """What the file holds."""
+
+    schema: Literal[1]
+    question: str
+    outcome_sought: Signature | None
+    answer: Answer
+    controls: Controls
+    probes: tuple[StoredProbe, ...]
+    floor_probes: int
+    commands: Commands
+    detail: StoredDetail
+
+
+def bisect_json(report: BisectReport) -> str:
+    values = adapter(SearchRecord).dump_python(_record(escaped(report)), mode="json")
+    return json.dumps({**values, "answer": _without_rate(values["answer"])}, indent=1, allow_nan=False) + "\n"
+
+
+def from_json(text: str, where: str = "bisect.json") -> BisectReport:
+    """The bisection a file holds. Raises StoredRunError, which names every value that is wrong."""
+    try:
+        items = len(json.loads(text)["detail"]["subject"]["items"])
+        record = adapter(SearchRecord).validate_json(text, strict=True, context={"items": items})
+    except ValidationError as error:
+        raise _unreadable(where, mistakes(error)) from None
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(where, [f"not JSON, or cut short: {error}"]) from None
+    except (KeyError, TypeError) as error:
+        raise _unreadable(where, [f"not as written: {type(error).__name__}: {error}"]) from None
+    return _report(record)
+
+
+def stored_search(run: RunDir) -> BisectReport:
+    """The bisection whose run this is. Raises StoredRunError; `run.search` tells whether it is one at all."""
+    try:
+        text = run.door.whole(run.search, _MOST_BYTES).decode("utf-8", errors="replace")
+    except OSError as error:
+        why = f"{error.strerror}; a bisection that was cut short goes on by its command"
+        raise StoredRunError(f"{run.path} holds no {run.search.name}: {why}") from None
+    except ValueError as error:
+        raise _unreadable(str(run.search), [str(error)]) from None
+    return from_json(text, str(run.search))
+
+
+def probe_event(subject: Subject, probe: ProbeReport) -> dict[str, object]:
+    """One probe in the `--json` stream, by the keys of bisect.json."""
+    stored = _stored_probe(subject, escaped(probe))
+    values = adapter(ProbeEvent).dump_python(_only(ProbeEvent, stored), mode="json")
+    return {"event": "probe", "scenario": stored.dir, **values}
+
+
+def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
+    """The end of the `--json` stream of a bisection."""
+    report = escaped(report)
+    answer = _without_rate(adapter(Answer).dump_python(_answer(report), mode="json"))
+    return {"event": "done", "scenario": report.scenario, "answer": answer, "run_dir": escape(run_dir)}
+
+
+def answer_items(subject: Subject, answer: SearchAnswer) -> list[Any]:
+    """The answer as programs read it: layer numbers, a half-open range, values, names."""
+    if not answer.items:
+        return []
+    match answer.kind:
+        case AnswerKind.COUNT:
+            return [answer.items[0]]
+        case AnswerKind.THRESHOLD:
+            return [subject.items[answer.items[0] - 1] if subject.ordered else answer.items[0]]
+        case AnswerKind.RANGE:
+            places = range(*answer.items)
+            if subject.form is Form.LAYERS:
+                return [subject.items[places[0]], int(str(subject.items[places[-1]])) + 1]
+            return [subject.items[place] for place in places]
+    return [subject.items[place] for place in answer.items]
+
+
+def _record(report: BisectReport) -> SearchRecord:
+    detail = {field.name: getattr(report, field.name) for field in fields(SearchDetail)}
+    subject, answer = StoredSubject(**vars(report.subject)), StoredAnswer(**vars(report.answer))
+    return SearchRecord(
+        schema=SCHEMA,
+        question=report.subject.question,
+        outcome_sought=report.signature,
+        answer=_answer(report),
+        controls=Controls(
+            good=_control(report, Purpose.CONTROL_GOOD),
+            bad=_control(report, Purpose.CONTROL_BAD),
+        ),
+        probes=tuple(_stored_probe(report.subject, probe) for probe in report.probes),
+        floor_probes=report.floor_probes,
+        commands=report.commands,
+        detail=StoredDetail(**{**detail, "subject": subject, "answer": answer}),
+    )
+
+
+def _report(record: SearchRecord) -> BisectReport:
+    detail = record.detail
+    return BisectReport(
+        **{
+            **vars(detail),
+            "subject": _only(Subject, detail.subject),
+            "answer": _only(SearchAnswer, detail.answer),
+            "signature": record.outcome_sought,
+            "probes": tuple(_only(ProbeReport, probe) for probe in record.probes),
+            "commands": record.commands,
+            "floor_probes": record.floor_probes,
+        }
+    )
+
+
+def _only(of: type[T], value: T) -> T:
+    """As a value of that very type, without what a subclass holds besides."""
+    return of(**{field.name: getattr(value, field.name) for field in fields(of)})  # type: ignore[arg-type]
+
+
+def _answer(report: BisectReport) -> Answer:
+    subject, answer = report.subject, report.answer
+    return Answer(
+        kind=answer.kind,
+        items=tuple(answer_items(subject, answer)),
+        confidence=answer.confidence,
+        p_hang=answer.p_bad,
+        bounds=_bounds(report) if answer.kind is AnswerKind.UNDECIDED else None,
+    )
+
+
+def _bounds(report: BisectReport) -> Bounds:
+    """The largest that passes and the smallest that fails; of a search that was cut short by its probes."""
+    answer, subject, open_ = report.answer, report.subject, sorted(open_places(report))
+    good = [probe.places for probe in report.probes if probe.counts_as is CountsAs.GOOD]
+    bad = [probe.places for probe in report.probes if probe.counts_as is CountsAs.BAD]
+    passing = answer.passing if answer.passing is not None else max(good, key=len, default=None)
+    failing = answer.failing if answer.failing is not None else min(bad, key=len, default=None)
+    return Bounds(
+        passing=None if passing is None else _named(subject, passing),
+        failing=None if failing is None else _named(subject, failing),
+        open=tuple(subject.items[place] for place in (sorted({*open_[:1], *open_[-1:]}) if subject.ordered else open_)),
+        known=tuple(subject.items[place] for place in answer.known),
+    )
+
+
+def _named(subject: Subject, places: Subset) -> tuple[Any, ...]:
+    """Items, or the one value that they stand for."""
+    if subject.ordered:
+        return (subject.items[max(places)] if places else subject.good,)
+    return tuple(subject.items[place] for place in sorted(places))
+
+
+def _without_rate(answer: dict[str, Any]) -> dict[str, Any]:
+    """`p_hang` is there only where it says something."""
+    return {key: value for key, value in answer.items() if key != "p_hang" or value is not None}
+
+
+def _stored_probe(subject: Subject, probe: ProbeReport) -> StoredProbe:
+    return StoredProbe(**vars(probe), config=escaped(dict(subject.config(probe.places))))
+
+
+def _control(report: BisectReport, purpose: Purpose) -> str | None:
+    """The directory of the last one that ended as it should; of one that did not, null."""
+    wanted = CountsAs.GOOD if purpose is Purpose.CONTROL_GOOD else CountsAs.BAD
+    # Up to an open end it is a step on the way that fails first.
+    purposes = (purpose, Purpose.GALLOP) if wanted is CountsAs.BAD else (purpose,)
+    dirs = [probe.dir for probe in report.probes if probe.purpose in purposes and probe.counts_as is wanted]
+    return dirs[-1] if dirs else None
+
+
+def _unreadable(where: str, found: list[str]) -> StoredRunError:
+    lines = "\n".join(f"  {escape(mistake)}" for mistake in found)
+    return StoredRunError(
+        f"{escape(where)} cannot be read as a bisection:\n{lines}\n"
+        "Give the command of the bisection again, or name another run: nsa-harness bisect --log RUN"
+    )

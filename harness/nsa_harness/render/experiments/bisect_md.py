@@ -1,0 +1,162 @@
+"""BISECT.md: a bisection ready for an issue: the answer, what proves it, and how to see it again. A pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nsa_harness.core.search.question import CONTROLS, PROOFS, AnswerKind
+from nsa_harness.core.search.report import BisectReport
+from nsa_harness.render.experiments import words as bisect_words
+from nsa_harness.render.experiments.grid import Grid
+from nsa_harness.render.experiments.rows import Row, rows
+from nsa_harness.render.terminal.layout import cropped
+from nsa_harness.render.text import escape_block, escaped, markdown, markdown_code, markdown_fence, markdown_table
+from nsa_harness.texts import words
+
+LIMIT = 65_536  # characters that GitHub takes in one issue
+_GRID_COLUMNS = 110
+_STACK_LINES = 24  # of each file
+_PROBE_ROWS = 120
+_CELL = 200  # columns of one cell; bisect.json has the whole
+_OMITTED = "\n\nThe rest is cut, because an issue takes 65,536 characters; all of it is in the run directory.\n"
+
+
+def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> str:
+    """`stacks`: what stood in the dumps of the failing and of the passing probe, by the name of the file."""
+    report = escaped(report)
+    told, facts = tuple(rows(report)), tuple(bisect_words.facts(report))
+    sections = (
+        _head(report),
+        _commands([one for one in facts if one.command]),
+        _told(report, [one for one in facts if not one.command]),
+        _proof(report, told),
+        _picture(report, told),
+        _stacks(report, stacks or {}),
+        _searched(report),
+        _probes(told),
+        _made_with(report),
+    )
+    return _bounded(["\n".join(lines) for lines in sections if lines])
+
+
+def _head(report: BisectReport) -> list[str]:
+    facts = filter(None, (report.answer.kind.value, bisect_words.sureness(report.answer)))
+    lines = [f"# {markdown(bisect_words.sentence(report))}", ""]
+    lines += [f"{markdown(report.scenario)}: {markdown(bisect_words.question(report))}", ""]
+    lines += [f"**{markdown(' · '.join(facts))}**"]
+    if setting := bisect_words.setting_word(report):
+        lines += ["", f"That is {markdown_code(setting)}."]
+    if report.interrupted:
+        lines += ["", "**Interrupted.** The same command goes on where it stopped."]
+    if report.answer.kind is AnswerKind.UNDECIDED:
+        lines += ["", f"{markdown(bisect_words.open_word(report))}."]
+    return lines
+
+
+def _commands(facts: Sequence[bisect_words.Fact]) -> list[str]:
+    told = ((one.label.capitalize(), text) for one in facts for text in one.texts)
+    lines = [line for name, text in told for line in ("", f"{name}:", "", *markdown_fence(text, "sh"))]
+    return ["## See it again", *lines] if lines else []
+
+
+def _told(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> list[str]:
+    failed = bisect_words.failing_probe(report)
+    shown = [(one.label, text) for one in facts for text in one.texts]
+    shown += [("failed", failed.summary)] if failed is not None and failed.summary else []
+    return ["## What is known", "", *(f"- {label}: {markdown(text)}" for label, text in shown)]
+
+
+def _proof(report: BisectReport, told: Sequence[Row]) -> list[str]:
+    """The controls and what was asked once the answer stood."""
+    shown = [row for row, probe in zip(told, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)]
+    return ["## What proves it", "", *_table(shown)] if shown else []
+
+
+def _picture(report: BisectReport, told: Sequence[Row]) -> list[str]:
+    if not told:
+        return []
+    picture = list(Grid(subject=report.subject, width=_GRID_COLUMNS).whole(told))
+    kept = picture[:_PROBE_ROWS]
+    # Each line has passed the escape; as a block they would be cut to the last 40.
+    fence = markdown_fence("\n".join(kept), "text")[0][:-4]
+    more = ["", f"{len(picture) - len(kept)} more lines are in report.html."] if len(picture) > len(kept) else []
+    return ["## The search", "", f"{fence}text", *kept, fence, *more]
+
+
+def _stacks(report: BisectReport, stacks: Mapping[str, str]) -> list[str]:
+    verdicts = {probe.dir: probe.verdict for probe in report.probes}
+    lines: list[str] = []
+    for name, text in stacks.items():
+        kept = _clean(text).split("\n")
+        cut = len(kept) - _STACK_LINES
+        shown = kept[:_STACK_LINES] + ([f"… {cut} more lines in the file"] if cut > 0 else [])
+        lines += [
+            "",
+            "<details>",
+            f"<summary>{markdown(' · '.join(filter(None, (verdicts.get(name.split('/')[0]), name))))}</summary>",
+            "",
+        ]
+        lines += [*markdown_fence("\n".join(shown), "text"), "", "</details>"]
+    return ["## Stacks", *lines] if lines else []
+
+
+def _searched(report: BisectReport) -> list[str]:
+    signature = "no failure was seen" if report.signature is None else f"only {report.signature} counts"
+    bullets = [report.subject.question, signature, *report.notes]
+    bullets += [f"at least {words.plural(report.floor_probes, 'probe')} for a question of this size"]
+    return ["## What was searched", "", *(f"- {markdown(item)}" for item in bullets)]
+
+
+def _probes(told: Sequence[Row]) -> list[str]:
+    if not told:
+        return []
+    omitted = len(told) - _PROBE_ROWS
+    more = ["", f"{omitted} more are in bisect.json."] if omitted > 0 else []
+    return [f"## All {words.plural(len(told), 'probe')}", "", *_table(told), *more]
+
+
+def _made_with(report: BisectReport) -> list[str]:
+    machine = f"{report.machine.host} · {words.machine_line(report.machine)} · nsa-harness {report.harness}"
+    lines = ["## Made with", "", f"Run {markdown_code(report.run_id)} on {markdown(machine)}"]
+    if report.what:
+        lines += ["", markdown(report.what)]
+    return [*lines, "", *markdown_fence(report.command, "sh")]
+
+
+_HEAD = ("probe:", "why", "configuration", "verdict", "counts as", "took:", "remark", "directory")
+
+
+def _table(told: Sequence[Row]) -> list[str]:
+    return markdown_table(_HEAD, map(_cells, told[:_PROBE_ROWS]))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        str(row.n),
+        markdown(row.why),
+        markdown_code(cropped(row.config, _CELL), in_table=True),
+        f"**{markdown(row.verdict)}**" if row.launched else row.verdict,
+        row.counts_as.value,
+        row.took,
+        markdown(cropped(row.remark, _CELL)),
+        markdown_code(row.dir, in_table=True) if row.dir else "",  # no link: an issue has no run directory
+    )
+
+
+def _clean(text: str) -> str:
+    """The first lines of a dump; `escape_block` alone would keep the last ones."""
+    lines = text.splitlines()
+    return "\n".join(escape_block(line) if line.strip() else "" for line in lines).strip("\n")
+
+
+def _bounded(sections: Sequence[str]) -> str:
+    """Whole sections as long as an issue takes them; the answer and its proof come first."""
+    whole = "\n\n".join(sections) + "\n"
+    if len(whole) <= LIMIT:
+        return whole
+    kept: list[str] = []
+    for section in sections:
+        if sum(map(len, kept)) + 2 * len(kept) + len(section) + len(_OMITTED) > LIMIT:
+            continue
+        kept.append(section)
+    return "\n\n".join(kept) + _OMITTED

@@ -1,0 +1,354 @@
+"""What the terminal shows of a bisection: lines as pure functions of the values and the width, drawn while it runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import TextIO
+
+from nsa_harness.core.report import Trouble
+from nsa_harness.core.search.effort import Case, Stage, at_most
+from nsa_harness.core.search.question import AnswerKind, Round
+from nsa_harness.core.search.report import BisectReport, ProbeReport
+from nsa_harness.core.search.subject import plural
+from nsa_harness.core.search.waits import Waiting
+from nsa_harness.render.experiments import words as bisect_words
+from nsa_harness.render.experiments.grid import Grid
+from nsa_harness.render.experiments.rows import Next, row, rows
+from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
+from nsa_harness.render.terminal.stream import Paint, Writer
+from nsa_harness.render.text import escape, escaped
+from nsa_harness.texts import words
+
+_LABEL = 11
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """A control of the plan, before it is launched."""
+
+    name: str  # "good" or "bad"; "up to" of an end that nobody says is bad
+    config: str  # in words: "no layer"
+    command: str | None  # None: it cannot be launched, and `reason` says why
+    reason: str = ""
+
+
+def header_lines(report: BisectReport, width: int) -> Iterator[str]:
+    """What is asked, of what, and the choices made on the user's behalf."""
+    report = escaped(report)
+    yield from paragraph(f"BISECT  {report.scenario}   {bisect_words.question(report)}", width, "", "        ")
+    for line in filter(None, (report.what, *report.notes)):
+        yield from paragraph(line, width, "        ")
+    yield ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """A case of the plan, and how long that would take."""
+
+    case: Case
+    takes_s: float | None  # None: nobody knows how long a run takes
+
+
+def plan_lines(
+    report: BisectReport,
+    parts: Sequence[Stage],
+    cases: Sequence[Expected],
+    controls: Sequence[Control],
+    width: int,
+    known: str = "",
+) -> Iterator[str]:
+    """What --dry-run prints: the question, the controls, and what each case takes. Launches nothing.
+
+    `known`: by what the time of a run is known.
+    """
+    report, controls = escaped((report, tuple(controls)))
+    yield from header_lines(report, width)
+    yield from labelled("asks", report.subject.question, width, _LABEL)
+    for control in controls:
+        yield from labelled(control.name, control.config, width, _LABEL)
+        if control.command is not None:
+            yield from command("", control.command, width, _LABEL)
+        else:
+            yield from labelled("", f"cannot be launched: {control.reason}", width, _LABEL)
+    yield ""
+    always = [f"{part.name} {part.probes}" for part in parts if not part.only_if]
+    yield from labelled(
+        "at most", f"{words.plural(at_most(tuple(parts)), 'probe')}: {' · '.join(always)}", width, _LABEL
+    )
+    longest = max((len(one.case.name) for one in cases), default=0)
+    for number, one in enumerate(cases):
+        yield from labelled("" if number else "if", _case_words(one, longest), width, _LABEL)
+    yield from labelled("", "more where answers contradict each other", width, _LABEL)
+    yield from labelled("time", known or "not known before the controls have run", width, _LABEL)
+    yield from labelled("launched", "nothing", width, _LABEL)
+
+
+def _case_words(one: Expected, longest: int) -> str:
+    case = one.case
+    how = "about" if case.about else "" if case.more else "at most"
+    probes = f"{case.probes} more" if case.more else words.plural(case.probes, "probe")
+    takes = "" if one.takes_s is None else f"   {words.seconds(one.takes_s)}"
+    return f"{case.name:<{longest}}   {f'{how} {probes}'.strip()}{takes}"
+
+
+def progress_line(
+    report: BisectReport, running: Round, elapsed_s: float, width: int, left_s: float | None = None
+) -> str:
+    """ "layers [0,12) → [4,8), about 2 probes; 40 s left in all   probe 5, 3.1 s"; one line, cropped.
+
+    `left_s`: of the whole search.
+    """
+    return cropped(f"  {escape(_standing(report, running, left_s))}   {_running(report, running, elapsed_s)}", width)
+
+
+def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
+    """Why a probe that does nothing is waited for, until when, and what shortens that; `since_s` after it was seen."""
+    quiet = f"no progress for {_round_seconds(waiting.quiet_s + since_s)}"
+    if waiting.until_s is None:
+        return f"{quiet}: a sleep that ends by itself; limits.deadline_s=60 bounds it"
+    until = _round_seconds(waiting.until_s)
+    if waiting.seen:
+        return f"{quiet}: waits until {until} as this wait was proven to hang before; then it counts as bad early"
+    shorter = f"limits.{waiting.limit}={max(round(waiting.until_s / 2), 1)}"
+    return f"{quiet}: waits until {until} to prove the hang; {shorter} shortens it"
+
+
+def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
+    """The answer and how sure it is, the commands that show it, and what else is told."""
+    report = escaped(report)
+    open_ = report.answer.kind is AnswerKind.UNDECIDED
+    tag = "UNDECIDED" if open_ else "ANSWER"
+    found = bisect_words.open_word(report) if open_ else bisect_words.headline(report)
+    setting = bisect_words.setting_word(report)
+    parts = (f"{tag}  {found}", f"({setting})" if setting else "", bisect_words.sureness(report.answer))
+    yield from paragraph("   ".join(filter(None, parts)), width, "", " " * (len(tag) + 2))
+    yield ""
+    for fact in bisect_words.facts(report):
+        lines = command if fact.command else labelled
+        for number, text in enumerate(fact.texts):
+            yield from lines("" if number else fact.label, text, width, _LABEL)
+    yield from command("paste", escape(f"{run_dir}/BISECT.md"), width, _LABEL)
+    yield from command("page", escape(f"{run_dir}/report.html"), width, _LABEL)
+
+
+def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
+    """A bisection that has ended, as `bisect --log RUN` shows it: what was on the screen."""
+    report = escaped(report)
+    yield from header_lines(report, width)
+    yield from Grid(subject=report.subject, width=width).whole(rows(report))
+    yield ""
+    yield from answer_lines(report, run_dir, width)
+
+
+def interrupted_line(count: int) -> str:
+    if count > 1:
+        return "  interrupted twice: killing now; the same command goes on where it stopped"
+    return "  interrupted: ending this probe; the same command goes on where it stopped"
+
+
+def _standing(report: BisectReport, running: Round, left_s: float | None) -> str:
+    """The question, what is left of it, how many probes that takes at most, and how long the whole rest takes."""
+    subject = report.subject
+    whole = bisect_words.span(subject, (0, len(subject.items)))
+    now = bisect_words.span(subject, running.open)
+    name = subject.key.rpartition(".")[2] if subject.ordered else plural(subject.noun)
+    searching = running.purpose in bisect_words.SEARCHING
+    text = f"{name} {whole}{f' → {now}' if searching and now != whole else ''}"
+    rest = "" if left_s is None else f"; {_round_seconds(left_s)} left in all"
+    if not searching:
+        return f"{text}, {bisect_words.round_word(running.purpose)}{rest}"
+    about = f"about {words.plural(running.left + len(running.subsets), 'probe')}"
+    return f"{text}, {about}{rest or ' left'}"
+
+
+def _round_seconds(seconds: float) -> str:
+    return words.seconds(float(round(seconds))) if seconds >= 99.5 else f"{max(round(seconds), 1)} s"
+
+
+def _running(report: BisectReport, running: Round, elapsed_s: float) -> str:
+    first, last = len(report.probes) + 1, len(report.probes) + len(running.subsets)
+    which = f"probe {first}" if first == last else f"probes {first}-{last}"
+    return f"{which}, {words.seconds(elapsed_s)}"
+
+
+_WORTH_A_LINE_S = 15.0  # of waiting, where nothing can be drawn again
+_PATIENCE_S = 1.0  # for the last words of a search that was killed: nobody may be reading them
+_LABELS = "hangs|fails|passes|alone|note|often|tells|zones|why|open|do|place|took|proven at|not tried|paste|page"
+STYLES = (
+    (r"(?<=   )PASS(?= |$)", "green"),
+    (r"(?<=   )HANG(?= |$)", "bold red"),
+    (r"(?<=   )FAIL(?= |$)", "bold red"),
+    (r"(?<=   )wait(?= |$)", "red"),
+    (r"(?<=   )(ERROR|none)(?= |$)", "yellow"),
+    (r"(?<=   )SKIP(?= |$)", "cyan"),
+    (r"^BISECT(?=  )", "bold"),
+    (r"^ANSWER(?=  )", "bold white on green"),
+    (r"^UNDECIDED(?=  )", "bold black on yellow"),
+    (r"another failure", "yellow"),
+    (r"■", "bold"),
+    (r"·", "dim"),
+    (rf"^  ({_LABELS})(?=  |$)", "dim"),
+)
+
+
+class BisectScreen:
+    """Called one call at a time, in the order in which things happen; `interrupted` alone may come in between.
+
+    Nothing is raised into the search: what could not be shown stands in `trouble`.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        environ: Mapping[str, str] | None = None,
+        live: bool = True,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`live`: a line that is drawn again, where the stream allows one."""
+        self._paint = Paint(stream, os.environ if environ is None else environ, STYLES, live=live)
+        self._writer = Writer(stream, self.frame if self._paint.lively else None)
+        self._clock_s = clock_s
+        self._lock = Lock()  # between the calls and the frame
+        self._running: _Running | None = None
+        self._grid: Grid | None = None
+        self._waits: dict[int, tuple[Waiting, float]] = {}  # by the number of the probe, and when that was seen
+        self._said: set[int] = set()  # probes of which it was said that they are waited for
+        self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
+        self._interrupts = 0
+        self._troubles: list[Trouble] = []
+        self.lost_terminal: Callable[[], None] = lambda: None  # called for each word that nobody is there to take
+
+    @property
+    def trouble(self) -> tuple[Trouble, ...]:
+        return tuple(self._troubles)
+
+    def begun(self, report: BisectReport) -> None:
+        """Before the first probe: the question, and the head of the picture."""
+        with self._harmless():
+            self._grid = Grid(subject=report.subject, width=self._width)
+            self._print(header_lines(report, self._width))
+            self._print(self._grid.head())
+
+    def round_begun(self, round_: Round, report: BisectReport, left_s: float | None = None) -> None:
+        """Before the probes of a round are launched; `report` is what is known so far, `left_s` of the whole search."""
+        with self._harmless():
+            self._row(round_)
+            now_s, left = self._clock_s(), len(round_.subsets)
+            with self._lock:
+                self._running = _Running(round=round_, report=report, since_s=now_s, left=left, left_s=left_s)
+            if self._paint.lively:
+                self._writer.start()
+
+    def probed(self, probe: ProbeReport, report: BisectReport) -> None:
+        """One probe has ended. `told` holds it already. Its row waits for the next round, which says what is left."""
+        with self._harmless():
+            self._row(None)
+            self._pending = (probe, report)
+            with self._lock:
+                self._waits.pop(probe.n, None)
+                if self._running is not None:
+                    self._running.left -= 1
+                    if self._running.left == 0:
+                        self._running = None
+
+    def answered(self, report: BisectReport, run_dir: Path) -> None:
+        with self._harmless():
+            self._stop()
+            self._print(["", *answer_lines(report, run_dir, self._width)])
+            self._writer.settle()
+
+    def waits(self, n: int, waiting: Waiting | None) -> None:
+        """The probe of this number does nothing. None: it moves again, or nothing is known of it."""
+        with self._harmless():
+            with self._lock:
+                self._waits.pop(n, None)
+                if waiting is not None:
+                    self._waits[n] = (waiting, self._clock_s())
+            long = waiting is not None and waiting.left_s >= _WORTH_A_LINE_S and n not in self._said
+            if waiting is not None and long and not self._paint.lively:
+                self._said.add(n)
+                self.note(f"probe {n}: {waiting_text(waiting)}")
+
+    def note(self, text: str) -> None:
+        """A choice made on the user's behalf, or news of the search."""
+        with self._harmless():
+            self._row(None)
+            self._print(paragraph(escape(text), self._width, "  ", "    "))
+
+    def interrupted(self, count: int) -> None:
+        """Ctrl-C or TERM, for the `count`-th time. May come from a signal handler: takes no lock, writes nothing."""
+        with self._harmless():
+            self._interrupts = count
+            self._writer.write(f"{self._paint.bare(interrupted_line(count))}\n")
+
+    def settle(self) -> None:
+        """Return when everything said so far is on the stream."""
+        with self._harmless():
+            self._writer.settle()
+
+    def close(self) -> None:
+        """Leave the screen in order. Safe to call twice and at any time."""
+        with self._harmless():
+            self._stop()
+            self._writer.close(_PATIENCE_S if self._interrupts > 1 else None)
+
+    def frame(self) -> list[str]:
+        """Called by the writer, in its thread."""
+        with self._lock:
+            running, waits = self._running, [*self._waits.values()]
+        if running is None:
+            return []
+        now_s, width = self._clock_s(), self._width - 1  # a full line would wrap when the window shrinks
+        lines = [progress_line(running.report, running.round, now_s - running.since_s, width, running.left_s)]
+        if waits:
+            waiting, seen_s = max(waits, key=lambda one: one[0].left_s)
+            lines.append(cropped(f"    {waiting_text(waiting, now_s - seen_s)}", width))
+        return [self._paint.painted(line) for line in lines]
+
+    def _stop(self) -> None:
+        self._row(None)
+        with self._lock:
+            self._running = None
+
+    def _row(self, following: Next | None) -> None:
+        """Print the row that waits."""
+        pending, self._pending = self._pending, None
+        if pending is not None and self._grid is not None:
+            probe, report = pending
+            self._print(self._grid.row(row(report, probe, following)))
+
+    @property
+    def _width(self) -> int:
+        return self._paint.size[0]
+
+    def _print(self, lines: Iterable[str]) -> None:
+        self._writer.write("".join(f"{self._paint.painted(line)}\n" for line in lines))
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self._troubles.append(Trouble(what=f"output through {type(self).__name__}", why=why))
+            if isinstance(error, OSError) and error.errno == errno.EIO:
+                self.lost_terminal()
+
+
+@dataclass(kw_only=True)
+class _Running:
+    """The round that runs."""
+
+    round: Round
+    report: BisectReport
+    since_s: float
+    left: int  # probes that have not ended
+    left_s: float | None  # of the whole search

@@ -1,0 +1,513 @@
+"""Words for a bisection: what was asked, what each probe showed, what was found, and how sure that is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from nsa_harness.core.experiment.signature import SLOW, Signature
+from nsa_harness.core.experiment.statistics import interval
+from nsa_harness.core.report import Status
+from nsa_harness.core.scenario.yaml_tree import Plain
+from nsa_harness.core.search.question import (
+    CONTROLS,
+    AnswerKind,
+    CountsAs,
+    Purpose,
+    SearchAnswer,
+    Subset,
+    Zone,
+    last_place,
+    spans_of,
+)
+from nsa_harness.core.search.report import BisectReport, ProbeReport
+from nsa_harness.core.search.subject import ENV, PACKAGE, Config, Form, Subject, layer_spans, override_word, plural
+from nsa_harness.texts import words
+
+SEARCHING = (Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
+GC_LAYERS = "gc.layers"
+
+
+def question(report: BisectReport) -> str:
+    """ "which checkpointed layers make it HANG?"."""
+    subject = report.subject
+    fail = "fail" if report.signature is None else report.signature.verdict  # once one was seen
+    does_it = "is it slow" if fail == SLOW else f"does it {fail}"
+    nouns = plural(subject.noun)
+    match subject.form:
+        case Form.LAYERS if subject.key == GC_LAYERS:
+            return f"which checkpointed layers make it {fail}?"
+        case Form.VALUE:
+            return f"from which {subject.noun} on {does_it}?"
+        case Form.COMMIT:
+            return f"since which {subject.noun} {does_it}?"
+        case Form.PARTS:
+            return f"which {nouns} of the attention make it {fail}?"
+        case Form.KEYS | Form.FILE:
+            return f"which of {counted(len(subject.items), subject.noun)} make it {fail}?"
+    return f"which {nouns} make it {fail}?"
+
+
+def fails_word(signature: Signature | None) -> str:
+    """The verb: "hangs", "fails" or "is slow"."""
+    if signature is not None and signature.verdict == SLOW:
+        return "is slow"
+    return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun if count == 1 else plural(noun)}"
+
+
+def span(subject: Subject, open_: tuple[int, int]) -> str:
+    """The items that are open, in few signs: "[4,9)", "7", "(64, 128]"; names by their numbers from 1."""
+    first, stop = open_
+    if stop <= first:
+        return "none"
+    if subject.form is Form.VALUE:
+        return f"({value_before(subject, first)}, {subject.label(stop - 1)}]"
+    if subject.form is Form.LAYERS:
+        low, high = subject.label(first), subject.items[stop - 1]
+        return low if stop - first == 1 else f"[{low},{int(str(high)) + 1})"
+    return str(first + 1) if stop - first == 1 else f"{first + 1}-{stop}"
+
+
+def value_before(subject: Subject, place: int) -> str:
+    """The value below the item: the one before it, or that of the good end."""
+    if place > 0:
+        return subject.label(place - 1)
+    return subject.good if isinstance(subject.good, str) else "none" if subject.good is None else f"{subject.good}"
+
+
+def last_value(subject: Subject, probe: ProbeReport) -> str:
+    """Of items in order: the value that was asked."""
+    last = last_place(probe.subset)
+    return value_before(subject, 0) if last is None else subject.label(last)
+
+
+def headline(report: BisectReport) -> str:
+    """The answer in a few words: "layer 7 alone", "layers 3 and 8 together", "any 5 layers"."""
+    subject, answer = report.subject, report.answer
+    match answer.kind:
+        case AnswerKind.SINGLE:
+            return f"{named(subject, answer.items)} alone"
+        case AnswerKind.RANGE:
+            places = range(*answer.items)
+            between = subject.in_a_row and len(places) > 2  # nobody can tell whether these are needed
+            return f"{named(subject, places)}, {'and no smaller range of them' if between else 'all of them together'}"
+        case AnswerKind.SET:
+            return f"{named(subject, answer.items)}, only together"
+        case AnswerKind.SEVERAL:
+            return f"{'; '.join(named(subject, group) for group in answer.groups)}: each is enough"
+        case AnswerKind.THRESHOLD:
+            return _threshold(subject, answer.items[0])
+        case AnswerKind.COUNT:
+            count = answer.items[0]
+            if subject.in_a_row and count > 1:
+                return f"any {counted(count, subject.noun)} in a row, wherever they are"
+            return f"any {counted(count, subject.noun)}, whichever {'it is' if count == 1 else 'they are'}"
+        case AnswerKind.CHOICE:
+            fine = [place for place in range(len(subject.items)) if place not in (*answer.items, *answer.open)]
+            return named(subject, answer.items) + (f", not {named(subject, fine)}" if fine else "")
+        case AnswerKind.INDEPENDENT:
+            return "it does not depend on what was varied"
+        case AnswerKind.NONE:
+            return "nothing to bisect"
+        case AnswerKind.UNDECIDED:
+            return f"not decided: {open_word(report)}"
+
+
+def sentence(report: BisectReport) -> str:
+    """The answer in one sentence."""
+    verb, answer = fails_word(report.signature), report.answer
+    match answer.kind:
+        case AnswerKind.NONE:
+            return f"There is nothing to bisect: {answer.why or 'both ends end the same way'}."
+        case AnswerKind.INDEPENDENT:
+            return f"It does not depend on what was varied: {answer.why}."
+        case AnswerKind.UNDECIDED if answer.zones:
+            return f"It is not decided where it begins: it {zones(report)}."
+        case AnswerKind.UNDECIDED:
+            return f"It is not decided: {answer.why or open_word(report)}."
+        case AnswerKind.THRESHOLD if report.subject.form is Form.COMMIT:
+            return f"It {verb} since {report.subject.label(answer.items[0] - 1)}."
+    return f"It {verb} with {headline(report)}."
+
+
+def sureness(answer: SearchAnswer) -> str:
+    """ "certain", or a number: "97 % sure"; nothing for what is not decided."""
+    if answer.kind is AnswerKind.UNDECIDED:
+        return ""
+    if answer.confidence >= 1:
+        return words.certainty(answer.confidence)
+    return f"{_percent(answer.confidence)} sure"
+
+
+def how_often(report: BisectReport) -> str:
+    """Of runs that end both ways: "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) ..."."""
+    subject, answer = report.subject, report.answer
+    if answer.p_bad is None and answer.kind is not AnswerKind.INDEPENDENT:
+        return ""
+    bad_end = frozenset(range(len(subject.items)))
+    failing = bad_end if answer.failing is None or not seen_bad(report, answer.failing)[1] else answer.failing
+    at_bad = "at the bad end" if failing == bad_end else f"with {subject.describe(failing)}"
+    ends = ((at_bad, seen_bad(report, failing)), ("at the good end", seen_bad(report, frozenset())))
+    told = [f"in {bad} of {of} runs ({_between(bad, of)}) {where}" for where, (bad, of) in ends if of]
+    return f"{fails_word(report.signature)} {', '.join(told)}" if told else ""
+
+
+def seen_bad(report: BisectReport, places: Subset) -> tuple[int, int]:
+    """How often this configuration failed in the way sought, of the runs in which it passed or failed so."""
+    spans, judged = spans_of(places), (CountsAs.GOOD, CountsAs.BAD)
+    seen = [probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged]
+    return seen.count(CountsAs.BAD), len(seen)
+
+
+def zones(report: BisectReport) -> str:
+    """ "passes up to 249, fails otherwise (ImportError) from 250 to 400, hangs from 401"."""
+    subject, told = report.subject, report.answer.zones
+    return ", ".join(f"{_zone_word(report, zone)} {_zone_span(subject, zone, told[-1])}" for zone in told)
+
+
+def effort(report: BisectReport) -> str:
+    """ "4 search probes · 9 probes, 54 s in all"."""
+    search = words.plural(report.search_probes, "search probe")
+    return f"{search} · {words.plural(len(report.probes), 'probe')}, {words.seconds(report.elapsed_s)} in all"
+
+
+def setting_word(report: BisectReport) -> str:
+    """The answer as it is set: "NSA_GC_RANGE=7:8", "gc.mode: reentrant instead of non_reentrant"; empty elsewhere."""
+    subject, failing = report.subject, report.answer.failing
+    if report.answer.kind not in _EXACT or not failing:
+        return ""
+    if subject.keyed:
+        return "; ".join(item_word(subject, place) for place in sorted(failing))
+    if subject.key != GC_LAYERS:
+        return ""
+    numbers = sorted(int(str(subject.items[place])) for place in failing)
+    if numbers[-1] - numbers[0] + 1 == len(numbers):
+        return f"NSA_GC_RANGE={numbers[0]}:{numbers[-1] + 1}"
+    return f"NSA_GC_LAYERS={','.join(map(str, numbers))}"
+
+
+def open_places(report: BisectReport) -> Collection[int]:
+    """What the answer leaves open; of a search that was cut short what its last probe left."""
+    if report.answer.open or report.answer.known:
+        return report.answer.open
+    narrowed = [range(*left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
+    return narrowed[-1] if narrowed else range(len(report.subject.items))
+
+
+def open_word(report: BisectReport) -> str:
+    """ "layer 2 is needed; layers 6-11 [6:12] are still open"; of what may be the first one, which it may be."""
+    places = sorted(open_places(report))
+    if report.answer.zones or report.subject.form is Form.COMMIT:
+        return f"the first {report.subject.noun} that {fails_word(report.signature)} can be {_any_of(report, places)}"
+    if report.subject.ordered:
+        return f"{report.subject.key} {span(report.subject, (min(places), max(places) + 1))} is still open"
+    if report.answer.known and not report.answer.open:
+        return f"{_needed_word(report)}the proof is still open"
+    still = f"{named(report.subject, places)} {'is' if len(places) == 1 else 'are'} still open"
+    return f"{_needed_word(report)}{still}"
+
+
+def _needed_word(report: BisectReport) -> str:
+    """ "layer 2 is needed; ", "one of layers 6-11 [6:12] is needed; "; nothing where neither is known."""
+    subject, answer = report.subject, report.answer
+    if answer.known:
+        return f"{named(subject, answer.known)} {'is' if len(answer.known) == 1 else 'are'} needed; "
+    some = (answer.failing or frozenset()) - (answer.passing or frozenset())
+    return f"one of {named(subject, some)} is needed; " if some and answer.passing and some < {*answer.open} else ""
+
+
+def _any_of(report: BisectReport, places: Sequence[int]) -> str:
+    """Values from one to another, other items each by its name."""
+    first, *others = [report.subject.label(place) for place in places]
+    if not others:
+        return first
+    if report.subject.form is not Form.COMMIT:
+        return f"any of {first} to {others[-1]}"
+    more = [f"{len(others) - _MOST_NAMED} more"] if len(others) > _MOST_NAMED else []
+    return f"any of: {'; '.join([first, *others[:_MOST_NAMED], *more])}"
+
+
+def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
+    """What the answer of one probe leaves open, where one answer decides."""
+    seen = {counts_as: {one.subset for one in report.probes if one.counts_as is counts_as} for counts_as in CountsAs}
+    flaky = report.answer.p_bad is not None or bool(seen[CountsAs.GOOD] & seen[CountsAs.BAD])
+    if flaky or probe.counts_as not in (CountsAs.GOOD, CountsAs.BAD):
+        return probe.open
+    inside = set(range(*probe.open))
+    left = inside & probe.places if probe.counts_as is CountsAs.BAD else inside - probe.places
+    return (min(left), max(left) + 1) if left else probe.open
+
+
+def named(subject: Subject, places: Collection[int]) -> str:
+    """Items for people: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch"."""
+    ordered = sorted(places)
+    if subject.form is Form.LAYERS:
+        numbers = [int(str(subject.items[place])) for place in ordered]
+        return f"{subject.noun if len(ordered) == 1 else plural(subject.noun)} {layer_spans(numbers)}"
+    noun = subject.noun if len(ordered) == 1 else plural(subject.noun)
+    return f"{noun} {_listed([subject.label(place) for place in ordered])}"
+
+
+def item_word(subject: Subject, place: int) -> str:
+    """One item, with what it is set to and what it is otherwise."""
+    if not subject.keyed:
+        return subject.label(place)
+    name = subject.label(place).removeprefix(ENV)
+    good, bad = subject.good_values[place], subject.bad_values[place]
+    if str(subject.items[place]).startswith(PACKAGE):
+        return f"{name} {'away' if bad is None else bad} instead of {'away' if good is None else good}"
+    if str(subject.items[place]).startswith(ENV):
+        return f"{name}={bad}" if good is None else f"{name}={bad} instead of {good}"
+    return f"{name}: {'not set' if bad is None else shown(bad)} instead of {'not set' if good is None else shown(good)}"
+
+
+def shown(value: Plain) -> str:
+    return override_word("", value)[1:]
+
+
+def config_words(config: Config) -> str:
+    """ "gc.layers=4:9"; for a configuration that changes nothing "nothing set"."""
+    return " ".join(override_word(key, value) for key, value in config.items()) or "nothing set"
+
+
+def round_word(purpose: Purpose) -> str:
+    """What runs now, where it does not narrow the search."""
+    if purpose in CONTROLS:
+        return "controls first"
+    return PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
+
+
+def _threshold(subject: Subject, length: int) -> str:
+    place = length - 1
+    if subject.form is Form.COMMIT:
+        return f"{subject.noun} {subject.label(place)} is the first one"
+    if subject.ordered:
+        return f"{subject.noun} {subject.label(place)} and above, not {value_before(subject, place)}"
+    return f"the first {counted(length, subject.noun)}"
+
+
+def _zone_word(report: BisectReport, zone: Zone) -> str:
+    match zone.counts_as:
+        case CountsAs.GOOD:
+            return "passes"
+        case CountsAs.BAD:
+            return fails_word(report.signature)
+        case CountsAs.UNRESOLVED:
+            return "cannot be judged"
+    inside = range(zone.start, zone.stop)
+    other = [one for one in report.probes if one.counts_as is CountsAs.DIFFERENT and len(one.places) in inside]
+    names = dict.fromkeys(filter(None, map(_failure_name, other)))
+    return f"fails otherwise ({', '.join(names)})" if names else "fails otherwise"
+
+
+def _failure_name(probe: ProbeReport) -> str | None:
+    """The exception that was raised, as programmers call it, else the cause."""
+    exception = _EXCEPTION.search(probe.summary)
+    return exception[0] if exception else probe.cause
+
+
+def _zone_span(subject: Subject, zone: Zone, last: Zone) -> str:
+    low, high = (_short(subject, length) for length in (zone.start, zone.stop - 1))
+    if zone.start == 0:
+        return f"up to {high}"
+    return f"from {low}" if zone is last else f"at {low}" if low == high else f"from {low} to {high}"
+
+
+def _short(subject: Subject, length: int) -> str:
+    """The value that a prefix of this length stands for; of a commit its hash."""
+    whole = value_before(subject, length)
+    return whole.partition(" ")[0] if subject.form is Form.COMMIT else whole
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
+
+
+def _between(bad: int, of: int) -> str:
+    low, high = interval(bad, of)
+    return f"{low:.0%} to {high:.0%}".replace("%", " %")
+
+
+def _percent(share: float) -> str:
+    """Never 100 % of what is not certain."""
+    return f"{min(max(round(share * 100), 1), 99)} %"
+
+
+_MOST_NAMED = 20  # of the commits that it may be, after the first one
+_EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
+_WITHOUT_CULPRIT = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
+_EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
+PURPOSES = {
+    Purpose.EACH: "each value",
+    Purpose.GALLOP: "gallop",
+    Purpose.RIGHT_EDGE: "right edge",
+    Purpose.LEFT_EDGE: "left edge",
+    Purpose.ENDS_ONLY: "shape: ends only",
+    Purpose.WITHOUT_MIDDLE: "shape: no middle",
+    Purpose.ELSEWHERE: "shape: others",
+    Purpose.REDUCE: "smallest set",
+    Purpose.REPEAT: "repeat",
+    Purpose.AS_MANY: "proof: as many",
+    Purpose.ONE_FEWER: "proof: one fewer",
+    Purpose.RECHECK_GOOD: "both ends again",
+    Purpose.RECHECK_BAD: "both ends again",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    label: str
+    texts: tuple[str, ...]
+    command: bool = False  # to be copied in one piece
+
+
+def facts(report: BisectReport) -> Iterator[Fact]:
+    """What every document tells below its answer, in the order in which it is read: how to see it again comes first."""
+    answer, fails = report.answer, fails_word(report.signature)
+    open_ = answer.kind is AnswerKind.UNDECIDED
+    commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
+    yield from (Fact(label=label, texts=(text,), command=True) for label, text in commands if text)
+    told = {
+        "note": ("interrupted: only the probes above were made",) if report.interrupted else (),
+        "often": (how_often(report),),
+        "tells": tuple(proven(report)),
+        "zones": (zones(report),),
+        "why": (answer.why,) if open_ or answer.kind in _WITHOUT_CULPRIT else (),
+        "open": (_unjudged(report),) if open_ else (),
+        "do": (what_decides(report),) if open_ or answer.kind is AnswerKind.NONE else (),
+        "place": (" · ".join(place_line(report)),) if answer.kind is not AnswerKind.NONE else (),
+        "took": (effort(report),),
+        "proven at": (f"{report.what}; nothing else was tried",) if report.what and not open_ else (),
+        "not tried": (" · ".join(report.not_covered),),
+    }
+    for label, texts in told.items():
+        if kept := tuple(filter(None, texts)):
+            yield Fact(label=label, texts=kept)
+
+
+def _unjudged(report: BisectReport) -> str:
+    unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in report.probes)
+    other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in report.probes)
+    told = ((unjudged, " not judged"), (other, " with another failure"))
+    return " · ".join(f"{words.plural(count, 'probe')}{what}" for count, what in told if count)
+
+
+def pace_word(step_s: float) -> str:
+    """ "12.4 ms"; from a second on as any other time."""
+    return f"{step_s * 1000:.3g} ms" if step_s < 0.9995 else words.seconds(step_s)
+
+
+def slow_word(slow_from_s: float, baseline_s: Sequence[float]) -> str:
+    """Where slow begins, and why there; `baseline_s` is a step of each run of the good end."""
+    took = f"{pace_word(min(baseline_s))} to {pace_word(max(baseline_s))}"
+    runs = words.plural(len(baseline_s), "run")
+    return f"slow is a step of {pace_word(slow_from_s)} or more: it takes {took} in {runs} of the good end"
+
+
+def _paces(report: BisectReport) -> Iterator[str]:
+    """What a step takes with the answer and without."""
+    found = []
+    for subset in (report.answer.failing, report.answer.passing):
+        spans = None if subset is None else spans_of(subset)
+        took = [one.step_s for one in report.probes if one.subset == spans and one.step_s is not None]
+        if subset is not None and took:
+            found.append(f"{pace_word(median(took))} with {report.subject.describe(subset)}")
+    if found:
+        yield f"a step takes {', '.join(found)}"
+
+
+def place_line(report: BisectReport) -> tuple[str, ...]:
+    """Where the failure stands: module, source line, and who; of the last probe that showed it."""
+    probe = failing_probe(report)
+    if probe is None or (report.signature is not None and report.signature.verdict == SLOW):
+        return ()
+    who = words.ranks(probe.culprits) if probe.culprits else ""
+    details = ", ".join(part for part in (who, probe.phase or "") if part)
+    place = probe.place
+    known = (place.module, words.place_name(place), place.function) if place else ()
+    return tuple(part for part in (*known, details) if part)
+
+
+def failing_probe(report: BisectReport) -> ProbeReport | None:
+    """The last probe of the configuration that fails, else the last one that failed so."""
+    found = [probe for probe in report.probes if probe.counts_as is CountsAs.BAD]
+    found = [probe for probe in found if not probe.early] or found  # of an early one nothing else is known
+    spans = None if report.answer.failing is None else spans_of(report.answer.failing)
+    exact = [probe for probe in found if probe.subset == spans]
+    return next(reversed(exact or found), None)
+
+
+def proven(report: BisectReport) -> Iterator[str]:
+    """What the probes show of the answer, each claim with how often, and what nobody asked."""
+    answer, verb = report.answer, fails_word(report.signature)
+    if answer.kind is AnswerKind.UNDECIDED or answer.kind in _WITHOUT_CULPRIT:
+        return
+    yield from _paces(report)
+    if answer.kind is AnswerKind.CHOICE:
+        yield from _each_value(report, verb)
+        return
+    groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
+    yield from (_claim(report, group, CountsAs.BAD, verb) for group in groups)
+    rests = [] if answer.passing is None else [answer.passing]
+    if report.subject.in_a_row:  # everything else is several ranges
+        proofs = [one for one in report.probes if one.purpose is Purpose.PROOF_GOOD]
+        rests += [one.places for one in proofs if one.counts_as is CountsAs.GOOD]
+    yield from (_claim(report, rest, CountsAs.GOOD, "passes") for rest in dict.fromkeys(rests))
+    dropped = {probe.subset for probe in report.probes if probe.purpose is Purpose.DROP_ONE}
+    if dropped:
+        good = {p.subset for p in report.probes if p.subset in dropped and p.counts_as is CountsAs.GOOD}
+        yield f"without one member it passes: {len(good)} of {len(dropped)} asked"
+    if answer.why:
+        yield answer.why
+
+
+def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
+    answer = report.answer
+    for place in range(len(report.subject.items)):
+        if place in answer.items:
+            yield _claim(report, (place,), CountsAs.BAD, verb)
+        elif place not in answer.open:
+            yield _claim(report, (place,), CountsAs.GOOD, "passes")
+        else:
+            yield f"{report.subject.describe((place,))}: open"
+    if answer.why:
+        yield answer.why
+
+
+def what_decides(report: BisectReport) -> str:
+    """What would decide an answer that is open, or show a failure that was never seen."""
+    if report.answer.kind is AnswerKind.NONE:
+        return "a rarer failure shows where it is run more often: give --confidence 0.95, or a higher one"
+    causes = {probe.counts_as for probe in report.probes}
+    good_ends = [probe for probe in report.probes if probe.purpose is Purpose.CONTROL_GOOD]
+    if good_ends and good_ends[-1].counts_as is not CountsAs.GOOD and not report.interrupted:
+        if good_ends[-1].verdict == Status.PASS:
+            return "let the program do three optimizer steps or more: with fewer it has no time a step"
+        return f"name a good end that passes; this one: {good_ends[-1].summary}"
+    if report.interrupted:
+        return "give the same command again: finished probes are not repeated"
+    if CountsAs.UNRESOLVED in causes:
+        return "look at the probes that could not be judged; when they can, give the same command again"
+    if CountsAs.DIFFERENT in causes:
+        return "mend the other failure first, or let it count: --outcome any"
+    return "give the same command again with a larger --budget, or with --repeat"
+
+
+def _claim(report: BisectReport, subset: Collection[int], counts_as: CountsAs, verb: str) -> str:
+    """ "with layer 7 it hangs: 3 of 3 under torchrun"."""
+    spans = spans_of(subset)
+    alike = [probe for probe in report.probes if probe.subset == spans]
+    early = sum(probe.early for probe in alike)
+    asked = [probe for probe in alike if not probe.early]
+    so = [probe for probe in asked if probe.counts_as is counts_as]
+    launchers = sorted({probe.launcher for probe in so})
+    under = f" under {' and '.join(launchers)}" if launchers else ""
+    what = report.subject.describe(subset)
+    more = f", {early} more ended early in the same wait" if early else ""
+    return f"with {what} it {verb}: {len(so)} of {len(asked)}{under}{more}" if asked else f"{what}: not run by itself"

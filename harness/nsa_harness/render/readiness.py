@@ -1,0 +1,330 @@
+"""A check before production as READINESS.md, as JSON and on the terminal: the verdict first, then each criterion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsa_harness.core.experiment.readiness import (
+    Blame,
+    Checklist,
+    CriterionRow,
+    Decision,
+    Number,
+    Phase,
+    PhaseRow,
+    Result,
+    Untested,
+)
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts, Report, Status
+from nsa_harness.render.answer import sentence
+from nsa_harness.render.terminal.layout import command, labelled, paragraph, table
+from nsa_harness.render.terminal.terminal import Terminal
+from nsa_harness.render.text import (
+    escape,
+    escaped,
+    link_target,
+    markdown,
+    markdown_code,
+    markdown_fence,
+    markdown_link,
+    markdown_table,
+)
+from nsa_harness.supervisor.storage.adapters import plain
+from nsa_harness.texts import words
+
+SCHEMA = 1
+_LABEL = 13
+_SIGNS = {"lt": "<", "le": "≤", "gt": ">", "ge": "≥", "eq": "="}
+_BYTES = "bytes"
+_LARGE = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadinessRecord:
+    """readiness.json, key by key."""
+
+    schema: int = SCHEMA
+    verdict: Decision
+    ended: bool  # False: the same command goes on
+    shape: str
+    checklist: str  # the file
+    about: str
+    command: str
+    run_id: str
+    harness: str
+    machine: MachineFacts
+    criteria: tuple[CriterionRow, ...]
+    phases: tuple[PhaseRow, ...]
+    not_tested: tuple[Untested, ...]
+
+
+def readiness_json(record: ReadinessRecord) -> str:
+    return json.dumps(plain(record), indent=1) + "\n"
+
+
+def readiness_md(record: ReadinessRecord) -> str:
+    """Pure: the same record, the same bytes."""
+    record = escaped(record)
+    sections = [
+        [f"# {record.verdict} · ready {markdown(record.shape)}", "", f"**{markdown(sentence(headline(record)))}**"],
+        *([["The check was cut short; the same command goes on with what was made."]] if not record.ended else []),
+        *(_blame_section(blame) for blame in blames(record)[:1]),
+        ["## Criteria", "", *_criteria_table(record)],
+        *([["## Not tested here", "", *_untested_list(record)]] if record.not_tested else []),
+        ["## Phases", "", *_phases_table(record)],
+        *(_blame_section(blame, "## Also") for blame in blames(record)[1:]),
+        [
+            f"Run {markdown_code(record.run_id)} on {markdown(record.machine.host)} ·"
+            f" {markdown(words.machine_line(record.machine))} · nsa-harness {record.harness} · checklist:"
+            f" {markdown(record.checklist)}",
+            "",
+            *markdown_fence(record.command, "sh"),
+        ],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+
+
+def headline(record: ReadinessRecord) -> str:
+    """Why, in one sentence."""
+    if record.verdict is Decision.NO_GO:
+        told = _missed(record)
+        return "; ".join(told[:_TOLD]) + (f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else "")
+    met = sum(row.result is Result.MET for row in record.criteria)
+    counts = f"{met} of {_criteria(len(record.criteria))} met"
+    rows = [(row.name, row.result, row.why) for row in record.criteria]
+    rows += [(row.name, row.result, row.why) for row in record.phases]
+    left = [f"{name}: {why}" for name, result, why in rows if result in (Result.OPEN, Result.NOT_REACHED)]
+    if record.verdict is Decision.GO:
+        return f"{counts}, none missed" + (f"; {_untested(record)} not tested here" if record.not_tested else "")
+    first = left[0] if left else "nothing could be tested here"
+    return f"{counts}; {first}" + (f"; and {len(left) - 1} more open" if len(left) > 1 else "")
+
+
+def _criteria(count: int) -> str:
+    return "1 criterion" if count == 1 else f"{count} criteria"
+
+
+_TOLD = 3
+
+
+def _missed(record: ReadinessRecord) -> list[str]:
+    """What did not pass goes before the numbers that it misses, and these before what is wrong in a run that did."""
+    missed = [row for row in record.criteria if row.result is Result.MISSED]
+    bad = [run for row in record.phases if row.result is Result.MISSED for run in row.runs if not run.as_it_should]
+    runs = [(run, f"{run.scenario} was {run.verdict}{f' ({run.cause})' if run.cause else ''}") for run in bad]
+    return [
+        *(text for run, text in runs if run.verdict != Status.PASS),
+        *(f"{row.name}: {measured_words(row)} in {row.run}, limit {limit_words(row)}" for row in missed),
+        *(text for run, text in runs if run.verdict == Status.PASS),
+    ]
+
+
+def blames(record: ReadinessRecord) -> list[Blame]:
+    """Each run that is not as it should be once, with why; first those that did not pass."""
+    found = [run.blame for row in record.phases for run in row.runs if run.blame is not None]
+    missed = [row.blame for row in record.criteria if row.result is Result.MISSED and row.blame is not None]
+    return list({blame.run: blame for blame in reversed([*found, *missed])}.values())[::-1]
+
+
+def limit_words(row: CriterionRow) -> str:
+    return " and ".join(f"{_SIGNS[key]} {amount(limit, row.unit)}" for key, limit in row.limit)
+
+
+def measured_words(row: CriterionRow) -> str:
+    number = row.measured
+    if number is None:
+        return row.result.value
+    return f"{amount(number.value, row.unit)}{_interval(number, row.unit)}"
+
+
+def _interval(number: Number, unit: str) -> str:
+    if number.low is None or number.high is None:
+        return ""
+    bare = _BYTES if unit.startswith(_BYTES) else ""
+    return f" ({amount(number.low, bare)} to {amount(number.high, bare)})"
+
+
+def margin_words(row: CriterionRow) -> str:
+    """How far inside its limit."""
+    if row.margin is None or row.measured is None:
+        return ""
+    from_below = any(key in ("gt", "ge") for key, _ in row.limit)
+    if row.result is Result.MISSED:
+        return f"{-row.margin:.0%} short" if from_below else f"{1 - row.margin:.3g} times the limit"
+    if from_below and row.margin >= 1:
+        return f"{row.margin + 1:.3g} times the limit"
+    return f"{row.margin:.0%}" if row.margin else "just met"
+
+
+def amount(value: float, unit: str) -> str:
+    """ "28.4 GB", "95.7 kB a step", "812 tokens/s"."""
+    if not unit.startswith(_BYTES):
+        return f"{value:.4g} {unit}".strip()
+    size, letters = next(((size, letters) for size, letters in _LARGE if abs(value) >= size), (1.0, _BYTES))
+    return f"{value / size:.3g} {letters}{unit.removeprefix(_BYTES)}"
+
+
+def _untested(record: ReadinessRecord) -> str:
+    names = [one.what for one in record.not_tested]
+    return ", ".join(names)
+
+
+def _criteria_table(record: ReadinessRecord) -> list[str]:
+    rows = [
+        (
+            markdown(row.name),
+            f"**{row.result.value}**",
+            markdown(measured_words(row)) if row.measured else "",
+            markdown(limit_words(row)),
+            margin_words(row) if row.measured else markdown(row.why),
+            _run_link(row.run, row.dir),
+            markdown_code(row.repeat, in_table=True) if row.repeat else "",
+        )
+        for row in record.criteria
+    ]
+    return markdown_table(("criterion", "result", "measured", "limit", "margin", "run", "repeat"), rows)
+
+
+def _run_link(run: str | None, directory: str | None) -> str:
+    target = link_target(f"{directory}/verdict.json") if directory else None
+    return markdown_link(run, target) if run and target else markdown(run or "")
+
+
+def _phases_table(record: ReadinessRecord) -> list[str]:
+    rows = [
+        (
+            markdown(row.name),
+            f"**{_phase_word(row)}**",
+            ", ".join(_phase_run(run.scenario, run.verdict, run.dir) for run in row.runs) or markdown(row.why),
+            words.seconds(sum(run.wall_s for run in row.runs)) if row.runs else "",
+        )
+        for row in record.phases
+    ]
+    return markdown_table(("phase", "result", "runs", "time:"), rows)
+
+
+def _phase_word(row: PhaseRow) -> str:
+    return {Result.MET: "passed", Result.MISSED: "failed"}.get(row.result, row.result.value)
+
+
+def _phase_run(scenario: str, verdict: str, directory: str) -> str:
+    return f"{_run_link(scenario, directory)} {verdict}"
+
+
+def _untested_list(record: ReadinessRecord) -> list[str]:
+    return [f"- {markdown(one.what)}: {markdown(one.why)}" for one in record.not_tested]
+
+
+def _blame_section(blame: Blame, title: str = "## Cause") -> list[str]:
+    place = f" at {markdown_code(words.place_name(blame.place))}" if blame.place else ""
+    cause = f", {blame.cause}" if blame.cause else ""
+    return [
+        f"{title}: {markdown(blame.run)}",
+        "",
+        f"{blame.verdict}{markdown(cause)}{place}: {markdown(sentence(blame.sentence))}",
+        *(["", f"**Do:** {markdown(blame.advice)}"] if blame.advice else []),
+        *(["", *markdown_fence(blame.next, "sh")] if blame.next else []),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Takes:
+    """How long something takes, and at the longest."""
+
+    about_s: float | None  # None: nothing like it has run
+    at_most_s: float | None  # None: it has no deadline
+
+    def __str__(self) -> str:
+        about = [] if self.about_s is None else [f"about {words.seconds(float(round(self.about_s)))}"]
+        bound = "without a deadline" if self.at_most_s is None else f"at most {words.seconds(self.at_most_s)}"
+        return ", ".join([*about, bound])
+
+
+def header_lines(shape: str, checklist: Checklist, takes: Takes, note: str, width: int) -> Iterator[str]:
+    phases, criteria = len(checklist.phases), len(checklist.criteria)
+    told = f"{words.plural(phases, 'phase')}, {_criteria(criteria)}"
+    yield from paragraph(f"READY  {shape}   {told}, {takes}", width, "", "       ")
+    if note:
+        yield from paragraph(escape(note), width, "       ")
+
+
+def phase_lines(
+    number: int,
+    of: int,
+    phase: Phase,
+    following: Sequence[Phase],
+    takes: Takes,
+    left: Takes,
+    width: int,
+) -> Iterator[str]:
+    """Which phase begins, how long it may take, and what comes next."""
+    yield ""
+    about = f"   {escape(phase.about)}" if phase.about else ""
+    yield from paragraph(f"{number}/{of}  {phase.name}{about}", width, "", "     ")
+    after = f"; then {following[0].name} · all that is left {left}" if following else ", the last one"
+    yield from paragraph(f"{takes}{after}", width, "     ")
+
+
+def unreached_line(phase: Phase, why: str, width: int) -> str:
+    return next(paragraph(f"not reached: {phase.name}, because {escape(why)}", width * 4))
+
+
+def plan_lines(shape: str, phases: Sequence[tuple[Phase, Sequence[RunSpec | Skip]]]) -> Iterator[str]:
+    """What --dry-run prints."""
+    for phase, specs in phases:
+        needs = f" · needs {', '.join(phase.needs)}" if phase.needs else ""
+        yield f"{phase.name} ({shape}) · together {phase.together}{needs}"
+        for spec in specs:
+            what = f"SKIP {spec.reason}" if isinstance(spec, Skip) else spec.subject
+            yield f"  {spec.scenario}   {escape(what)}"
+
+
+def decided_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator[str]:
+    """Last on the screen: each criterion, what was not reached or tested, the cause, and the verdict below."""
+    record = escaped(record)
+    yield ""
+    rows = [
+        (row.name, row.result.value, measured_words(row) if row.measured else "", limit_words(row), margin_words(row))
+        for row in record.criteria
+    ]
+    yield from table(("criterion", "result", "measured", "limit", "margin"), rows, width)
+    yield ""
+    for row in record.phases:
+        if row.result in (Result.NOT_REACHED, Result.OPEN):
+            yield from labelled(row.result.value, f"{row.name}: {row.why}", width, _LABEL)
+    yield from labelled("not tested", " · ".join(f"{one.what} ({one.why})" for one in record.not_tested), width, _LABEL)
+    for blame in blames(record)[:1]:
+        place = f" at {words.place_name(blame.place)}" if blame.place else ""
+        cause = f" {blame.cause}" if blame.cause else ""
+        told = f"{blame.run} {blame.verdict}{cause}{place}: {sentence(blame.sentence)}"
+        yield from labelled("cause", told, width, _LABEL)
+        yield from labelled("do", blame.advice, width, _LABEL)
+        yield from command("next", blame.next or "", width, _LABEL)
+    yield from command("more", escape(f"{run_dir}/READINESS.md"), width, _LABEL)
+    yield ""
+    yield from paragraph(f"{record.verdict}  ready {record.shape}   {headline(record)}", width, "", "       ")
+    if not record.ended:
+        yield from paragraph(f"interrupted; the same command goes on: {record.command}", width, "       ")
+
+
+class ReadyScreen(Terminal):
+    """The runs as those of a plan, a line each; what stands above and below them is told by the check."""
+
+    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:  # noqa: ARG002
+        self.expect_runs(sum(isinstance(spec, RunSpec) for spec in specs))
+
+    def launched(self, spec: RunSpec) -> None: ...
+
+    def done(self, report: Report, run_dir: Path) -> None: ...
+
+    def tell(self, lines: Iterable[str]) -> None:
+        self._print(lines)
+        self.settle()
+
+    @property
+    def width(self) -> int:
+        return self._width

@@ -1,0 +1,273 @@
+"""What the terminal shows, as lines: pure functions of the values and the width."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from nsa_harness.core.comparison.decisions import Playbook, fitting, next_commands
+from nsa_harness.core.comparison.hypotheses import Answer, answers, worth_a_row
+from nsa_harness.core.comparison.severity import silent_faults
+from nsa_harness.core.comparison.sweeps import sweeps
+from nsa_harness.core.evidence.live import FirstSnapshot, Progress
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import RUNS_ON, Finding, MachineFacts, Outcome, Report, Status
+from nsa_harness.render import answer
+from nsa_harness.render.costs import fit_lines
+from nsa_harness.render.terminal.answer import LABEL_WIDTH, answer_lines, at_most, headline, ranks_table
+from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, paragraph, table
+from nsa_harness.render.text import escape, escaped
+from nsa_harness.texts import words
+
+BAR_COLUMNS = 20
+WORTH_TELLING_S = 2.0  # without progress; less says nothing
+ANSWER_WIDTH = 12  # of "not tested"
+STANDINGS = 16  # rows of a table; SUMMARY.md has all
+
+
+def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip], width: int) -> Iterator[str]:
+    facts, planned = escaped((facts, tuple(specs)))
+    yield from paragraph(f"nsa-harness {version} · {words.machine_line(facts)}", width, "", "  ")
+    skipped = sum(isinstance(spec, Skip) for spec in planned)
+    if len(planned) > 1:
+        remark = f" · {skipped} cannot run here" if skipped else ""
+        yield from paragraph(f"{words.plural(len(planned) - skipped, 'run')} to do{remark}", width)
+
+
+def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
+    spec = escaped(spec)
+    what = words.launch_line(spec.ranks, spec.backend, spec.subject)
+    yield from paragraph(f"{spec.scenario}   {what}", width, "", "  ")
+    for note in spec.notes:
+        yield from paragraph(note, width, " " * (len(spec.scenario) + 3) if width >= NARROW else "  ")
+
+
+def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
+    """Where each line stays: the phase, the time against the deadline, and the rank that is quiet for longest."""
+    limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
+    known = [rank for rank in progress.ranks if (rank.quiet_s or 0.0) >= WORTH_TELLING_S]
+    quietest = max(known, key=lambda rank: rank.quiet_s or 0.0, default=None)
+    quiet = f" · rank {quietest.rank} no progress for {words.seconds(quietest.quiet_s)}" if quietest else ""
+    text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{quiet}"
+    yield from paragraph(text, width, "  ", "    ")
+
+
+def look_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[str]:
+    """A row for each class of ranks: where it stands, since when, and what it has computed so far."""
+    rows = escaped(tuple(rows))
+    age_s = max((row.age_s for row in rows), default=None)
+    yield from paragraph(
+        f"first look, {words.seconds(age_s)} after the start; whether it moves the next one shows", width
+    )
+    cells = [
+        (
+            words.ranks(row.ranks).partition(" ")[2],
+            row.blocked_in,
+            " ".join(filter(None, (row.place, row.function))),
+            words.seconds(row.idle_s),
+            words.seconds(row.cpu_s),
+        )
+        for row in rows[:STANDINGS]
+    ]
+    yield from table(("rank:", "in", "at", "idle for:", "CPU time:"), cells, width)
+
+
+def outcome_lines(outcome: Outcome, width: int, *, verbose: bool = False) -> Iterator[str]:
+    """A run by itself. The answer is what stands last; `verbose`: before it what it rests on."""
+    if outcome.verdict.status is Status.PASS:
+        yield from _passed(escaped(outcome), width)
+        return
+    if verbose:
+        yield from _evidence(escaped(outcome), width)
+        yield ""
+    yield from answer_lines(outcome, width)
+
+
+def _passed(outcome: Outcome, width: int) -> Iterator[str]:
+    yield from _times(outcome, width)
+    yield from _vitals(outcome, width)
+    yield from _lists(outcome, width)
+    yield ""
+    yield from paragraph(headline(outcome), width, "", "      ")
+    yield from _silent_faults(outcome, width)
+
+
+def _evidence(outcome: Outcome, width: int) -> Iterator[str]:
+    """What the answer rests on."""
+    yield from paragraph(f"{outcome.scenario} · {' · '.join(words.facts(outcome))}", width, "", "  ")
+    yield from ranks_table(outcome, STANDINGS, width)
+    yield from _vitals(outcome, width)
+    yield ""
+    yield from labelled("why a hang", outcome.why or "", width)
+    yield from labelled("last shared", words.last_shared(outcome), width)
+    for finding in outcome.findings:
+        yield from _finding(outcome, finding, width)
+    yield from _lists(outcome, width)
+    for stack in outcome.stacks:
+        yield ""
+        yield from (cropped(f"  {line}", width) for line in answer.stack_lines(stack))
+
+
+def _vitals(outcome: Outcome, width: int) -> Iterator[str]:
+    head, rows = words.vital_table(outcome)
+    if len(head) > 1:
+        yield ""
+        yield from table(head, rows[:STANDINGS], width)
+    if len(rows) > STANDINGS:
+        yield from paragraph(f"{len(rows) - STANDINGS} more ranks are in report.json", width, "  ")
+
+
+def _times(outcome: Outcome, width: int) -> Iterator[str]:
+    timing = outcome.timing
+    launch_s, finish_s = timing.launch_s or 0.0, timing.teardown_s or 0.0
+    running = " · ".join(words.numbers(outcome))
+    rows = (
+        ("launch", timing.launch_s, ""),
+        ("run", max(timing.wall_s - launch_s - finish_s, 0.0), running),
+        ("finish", timing.teardown_s, outcome.ended),
+    )
+    for name, took_s, remark in rows:
+        if took_s is not None:
+            drawn = bar(took_s / timing.wall_s if timing.wall_s else 0.0, BAR_COLUMNS)
+            first = f"  {name:<8} {drawn:<{BAR_COLUMNS}} {words.seconds(took_s):>8}"
+            yield from _with_remark(first, remark, width)
+
+
+def _with_remark(line: str, remark: str, width: int) -> Iterator[str]:
+    indent = " " * (len(line) + 3)
+    if not remark or len(indent) + 24 > width:
+        yield line
+        yield from paragraph(remark, width, "    ") if remark else ()
+    else:
+        yield from paragraph(remark, width, f"{line}   ", indent)
+
+
+def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
+    label = "cause" if finding.code == outcome.verdict.cause else "also"
+    # The sentence at the top of the screen is not said twice.
+    claim = "" if finding.claim == outcome.verdict.summary else f": {finding.claim}"
+    yield from labelled(label, f"{finding.code} ({words.certainty(finding.confidence)}){claim}", width)
+    for text in finding.left_open:
+        yield from labelled("or", text, width)
+    yield from labelled("do", finding.advice, width)
+    for number, path in enumerate(finding.proof):
+        yield from command("proof" if number == 0 else "", path, width)
+
+
+def _lists(outcome: Outcome, width: int) -> Iterator[str]:
+    lists = (("ruled out", outcome.ruled_out), ("checked", outcome.checked), ("not covered", outcome.not_covered))
+    if outcome.verdict.status is Status.PASS and any(items for _, items in lists):
+        yield ""
+    for name, items in lists:
+        yield from labelled(name, " · ".join(items), width)
+    for trouble in outcome.trouble:
+        yield from labelled("not captured", words.trouble(trouble), width)
+
+
+def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
+    outcome = escaped(outcome)
+    if not answer.went_well(outcome) and outcome.verdict.status is not Status.PASS:
+        yield from paragraph(headline(outcome), width, "", "      ")
+        yield from at_most(2, paragraph(answer.sentence(outcome.verdict.summary), width, "      "), width)
+        return
+    if outcome.verdict.status is Status.SKIP:
+        text = f"SKIP  {outcome.scenario}   {outcome.verdict.summary}"
+    elif outcome.showed:
+        text = f"{headline(outcome)}   {outcome.showed}"
+    else:
+        text = " · ".join((headline(outcome), *words.numbers(outcome)))
+    yield from paragraph(text, width, "", "      ")
+    yield from _silent_faults(outcome, width)
+
+
+def _silent_faults(outcome: Outcome, width: int) -> Iterator[str]:
+    """Under a PASS, which they do not change; the whole of each stands in SUMMARY.md."""
+    for finding in silent_faults(outcome):
+        text = f"but {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
+        yield from at_most(2, paragraph(text, width, "      "), width)
+
+
+FAILURES = 8  # of a plan, that its end tells
+
+
+def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) -> Iterator[str]:
+    """Of several runs what went wrong, worst first, and the counts; then how to go on, and where everything lies."""
+    report = escaped(report)
+    if report.interrupted:
+        yield from paragraph("Interrupted: only what is listed was judged.", width)
+        yield ""
+    if len(report.outcomes) != 1:
+        yield from _failures(report, width)
+        yield from paragraph(words.counts_line(report), width, "", "  ")
+        yield from labelled("expected", _expectations(report), width, LABEL_WIDTH)
+        yield from _hypotheses(report, playbook, width)
+        grown = [line for sweep in sweeps(report.outcomes) for line in fit_lines(sweep)]
+        yield from (row for line in grown for row in labelled("growth", line, width, LABEL_WIDTH))
+    elif report.outcomes[0].verdict.status is Status.PASS:
+        log = f"{run_dir}/{report.outcomes[0].dir}/output.log"
+        yield from command("output", escape(log), width, LABEL_WIDTH)
+    yield from command("next", escape(_next(report, playbook, run_dir) or ""), width, LABEL_WIDTH)
+    if report.outcomes:
+        yield from command("more", f"{escape(str(run_dir))}/SUMMARY.md", width, LABEL_WIDTH)
+
+
+def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]:
+    """A row each where they fit; else a paragraph for each answer, with the reasons of what is not refuted."""
+    rows = [row for row in answers(report.outcomes, fitting(playbook, report.outcomes).hypotheses) if worth_a_row(row)]
+    if all(row.answer is Answer.NOT_TESTED for row in rows):
+        return
+    head = ("hypothesis", "result", "because")
+    lines = list(table(head, [(*words.hypothesis_answer(row), words.hypothesis_because(row)) for row in rows], width))
+    yield ""
+    if len(lines) == len(rows) + 1:
+        yield from lines
+    else:
+        for given, of_it in groupby(rows, key=lambda row: row.answer):
+            told = [words.hypothesis_in_line(row) for row in of_it]
+            yield from labelled(given.value, " · ".join(told), width, ANSWER_WIDTH)
+    yield ""
+
+
+def _failures(report: Report, width: int) -> Iterator[str]:
+    """The only one with its whole answer, of several the sentence and the place of each."""
+    bad = sorted(filter(_went_wrong, report.outcomes), key=words.worst_first)
+    if len(bad) == 1:
+        yield from answer_lines(bad[0], width)
+        yield ""
+    elif bad:
+        for outcome in bad[:FAILURES]:
+            yield from outcome_line(outcome, width)
+        if len(bad) > FAILURES:
+            yield from paragraph(f"{len(bad) - FAILURES} more are in SUMMARY.md", width, "      ")
+        yield ""
+
+
+def _went_wrong(outcome: Outcome) -> bool:
+    """Not as its scenario expected."""
+    return outcome.final and not outcome.expected and outcome.verdict.status is not Status.SKIP
+
+
+def _expectations(report: Report) -> str:
+    """Empty where every run was to pass, and did."""
+    final = [outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is not Status.SKIP]
+    met = sum(outcome.expected for outcome in final)
+    if not final:
+        return "no run"
+    if met == len(final):
+        return "" if all(outcome.verdict.status is Status.PASS for outcome in final) else "every run"
+    return f"{met} of {words.plural(len(final), 'run')}"
+
+
+def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
+    """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
+    if any(one.ended == RUNS_ON for one in report.outcomes):
+        return None  # a job that was only found is nothing that we could start, nor go on with
+    if report.interrupted:
+        return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
+    playbook = fitting(playbook, report.outcomes)
+    asked = next_commands(report.gates)
+    outcomes = [one for _, one in words.bad_news_first(report)]
+    offered = (one.next or (None if one.expected else one.repeat) for one in outcomes)
+    return next(filter(None, (*asked, *offered)), playbook.onward if len(report.outcomes) == 1 else None)

@@ -1,0 +1,229 @@
+"""Terminal: the listener for people. A live view on a terminal, plain lines everywhere else."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import TextIO
+
+from nsa_harness.core.comparison.decisions import Playbook
+from nsa_harness.core.evidence.live import FirstSnapshot, Progress, ProgressNews, news, time_left_s
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
+from nsa_harness.render import answer
+from nsa_harness.render.documents.code_hosts import github_annotations
+from nsa_harness.render.listener import Listener
+from nsa_harness.render.terminal.layout import paragraph
+from nsa_harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines
+from nsa_harness.render.terminal.screen import (
+    done_lines,
+    launched_lines,
+    look_lines,
+    news_line,
+    outcome_line,
+    outcome_lines,
+    plan_lines,
+)
+from nsa_harness.render.terminal.stream import Paint, Writer
+from nsa_harness.render.text import escape
+
+_PLAIN_COLUMNS = 80
+_KILLED_PATIENCE_S = 1.0  # for the last words of a run that was killed: nobody may be reading them
+# A verdict stands at the start of a line, or behind its number in the table of a plan.
+_VERDICT = r"(?:^|(?<=^  [0-9]  )|(?<=^  [ 0-9][0-9]  )|(?<=^  [ 0-9][ 0-9][0-9]  ))"
+_STYLES = (
+    (_VERDICT + r"PASS(?= )", "bold green"),
+    (_VERDICT + r"HANG(?= )", "bold white on red"),
+    (_VERDICT + r"FAIL(?= )", "bold red"),
+    (_VERDICT + r"ERROR(?= )", "bold yellow"),
+    (_VERDICT + r"SKIP(?= )", "bold cyan"),
+    (_VERDICT + r"MOVES(?= )", "bold green"),
+    (_VERDICT + r"STALL(?= )", "bold yellow"),
+    (_VERDICT + r"OPEN(?= )", "bold yellow"),
+    (r"^(?:    )?stall(?=  )", "yellow"),
+    (r"^moves(?=  )", "green"),
+    (r"^      (▸|>) +[0-9]+ (│|\|).*", "bold"),
+    (r"^    look at (?= )", "bold"),
+    (r"(?<=  )(▸|>) .*", "bold"),
+    (r"(◀|<) culprit", "bold red"),
+    (r"not as expected", "bold red"),
+    (r"^  interrupted(?=:| twice:)", "bold yellow"),
+    (r"━+", "green"),
+    (
+        r"^  (why a hang|last shared|means|cause|also|do|proof|ruled out|checked|not covered|not captured)(?=  |$)",
+        "dim",
+    ),
+    (r"^  (ended|repeat|next|more|launch|run|finish|expected)(?=  |$)", "dim"),
+)
+
+
+class Terminal(Listener):
+    """Prints what the pure functions of the screens yield; all writing is the writer's."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        version: str,
+        playbook: Playbook,
+        environ: Mapping[str, str] | None = None,
+        live: bool = True,
+        several: bool = False,
+        verbose: bool = False,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`playbook`: what is asked of the runs of our program.
+
+        `live`: a live view where the stream allows one; not where something else writes to the same terminal.
+        `several`: runs follow, a line each. A plan says it too.
+        `verbose`: what an answer rests on, above it.
+        """
+        self._verbose = verbose
+        environ = os.environ if environ is None else environ
+        self._workspace = environ.get("GITHUB_WORKSPACE", "") if environ.get("GITHUB_ACTIONS") == "true" else None
+        self._paint = Paint(stream, environ, _STYLES, live=live)
+        self._version = version
+        self._playbook = playbook
+        self._clock_s = clock_s
+        self._writer = Writer(stream, self.frame if self._paint.lively else None)
+        self._lock = Lock()  # between the listener's calls and the frame
+        self._running: dict[str, tuple[Running, float]] = {}  # with the time it was heard of
+        self._told: dict[str, ProgressNews] = {}
+        self._ended: list[Ended] = []
+        self._planned = 0  # runs, without what is skipped
+        self._several = several
+        self._interrupts = 0
+
+    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
+        self.expect_runs(sum(isinstance(spec, RunSpec) for spec in specs), several=len(specs) > 1)
+        self._print(plan_lines(self._version, facts, specs, self._width))
+
+    def expect_runs(self, planned: int, *, several: bool = True) -> None:
+        """For the estimate of the time left; of several runs each ends in a line."""
+        self._planned, self._several = planned, several
+
+    def launched(self, spec: RunSpec) -> None:
+        self._print(["", *launched_lines(spec, self._width)])
+
+    def phase(self, attempt: str, phase: str, progress: Progress) -> None:
+        """Kept for the live view; where there is none, a line when there is news."""
+        with self._lock:
+            known = self._running.get(attempt)
+            suspicion = known[0].suspicion if known else None
+            running = Running(name=attempt, phase=phase, progress=progress, suspicion=suspicion)
+            self._running[attempt] = (running, self._clock_s())
+        if self._paint.lively:
+            self._writer.start()
+        elif told := news(self._told.get(attempt), phase, progress):
+            self._told[attempt] = told
+            self._print(news_line(attempt, phase, progress, self._width))
+
+    def looked(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:  # noqa: ARG002
+        self._print(["", *look_lines(rows, self._width)])
+
+    def suspect(self, attempt: str, text: str) -> None:
+        """In the live view as long as it stands; elsewhere a line."""
+        if not self._note(attempt, text):
+            self._print(paragraph(escape(f"stall  {attempt}   {text}"), self._width, "", "       "))
+
+    def released(self, attempt: str, text: str) -> None:
+        self._note(attempt, None)
+        self._print(paragraph(escape(f"moves  {attempt}   {text}"), self._width, "", "       "))
+
+    def interrupted(self, count: int) -> None:
+        """The live view says it with its next frame; elsewhere it is a line."""
+        self._interrupts = count
+        if not (self._paint.lively and self._running):
+            self._writer.write(self._interruption())
+
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
+        with self._lock:
+            self._running.pop(outcome.dir, None)
+            self._ended.append(
+                Ended(
+                    status=outcome.verdict.status,
+                    expected=outcome.expected,
+                    counts=outcome.final,
+                    took_s=outcome.timing.wall_s,
+                )
+            )
+        self._told.pop(outcome.dir, None)
+        if self._several or (outcome.attempt > 1 and answer.went_well(outcome)):
+            self._print(outcome_line(outcome, self._width))
+        else:
+            self._print(["", *outcome_lines(outcome, self._width, verbose=self._verbose)])
+
+    def done(self, report: Report, run_dir: Path) -> None:
+        with self._lock:
+            self._running.clear()
+        between = [""] if len(report.outcomes) != 1 else []
+        self._print([*between, *done_lines(report, self._playbook, run_dir, self._width)])
+        if self._workspace is not None:
+            self._writer.write("".join(f"{line}\n" for line in github_annotations(report, self._workspace)))
+        self._writer.settle()
+
+    def settle(self) -> None:
+        """Return when everything said so far is on the stream."""
+        self._writer.settle()
+
+    def close(self) -> None:
+        killed = self._interrupts > 1
+        if killed and self._running:
+            self._writer.write(self._interruption())
+        with self._lock:
+            self._running.clear()
+        self._writer.close(_KILLED_PATIENCE_S if killed else None)
+
+    def _note(self, attempt: str, suspicion: str | None) -> bool:
+        """Remember the suspicion with its attempt; False where no live view will show it."""
+        with self._lock:
+            if attempt not in self._running:
+                return False
+            running, heard_s = self._running[attempt]
+            self._running[attempt] = (replace(running, suspicion=suspicion), heard_s)
+        return self._paint.lively
+
+    def frame(self) -> list[str]:
+        """Called by the writer, in its thread. The time goes on while the watch is busy; what ranks show does not."""
+        with self._lock:
+            now_s = self._clock_s()
+            running = tuple(_aged(one, now_s - heard_s) for one, heard_s in self._running.values())
+            ended = tuple(self._ended)
+        if not running:
+            return []
+        width, height = self._paint.size
+        view = View(
+            running=running,
+            ended=ended,
+            planned=self._planned,
+            left_s=_left_s(running, ended, self._planned),
+            interrupts=self._interrupts,
+        )
+        # A full line or screen would scroll or wrap when the window shrinks.
+        return [self._paint.painted(line) for line in view_lines(view, width - 1, height - 1)]
+
+    @property
+    def _width(self) -> int:
+        return self._paint.size[0]
+
+    def _print(self, lines: Iterable[str]) -> None:
+        self._writer.write("".join(f"{self._paint.painted(line)}\n" for line in lines))
+
+    def _interruption(self) -> str:
+        """Without colour: the console may be at work when the signal comes."""
+        lines = interrupted_lines(self._interrupts, _PLAIN_COLUMNS)
+        return "".join(f"{self._paint.bare(line)}\n" for line in lines)
+
+
+def _aged(running: Running, by_s: float) -> Running:
+    return replace(running, progress=replace(running.progress, elapsed_s=running.progress.elapsed_s + by_s))
+
+
+def _left_s(running: Sequence[Running], ended: Sequence[Ended], planned: int) -> float | None:
+    ran = [one for one in ended if one.status is not Status.SKIP]
+    waiting = max(planned - sum(one.counts for one in ran) - len(running), 0)
+    return time_left_s([one.took_s for one in ran], [one.progress.elapsed_s for one in running], waiting)

@@ -1,0 +1,182 @@
+"""The playbook of nsa.train: what people blame.
+
+And what a second run of it can do otherwise through its own command line, and what follows from how that ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nsa_harness.core.comparison.contrasts import (
+    Variable,
+    one_of,
+    other_than,
+    passed,
+    setting,
+)
+from nsa_harness.core.comparison.decisions import (
+    Playbook,
+)
+from nsa_harness.core.comparison.hypotheses import (
+    ENVIRONMENT_HYPOTHESES,
+    NCCL_HYPOTHESIS,
+    Hypothesis,
+    HypothesisKind,
+    besides_default,
+    rising,
+    swap,
+    switch,
+)
+from nsa_harness.core.diagnosis.causes import SecondRun
+from nsa_harness.core.experiment.diagnostic_rerun import ANOMALY, FOLLOWS, PASSED, SAME, Change, Follows
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import Outcome
+from nsa_harness.subject.files import is_launched_by
+
+BRANCHES = ("cmp", "sel", "win")
+
+
+def branch(name: str) -> Variable:
+    """The changed run has this branch more than its control, or each of the two has one branch alone."""
+    others = [other for other in BRANCHES if other != name]
+    return Variable(
+        keys=("model.branch",),
+        without=lambda value: name not in _open(value),
+        with_it=lambda value: name in _open(value),
+        related=lambda control, changed: (
+            _open(changed) - _open(control) == {name}
+            and (_open(control) < _open(changed) or len(_open(control)) == len(_open(changed)) == 1)
+        ),
+        undo=(f"model.branch={'+'.join(others)}",),
+        values=("+".join(others), "all"),
+    )
+
+
+def _open(value: str) -> frozenset[str]:
+    return frozenset(BRANCHES if value == "all" else value.split("+"))
+
+
+STATIC_GRAPH = switch("parallel.static_graph", "true", off="false")
+ATTENTION = swap("model.attention", ("vanilla", "stock"), ("nsa",))
+LAYER_COUNT = rising("model.layers", ("4", "12"))
+FSDP_FOR_DDP = swap("parallel.wrapper", ("ddp",), ("fsdp", "fsdp1"))
+
+_SECOND_RANK = Variable(
+    keys=("parallel.wrapper", "run.ranks"),
+    without=one_of("none"),
+    # Gradients averaged by hand: any other wrapper would be blamed with the second rank.
+    with_it=one_of("manual"),
+    undo=("parallel.wrapper=none", "run.ranks=1"),
+)
+
+
+def _would_miss_gradients(run: Outcome) -> bool:
+    """Under DDP, and known to have all gradients, or to make a second step, before which DDP complains."""
+    if setting(run, "parallel.wrapper") != "ddp":
+        return False
+    return not passed(run) or run.missing_gradients == () or setting(run, "train.steps") != "1"
+
+
+_BLAMED_BY_THE_SEEDS = (
+    ("DDP is the cause", swap("parallel.wrapper", ("manual",), ("ddp",))),
+    ("more than one rank is the cause", _SECOND_RANK),
+    ("gradient checkpointing is the cause", besides_default("gc.layers", "none", "all")),
+    ("NSA's attention is the cause", ATTENTION),
+    ("the layer count is the cause", LAYER_COUNT),
+    ("FSDP is the cause", swap("parallel.wrapper", ("manual",), ("fsdp", "fsdp1"))),
+)
+_FIND_UNUSED = switch("parallel.find_unused_parameters", "true", off="false")
+_CAUSES: tuple[tuple[str, Variable], ...] = (
+    ("reentrant gradient checkpointing is the cause", switch("gc.mode", "reentrant", off="non_reentrant")),
+    (
+        "reentrant gradient checkpointing with find_unused_parameters is the cause",
+        Variable(
+            keys=("gc.mode", "parallel.find_unused_parameters"),
+            without=other_than("reentrant"),
+            with_it=one_of("reentrant"),
+            undo=("gc.mode=non_reentrant", "parallel.find_unused_parameters=false"),
+        ),
+    ),
+    ("the compressed branch is the cause", branch("cmp")),
+    ("the selection branch is the cause", branch("sel")),
+    ("the sliding branch is the cause", branch("win")),
+    ("the sequence length is the cause", rising("model.seq_len", ("128", "512"))),
+    ("bf16 is the cause", swap("model.dtype", ("float32",), ("bfloat16",))),
+    ("gradient accumulation with no_sync is the cause", rising("train.accumulate", ("1", "4"))),
+)
+_CHANGES: tuple[tuple[str, Variable], ...] = (
+    ("static_graph changes it", STATIC_GRAPH),
+    ("find_unused_parameters changes it", _FIND_UNUSED),
+    ("FSDP in place of DDP changes it", FSDP_FOR_DDP),
+    (
+        "safe mode (eager kernels, stop-gradient gates) changes it",
+        Variable(
+            keys=("model.impl", "model.stop_gradient_gates"), without=other_than("eager"), with_it=one_of("eager")
+        ),
+    ),
+    ("eager kernels change it", switch("model.impl", "eager", off="auto")),
+    ("stop-gradient gates change it", switch("model.stop_gradient_gates", "true", off="false")),
+    ("the bucket size changes it", besides_default("parallel.bucket_cap_mb", "25.0", "2")),
+    ("no buffer broadcast changes it", switch("parallel.broadcast_buffers", "false", off="true")),
+    ("gradient_as_bucket_view changes it", switch("parallel.gradient_as_bucket_view", "true", off="false")),
+    ("a communication hook changes it", besides_default("parallel.comm_hook", "none", "bf16")),
+    ("a barrier after backward changes it", switch("parallel.barrier_after_backward", "true", off="false")),
+)
+
+
+def _hypotheses() -> Iterator[Hypothesis]:
+    """What the seeds named has a row of its own, also where no run tests it."""
+    for text, factor in _BLAMED_BY_THE_SEEDS:
+        yield Hypothesis(text=text, kind=HypothesisKind.CAUSE, factor=factor, prominent=True)
+    yield Hypothesis(
+        text="find_unused_parameters is needed",
+        kind=HypothesisKind.NEED,
+        factor=_FIND_UNUSED,
+        prominent=True,
+        concerns=_would_miss_gradients,
+    )
+    yield NCCL_HYPOTHESIS
+    yield from (Hypothesis(text=text, kind=HypothesisKind.CAUSE, factor=factor) for text, factor in _CAUSES)
+    yield from (Hypothesis(text=text, kind=HypothesisKind.CHANGE, factor=factor) for text, factor in _CHANGES)
+    yield from ENVIRONMENT_HYPOTHESES
+
+
+PLAYBOOK = Playbook(hypotheses=tuple(_hypotheses()), onward="nsa-harness run -t plan")
+
+
+_VANILLA = "vanilla"
+WHAT_FOLLOWS: Follows = {
+    **FOLLOWS,
+    (_VANILLA, PASSED): "so the fault lies in NSA's attention",
+    (_VANILLA, SAME): "so it does not need NSA's attention",
+}
+
+
+def second_runs(spec: RunSpec) -> tuple[Change, ...]:
+    """None of another program's launch."""
+    if not is_launched_by(spec):
+        return ()
+    words = spec.program
+    switched = tuple("--detect-anomaly" if word == "--no-detect-anomaly" else word for word in words)
+    anomaly = Change(name=ANOMALY.name, says=ANOMALY.says, program=switched, setting=("trace.detect_anomaly", "true"))
+    gloo = Change(
+        name=SecondRun.OTHER_BACKEND,
+        says="gloo in place of nccl",
+        program=_with(words, "--backend", "nccl", "gloo"),
+        backend="gloo",
+        setting=("needs.backend", "gloo"),
+    )
+    every_branch = _with(words, "--branch", "all", "") != words
+    vanilla = Change(
+        name=_VANILLA,
+        says="vanilla attention",
+        program=_with(words, "--attention", "nsa", "vanilla") if every_branch else words,
+        setting=("model.attention", "vanilla"),
+    )
+    return anomaly, gloo, vanilla
+
+
+def _with(words: tuple[str, ...], option: str, old: str, new: str) -> tuple[str, ...]:
+    """The command line with another value of that option, where it has this one."""
+    pairs = zip(("", *words), words, strict=False)
+    return tuple(new if (before, word) == (option, old) else word for before, word in pairs)

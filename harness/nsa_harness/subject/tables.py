@@ -1,0 +1,224 @@
+"""What nsa.train tells of itself in its own tables: numbers of its training, gates of its attention, cost of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.confidence import EvidenceKind
+from nsa_harness.core.diagnosis.context import Case, Explanation, bytes_text, counted, explained
+from nsa_harness.core.diagnosis.phases import RulePhase, given, rule
+from nsa_harness.core.report import Place
+from nsa_harness.core.scenario.program import Row, Table
+from nsa_harness.subject.files import SHARDED
+
+_LAST = ("grad_norm", "tokens_per_s", "peak_rss_bytes", "peak_gpu_bytes")  # the last row's
+_MEAN = ("fetch_s", "forward_s", "backward_s", "optimizer_s")  # over all rows
+_RATES = ("seconds", "tokens_per_s")
+_MAX_GATES = 256
+_MAX_PARTS = 64
+_OF_A_GATE = ("step", "layer", "mean", "std", "saturated_share")
+_SHUT, _SATURATED = 0.01, 0.99
+
+
+def reported(table: Table) -> tuple[dict[str, float], tuple[Row, ...]]:
+    """Its metrics, by the names that `expect.metrics` takes, and the rows that the rules below read."""
+    return _metrics(table), (*_gates(table), *_step_cost(table))
+
+
+def _metrics(table: Table) -> dict[str, float]:
+    rows = table("training.csv")
+    if rows is None:
+        return {}
+    columns = {
+        name: [value for row in rows if isinstance(value := row.get(name), float)]
+        for name in ("step", "loss", *_LAST, *_MEAN)
+    }
+    found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
+    found |= {name: columns[name][-1:] for name in _LAST}
+    found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
+    found |= _of_steps(rows)
+    held_out = [value for row in table("evaluation.csv") or () if isinstance(value := row.get("loss"), float)]
+    found |= {"eval_loss_first": held_out[:1], "eval_loss_last": held_out[-1:]}
+    # A run that goes on from a checkpoint has done the steps before it as well.
+    return {"steps": max(columns["step"], default=0.0), **{name: values[0] for name, values in found.items() if values}}
+
+
+def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Of the steps after the first, which warms up; of a single one that one."""
+    after = rows[1:] or rows
+    seconds, rates = ([value for row in after if isinstance(value := row.get(name), float)] for name in _RATES)
+    return {
+        "step_s_median": [median(seconds)] if seconds else [],
+        "tokens_per_s_median": [median(rates)] if rates else [],
+        "tokens_per_s_slowest": [min(rates)] if rates else [],
+    }
+
+
+def _gates(table: Table) -> tuple[Row, ...]:
+    """One for each branch and layer, as the newest step had them; a torn last line does not count."""
+    whole = [row for row in table("gate_health.csv") or () if isinstance(row.get("branch"), str) and _is_of_a_gate(row)]
+    newest = max((float(row["step"]) for row in whole), default=None)
+    kept = [row for row in whole if row["step"] == newest][:_MAX_GATES]
+    return tuple({name: row[name] for name in _OF_A_GATE} | {"branch": str(row["branch"])[:40]} for row in kept)
+
+
+def _is_of_a_gate(row: Row) -> bool:
+    numbers = [row.get(name) for name in _OF_A_GATE]
+    return all(isinstance(number, float) and math.isfinite(number) for number in numbers)
+
+
+_LONGEST_S = 1e9  # of a step; a sum of several stays a number
+_SIZES = ("batch", "seq_len", "layers")
+_COUNTED = ("nodes", "saved_bytes", "square_bytes", "expected_bytes", "begin_bytes", "peak_bytes")
+
+
+def _step_cost(table: Table) -> Iterator[Row]:
+    """One: what a step was seen to cost, with the size that it had and who computed it."""
+    rows = [row for row in table("step_cost.csv") or () if all(_is_number(row.get(name)) for name in _SIZES)]
+    if not rows:
+        return
+    cost: Row = {"step_cost": "of the first step", **{name: rows[0][name] for name in _SIZES}}
+    for name in _COUNTED:
+        values = _finite(rows, name)
+        cost |= {name: max(values)} if values else {}
+    yield cost | _implementations(table) | _time(table)
+
+
+def _implementations(table: Table) -> Row:
+    """Those that compute; of one that was chosen for its length also where that ends."""
+    told = table("fallback_counters.csv") or table(f"fallback_counters{SHARDED}.csv") or ()
+    rows = [row for row in told if "implementation" in row][:_MAX_PARTS]
+    named = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
+    ends = _finite(rows, "until_tokens")
+    return {"implementations": ", ".join(named)} | ({"until_tokens": min(ends)} if ends else {})
+
+
+def _time(table: Table) -> Row:
+    """The median of the steps after the first, which is none like the others, and how sure it is."""
+    rows = (table("training.csv") or ())[1:]
+    wall, processor = (_median(rows, name) for name in ("seconds", "cpu_s"))
+    timed: Row = {"seconds": wall[0], "error": wall[1], "steps": float(len(rows))} if wall else {}
+    return timed | ({"cpu_s": processor[0], "cpu_error": processor[1]} if processor else {})
+
+
+def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
+    """With its standard error as a share of it: 1.25 times that of a mean.
+
+    The spread comes from the quartiles, which a step that was held up does not move.
+    """
+    values = sorted(value for value in _finite(rows, name) if 0 < value < _LONGEST_S)
+    if not values:
+        return None
+    middle = median(values)
+    low, high = (values[round(share * (len(values) - 1))] for share in (0.25, 0.75))
+    return middle, 1.2533 * (high - low) / 1.349 / math.sqrt(len(values)) / middle
+
+
+def _finite(rows: Sequence[Row], name: str) -> list[float]:
+    """What stands in a column, but for what no program of ours writes: a table may be torn, or somebody else's."""
+    return [value for row in rows if isinstance(value := row.get(name), float) and math.isfinite(value)]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value) and value >= 1
+
+
+@rule(RulePhase.SILENT, Cause.GATE_COLLAPSE, outranks=("dirty_exit",), outranked_by=("memory_growth",))
+def gate_collapse(case: Case) -> Explanation | None:
+    """A branch whose gate is shut for practically every token."""
+    shut = [
+        gate
+        for gate in case.evidence.reported
+        if "branch" in gate and float(gate["mean"]) <= _SHUT and float(gate["saturated_share"]) >= _SATURATED
+    ]
+    if not shut:
+        return None
+    first = min(shut, key=lambda gate: (gate["layer"], gate["branch"]))
+    layer = int(first["layer"])
+    return explained(
+        Cause.GATE_COLLAPSE,
+        f"{counted(len(shut), 'gate')} shut for every token in step {int(first['step'])}: first branch"
+        f" {first['branch']} of layer {layer}, mean {float(first['mean']):.2g}",
+        place=Place(layer=layer, module=f"blocks.{layer}.attn"),
+        seen=EvidenceKind.PART,
+        proof=("gate_health.csv",),
+    )
+
+
+# A layer of this model has about two hundred nodes, at every length.
+_NODES_OF_A_TOKEN, _NODES_OF_A_LAYER = 4, 2000
+_COST_PROOF = ("step_cost.csv",)
+
+
+def _counted(case: Case) -> tuple[dict[str, float]] | None:
+    """What the step was seen to cost: its numbers."""
+    row = next((row for row in case.evidence.reported if "step_cost" in row), None)
+    return ({name: float(value) for name, value in row.items() if not isinstance(value, str)},) if row else None
+
+
+@rule(RulePhase.SILENT, Cause.PER_TOKEN_NODES, outranks=("quadratic_cost",), outranked_by=("gate_collapse",))
+@given(_counted)
+def per_token_nodes(_: Case, cost: dict[str, float]) -> Explanation | None:
+    """A graph that has nodes for each token."""
+    nodes, layers, tokens = cost.get("nodes", 0.0), cost["layers"], cost["batch"] * cost["seq_len"]
+    each = nodes / (tokens * layers)
+    if each < _NODES_OF_A_TOKEN or nodes < _NODES_OF_A_LAYER * layers:
+        return None
+    return explained(
+        Cause.PER_TOKEN_NODES,
+        f"the graph of the first step has {nodes:.0f} autograd nodes, {each:.0f} for each of {tokens:.0f} tokens in"
+        f" each of {counted(int(layers), 'layer')}: the program computes token by token",
+        seen=EvidenceKind.FACT,
+        proof=_COST_PROOF,
+    )
+
+
+_SQUARE_SHARE, _SQUARE_BYTES = 0.5, 16 << 20
+
+
+@rule(RulePhase.SILENT, Cause.QUADRATIC_COST, outranks=("memory_excess",))
+@given(_counted)
+def quadratic_cost(_: Case, cost: dict[str, float]) -> Explanation | None:
+    """Most of what the graph keeps has a row and a column for each token."""
+    square, kept = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
+    if square < max(_SQUARE_BYTES, _SQUARE_SHARE * kept):
+        return None
+    return explained(
+        Cause.QUADRATIC_COST,
+        f"of {bytes_text(kept)} that the graph of the first step keeps, {bytes_text(square)} are of tensors with a row"
+        f" and a column for each of {cost['seq_len']:.0f} tokens: twice the tokens take four times that",
+        seen=EvidenceKind.FACT,
+        proof=_COST_PROOF,
+    )
+
+
+_TIMES = 4
+_KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # above what is expected; of a process other things grow as well
+
+
+@rule(RulePhase.SILENT, Cause.MEMORY_EXCESS, outranks=("idle_device",))
+@given(_counted)
+def memory_excess(_: Case, cost: dict[str, float]) -> Explanation | None:
+    """More memory than parameters, optimizer and activations of the shape explain."""
+    expected = cost.get("expected_bytes", math.inf)
+    kept, grown = cost.get("saved_bytes", 0.0), cost.get("peak_bytes", 0.0) - cost.get("begin_bytes", math.inf)
+    if kept > max(_TIMES * expected, expected + _KEPT_BYTES):
+        what, taken, seen = "the graph of the first step keeps", kept, EvidenceKind.FACT
+    elif grown > max(_TIMES * expected, expected + _GROWN_BYTES):
+        what, taken, seen = "the first step took", grown, EvidenceKind.PART
+    else:
+        return None
+    return explained(
+        Cause.MEMORY_EXCESS,
+        f"{what} {bytes_text(taken)}, {taken / expected:.0f} times the {bytes_text(expected)} that parameters,"
+        f" gradients, optimizer and activations of {counted(int(cost['layers']), 'layer')} and"
+        f" {cost['batch']:.0f} x {cost['seq_len']:.0f} tokens need",
+        seen=seen,
+        proof=_COST_PROOF,
+    )
+
+
+RULES = (gate_collapse, memory_excess, per_token_nodes, quadratic_cost)

@@ -1,0 +1,114 @@
+"""Everything /proc says of a run at one moment: the ranks, their children, what they hold, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from nsa_harness.core.evidence.host import Process, Task
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.cgroup import frozen
+from nsa_harness.supervisor.capture.descriptors import Holders, holds, readable_descriptors
+from nsa_harness.supervisor.capture.sockets import SocketTable, inodes, owners_of
+from nsa_harness.supervisor.capture.syscalls import RESTARTED
+
+_MAX_CHILDREN = 64  # of one rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessTree:
+    """Read without asking a process; what could not be read stands in `failures`."""
+
+    processes: dict[int, Process]  # rank -> its process; a rank that is gone is not in it
+    children: dict[int, tuple[Process, ...]]  # rank -> the processes below it, parents first
+    failures: tuple[tuple[int | None, str], ...]  # (rank, what could not be read); None = it concerns all
+
+    @property
+    def everyone(self) -> Iterator[Process]:
+        yield from self.processes.values()
+        for below in self.children.values():
+            yield from below
+
+
+def look_around(ranks: Mapping[int, int], origin_ns: int, stood: dict[int, Task] | None = None) -> ProcessTree:
+    """The scene of these ranks (rank -> pid); times relative to `origin_ns`.
+
+    `stood` is the memory between looks (thread -> where it stood): a wait that goes on after a stop, such as one of our
+    own tools makes, no longer says what it waits for.
+    """
+    found = {rank: procfs.read_process(pid, origin_ns) for rank, pid in ranks.items()}
+    memory = {} if stood is None else stood
+    processes = {rank: _resumed(process, memory) for rank, process in found.items() if process is not None}
+    children = {
+        rank: tuple(_resumed(child, memory) for child in _below(process.pid, origin_ns))
+        for rank, process in processes.items()
+    }
+    table = SocketTable(owners=owners_of(_run(processes, children)))
+    holders = Holders(sockets=table)
+    complete = {rank: _with_connections(process, table, holders) for rank, process in processes.items()}
+    below = {
+        rank: tuple(_with_connections(child, table, holders) for child in found) for rank, found in children.items()
+    }
+    general = [(None, failure) for failure in (*table.failures, *holders.failures)]
+    hidden = [(rank, text) for rank, process in processes.items() if (text := _hidden(process))]
+    return ProcessTree(processes=complete, children=below, failures=(*general, *hidden))
+
+
+def _hidden(process: Process) -> str | None:
+    """What the kernel did not let us see of a living process, in words; None where all could be read."""
+    main = next((task for task in process.tasks if task.tid == process.pid), None)
+    if main is None or process.state in "ZX":
+        return None
+    unread = {
+        "the system call it is blocked in": not main.syscall,
+        "bytes read and written": process.io_bytes is None,
+        "open descriptors": not readable_descriptors(process.pid),
+    }
+    names = [name for name, missing in unread.items() if missing]
+    return f"not readable without the right to trace the process: {', '.join(names)}" if names else None
+
+
+def _resumed(process: Process, stood: dict[int, Task]) -> Process:
+    tasks = tuple(_counted(_as_before(task, stood.get(task.tid)), stood.get(task.tid)) for task in process.tasks)
+    stood.update({task.tid: task for task in tasks})
+    return replace(process, tasks=tasks)
+
+
+def _counted(task: Task, before: Task | None) -> Task:
+    """How often it woke from a sleep and went to sleep again."""
+    if before is None or before.wakes_at_s is None or task.wakes_at_s is None:
+        return task
+    return replace(task, woke=before.woke + (task.wakes_at_s > before.wakes_at_s))
+
+
+def _as_before(task: Task, before: Task | None) -> Task:
+    if task.syscall != RESTARTED:
+        return task
+    if before is None:
+        return replace(task, timed=True)  # only waits that end by themselves are restarted so
+    return replace(before, state=task.state, wchan=task.wchan, cpu_s=task.cpu_s, io_bytes=task.io_bytes)
+
+
+def _below(pid: int, origin_ns: int) -> Iterator[Process]:
+    for stat in procfs.descendants(pid)[:_MAX_CHILDREN]:
+        process = procfs.read_process(stat.pid, origin_ns)
+        if process is not None:
+            yield process
+
+
+def _run(
+    processes: Mapping[int, Process], children: Mapping[int, tuple[Process, ...]]
+) -> Iterator[tuple[int | None, Process]]:
+    """The processes of the run, ranks first: a socket that a child inherited belongs to the rank."""
+    yield from processes.items()
+    for rank, below in children.items():
+        yield from ((rank, child) for child in below)
+    for pid in sorted({process.parent for process in processes.values()}):
+        launcher = procfs.read_process(pid, 0, tasks=False)
+        if launcher is not None:
+            yield None, replace(launcher, holds=holds(pid))
+
+
+def _with_connections(process: Process, table: SocketTable, holders: Holders) -> Process:
+    sockets = table.of(process.pid, inodes(process.holds))
+    return holders.with_holders(replace(process, sockets=sockets, frozen=frozen(process.pid)))

@@ -1,0 +1,209 @@
+"""Asks for the Python stacks of one process: gentle ways first, each with its own limit, all within one.
+
+py-spy without stopping the process, then stopping it, then what needs no right to trace it: the faulthandler signal,
+and a worker server that the job has started by itself; then pystack where it is installed. Native frames only where the
+Python line cannot tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Stack
+from nsa_harness.core.evidence.host import Process
+from nsa_harness.core.evidence.stacks import (
+    parse_faulthandler,
+    parse_native,
+    parse_py_spy,
+    parse_pystack,
+    without_variables,
+)
+from nsa_harness.supervisor.capture import procfs
+from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
+from nsa_harness.supervisor.capture.worker_server import STACKS_HANDLER, ask
+from nsa_harness.supervisor.launch.reaper import process_of
+
+_NONBLOCKING_S = 1.0
+_BLOCKING_S = 0.6
+_SIGNAL_S = 0.3
+_SERVED_S = 1.0
+_PYSTACK_S = 0.6
+_NATIVE_S = 1.5  # measured: 0.06 to 1.0 s
+_FREEZE_S = 0.2  # a process that runs is stopped within a tick
+_ALL_S = 2.4  # for everything that is asked about one process
+
+
+@dataclass(kw_only=True)
+class StackSources:
+    """All ways to one process. `patience` stretches the limits where many are asked at once."""
+
+    process: Process
+    boards: Path
+    patience: float = 1.0
+    arguments: bool = False  # of the call between ranks it stands in: no board says them
+    server: Path | int | None = None  # the process's own worker server
+    failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + _ALL_S * self.patience
+
+    def stacks(self) -> tuple[tuple[Stack, ...], str]:
+        """The threads, and the dump they were read from; empty where every way failed, which `failures` tells."""
+        for way in (self._nonblocking, self._blocking, self._signalled, self._served, self._pystack):
+            stacks, raw = way()
+            if stacks:
+                return stacks, raw
+        return (), ""
+
+    def native(self, stacks: Sequence[Stack]) -> tuple[Stack, ...]:
+        """The same threads with their native frames. Stops the process for up to a second."""
+        limit_s = self._left_s(_NATIVE_S)
+        try:
+            named = parse_native(_py_spy(self.process.pid, ["--native"], limit_s))
+        except (CommandFailed, ValueError) as error:
+            self.failures.append(f"py-spy --native: {error}")
+            return tuple(stacks)
+        return tuple(replace(one, native=named.get(one.tid or 0, ())) for one in stacks)
+
+    def _nonblocking(self) -> tuple[tuple[Stack, ...], str]:
+        # It shortens what variables hold, so that it takes no longer with them.
+        options = ["--nonblocking", *(["--locals"] if self.arguments else [])]
+        return py_spy(self.process.pid, options, self.failures, self._left_s(_NONBLOCKING_S))
+
+    def _blocking(self) -> tuple[tuple[Stack, ...], str]:
+        if self.process.state in "DTt":  # ptrace cannot seize a stopped process, and waits for one in the kernel
+            return (), ""
+        return py_spy(self.process.pid, [], self.failures, self._left_s(_BLOCKING_S))
+
+    def _signalled(self) -> tuple[tuple[Stack, ...], str]:
+        """Ask the process's own faulthandler. Sent only where the handler is the probe's."""
+        pid, number = self.process.pid, signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
+        known = process_of(pid)
+        target = self.boards / protocol.STACKS.format(pid=pid)
+        if self.process.state in "DTt":
+            self.failures.append(f"state {self.process.state}: it takes no signal")
+            return (), ""
+        if known is None or not target.exists() or not procfs.handles_signal(pid, number):
+            self.failures.append("no faulthandler of ours in the process")
+            return (), ""
+        limit_s, before = self._left_s(_SIGNAL_S), target.stat().st_size
+        known.send(number)
+        raw = _grown(target, before, limit_s)
+        if not raw:
+            self.failures.append(f"no answer to the faulthandler signal within {limit_s:.1f} s")
+        return parse_faulthandler(raw), raw
+
+    def _served(self) -> tuple[tuple[Stack, ...], str]:
+        """Ask the worker server, which needs the interpreter's lock for it and no right of ours."""
+        if self.server is None:
+            return (), ""
+        try:
+            raw = ask(self.server, STACKS_HANDLER, limit_s=self._left_s(_SERVED_S)).decode(errors="replace")
+        except (OSError, ValueError) as error:
+            self.failures.append(f"worker server: {error}")
+            return (), ""
+        stacks = parse_faulthandler(raw)
+        return tuple(replace(one, source="worker server") for one in stacks if one.frames), raw
+
+    def _pystack(self) -> tuple[tuple[Stack, ...], str]:
+        """An optional tool; its absence is no trouble."""
+        tool = tool_path("pystack")
+        if tool is None:
+            return (), ""
+        try:
+            raw = answer_of([tool, "remote", "--no-block", str(self.process.pid)], self._left_s(_PYSTACK_S))
+            return parse_pystack(raw), raw
+        except (CommandFailed, ValueError) as error:
+            self.failures.append(str(error))
+            return (), ""
+
+    def _left_s(self, limit_s: float) -> float:
+        """A source's own limit, less where the time for all of them runs out."""
+        return max(0.05, min(limit_s * self.patience, self._deadline - time.monotonic()))
+
+
+def py_spy(
+    pid: int, options: Sequence[str], failures: list[str], limit_s: float = _NONBLOCKING_S
+) -> tuple[tuple[Stack, ...], str]:
+    """The stacks of a process, and the dump they were read from, which holds no variable of the program.
+
+    A failure is appended to `failures`.
+    """
+    source = " ".join(["py-spy", *(one for one in options if one != "--locals")])
+    try:
+        raw = _py_spy(pid, options, limit_s)
+        return parse_py_spy(raw, source), without_variables(raw) if "--locals" in options else raw
+    except (CommandFailed, ValueError) as error:
+        failures.append(f"{source}: {str(error).removeprefix('py-spy: ')}")
+        return (), ""
+
+
+def py_spy_path() -> str:
+    """The one that was installed with us, else the one on PATH."""
+    return tool_path("py-spy") or "py-spy"
+
+
+def tool_path(name: str) -> str | None:
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
+    known, held = process_of(pid), False
+
+    def look(tool: int) -> None:
+        nonlocal held
+        held = _is_held(pid, tool)
+
+    try:
+        return answer_of([py_spy_path(), "dump", "--json", *options, "--pid", str(pid)], limit_s, look)
+    finally:
+        if held and known:
+            known.send(signal.SIGCONT)  # a tracer that is killed may leave its stop behind
+
+
+def _is_held(pid: int, tool: int) -> bool:
+    """The tool holds threads of the process, which does not stand still of its own will.
+
+    A program that has stopped itself, or that somebody stopped, must stay so: the stop of a tracer shows as t while it
+    lives, and any other as T. The tool is stopped first, so that what is seen is what it leaves behind.
+    """
+    with contextlib.suppress(OSError):
+        os.kill(tool, signal.SIGSTOP)
+    wait_for(lambda: (stat := procfs.read_stat(tool)) is None or stat.state in "TZX", _FREEZE_S)
+    threads = procfs.tracers(pid)
+    return tool in threads.values() and not any(
+        (stat := procfs.read_stat(pid, tid)) and stat.state == "T" for tid in threads
+    )
+
+
+def _grown(file: Path, before: int, limit_s: float) -> str:
+    """What was written behind `before`, once it is there and grows no more."""
+    sizes = [before]
+
+    def settled() -> bool:
+        sizes.append(file.stat().st_size)
+        return sizes[-1] > before and sizes[-1] == sizes[-2]
+
+    wait_for(settled, limit_s)
+    with file.open("rb") as dump:
+        dump.seek(before)
+        return dump.read().decode(errors="replace")
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True

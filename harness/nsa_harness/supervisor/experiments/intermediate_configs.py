@@ -1,0 +1,406 @@
+"""Mixtures: what lies between two ends: the commits, a config with some keys of each, some packages of each."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from nsa_harness.core.scenario.yaml_tree import Plain, shown, visible
+from nsa_harness.core.search.subject import PACKAGE
+from nsa_harness.errors import HarnessError, UsageError
+from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, named
+
+_MOST_BYTES = 4 << 20
+_ABSENT = object()  # a key that one of two files does not have
+
+
+class CannotMix(HarnessError):
+    """A mixture that cannot be made here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferentKey:
+    """None: the file does not have it, or says null."""
+
+    path: tuple[str, ...]
+    good: Plain
+    bad: Plain
+
+    @property
+    def label(self) -> str:
+        return ".".join(self.path)
+
+
+def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
+    """In the order of the good file; lists are one value. Raises UsageError for what is no map of keys."""
+    one, other = (_config(path) for path in (good, bad))
+    return tuple(
+        DifferentKey(path=path, good=_plain(_at(one, path)), bad=_plain(_at(other, path)))
+        for path in _differences(one, other, ())
+    )
+
+
+def mixed_text(good: Path, bad: Path, chosen: Collection[str]) -> str:
+    """The good file with the chosen keys as the bad one has them; all else stays as it is written there."""
+    mixed, other = (_config(path) for path in (good, bad))
+    for key in different_keys(good, bad):
+        if key.label in chosen:
+            _set(mixed, key.path, _at(other, key.path))
+    if good.suffix == ".json":
+        return json.dumps(mixed, indent=1) + "\n"
+    text = io.StringIO()
+    _yaml().dump(mixed, text)
+    return text.getvalue()
+
+
+def digest(path: Path) -> str:
+    """Of all that the file holds."""
+    door, file = named(path)
+    return hashlib.sha256(door.whole(file, _MOST_BYTES)).hexdigest()
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        door, file = named(path)
+        text = door.whole(file, _MOST_BYTES).decode("utf-8")
+        found = json.loads(text) if path.suffix == ".json" else _yaml().load(text)
+    except (OSError, ValueError, YAMLError) as error:
+        why = visible(" ".join(str(error).split()), 200)
+        raise UsageError(f"--set: {shown(str(path))} cannot be read: {why}") from None
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise UsageError(f"--set: {shown(str(path))}: expected keys with values, as in lr: 0.1")
+    return found
+
+
+def _yaml() -> YAML:
+    """Keeps what a user has written: comments, quotes, 1e-5 and 0.10."""
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 10_000
+    return yaml
+
+
+def _differences(good: Any, bad: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    if isinstance(good, dict) and isinstance(bad, dict):
+        for key in dict.fromkeys((*good, *bad)):
+            yield from _differences(good.get(key, _ABSENT), bad.get(key, _ABSENT), (*path, str(key)))
+    elif (good is _ABSENT) != (bad is _ABSENT) or repr(_plain(good)) != repr(_plain(bad)):  # 1, 1.0 and true differ
+        yield path
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        tree = tree.get(key, _ABSENT) if isinstance(tree, dict) else _ABSENT
+    return tree
+
+
+def _set(tree: Any, path: tuple[str, ...], value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree[key]
+    if value is _ABSENT:
+        del tree[path[-1]]
+    else:
+        tree[path[-1]] = value
+
+
+def _plain(value: Any) -> Plain:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if value is _ABSENT or value is None:
+        return None
+    if isinstance(value, bool):
+        return value
+    for kind in (int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return str(value)
+
+
+# Environments.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """`packages`: by normalized name, a version or what pip takes instead; `python`: of a virtual environment."""
+
+    variables: Mapping[str, str]
+    packages: Mapping[str, str]
+    python: str | None = None
+
+
+_VARIABLE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(?!=)(.*)")
+_PINNED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)(?:\s*;.*)?")
+_ELSEWHERE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*@\s*(\S+)")
+_LIST = """
+import importlib.metadata as m, json
+found = {}
+for one in m.distributions():
+    name = one.metadata["Name"]
+    if name and name not in found:
+        files = [str(file).replace(chr(92), "/").split("/") for file in one.files or ()]
+        tops = {parts[0].removesuffix(".py") for parts in files if len(parts) > 1 or parts[0].endswith(".py")}
+        found[name] = [one.version, sorted(top for top in tops if top.isidentifier() and top != "__pycache__")]
+print(json.dumps(found))
+"""
+
+
+def read_environment(path: Path) -> Environment:
+    """Of a virtual environment's folder what is installed there; of a file its NAME=VALUE and name==version lines.
+
+    Raises UsageError, with every line that is neither.
+    """
+    if path.is_dir():
+        python = path / "bin" / "python"
+        if not python.exists():
+            raise UsageError(f"--env-file: {shown(str(path))} is a folder without bin/python: no virtual environment")
+        packages = {name: version for name, (version, _) in installed(str(python)).items()}
+        return Environment(variables={}, packages=packages, python=str(python))
+    try:
+        door, file = named(path)
+        text = door.whole(file, _MOST_BYTES).decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--env-file: {shown(str(path))} cannot be read: {error}") from None
+    return _parsed(path, text)
+
+
+def _parsed(path: Path, text: str) -> Environment:
+    variables: dict[str, str] = {}
+    packages: dict[str, str] = {}
+    wrong = []
+    for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
+        if not line or line.startswith("#"):
+            continue
+        if found := _VARIABLE.fullmatch(line):
+            variables[found[1]] = _unquoted(found[2].strip())
+        elif found := _PINNED.fullmatch(line):
+            packages[_normalized(found[1])] = found[2]
+        elif found := _ELSEWHERE.fullmatch(line):
+            packages[_normalized(found[1])] = line
+        else:
+            wrong.append(f"{path}:{number}: expected NAME=VALUE, name==version or name @ URL, got {shown(line)}")
+    if wrong:
+        raise UsageError("\n".join(f"--env-file: {one}" for one in wrong))
+    return Environment(variables=variables, packages=packages)
+
+
+def _unquoted(text: str) -> str:
+    quoted = re.fullmatch(r"(['\"])(.*)\1\s*(?:#.*)?", text)
+    return quoted[2] if quoted else re.sub(r"\s+#.*", "", text)
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@cache
+def installed(python: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
+    """Of an interpreter: each distribution by normalized name, with its version and top-level modules.
+
+    Raises UsageError for what is no interpreter.
+    """
+    try:
+        done = subprocess.run([python, "-c", _LIST], capture_output=True, text=True, timeout=60.0, check=True)
+        listed = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise UsageError(f"what is installed under {python} cannot be listed: {error}") from None
+    return {_normalized(name): (version, tuple(tops)) for name, (version, tops) in listed.items()}
+
+
+_PIP_S = 600.0
+_PIP = ("-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-version-check", "--quiet", "--target")
+
+
+@dataclass(kw_only=True)
+class Mixtures:
+    """Where the mixtures of one search lie; each is made once. No environment of the user's is changed."""
+
+    home: Path
+    _failed: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def file(self, name: str, text: str) -> Path:
+        """A config file, named by what it holds."""
+        self._make_home()
+        path = self.home / name
+        SafeDirectory(self.home).write(path, text)
+        return path
+
+    def python_path(self, packages: Mapping[str, Plain], python: str | None) -> tuple[str, ...]:
+        """Folders that give the interpreter just these versions, and take away what is None; first of all on its path.
+
+        Raises CannotMix with pip's own reason.
+        """
+        interpreter = python or sys.executable
+        there = installed(interpreter)
+        folders = []
+        with self._lock:
+            for name, wanted in packages.items():
+                version, modules = there.get(name, (None, ()))
+                if wanted == version:
+                    continue
+                if wanted is None:
+                    others = {top for other, (_, tops) in there.items() if other != name for top in tops}
+                    folders.append(self._without(name, modules, others))
+                else:
+                    folders.append(self._with(name, str(wanted), interpreter))
+        return tuple(map(str, folders))
+
+    def _with(self, name: str, wanted: str, python: str) -> Path:
+        requirement = wanted if "@" in wanted else f"{name}=={wanted}"
+        folder = self.home / f"{name}-{hashlib.sha256(f'{requirement} {python}'.encode()).hexdigest()[:8]}"
+        if folder.is_dir():
+            return folder
+        if requirement not in self._failed:
+            self._make_home()
+            aside = folder.with_name(f".{folder.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            why = _installed_into(aside, requirement, python)
+            if not why:
+                aside.rename(folder)
+                return folder
+            self._failed[requirement] = f"pip install {requirement}: {why}"
+        raise CannotMix(self._failed[requirement])
+
+    def _without(self, name: str, modules: Collection[str], others: Collection[str]) -> Path:
+        """Modules in the place of the package's that are not there; its metadata stay."""
+        shared = next((module for module in modules if module in others), None)
+        if shared is not None or not modules:
+            why = f"its module {shared} has other packages in it" if shared else "it has no module of its own"
+            raise CannotMix(f"{name} cannot be taken away: {why}")
+        folder = self.home / f"without-{name}"
+        self._make_home()
+        door = SafeDirectory(self.home)
+        door.make_folder(folder)
+        for module in modules:
+            text = f"raise ModuleNotFoundError({f'No module named {module!r}'!r}, name={module!r})\n"
+            door.write(folder / f"{module}.py", text)
+        return folder
+
+    def _make_home(self) -> None:
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _installed_into(folder: Path, requirement: str, python: str) -> str:
+    """Why that could not be; empty: it is there."""
+    try:
+        done = subprocess.run(
+            [python, *_PIP, str(folder), requirement], capture_output=True, text=True, timeout=_PIP_S, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return visible(str(error))
+    if done.returncode == 0:
+        return ""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error")] or lines or ["no reason given"]
+    return visible(errors[-1].removeprefix("ERROR: "))
+
+
+def environment_differences(good: Environment, bad: Environment) -> Iterator[tuple[str, Plain, Plain]]:
+    """Each variable by its name and each package by `package.NAME`, with both values; None: it is not there."""
+    for name in sorted({*good.variables, *bad.variables}):
+        if good.variables.get(name) != bad.variables.get(name):
+            yield name, good.variables.get(name), bad.variables.get(name)
+    for name in sorted({*good.packages, *bad.packages}):
+        if good.packages.get(name) != bad.packages.get(name):
+            yield f"{PACKAGE}{name}", good.packages.get(name), bad.packages.get(name)
+
+
+# Commits.
+
+_GIT_S = 120.0
+_SUBJECT = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    sha: str  # as short as git finds unambiguous
+    words: str  # "1a2b3c4d5 Make the loss fall"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Between:
+    """`later`: the commits after the good one, up to the bad one, oldest first."""
+
+    good: str
+    later: tuple[Commit, ...]
+
+
+def commits_between(inside: Path, good: str, bad: str) -> Between:
+    """Along the first parents, as merges are made. Raises UsageError for what is no commit, or no ancestor."""
+    shas = [commit_of(inside, name) for name in (good, bad)]
+    if _git(inside, "merge-base", "--is-ancestor", *shas).returncode != 0:
+        raise UsageError(f"--commits: {good} is no ancestor of {bad}; name the older, good one first")
+    listed = _git(inside, "log", "--reverse", "--first-parent", "--format=%h %s", f"{shas[0]}..{shas[1]}")
+    later = [line.partition(" ") for line in listed.stdout.splitlines()]
+    if not later:
+        raise UsageError(f"--commits: no commit lies between {good} and {bad}")
+    named = (Commit(sha=sha, words=f"{sha} {text[:_SUBJECT]}") for sha, _, text in later)
+    return Between(good=_git(inside, "rev-parse", "--short", shas[0]).stdout.strip(), later=tuple(named))
+
+
+@dataclass(kw_only=True)
+class Worktrees:
+    """A checkout of each commit that was asked for, beside the user's own, which is not touched."""
+
+    repository: Path  # any directory in it
+    home: Path
+    made: dict[str, Path] = field(default_factory=dict)
+
+    def of(self, sha: str) -> Path:
+        """The directory that corresponds to `repository` at this commit. Raises UsageError where it is not there."""
+        if sha not in self.made:
+            path = self.home / sha
+            if not path.is_dir():
+                added = _git(self.repository, "worktree", "add", "--detach", "--force", str(path), sha)
+                if added.returncode != 0:
+                    raise UsageError(f"git worktree of {sha}: {_last_line(added.stderr)}")
+            self.made[sha] = path
+        root = _git(self.repository, "rev-parse", "--show-toplevel").stdout.strip()
+        inside = self.repository.resolve().relative_to(root)
+        if not (self.made[sha] / inside).is_dir():
+            raise UsageError(f"{sha} has no directory {inside}")
+        return self.made[sha] / inside
+
+    def close(self) -> None:
+        """Gone, all of them; what a kill leaves is found again by the same command."""
+        for path in self.made.values():
+            _git(self.repository, "worktree", "remove", "--force", str(path))
+        self.made.clear()
+        _git(self.repository, "worktree", "prune")
+
+
+def commit_of(inside: Path, name: str) -> str:
+    """The whole name of a commit. Raises UsageError."""
+    found = _git(inside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    if found.returncode != 0:
+        why = f": {_last_line(found.stderr)}" if found.stderr.strip() else ""
+        raise UsageError(f"--commits: {name!r} is no commit of the repository at {inside}{why}")
+    return found.stdout.strip()
+
+
+def _git(inside: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-C", str(inside), *words]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, errors="replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"git {words[0]}: {error}; is git installed?") from None
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1] if text.strip() else "no reason given"

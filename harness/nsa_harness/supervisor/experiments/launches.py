@@ -1,0 +1,477 @@
+"""What a `bisect` command asks for, and each of its configurations as a launch and as a command to type."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from nsa_harness import __version__
+from nsa_harness.core.experiment.signature import BASELINE, SLOW, Wanted
+from nsa_harness.core.experiment.statistics import tries
+from nsa_harness.core.plan import RunSpec, Skip
+from nsa_harness.core.report import MachineFacts, Status
+from nsa_harness.core.scenario.overrides import is_override
+from nsa_harness.core.scenario.yaml_tree import Plain, shown
+from nsa_harness.core.search.question import QuestionKind, SearchQuestion, Spans, spans_of
+from nsa_harness.core.search.subject import SEED, Form, Subject
+from nsa_harness.core.search.waits import proof_after_s, stall_after_s
+from nsa_harness.errors import HarnessError, UsageError, did_you_mean
+from nsa_harness.protocol import ENV_PREFIX
+from nsa_harness.subject.environment import is_read_by_it
+from nsa_harness.supervisor.experiments.cache_key import LAUNCHED, Interpreter, Premises, Program, interpreter, sealed
+from nsa_harness.supervisor.experiments.intermediate_configs import Mixtures, Worktrees, digest, mixed_text
+from nsa_harness.supervisor.launch.planning import Invocation, in_tree, planned
+from nsa_harness.supervisor.storage.rundir import Ended, ended_before
+
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
+# In front of a command these speak to the harness, its Python or the loader too, or do not reach the program.
+_READ_BY_US = re.compile(
+    r"PYTHON.*|LD_.*|MALLOC_.*|GITHUB_.*|LC_.*|LANG|PATH|HOME|TMPDIR|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|TERM|CI"
+    r"|NO_COLOR|COLUMNS|LINES|SLURM_.*"
+)
+PLACEHOLDERS = {
+    Form.LAYERS: ("layers", "items", "range"),
+    Form.VALUE: ("value",),
+    Form.WORDS: ("value",),
+    Form.CHOICE: ("value",),
+    Form.FILE: ("file",),
+}
+
+
+class CannotLaunch(HarnessError):
+    """A configuration that makes no launch: an invalid mix, or a machine that lacks something."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Templates:
+    """How a choice reaches a program of the user's: words and variables with placeholders in them."""
+
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    note: str = ""  # what was left out, and why
+
+    def __bool__(self) -> bool:
+        return bool(self.args or self.env)
+
+    def checked(self, subject: Subject) -> Templates:
+        """What is filled of it. Raises UsageError for a placeholder the question does not fill, and if none is."""
+        if not self and not subject.declared:
+            raise UsageError(f"{subject.key}: how does the program take it? Say --arg TEXT or --env-arg NAME=TEXT")
+        known = PLACEHOLDERS.get(subject.form, ())
+        for text in self._texts:
+            names = _PLACEHOLDER.findall(text)
+            unknown = next((name for name in names if name not in known), None)
+            if unknown is None and names:
+                continue
+            choice = " or ".join(f"{{{name}}}" for name in known) or "none; the question sets keys of a scenario"
+            what = f"{{{unknown}}} is not filled here" if unknown else "has no placeholder"
+            raise UsageError(f"{shown(text)}: {what}{did_you_mean(unknown or '', known)}; there is {choice}")
+        return self._without_ranges()
+
+    @property
+    def in_a_row(self) -> bool:
+        """Whether only neighbours can be said."""
+        return any("range" in names for names in map(_names, self._texts))
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        return (*self.args, *(value for _, value in self.env))
+
+    def _without_ranges(self) -> Templates:
+        """The list says any choice, the range only some: where each has words of its own, the list's are kept."""
+        found = [_names(text) for text in self._texts]
+        listed = next((names for names in found if names in ({"layers"}, {"items"})), None)
+        if listed is None or {*listed, "range"} in found or {"range"} not in found:
+            return self
+        return Templates(
+            args=tuple(text for text in self.args if _names(text) != {"range"}),
+            env=tuple((name, text) for name, text in self.env if _names(text) != {"range"}),
+            note=f"{{{min(listed)}}} says any choice of layers, so what has {{range}} in it is left out",
+        )
+
+    def filled(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
+        """`file`: what is read by a program whose keys stand in a file."""
+        if not self:
+            return self
+        value = file if subject.form is Form.FILE else subject.config(subset)[subject.key]
+        listed = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+        def fill(text: str) -> str:
+            return _PLACEHOLDER.sub(lambda found: _range(value) if found[1] == "range" else listed, text)
+
+        return replace(self, args=tuple(map(fill, self.args)), env=tuple((name, fill(text)) for name, text in self.env))
+
+
+@dataclass(kw_only=True)
+class Launches:
+    """From a subset of the items to what is launched."""
+
+    request: BisectRequest
+    facts: MachineFacts
+    trees: Worktrees | None = None  # commits only
+    longest_quiet_s: float | None = None  # of the good control; None: not known yet
+    mixtures: Mixtures | None = None  # None: nothing is made yet, as of a plan
+    known: dict[Spans, RunSpec | str] = field(default_factory=dict)  # or why there is none
+
+    def __post_init__(self) -> None:
+        self.question, self.subject = self.request.question, self.request.subject
+
+    def enter_trees(self, trees: Worktrees) -> None:
+        """From here on each commit is launched in a checkout of its own."""
+        self.trees = trees
+        self.known.clear()
+
+    def enter_mixtures(self, mixtures: Mixtures) -> None:
+        """From here on what lies between two files is made."""
+        self.mixtures = mixtures
+        self.known.clear()
+
+    def spec(self, subset: Collection[int]) -> RunSpec:
+        """The launch, under no name yet. Raises CannotLaunch."""
+        key = spans_of(subset)
+        if key not in self.known:
+            try:
+                self.known[key] = self._spec(subset)
+            except HarnessError as error:
+                self.known[key] = str(error)
+        found = self.known[key]
+        if isinstance(found, str):
+            raise CannotLaunch(found)
+        return found
+
+    def limited(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
+        """With the limits that the good control has taught, where the scenario leaves them to whoever watches.
+
+        `in_full`: with those alone that the command for people names too.
+        """
+        quiet_s, limits = self.longest_quiet_s, spec.limits
+        if quiet_s is None:
+            return spec
+        stall_s = limits.stall_s if in_full or limits.stall_s is not None else stall_after_s(quiet_s)
+        open_wait_s = proof_after_s(quiet_s) if limits.open_wait_s is None else limits.open_wait_s
+        return replace(spec, limits=replace(limits, stall_s=stall_s, open_wait_s=open_wait_s))
+
+    def hashes(self, subset: Collection[int]) -> frozenset[str]:
+        """What this launch is stored under; and the same one by `nsa-harness run`, where its spec says all of it."""
+        elsewhere = self.subject.form in (Form.COMMIT, Form.FILE) or self.subject.packages(subset)
+        try:
+            typed = () if elsewhere else planned(self._question(subset), self.facts).specs
+            by_hand = (one.spec_hash for one in typed if isinstance(one, RunSpec))
+            return frozenset({self.spec(subset).spec_hash, *by_hand})
+        except HarnessError:
+            return frozenset()
+
+    def command(self, subset: Collection[int], stored: Path | None, *, starved: bool = False) -> str | None:
+        """What repeats it by hand; the stored spec where no words can say it. `starved`: only a limit proves it."""
+        if self.subject.swept_away(subset) or self.subject.packages(subset):
+            return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
+        limits = self._named_limits(subset) if starved else []
+        if self.subject.form is Form.COMMIT:
+            return f"git checkout {self.subject.config(subset)['commit']} && {self._typed(self.question, limits)}"
+        try:
+            before, question = self._in_front(subset), self._question(subset)
+        except HarnessError:
+            return None
+        words = question.words[: len(question.words) - len(before)]  # the variables are the last ones
+        return " ".join((*before, self._typed(replace(question, words=words), limits)))
+
+    def _in_front(self, subset: Collection[int]) -> tuple[str, ...]:
+        """The variables of a program of the user's as a shell sets them, where that does the same and nothing else."""
+        file = self._file(subset) if self.subject.form is Form.FILE else ""
+        env = self.request.templates.filled(self.subject, subset, file).env
+        typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these override it
+        if self.question.script is None or any(name in typed or _is_read_by_us(name) for name, _ in env):
+            return ()
+        return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
+
+    def _named_limits(self, subset: Collection[int]) -> list[str]:
+        """The limit that the good control has taught, as words."""
+        if self.longest_quiet_s is None or self.spec(subset).limits.open_wait_s is not None:
+            return []
+        return [f"limits.open_wait_s={proof_after_s(self.longest_quiet_s):g}"]
+
+    @staticmethod
+    def _typed(question: Invocation, limits: Sequence[str] = ()) -> str:
+        script, words = question.script, [_by_hand(word) for word in (*question.words, *limits)]
+        if script is None:
+            return " ".join(["nsa-harness run", *words])
+        args = ["--", *map(shlex.quote, script.args)] if script.args else []
+        given = ["-m"] * script.module + [shlex.quote(script.file), "--ranks", str(script.ranks)]
+        return " ".join(["nsa-harness run", *given, *words, *args])
+
+    def _spec(self, subset: Collection[int]) -> RunSpec:
+        specs = planned(self._question(subset), self.facts).specs
+        if len(specs) != 1:
+            raise CannotLaunch(f"{len(specs)} launches of one configuration; bisect takes a scenario without a matrix")
+        spec = specs[0]
+        if isinstance(spec, Skip):
+            raise CannotLaunch(f"this machine cannot: {spec.reason}")
+        away = self.subject.swept_away(subset)
+        spec = replace(spec, env=tuple(pair for pair in spec.env if pair[0] not in away))
+        spec = self._in_its_tree(self._with_packages(spec, subset), subset)
+        files = [digest(path) for _, path in self._both_files()] if self.subject.form is Form.FILE else ""
+        text = f"{spec.spec_hash} {self.subject.config(subset)}{files}"
+        notes = (*spec.notes, *filter(None, (self.request.templates.note,)))
+        return replace(spec, notes=notes, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
+
+    def _question(self, subset: Collection[int]) -> Invocation:
+        question = self.question
+        if self.trees is not None:
+            question = replace(question, working_dir=self._tree(subset))
+        if self.subject.declared and self.subject.form is not Form.COMMIT:
+            question = replace(question, words=(*question.words, *self.subject.words(subset)))
+        file = self._file(subset) if self.subject.form is Form.FILE else ""
+        filled = self.request.templates.filled(self.subject, subset, file)
+        words = (*question.words, *(f"run.env.{name}={_quoted(text)}" for name, text in filled.env))
+        if question.script is None:
+            args = (f"run.args={json.dumps([*self.request.base_args, *filled.args])}",) if filled.args else ()
+            return replace(question, words=(*words, *args))
+        script = replace(question.script, args=(*question.script.args, *filled.args))
+        return replace(question, words=words, script=script)
+
+    def _file(self, subset: Collection[int]) -> str:
+        """The user's own at both ends; else one that is named by what it holds, and stays in the run."""
+        good, bad = self._both_files()
+        if len(subset) in (0, len(self.subject.items)):
+            return (bad if subset else good)[0]
+        text = mixed_text(good[1], bad[1], [self.subject.label(place) for place in subset])
+        name = f"{hashlib.sha256(text.encode()).hexdigest()[:12]}{good[1].suffix}"
+        return name if self.mixtures is None else str(self.mixtures.file(name, text))
+
+    def _both_files(self) -> list[tuple[str, Path]]:
+        """Each as it was named, and where it lies."""
+        assert isinstance(self.subject.good, list)
+        return [(str(name), self.question.working_dir / str(name)) for name in self.subject.good]
+
+    def _with_packages(self, spec: RunSpec, subset: Collection[int]) -> RunSpec:
+        if self.mixtures is None or not (packages := self.subject.packages(subset)):
+            return spec
+        folders = self.mixtures.python_path(packages, spec.python)
+        env = dict(spec.env)
+        path = [*folders, env.get("PYTHONPATH", self.question.environ.get("PYTHONPATH", ""))]
+        if folders:
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        return replace(spec, env=tuple(sorted(env.items())))
+
+    def _tree(self, subset: Collection[int]) -> Path:
+        assert self.trees is not None
+        return self.trees.of(str(self.subject.config(subset)["commit"]))
+
+    def _in_its_tree(self, spec: RunSpec, subset: Collection[int]) -> RunSpec:
+        return spec if self.trees is None else in_tree(spec, self._tree(subset))
+
+
+def _names(text: str) -> set[str]:
+    return set(_PLACEHOLDER.findall(text))
+
+
+def _range(value: Plain) -> str:
+    numbers = sorted(int(str(number)) for number in value) if isinstance(value, list) else []
+    if not numbers:
+        return "0:0"
+    if numbers != list(range(numbers[0], numbers[-1] + 1)):
+        raise CannotLaunch(f"layers {', '.join(map(str, numbers))} are no range; {{layers}} by itself could say them")
+    return f"{numbers[0]}:{numbers[-1] + 1}"
+
+
+def _is_read_by_us(name: str) -> bool:
+    return is_read_by_it(name) or name.startswith(ENV_PREFIX) or _READ_BY_US.fullmatch(name) is not None
+
+
+def _quoted(text: str) -> str:
+    """As YAML takes it, whatever stands in it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _by_hand(word: str) -> str:
+    """Brackets of an override are no glob of a shell's where nothing matches, and easier to read bare."""
+    return word if is_override(word) and re.fullmatch(r"[A-Za-z0-9_.=:,\[\]+-]*", word) else shlex.quote(word)
+
+
+def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
+    """What --arg and --env-arg mean. Raises UsageError."""
+    pairs = []
+    for text in env:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"--env-arg: expected NAME=TEXT with a placeholder in it, got {shown(text)}")
+        pairs.append((name, value))
+    return Templates(args=tuple(args), env=tuple(pairs))
+
+
+def check_outcome(wanted: Wanted, subject: Subject, jobs: int) -> None:
+    """Raises UsageError where a rate can be compared with nothing."""
+    if wanted.how != SLOW:
+        return
+    if jobs > 1:
+        raise UsageError("--outcome slow: probes side by side slow each other down; leave --jobs out")
+    if subject.form is Form.CHOICE and wanted.step_s is None:
+        raise UsageError("--outcome slow: no value of a choice is the good one; say what is slow, as in slow:200ms")
+
+
+_MOST_PROBES = 1000  # a search that takes more has lost its way
+_MOST_FILLED = 1000  # choices whose words are looked at for the names of files
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectRequest:
+    question: Invocation  # with the scenario, or the script
+    subject: Subject
+    templates: Templates
+    base_args: tuple[str, ...]  # of the scenario's program, before what the templates add
+    wanted: Wanted
+    confidence: float
+    repeat: int  # how often each proof is run
+    jobs: int  # probes at the same time
+    budget_s: float | None  # for all probes together
+    fork: bool  # probes without torchrun where that is safe; the first `repeat` runs of a proof never
+    out: Path | None
+    json: bool
+    probe: str
+    command: str  # as typed
+    insistent: bool = False  # a confidence was asked for: a bad end that passes is run as often as that takes
+    redact: bool = True
+    git_diff: bool = False
+
+
+_CONTROLS = 3  # times that a bad end passes before it is said to
+_KINDS = {
+    Form.VALUE: QuestionKind.ORDERED,
+    Form.COMMIT: QuestionKind.ORDERED,
+    Form.CHOICE: QuestionKind.CHOICE,
+}
+
+
+BAD = (Status.HANG, Status.FAIL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """Stored runs of what a question is about, the newest first."""
+
+    good: tuple[Ended, ...] = ()
+    bad: tuple[Ended, ...] = ()  # of a choice those of every value
+
+    @property
+    def failed(self) -> tuple[Ended, ...]:
+        return tuple(one for one in self.bad if one.verdict in BAD)
+
+    @property
+    def disagree(self) -> tuple[Ended, ...]:
+        """The newest two that ended differently with one spec."""
+        for one in (*self.good, *self.bad):
+            for other in (*self.good, *self.bad):
+                if one.spec_hash == other.spec_hash and one.verdict == Status.PASS and other.verdict in BAD:
+                    return one, other
+        return ()
+
+    def run_s(self, verdicts: Collection[str] = (Status.PASS, *BAD)) -> float | None:
+        """How long one that ended so takes; None where none was stored."""
+        took = [one.wall_s for one in (*self.good, *self.bad) if one.verdict in verdicts]
+        return sum(took) / len(took) if took else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        if pair := self.disagree:
+            ends = " and ".join(f"{one.verdict} in {one.run_id}" for one in pair)
+            return (f"stored runs of one configuration ended differently, {ends}: no answer is believed alone",)
+        if self.failed:
+            newest = self.failed[0]
+            often = "it is run more often before it is said to pass"
+            return (f"the bad end was seen failing before, {newest.verdict} in {newest.run_id}: {often}",)
+        return ()
+
+
+def earlier_of(launches: Launches, parent: Path, but: str = "") -> Earlier:
+    """What the runs below `parent` tell of the ends of this question."""
+    subject = launches.subject
+    everything = range(len(subject.items))
+    bad = [(place,) for place in everything] if subject.form is Form.CHOICE else [tuple(everything)]
+    found = [frozenset().union(*map(launches.hashes, subsets)) for subsets in ([()], bad)]
+    ends = tuple(ended_before(parent, found[0] | found[1], but))
+    return Earlier(
+        good=tuple(one for one in ends if one.spec_hash in found[0] - found[1]),
+        bad=tuple(one for one in ends if one.spec_hash in found[1]),
+    )
+
+
+_RAREST = 0.2  # a failure that shows in so many runs is to be seen where somebody insists, or has seen one
+
+
+def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQuestion:
+    subject = request.subject
+    earlier = Earlier() if request.wanted.how == SLOW else earlier  # how long its steps took no report says
+    insistent = request.insistent or bool(earlier.failed)
+    unordered = QuestionKind.RANGE if subject.in_a_row else QuestionKind.SET
+    return SearchQuestion(
+        kind=_KINDS.get(subject.form, unordered),
+        items=len(subject.items),
+        together=tuple(map(frozenset, subject.together)),
+        at_once=request.jobs,
+        confidence=request.confidence,
+        repeat=request.repeat,
+        baseline=BASELINE if request.wanted.how == SLOW and request.wanted.step_s is None else 1,
+        controls=tries(_RAREST, request.confidence) if insistent else _CONTROLS,
+        flaky=subject.noun == SEED or bool(earlier.disagree),  # of seeds it is the question whether it is a race
+        unbounded=subject.open_end,
+        max_probes=_MOST_PROBES,
+    )
+
+
+def program_of(request: BisectRequest, launches: Launches) -> Program:
+    """What the launches of this search lie in. Of commits only what lies beside the repository: each has its own."""
+    specs = [spec for spec in _ends(launches) if isinstance(spec, RunSpec)]
+    words = [*map(str, (*request.subject.items, *request.subject.good_values, *request.subject.bad_values))]
+    for place in range(min(len(request.subject.items), _MOST_FILLED)):
+        with suppress(CannotLaunch):
+            filled = request.templates.filled(request.subject, frozenset({place}))
+            words += [*filled.args, *(value for _, value in filled.env)]
+    if request.subject.form is Form.COMMIT:
+        words = [word for word in words if _names_a_root(word)]
+        specs = [replace(spec, program=tuple(filter(_names_a_root, spec.program))) for spec in specs]
+    asked = interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)}) if specs else Interpreter()
+    return Program(specs=specs, words=words, interpreter=asked, working_dir=request.question.working_dir)
+
+
+def premises_of(request: BisectRequest, launches: Launches, program: Program) -> Premises:
+    """All that must be as it was for a finished probe to answer again; what is nearest to the user first."""
+    question = request.question
+    return {
+        **program.files(),
+        **program.environment(),
+        "nsa-harness": __version__,
+        LAUNCHED: sealed(*(_in_hash(request.subject, spec) for spec in _ends(launches))),
+        "what is searched": sealed(
+            request.subject, request.templates, question.words, question.script, question.working_dir, request.wanted,
+            request.confidence, request.repeat, request.jobs, request.fork, request.probe,
+        ),
+    }  # fmt: skip
+
+
+def _ends(launches: Launches) -> list[RunSpec | str]:
+    """As they are launched, or why they cannot be."""
+    found: list[RunSpec | str] = []
+    for subset in ((), range(len(launches.subject.items))):
+        try:
+            found.append(launches.spec(subset))
+        except CannotLaunch as why:
+            found.append(str(why))
+    return found
+
+
+def _in_hash(subject: Subject, spec: RunSpec | str) -> object:
+    """The hash has the program's content in it, which of a commit is not that of the working directory."""
+    if isinstance(spec, str):
+        return spec
+    return replace(spec, spec_hash="") if subject.form is Form.COMMIT else spec.spec_hash
+
+
+def _names_a_root(word: str) -> bool:
+    return word.startswith("/") or "=/" in word

@@ -1,0 +1,383 @@
+"""Which subject a question of the command line asks for, found in its scenario, on this machine, in a repository."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.checks import as_plain, dotted
+from nsa_harness.core.scenario.overrides import is_override, parse_override
+from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
+from nsa_harness.core.scenario.yaml_tree import Plain, as_written, plain, shown
+from nsa_harness.core.search.subject import ENV, PACKAGE, SEED, Form, Subject
+from nsa_harness.errors import UsageError
+from nsa_harness.subject.options import WITH_THEIR_HEAD, branches_of
+from nsa_harness.subject.program import machine_choice
+from nsa_harness.supervisor.experiments.intermediate_configs import (
+    commits_between,
+    different_keys,
+    environment_differences,
+    read_environment,
+)
+from nsa_harness.supervisor.launch.planning import Invocation, as_path, checked, selected_scenarios
+
+AUTO = "auto"
+GC_BASELINE = "gc_baseline_full"
+_SHORTEST = 16  # tokens: where a sequence is bisected without a good end named
+_REACH = 1024  # times the good value, and not more than so many values above it: how far an open end is looked for
+_REACH_VALUES = 1 << 17
+_MOST_VALUES = 1 << 20  # a search holds each of them
+_MOST_SEEDS = 64  # each is run several times
+_NOT_COMPARED = ("name", "about", "tags", "aliases", "priority", "expect", "limits")
+# Where the first key differs, the others of its line mean nothing without it.
+_WITH_THEIR_HEAD = (
+    WITH_THEIR_HEAD,
+    (
+        "parallel.wrapper", "parallel.static_graph", "parallel.find_unused_parameters", "parallel.broadcast_buffers",
+        "parallel.gradient_as_bucket_view", "parallel.bucket_cap_mb", "parallel.comm_hook",
+    ),
+    ("run.program", "run.command", "run.args", "run.cwd"),
+    ("run.ranks", "fault.rank"),
+    ("train.phase", "train.resume", "train.checkpoint_every", "train.keep_last", "train.async_checkpoint"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectOptions:
+    """The options that name what is varied; exactly one is given. `auto`: all of what the scenario has."""
+
+    gc_range: str | None = None
+    layers: str | None = None
+    seq_len: str | None = None
+    world_size: str | None = None
+    branch: bool = False
+    env: str | None = None
+    set: str | None = None
+    commits: str | None = None
+    any: str | None = None
+    ordered: str | None = None
+    choice: str | None = None
+    seeds: str | None = None
+    items: str | None = None
+    env_file: str | None = None
+
+
+def subject_of(
+    options: SubjectOptions, question: Invocation, *, templated: bool, facts: MachineFacts
+) -> tuple[Invocation, Subject]:
+    """What is varied, and of which scenario. Raises UsageError.
+
+    `templated`: the choice reaches a program through its own words or environment, not through a scenario's keys.
+    """
+    option, value = _only(options)
+    if option == "set" and templated:
+        return question, _of_two_files(value, _with_scenario("file", question))
+    question = _with_scenario(option, question)
+    if option == "set":
+        return _of_two(value, question)
+    if option == "env_file":
+        return _of_environments(value, question)
+    scenario = _scenario(question)
+    if scenario.is_ours and templated:
+        reach = "--arg and --env-arg reach a program of yours"
+        raise UsageError(f"{reach}; {OUR_PROGRAM} takes its keys, as in gc.layers=0:4")
+    needs = _NEEDS_PLACEHOLDER.get(option)
+    if not scenario.is_ours and needs and not templated:
+        raise UsageError(f"--{option.replace('_', '-')}: how does {scenario.run.program} take it? Say {needs}")
+    return question, _MAKERS[option](value, scenario, question, facts)
+
+
+def arguments_of(question: Invocation) -> tuple[str, ...]:
+    """What a scenario's program is given already."""
+    return () if question.script is not None else _scenario(question).run.args
+
+
+_NEEDS_PLACEHOLDER = {
+    "gc_range": "--arg '--gc-layers={layers}' or --env-arg 'GC_RANGE={range}', with its own words",
+    "layers": "--arg '--layers={value}' or --env-arg 'LAYERS={value}', with its own words",
+    "seq_len": "--arg '--seq-len={value}' or --env-arg 'SEQ_LEN={value}', with its own words",
+    "seeds": "--arg '--seed={value}' or --env-arg 'SEED={value}', with its own words",
+}
+
+
+def _only(options: SubjectOptions) -> tuple[str, str]:
+    given = [(name, value) for name, value in vars(options).items() if value not in (None, False)]
+    if len(given) != 1:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in vars(options))
+        said = f"; {' and '.join(f'--{name}' for name, _ in given).replace('_', '-')} were given" if given else ""
+        raise UsageError(f"bisect answers one question at a time: {names}{said}")
+    name, value = given[0]
+    return name, AUTO if value is True else str(value)
+
+
+def _with_scenario(option: str, question: Invocation) -> Invocation:
+    named = question.script is not None or any("=" not in word for word in question.words)
+    if option == "set":
+        if named:
+            theirs = "two files that your program reads itself go with --arg '--config={file}', with its own word"
+            raise UsageError(
+                f"--set names both scenarios itself, the good one and the bad one; give no other; {theirs}"
+            )
+        return question
+    if named:
+        return question
+    if option == "gc_range":
+        return replace(question, words=(GC_BASELINE, *question.words))
+    raise UsageError("which scenario? Name one, or --script FILE; `nsa-harness list` shows all")
+
+
+def _scenario(question: Invocation) -> Scenario:
+    asked, _ = selected_scenarios(question)
+    if len(asked) != 1:
+        names = ", ".join(item.name for item in asked[:3])
+        raise UsageError(f"bisect takes one scenario, and {len(asked)} are selected: {names}")
+    return checked(asked)[0]
+
+
+def _gc_range(value: str, scenario: Scenario, _: Invocation, facts: MachineFacts) -> Subject:
+    count = machine_choice(scenario, facts).layers if scenario.is_ours else None
+    if value == AUTO and count is None:
+        raise UsageError("--gc-range: the number of layers of this program is not known; say --gc-range=0:8")
+    start, stop = (0, count or 0) if value == AUTO else _span("--gc-range", value)
+    if count is not None and stop > count:
+        raise UsageError(f"--gc-range={value}: the model has layers 0-{count - 1}; set model.layers")
+    key = "gc.layers" if scenario.is_ours else "layers"
+    return Subject(form=Form.LAYERS, key=key, noun="layer", items=tuple(range(start, stop)))
+
+
+def _layers(value: str, scenario: Scenario, _: Invocation, facts: MachineFacts) -> Subject:
+    key = "model.layers" if scenario.is_ours else "layers"
+    most = machine_choice(scenario, facts).layers if scenario.is_ours else None
+    return _values("--layers", key, value, lowest=1, most=most)
+
+
+def _seq_len(value: str, scenario: Scenario, _: Invocation, facts: MachineFacts) -> Subject:
+    most = machine_choice(scenario, facts).seq_len if scenario.is_ours else None
+    lowest = _SHORTEST if most is None or most > _SHORTEST else 2
+    return _values("--seq-len", "model.seq_len" if scenario.is_ours else "seq_len", value, lowest=lowest, most=most)
+
+
+def _world_size(value: str, scenario: Scenario, question: Invocation, _: MachineFacts) -> Subject:
+    ranks = scenario.run.ranks if question.script is None else question.script.ranks
+    if value.endswith(":"):
+        raise UsageError(f"--world-size={value}: say up to how many, as in --world-size=1:8: each rank takes memory")
+    return _values("--world-size", "run.ranks", value, lowest=1, most=ranks)
+
+
+def _values(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
+    """From a good number to a bad one, or without an end; every number between them can be the answer."""
+    if value == AUTO and most is None:
+        example = f"{option}={lowest}:{lowest * 8}, or {option}={lowest}: where no bad one is known"
+        raise UsageError(f"{option}: say from which good value to which bad one, as in {example}")
+    if open_from := re.fullmatch(r"([0-9]{1,9}):", value):
+        good = int(open_from[1])
+        stop = min(max(good, 1) * _REACH, good + _REACH_VALUES) + 1
+        return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(range(good + 1, stop)), good=good, open_end=True)
+    good, bad = (lowest, most or 0) if value == AUTO else _span(option, value)
+    if good >= bad:
+        raise UsageError(f"{option}: from {good} to {bad} is nothing to search; say {option}=GOOD:BAD")
+    return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(range(good + 1, bad + 1)), good=good)
+
+
+def _env(value: str, scenario: Scenario, _: Invocation, __: MachineFacts) -> Subject:
+    declared = scenario.run.env
+    names = sorted(declared) if value == AUTO else [name for name in value.split(",") if name]
+    unknown = [name for name in names if name not in declared]
+    if unknown or not names:
+        what = f"{unknown[0]} is not among them" if unknown else "it declares none"
+        raise UsageError(
+            f"--env: the variables that the scenario declares are varied, and {what}; set run.env.NAME=VALUE"
+        )
+    values = tuple(declared[name] for name in names)
+    keys = tuple(f"{ENV}{name}" for name in names)
+    return Subject(
+        form=Form.KEYS, key="run.env", noun="variable", items=keys, bad_values=values,
+        good_values=(None,) * len(keys), labels=tuple(names),
+    )  # fmt: skip
+
+
+def _commits(value: str, _: Scenario, question: Invocation, __: MachineFacts) -> Subject:
+    good, dots, bad = value.partition("..")
+    if not (good and dots and bad):
+        raise UsageError(f"--commits: expected GOOD..BAD, got {shown(value)}")
+    found = commits_between(question.working_dir, good, bad)
+    return Subject(
+        form=Form.COMMIT,
+        key="commit",
+        noun="commit",
+        items=tuple(commit.sha for commit in found.later),
+        good=found.good,
+        labels=tuple(commit.words for commit in found.later),
+    )
+
+
+def _any(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+    override = parse_override(value, "--any")
+    values = plain(override.value)
+    if not isinstance(values, list) or len(values) < 2 or any(isinstance(one, list | dict) for one in values):
+        raise UsageError(f"--any: expected KEY=[A, B, ...] with two values or more, got {shown(value)}")
+    if len({repr(one) for one in values}) < len(values):
+        raise UsageError(f"--any: {override.key}: a value is given twice")
+    if all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+        return Subject(form=Form.VALUE, key=override.key, noun=override.key, items=tuple(values[1:]), good=values[0])
+    return Subject(form=Form.WORDS, key=override.key, noun="value", items=tuple(values))
+
+
+def _ordered(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+    """A search by prefixes asks of them only whether one comes before the other, as they were given."""
+    key, written = _as_given("--ordered", value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
+    return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(written[1:]), good=written[0])
+
+
+def _choice(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+    key, written = _as_given("--choice", value, "parallel.wrapper=[ddp,fsdp]")
+    return Subject(form=Form.CHOICE, key=key, noun="value", items=tuple(written))
+
+
+def _as_given(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
+    """The key and its values, each as it was written: YAML reads 1.90 as a number and 2.0.1 as a text."""
+    wrong = f"{option}: expected KEY=[A, B, ...] with two values or more, such as {example}; got {shown(value)}"
+    if not is_override(value):
+        raise UsageError(wrong)
+    override = parse_override(value, option)
+    read = plain(override.value)
+    text = as_written(value.partition("=")[2], option).root
+    written = plain(text) if text is not None else None
+    if not isinstance(read, list) or not isinstance(written, list) or len(read) < 2:
+        raise UsageError(wrong)
+    # A list in the list is a value of several numbers, as of a mesh.
+    values = [one if isinstance(one, list | dict) else word for one, word in zip(read, written, strict=True)]
+    if option == "--ordered" and any(isinstance(one, list | dict) for one in read):
+        raise UsageError(wrong)
+    twice = next((one for one in values if values.count(one) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{option}: {override.key}: {shown(twice)} is given twice")
+    return override.key, values
+
+
+def _seeds(value: str, scenario: Scenario, _: Invocation, __: MachineFacts) -> Subject:
+    """Each by itself: a seed decides what is drawn, and no order of seeds means anything."""
+    if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", value):
+        seeds = list(dict.fromkeys(map(int, value.split(","))))
+    else:
+        seeds = list(range(*_span("--seeds", value)))
+    if not 2 <= len(seeds) <= _MOST_SEEDS:
+        raise UsageError(f"--seeds={value}: 2 to {_MOST_SEEDS} seeds tell the data from a race; say --seeds=0:4")
+    return Subject(form=Form.CHOICE, key="train.seed" if scenario.is_ours else "seed", noun=SEED, items=tuple(seeds))
+
+
+def _items(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+    """Numbers under a name of the user's: data shards, sample indices, batches."""
+    key, equals, span = value.partition("=")
+    if not equals or not is_override(f"{key}="):
+        raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {shown(value)}")
+    start, stop = _span("--items", span)
+    noun = key.rpartition(".")[2]
+    # A key of a list has its plural: data.shards.
+    noun = noun.removesuffix("s") if "." in key and len(noun) > 1 else noun
+    return Subject(form=Form.LAYERS, key=key, noun=noun, items=tuple(range(start, stop)))
+
+
+_MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subject]] = {
+    "gc_range": _gc_range,
+    "layers": _layers,
+    "seq_len": _seq_len,
+    "world_size": _world_size,
+    "branch": lambda _, scenario, __, ___: branches_of(scenario),
+    "env": _env,
+    "commits": _commits,
+    "any": _any,
+    "ordered": _ordered,
+    "choice": _choice,
+    "seeds": _seeds,
+    "items": _items,
+}
+
+
+def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
+    """Every dotted key in which two scenarios differ. The search goes on from the good one."""
+    names = _two("--set", value, "two scenarios or YAML files")
+    good, bad = (replace(question, words=(as_path(name, question.working_dir), *question.words)) for name in names)
+    before, after = (_compared(_scenario(side)) for side in (good, bad))
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    if not keys:
+        raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key that decides what runs")
+    return good, Subject(
+        form=Form.KEYS,
+        key="keys",
+        noun="key",
+        items=tuple(keys),
+        good_values=tuple(before.get(key) for key in keys),
+        bad_values=tuple(after.get(key) for key in keys),
+        together=tuple(_together(keys)),
+    )
+
+
+def _compared(scenario: Scenario) -> dict[str, Plain]:
+    """A planted fault is one value."""
+    keys = dotted(as_plain(scenario), whole=("fault",))
+    return {key: value for key, value in keys if key.partition(".")[0] not in _NOT_COMPARED}
+
+
+def _of_two_files(value: str, question: Invocation) -> Subject:
+    """Two config files of the program's own; each mixture of them is a file that it is given instead."""
+    names = _two("--set", value, "two files that the program reads")
+    good, bad = (question.working_dir / name for name in names)
+    if good.suffix != bad.suffix:
+        raise UsageError(f"--set: {shown(names[0])} and {shown(names[1])} end differently; name two files of one kind")
+    keys = different_keys(good, bad)
+    if not keys:
+        raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key")
+    return Subject(
+        form=Form.FILE, key="keys", noun="key", items=tuple(key.label for key in keys), good=list(names),
+        good_values=tuple(key.good for key in keys), bad_values=tuple(key.bad for key in keys),
+    )  # fmt: skip
+
+
+def _of_environments(value: str, question: Invocation) -> tuple[Invocation, Subject]:
+    """Variables and packages. Under the good virtual environment's Python, if it is one."""
+    names = _two("--env-file", value, "two files of NAME=VALUE or name==version lines, or two virtual environments")
+    good, bad = (read_environment(question.working_dir / name) for name in names)
+    if (good.python is None) != (bad.python is None):
+        raise UsageError("--env-file: two virtual environments or two files; `pip freeze` makes a file of either")
+    found = list(environment_differences(good, bad))
+    if not found:
+        raise UsageError(f"--env-file: {names[0]} and {names[1]} do not differ")
+    packages = [key.startswith(PACKAGE) for key, _, _ in found]
+    noun = "package" if all(packages) else "difference" if any(packages) else "variable"
+    subject = Subject(
+        form=Form.KEYS,
+        key="environment",
+        noun=noun,
+        items=tuple(key if key.startswith(PACKAGE) else f"{ENV}{key}" for key, _, _ in found),
+        labels=tuple(key.removeprefix(PACKAGE) for key, _, _ in found),
+        good_values=tuple(one for _, one, _ in found),
+        bad_values=tuple(other for _, _, other in found),
+    )
+    return replace(question, python=good.python or question.python), subject
+
+
+def _two(option: str, value: str, what: str) -> tuple[str, str]:
+    good, comma, bad = value.partition(",")
+    if not (good and comma and bad) or "," in bad:
+        raise UsageError(f"{option}: expected GOOD,BAD, {what}, got {shown(value)}")
+    return good, bad
+
+
+def _together(keys: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    for head, *others in _WITH_THEIR_HEAD:
+        if head in keys:
+            group = [keys.index(key) for key in (head, *others) if key in keys]
+            if len(group) > 1:
+                yield tuple(group)
+
+
+def _span(option: str, text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise UsageError(f"{option}: expected A:B with A below B, such as {option}=0:8, got {shown(text)}")
+    if int(found[2]) - int(found[1]) > _MOST_VALUES:
+        raise UsageError(f"{option}={text}: {_MOST_VALUES:,} values at most can be searched; bring A and B closer")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,293 @@
+"""Finds and reads scenario files: the user's ./scenarios first, then those that ship with the harness."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nsa_harness.core.scenario.checks import checked_scenario, file_mistakes
+from nsa_harness.core.scenario.overrides import matrix_mistakes, variants
+from nsa_harness.core.scenario.yaml_tree import (
+    Mistake,
+    Node,
+    Origin,
+    Parsed,
+    from_plain,
+    in_order,
+    merged,
+    parse_yaml,
+    plain,
+    shown,
+    visible,
+    without,
+)
+from nsa_harness.errors import ScenarioError, did_you_mean
+from nsa_harness.subject.program import PROGRAM
+
+SIZE_LIMIT_BYTES = 1_000_000
+PARENT_LIMIT = 8
+_SUFFIXES = (".yaml", ".yml")
+CHECKLISTS = (".readiness.yaml", ".readiness.yml")  # what `ready` asks: no scenarios, wherever they lie
+_PARENTS = "base"  # files in a folder of this name are parents, not scenarios
+PLANS = "plans"  # the folder of the files that say what was agreed of several scenarios
+_NOT_INHERITED = ("name", "aliases", "extends", "schema")
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """One scenario file with its parents merged in; its matrix is still to be taken."""
+
+    name: str
+    file: str  # as messages show it
+    tree: Node
+    shipped: bool
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        assert isinstance(self.tree.content, dict)
+        value = plain(self.tree.content["aliases"]) if "aliases" in self.tree.content else []
+        return tuple(str(item) for item in value) if isinstance(value, list) else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalog:
+    declared: tuple[Declared, ...]
+    notes: tuple[str, ...]  # what shadows what
+
+
+def shipped_root() -> Path:
+    """A wheel carries the scenarios inside the package; a checkout has them beside it."""
+    inside = _PACKAGE / "_scenarios"
+    return inside if inside.is_dir() else _PACKAGE.parents[1] / "scenarios"
+
+
+def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) -> Catalog:
+    """Every scenario of both places. Raises ScenarioError with all mistakes of all files, unless scenarios of all the
+    names in `words` are in order: then those of the other files are notes.
+
+    Where `words` are all there is to know and each is the user's or a shipped file of this name, the other shipped
+    files are left unread: a hundred of them take longer than a rank takes to start.
+    """
+    users = working_dir / "scenarios"
+    reader, found = ScenarioReader(working_dir), []
+    if users.is_dir() and not (shipped.is_dir() and users.samefile(shipped)):
+        found = _in_root(reader, users, [users, shipped], shipped=False)
+    theirs = {word for declared in found for word in (declared.name, *declared.aliases)}
+    wanted = {word for word in words if word not in theirs}
+    enough = bool(words) and wanted <= {path.stem for path in yaml_files(shipped)}
+    found += _in_root(reader, shipped, [shipped], shipped=True, only=wanted if enough else None)
+    known = {word for declared in found for word in (declared.name, *declared.aliases)}
+    asked = [one for one in found if not words or {one.name, *one.aliases} & set(words)]
+    clashes = list(_same_names(asked))
+    reader.mistakes.extend(clashes)
+    if clashes or not words or not known.issuperset(words):
+        reader.raise_mistakes()
+    catalog = _shadowed(found)
+    # Files that nobody asked for: what is wrong in them is said, and what was asked for runs.
+    return replace(catalog, notes=(*catalog.notes, *(f"not read: {mistake}" for mistake in reader.messages())))
+
+
+def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
+    """One scenario file named on the command line. Raises ScenarioError."""
+    reader, users = ScenarioReader(working_dir), working_dir / "scenarios"
+    if path.is_relative_to(users):
+        reader.check_inside(path, users)
+        reader.raise_mistakes()
+    declared = reader.declared(path, (path.parent, users, shipped), shipped=False)
+    reader.raise_mistakes()
+    assert declared is not None
+    return declared
+
+
+def read_tree(path: Path, working_dir: Path) -> Parsed:
+    """The tree of a YAML file that is no scenario, with what is wrong with its text alone."""
+    reader = ScenarioReader(working_dir)
+    text = reader.text(path)
+    return Parsed(root=None, mistakes=tuple(reader.mistakes)) if text is None else parse_yaml(text, reader.label(path))
+
+
+def _in_root(
+    reader: ScenarioReader, root: Path, parents: list[Path], *, shipped: bool, only: Collection[str] | None = None
+) -> list[Declared]:
+    found = []
+    for path in yaml_files(root):
+        if only is not None and path.stem not in only:
+            continue
+        if not reader.check_inside(path, root):
+            continue
+        if _PARENTS in path.relative_to(root).parts[:-1]:
+            reader.tree(path)  # perhaps no scenario extends it
+        elif declared := reader.declared(path, tuple(parents), shipped=shipped):
+            found.append(declared)
+    return found
+
+
+def yaml_files(root: Path) -> Iterator[Path]:
+    """Those below it, but for its plans."""
+    for folder, folders, files in os.walk(root):
+        # A folder named like a scenario is a slip that must not vanish: it is yielded, and reading it says so.
+        slips = [name for name in folders if name.endswith(_SUFFIXES)]
+        others = (*slips, PLANS) if Path(folder) == root else slips
+        folders[:] = sorted(name for name in folders if name not in others and not name.startswith("."))
+        found = (name for name in sorted([*files, *slips]) if name.endswith(_SUFFIXES))
+        yield from (Path(folder, name) for name in found if not name.endswith(CHECKLISTS))
+
+
+class ScenarioReader:
+    """Reads files once each and gathers what is wrong with them."""
+
+    def __init__(self, working_dir: Path) -> None:
+        self.working_dir = working_dir
+        self.mistakes: list[Mistake] = []
+        self._trees: dict[Path, Node | None] = {}
+
+    def raise_mistakes(self) -> None:
+        if self.mistakes:
+            raise ScenarioError(self.messages())
+
+    def messages(self) -> tuple[str, ...]:
+        """By file. A mistake in a parent is met again in each of its children."""
+        files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
+        ordered = (one for file in files for one in in_order(m for m in self.mistakes if m.origin.source == file))
+        return tuple(dict.fromkeys(str(mistake) for mistake in ordered))
+
+    def check_inside(self, path: Path, root: Path) -> bool:
+        """A mistake in a file is told with its text: what a folder's link leads to may be anybody's."""
+        inside = not path.exists() or path.resolve().is_relative_to(root.resolve())
+        if not inside:
+            what = f"is a link that leads out of {self.label(root)}, so it is not read; put a copy there"
+            self.mistakes.append(Mistake(origin=Origin(source=self.label(path), line=1, column=1), key="", what=what))
+        return inside
+
+    def declared(self, path: Path, roots: tuple[Path, ...], *, shipped: bool) -> Declared | None:
+        before = len(self.mistakes)
+        tree = self._with_parents(path, roots, ())
+        if tree is None or len(self.mistakes) > before:
+            return None
+        name = plain(tree).get("name") or path.stem  # type: ignore[union-attr]
+        named = merged(tree, from_plain({"name": str(name)}, Origin(source=self.label(path), line=1, column=1)))
+        for variant in variants(without(named, ("extends",))):
+            self.mistakes.extend(checked_scenario(variant.tree, PROGRAM).mistakes)
+        return Declared(name=str(name), file=self.label(path), tree=named, shipped=shipped)
+
+    def _with_parents(self, path: Path, roots: tuple[Path, ...], children: tuple[Path, ...]) -> Node | None:
+        tree = self.tree(path)
+        if tree is None or not isinstance(tree.content, dict):
+            return None
+        if "extends" not in tree.content:
+            return tree
+        parent = self._parent_path(tree.content["extends"], roots)
+        if parent is None:
+            return None
+        if self._circular(tree.content["extends"], parent, (*children, path)):
+            return None
+        under = self._with_parents(parent, roots, (*children, path))
+        return None if under is None else merged(without(under, _NOT_INHERITED), tree)
+
+    def _parent_path(self, extends: Node, roots: tuple[Path, ...]) -> Path | None:
+        name = str(extends.content)
+        candidates = [(root, root / f"{name}{suffix}") for root in roots for suffix in _SUFFIXES]
+        inside = not name.startswith("/") and ".." not in Path(name).parts and "\0" not in name
+        root, found = next(((root, path) for root, path in candidates if inside and path.exists()), (None, None))
+        if root is not None and found is not None and not self.check_inside(found, root):
+            return None
+        if found is None:
+            known = sorted({str(p.relative_to(r).with_suffix("")) for r in roots for p in yaml_files(r)})
+            bases = [known_name for known_name in known if _PARENTS in Path(known_name).parts[:-1]]
+            hint = did_you_mean(name, known) or (f"; known parents: {', '.join(bases)}" if bases else "")
+            self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=f"no file {shown(name)}{hint}"))
+        return found
+
+    def _circular(self, extends: Node, parent: Path, children: tuple[Path, ...]) -> bool:
+        what = ""
+        if parent.resolve() in [child.resolve() for child in children]:
+            chain = " -> ".join(self.label(path) for path in (*children, parent))
+            what = f"goes in a circle: {chain}; take one `extends` out"
+        elif len(children) > PARENT_LIMIT:
+            what = f"more than {PARENT_LIMIT} parents above each other; merge some"
+        if what:
+            self.mistakes.append(Mistake(origin=extends.origin, key="extends", what=what))
+        return bool(what)
+
+    def tree(self, path: Path) -> Node | None:
+        """The file's own tree, its mistakes noted; None where there is none."""
+        if path not in self._trees:
+            self._trees[path] = self._read(path)
+        return self._trees[path]
+
+    def _read(self, path: Path) -> Node | None:
+        text = self.text(path)
+        if text is None:
+            return None
+        parsed = parse_yaml(text, self.label(path))
+        wrong = list(parsed.mistakes)
+        if parsed.root is not None:
+            wrong += in_order((*file_mistakes(parsed.root), *matrix_mistakes(parsed.root)))
+        self.mistakes.extend(wrong)
+        return parsed.root  # with its mistakes noted: its parent may be wrong as well
+
+    def text(self, path: Path) -> str | None:
+        """What stands in the file; None where it cannot be read, which is noted."""
+        try:
+            content = _content(path)
+            # A byte order mark is what some editors put first; it is not part of the text.
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            column = error.start - (content.rfind(b"\n", 0, error.start) + 1) + 1
+            what = f"is not UTF-8 (byte 0x{content[error.start]:02x}); save it as UTF-8"
+        except OSError as error:
+            line, column, what = 1, 1, f"cannot be read: {error.strerror}"
+        except ValueError as error:
+            line, column, what = 1, 1, str(error)
+        origin = Origin(source=self.label(path), line=line, column=column)
+        self.mistakes.append(Mistake(origin=origin, key="", what=what))
+        return None
+
+    def label(self, path: Path) -> str:
+        """Relative to the working directory where it lies below it, absolute elsewhere."""
+        absolute = Path(os.path.abspath(path))
+        inside = absolute.is_relative_to(self.working_dir)
+        return visible(str(absolute.relative_to(self.working_dir) if inside else absolute))
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a regular file. Raises OSError, or ValueError for what is no scenario file at all."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise ValueError("is a directory; a scenario is a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("is not a regular file")
+    if status.st_size > SIZE_LIMIT_BYTES:
+        raise ValueError(f"has {status.st_size} bytes; a scenario file has at most {SIZE_LIMIT_BYTES}")
+    with path.open("rb") as file:
+        return file.read(SIZE_LIMIT_BYTES)
+
+
+def _same_names(found: list[Declared]) -> Iterator[Mistake]:
+    """Two files of one place that claim the same word. Between the places, the user's shadows."""
+    claims: dict[tuple[bool, str], Declared] = {}
+    for declared in found:
+        for word in (declared.name, *declared.aliases):
+            first = claims.setdefault((declared.shipped, word), declared)
+            if first is not declared:
+                what = f"{shown(word)} is already the name or an alias of {first.file}; rename one"
+                key = "name" if word == declared.name else "aliases"
+                yield Mistake(origin=Origin(source=declared.file, line=1, column=1), key=key, what=what)
+
+
+def _shadowed(found: list[Declared]) -> Catalog:
+    users = {
+        word: declared for declared in found if not declared.shipped for word in (declared.name, *declared.aliases)
+    }
+    kept = [declared for declared in found if not declared.shipped or declared.name not in users]
+    notes = [
+        f"{users[declared.name].file} shadows the shipped scenario {declared.name}"
+        for declared in found
+        if declared.shipped and declared.name in users
+    ]
+    return Catalog(declared=tuple(kept), notes=tuple(notes))

@@ -1,0 +1,348 @@
+"""A running job that somebody else started: its ranks are found, looked at until it is decided, and left as they are.
+
+No signal is sent, nothing is written but to a pipe that a rank reads to be asked by, and no process is held longer than
+py-spy needs for a stack.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+
+from nsa_harness import protocol
+from nsa_harness.core.diagnosis.stall_note import duration, first_look
+from nsa_harness.core.evidence.evidence import Ending
+from nsa_harness.core.plan import Limits, RunSpec
+from nsa_harness.core.scenario.observed_job import starts_ranks
+from nsa_harness.core.verdict.limits import STALL_FLOOR_S
+from nsa_harness.core.verdict.proof import SETTLE_S
+from nsa_harness.core.verdict.verdict import moving_ranks
+from nsa_harness.errors import NoSuchJob
+from nsa_harness.supervisor.capture import descriptors, procfs
+from nsa_harness.supervisor.capture.containers import inner_pid, path_of
+from nsa_harness.supervisor.capture.sockets import SocketTable, inodes
+from nsa_harness.supervisor.capture.stacks import py_spy
+from nsa_harness.supervisor.capture.worker_server import own_server
+from nsa_harness.supervisor.observe.ranks import is_python_command, rank_of, ranks_below
+from nsa_harness.supervisor.storage.rundir import AttemptDir, write_document
+from nsa_harness.supervisor.watch.ranks import Ranks
+from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
+
+_LOOK_S = SETTLE_S + 0.1
+_SHOWN = 120  # characters of a command
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+# Not the faulthandler's file: with it the stacks of a job of ours would be asked for by a signal.
+_VIEWED = (protocol.BOARD, protocol.FLIGHT, protocol.SOCKET)
+_PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningJob:
+    """What was found at a process id."""
+
+    pid: int  # as asked for
+    ranks: Mapping[int, int]
+    boards: Path | None  # of a job that nsa-harness itself observes or runs
+    origin_ns: int  # when its oldest rank was started, on the monotonic clock
+    missing: Mapping[int, int | None] = field(default_factory=dict)  # ranks of this node without a process: exit code
+
+
+def find_job(pid: int) -> RunningJob:
+    """The ranks at, below or beside a process. Raises NoSuchJob, with what to do."""
+    stat = procfs.read_stat(pid)
+    if stat is None or stat.state in "ZX":
+        raise NoSuchJob(f"attach: no process {pid} is running here; `nsa-harness attach` without it lists the jobs")
+    _check_readable(pid)
+    several = found_jobs([stat, *procfs.descendants(pid)])
+    if len(several) > 1:
+        raise NoSuchJob(several_jobs(several, f"below process {pid}"))
+    ranks = _with_siblings(pid, stat.parent, ranks_below(pid))
+    if not ranks:
+        shown = " ".join(procfs.command_words(pid))[:120] or stat.command
+        raise NoSuchJob(
+            f"attach: process {pid} ({shown}) is no rank, and none below it has RANK or has loaded torch;"
+            " name torchrun, a rank, or a process above them"
+        )
+    _check_stacks(*min(ranks.items()))
+    return RunningJob(
+        pid=pid,
+        ranks=ranks,
+        boards=_boards_of(ranks),
+        origin_ns=_started_ns(ranks),
+        missing=_how_ended(ranks, missing_ranks(ranks, procfs.environment(min(ranks.values())))),
+    )
+
+
+def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tuple[int, ...]:
+    """Of a job on one node, by what its launcher has told a rank; of one on several nobody here can say."""
+    size = environment.get("WORLD_SIZE", "")
+    if not size.isdigit() or environment.get("LOCAL_WORLD_SIZE") != size:
+        return ()
+    return tuple(rank for rank in range(int(size)) if rank not in ranks)
+
+
+def _how_ended(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, int | None]:
+    """Exit code of each, or minus its signal; None where nothing shows it.
+
+    A process that has ended shows it until its parent asks. torchrun asks at once, and ends all others unless it was 0.
+    """
+    parents = {stat.parent for pid in ranks.values() if (stat := procfs.read_stat(pid))}
+    ended = sorted(stat.pid for parent in parents for stat in procfs.children(parent) if stat.state == "Z")
+    if missing and len(ended) == len(missing):  # they were started in the order of their ranks
+        return {rank: procfs.exit_status(pid) for rank, pid in zip(missing, ended, strict=True)}
+    by_agent = bool(parents) and all(starts_ranks(procfs.command_words(parent)) for parent in parents)
+    return dict.fromkeys(missing, 0 if by_agent else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundJob:
+    """A job whose ranks have RANK in their environment."""
+
+    pid: int  # of what started the ranks, else of the lowest of them
+    command: str
+    ranks: int
+    age_s: float
+
+    @property
+    def text(self) -> str:
+        """ "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2 train.py"."""
+        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        return f"{self.pid}   {ranks}   running for {duration(self.age_s)}   {self.command}"
+
+
+def jobs_of_this_user() -> list[FoundJob]:
+    return found_jobs(stat for pid in _own_processes() if (stat := procfs.read_stat(pid)))
+
+
+def found_jobs(among: Iterable[procfs.Stat]) -> list[FoundJob]:
+    """The jobs that these processes hold the ranks of, the newest last."""
+    ranks: dict[tuple[object, ...], list[procfs.Stat]] = {}
+    known = {stat.pid: stat for stat in among if stat.state not in "ZX"}
+    trains = {pid for pid in known if rank_of(pid) is not None}
+    for pid in trains:
+        if known[pid].parent not in trains:  # a rank's children inherit its environment
+            ranks.setdefault((known[pid].parent, *_job_of(pid)), []).append(known[pid])
+    return sorted(map(_found, ranks.values()), key=lambda job: -job.age_s)
+
+
+def several_jobs(jobs: Sequence[FoundJob], where: str) -> str:
+    listed = "".join(f"\n  {job.text}" for job in jobs)
+    return f"attach: {len(jobs)} jobs run {where}; name one of them, as in `nsa-harness attach {jobs[0].pid}`:{listed}"
+
+
+def only_job(jobs: Sequence[FoundJob]) -> int:
+    """Raises NoSuchJob where there is none, or more than one."""
+    if not jobs:
+        raise NoSuchJob(
+            "attach: no job of this user is running here: no Python program has RANK in its environment;"
+            " name a process, as in `nsa-harness attach PID`"
+        )
+    if len(jobs) > 1:
+        raise NoSuchJob(several_jobs(jobs, "here"))
+    return jobs[0].pid
+
+
+def _own_processes() -> Iterator[int]:
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit() and Path("/proc", name).stat().st_uid == os.getuid():
+                yield int(name)
+
+
+def _found(ranks: Sequence[procfs.Stat]) -> FoundJob:
+    first = min(ranks, key=lambda stat: (stat.started_ticks, stat.pid))
+    started = starts_ranks(procfs.command_words(first.parent))
+    pid = first.parent if started else min(ranks, key=lambda stat: rank_of(stat.pid) or 0).pid
+    age_s = (time.monotonic_ns() - _started_ns(dict(enumerate(stat.pid for stat in ranks)))) / 1e9
+    return FoundJob(pid=pid, command=_shown(procfs.command_words(pid)), ranks=len(ranks), age_s=age_s)
+
+
+def _shown(words: Sequence[str]) -> str:
+    """Without the interpreter of a console script, which says nothing."""
+    told = words[1:] if len(words) > 1 and is_python_command(words) and words[1].endswith("/torchrun") else words
+    return " ".join([PurePath(told[0]).name, *told[1:]])[:_SHOWN] if told else ""
+
+
+def _check_readable(pid: int) -> None:
+    try:
+        Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        owner = _owner(pid)
+        how = "not even by root" if os.geteuid() == 0 else f"`sudo nsa-harness attach {pid}`"
+        inside = inner_pid(pid)
+        named = f"{pid} ({inside} in its container)" if inside != pid else f"{pid}"
+        raise NoSuchJob(f"attach: process {named} belongs to {owner} and may not be looked at; {how}") from None
+    except OSError:
+        raise NoSuchJob(f"attach: process {pid} has just ended") from None
+
+
+def _owner(pid: int) -> str:
+    try:
+        return f"user {psutil.Process(pid).username()}"
+    except psutil.Error:
+        return "somebody else"
+
+
+def _check_stacks(rank: int, pid: int) -> None:
+    """One stack, to be refused before the look and not after it."""
+    failures: list[str] = []
+    py_spy(pid, ["--nonblocking"], failures)
+    refused = [one for one in failures if any(word in one.lower() for word in _NO_PTRACE)]
+    if not refused or _serves(pid):
+        return
+    with suppress(OSError):
+        if _PTRACE_SCOPE.read_text().strip() != "0":
+            refused.append("or allow it with `sysctl kernel.yama.ptrace_scope=0`")
+    raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, may not be read: {refused[0]}; run it with sudo")
+
+
+def _serves(pid: int) -> bool:
+    """It has a server of its own, which gives its stacks to whoever asks."""
+    sockets = SocketTable(owners={}).of(pid, inodes(descriptors.holds(pid)))
+    return own_server(pid, procfs.environment(pid), sockets) is not None
+
+
+def _with_siblings(pid: int, parent: int, ranks: dict[int, int]) -> dict[int, int]:
+    """A rank was named: the others of its job are its parent's."""
+    if list(ranks.values()) != [pid] or rank_of(pid) is None:
+        return ranks
+    job = _job_of(pid)
+    return {rank: one for rank, one in ranks_below(parent).items() if _job_of(one) == job} or ranks
+
+
+def _job_of(pid: int) -> tuple[str, ...]:
+    environment = procfs.environment(pid)
+    return tuple(environment.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))
+
+
+def _boards_of(ranks: Mapping[int, int]) -> Path | None:
+    named = ((pid, procfs.environment(pid).get(protocol.ENV_BOARDS)) for pid in ranks.values())
+    return next((at for pid, boards in named if boards and (at := path_of(pid, boards)).is_dir()), None)
+
+
+def _started_ns(ranks: Mapping[int, int]) -> int:
+    """Of the oldest rank; the kernel counts from the boot, time asleep included."""
+    ticks = [stat.started_ticks for pid in ranks.values() if (stat := procfs.read_stat(pid))]
+    since_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return time.monotonic_ns() - max(0, since_boot_ns - min(ticks, default=0) * 10**9 // _CLOCK_TICKS)
+
+
+@contextmanager
+def onlooker(job: RunningJob) -> Iterator[PassiveObserver]:
+    """The boards as they are, apart from what would have a signal sent."""
+    with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
+        for pid in job.ranks.values() if job.boards else ():
+            for pattern in _VIEWED:  # a rank names its files by what it calls itself
+                own = Path(job.boards or "") / pattern.format(pid=inner_pid(pid))
+                (Path(view) / pattern.format(pid=pid)).symlink_to(own)
+        yield PassiveObserver(job=job, origin_ns=job.origin_ns, boards=Path(view))
+
+
+@dataclass(kw_only=True)
+class PassiveObserver:
+    """In place of a guardian: it hears when a rank leaves, and cannot do anything."""
+
+    job: RunningJob
+    origin_ns: int
+    boards: Path
+    tag: str = ""
+    probed: bool = False
+    lost: bool = False
+    _news: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._news.append({"event": "started", "pid": self.job.pid})
+        self._poll = select.poll()
+        self._watched: dict[int, int] = {}
+        for pid in {self.job.pid, *self.job.ranks.values()}:
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(pid)
+                self._watched[descriptor] = pid
+                self._poll.register(descriptor, select.POLLIN)
+
+    def events(self, wait_s: float) -> list[dict[str, Any]]:
+        if self._news:
+            return [self._news.pop()]
+        ended = [descriptor for descriptor, _ in self._poll.poll(wait_s * 1000)]
+        for descriptor in ended:
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+        pids = [self._watched.pop(descriptor) for descriptor in ended]
+        return [{"event": "exit", "pid": pid, "status": procfs.exit_status(pid)} for pid in pids]
+
+    def tell(self, **_: object) -> None:
+        return
+
+
+@dataclass(kw_only=True)
+class KnownRanks(Ranks):
+    """The ranks that were found at the start."""
+
+    known: Mapping[int, int]
+
+    def discover(self, launcher: int) -> list[tuple[int, int]]:  # noqa: ARG002
+        new = sorted(self.known.items()) if not self.pids else []
+        self.pids.update(new)
+        return new
+
+
+def look(
+    guarded: PassiveObserver,
+    spec: RunSpec,
+    attempt: AttemptDir,
+    audience: WatchListener,
+    *,
+    interrupted: Callable[[], bool],
+    for_s: float,
+) -> Ending:
+    """Looks at a job until it is decided, or for so long."""
+
+    def decide(now_s: float, limits: Limits) -> Ending | None:
+        """Stacks from the start on: there may be no marks that could be waited for."""
+        if not watch.due("look", now_s, _LOOK_S):
+            return None
+        watch.snapshots.take()
+        if watch.snapshots.taken == 1:
+            audience.looked(first_look(watch.snapshots.episode[-1], spec.backend, watch.ranks.gone))
+        if now_s - watch.ranks.last_progress_s() >= watch.quiet_limit_s(limits) and watch.snapshots.proof(limits):
+            return Ending.STALL
+        if now_s - watch.ranks.last_progress_s() >= STALL_FLOOR_S:
+            watch.say_early(now_s, limits)
+        decided = moving_ranks(watch.snapshots.samples) or now_s - begun_s >= for_s
+        return Ending.DETACHED if decided else None
+
+    ranks = functools.partial(KnownRanks, known=guarded.job.ranks)
+    watch = Watch(
+        guarded=guarded,
+        spec=spec,
+        attempt=attempt,
+        audience=audience,
+        interrupted=interrupted,
+        policy=WatchPolicy(find_ranks=ranks, decide=decide, observed=True, guarded=False),
+    )
+    watch.write("attached")
+    for rank, status in guarded.job.missing.items():
+        watch.left(rank, None, status)
+    begun_s = watch.now_s()
+    ending = watch.run()
+    _keep_recorders(guarded, attempt)
+    return ending
+
+
+def _keep_recorders(guarded: PassiveObserver, attempt: AttemptDir) -> None:
+    """What the ranks' own servers gave, where it was read of every rank; the view of the boards goes."""
+    files = [guarded.boards / protocol.FLIGHT.format(pid=pid) for pid in guarded.job.ranks.values()]
+    if not guarded.job.boards and all(file.exists() for file in files):
+        for file in files:
+            write_document(attempt.boards / file.name, file.read_text(errors="replace"))

@@ -1,0 +1,450 @@
+"""Reduces the files of one attempt to Evidence.
+
+Reads only what lies in the attempt's directory, so it can be repeated, and writes the evidence back into it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nsa_harness import protocol
+from nsa_harness.core.collectives.reasons import ledger_lines
+from nsa_harness.core.evidence.evidence import (
+    EarlierError,
+    Evidence,
+    Exit,
+    Frame,
+    Hint,
+    Raised,
+    RankEvidence,
+    Snapshot,
+    StatusFile,
+)
+from nsa_harness.core.evidence.exit_messages import (
+    deaths,
+    debugged,
+    error_lines,
+    handed_on,
+    last_traceback,
+    last_words,
+    warnings_of,
+)
+from nsa_harness.core.evidence.flight import FlightDump, essential, missing_numbers, parse_dump
+from nsa_harness.core.evidence.gradients import (
+    RankTraces,
+    buckets_ready,
+    first_out_of_order,
+    read_orders,
+    read_ready_buckets,
+    read_traces,
+    trace_lines,
+)
+from nsa_harness.core.evidence.health_records import read_looks
+from nsa_harness.core.evidence.health_samples import HealthSamples
+from nsa_harness.core.evidence.host import MemoryAtEvent, NcclInfo, read_nccl
+from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
+from nsa_harness.core.evidence.stacks import parse_faulthandler
+from nsa_harness.core.evidence.status_file import parse as parse_board
+from nsa_harness.core.evidence.steps import ledger_table, step_rows, step_s
+from nsa_harness.core.plan import Launcher, RunSpec
+from nsa_harness.core.report import HangKind, Trouble
+from nsa_harness.core.scenario.observed_job import starts_ranks
+from nsa_harness.core.scenario.program import Reported, Row
+from nsa_harness.core.verdict.verdict import judge
+from nsa_harness.supervisor.storage.adapters import adapter, evidence_text
+from nsa_harness.supervisor.storage.journals import Journals, first_line
+from nsa_harness.supervisor.storage.metrics import last_number, number, table, whole
+from nsa_harness.supervisor.storage.rundir import AttemptDir
+
+_MAX_HALF_BYTES = 32 << 20
+_OF_PROBE = {
+    protocol.BOARD: "board",
+    protocol.STACKS: "stacks.txt",
+    protocol.RAISED: "raised.json",
+    protocol.FLIGHT: "flight.json",
+    protocol.LOOKS: "looks.jsonl",
+    protocol.TROUBLE: "trouble.jsonl",
+}
+
+
+def bring_home(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSError]:
+    """Copies what there is and yields what could not be; that may lie there already, from an earlier judgement."""
+    home = attempt.rank(rank)
+    try:
+        attempt.door.make_folder(home)
+    except OSError as error:
+        yield error
+        return
+    for source, name in [*_logs(attempt, rank), *_boards(attempt, pid)]:
+        try:
+            if left_out := attempt.door.copy_ends(source, home / name, _MAX_HALF_BYTES):
+                attempt.door.note(home / name, f"{left_out} bytes in the middle of {source.name} were skipped")
+        except OSError as error:
+            yield error
+
+
+def seconds_a_step(attempt: AttemptDir, ranks: int) -> float | None:
+    """Of the rank that takes longest for one; None where no board was brought home that has two finished ones."""
+    took = []
+    for rank in range(ranks):
+        with suppress(OSError, ValueError):
+            board = parse_board(attempt.door.whole(attempt.rank(rank) / "board", _MAX_HALF_BYTES), 0)
+            took.append(step_s(board))
+    return max((one for one in took if one is not None), default=None)
+
+
+def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
+    """torchrun writes one directory a rank; a plain launch has one log, which is rank 0's."""
+    for stream in ("stdout", "stderr"):
+        written = attempt.door.files(attempt.logs, f"*/attempt_*/{rank}/{stream}.log")
+        if written:
+            yield written[-1], f"{stream}.log"
+        elif not attempt.door.there(attempt.logs) and rank == 0 and attempt.door.there(attempt.output):
+            yield attempt.output, f"{stream}.log"
+
+
+def _boards(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, str]]:
+    for pattern, name in _OF_PROBE.items() if pid is not None else ():
+        source = attempt.boards / pattern.format(pid=pid)
+        door = attempt.door
+        if door.there(source) and (door.size_bytes(source) or not door.is_file(source) or pattern == protocol.BOARD):
+            yield source, name
+
+
+_MAX_HINTS = 32
+_MAX_CHAIN = 8
+
+
+def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
+    """Raises KeyError, TypeError, ValueError or OverflowError for a record of another form."""
+    last, *before = (_earlier(one) for one in (record, *record.get("chain", ())[:_MAX_CHAIN]))
+    raised = Raised(
+        rank=rank,
+        at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
+        type=last.type,
+        message=last.message,
+        frames=last.frames,
+        proof=f"rank{rank}/raised.json",
+        hints=tuple(_hint(one) for one in record.get("hints", ())[:_MAX_HINTS] if isinstance(one, dict)),
+        chain=tuple(before),
+    )
+    return handed_on(raised)
+
+
+def _earlier(record: dict[str, Any]) -> EarlierError:
+    frames = (
+        Frame(file=str(one["file"]), line=int(one["line"]), function=str(one["function"])) for one in record["frames"]
+    )
+    explicit = bool(record.get("explicit"))
+    return EarlierError(
+        type=str(record["type"]), message=str(record["message"]), frames=tuple(frames), explicit=explicit
+    )
+
+
+def _hint(record: dict[str, Any]) -> Hint:
+    placed = record.get("file") is not None
+    frame = (
+        Frame(file=str(record["file"]), line=int(record["line"]), function=str(record["function"])) if placed else None
+    )
+    return Hint(kind=str(record["kind"]), name=str(record["name"]), frame=frame)
+
+
+_MAX_DOCUMENT_BYTES = 16 << 20
+_MAX_TRACE_CHARS = 32 << 20  # of all ranks together
+_MAX_TROUBLE = 256
+_MAX_LINE = 4096
+_MAX_HOLES = 8  # in the numbers of a flight recorder, of each rank
+_MAX_TRACE_LINE = 1 << 20
+_MAX_ORDER_BYTES = 8 << 20
+_STREAMS = ("stdout.log", "stderr.log")
+_SIZES = ("rss_bytes", "allocated_bytes", "reserved_bytes")
+
+_Value = TypeVar("_Value")
+
+
+def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | None = None) -> Evidence:
+    """The evidence of one attempt; also written to evidence/<node>.json. `reported`: reads the program's own tables."""
+    gather = _Gather(attempt=attempt, spec=spec)
+    evidence, text = bounded(attempt.redaction.value(gather.evidence(node, reported)))
+    try:
+        attempt.door.make_folder(attempt.evidence)
+        attempt.door.write(attempt.evidence / f"{node}.json", text)
+    except OSError as error:
+        evidence = replace(evidence, trouble=(*evidence.trouble, Trouble(what="evidence", why=first_line(error))))
+    return evidence
+
+
+def bounded(evidence: Evidence) -> tuple[Evidence, str]:
+    """The evidence and its JSON, reduced as far as its bound asks for, and no further than its proof stands."""
+    limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
+    kept, text = evidence, evidence_text(evidence)
+    for way in (partial(with_history, evidence, calls) for calls in HISTORIES):
+        text = evidence_text(kept := way())
+        if len(text.encode()) <= limit_bytes:
+            return kept, text
+    proven = _proven(evidence)
+    for keep in LEVELS:
+        smaller = reduced(evidence, keep)
+        if len(text.encode()) <= limit_bytes or _proven(smaller) != proven:
+            break
+        kept, text = smaller, evidence_text(smaller)
+    return kept, text
+
+
+def _step_in_name(path: Path) -> int:
+    """Of "mem_rank0_step20.json"."""
+    digits = path.stem.rpartition("step")[2]
+    return int(digits) if digits.isdecimal() else -1
+
+
+def _at_most(trouble: Iterator[Trouble]) -> tuple[Trouble, ...]:
+    kept = tuple(islice(trouble, _MAX_TROUBLE))
+    more = sum(1 for _ in trouble)
+    return (*kept, Trouble(what="trouble", why=f"{more} more of it is not listed")) if more else kept
+
+
+def _proven(evidence: Evidence) -> HangKind | None:
+    """What kind of a HANG the judge proves of it."""
+    proof = judge(evidence).proof
+    return proof.kind if proof else None
+
+
+@dataclass(kw_only=True)
+class _Gather:
+    """The journals of one attempt, read once."""
+
+    attempt: AttemptDir
+    spec: RunSpec
+    trouble: list[Trouble] = field(default_factory=list)
+    traced: list[str] = field(default_factory=list)  # lines of every rank's own traces
+
+    def __post_init__(self) -> None:
+        self.door = self.attempt.door
+        self._trace_chars = _MAX_TRACE_CHARS
+        self.journals = Journals(attempt=self.attempt, trouble=self.trouble)
+
+    def evidence(self, node: str, reported: Reported | None) -> Evidence:
+        journals = self.journals
+        metrics, rows = reported(self._table) if reported else ({}, ())
+        exits = tuple(journals.exits())
+        said = journals.said("ending")
+        ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
+        if any(self.door.is_file(self.attempt.rank(rank) / "stdout.log") for rank in range(self.spec.ranks)):
+            self._write(self.attempt.traces, self.traced)
+        if ledgers := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
+            self._write(self.attempt.path / "step_ledger.txt", ledger_table(ledgers))
+        ended_s = float(said.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
+        return Evidence(
+            node=node,
+            world_size=self.spec.ranks,
+            backend=self.spec.backend,
+            ending=journals.ending(),
+            limits=journals.limits(self.spec.limits, [rank.board for rank in ranks]),
+            ended_s=ended_s,
+            launch_s=journals.said("started").get("t_s"),
+            teardown_s=journals.teardown_s(),
+            launcher=next((replace(exit, rank=None) for exit in exits if exit.pid == journals.launcher), None),
+            launcher_error=said.get("error"),
+            last_lines=() if any(rank.pid for rank in ranks) else error_lines(self.door.tail(self.attempt.output)),
+            ranks=ranks,
+            exits=exits,
+            snapshots=tuple(self._snapshots()),
+            samples=tuple(journals.samples()),
+            last_progress_s=said.get("last_progress_s"),
+            leftovers=journals.outlived(),
+            undead=journals.undead(),
+            metrics=metrics,
+            trouble=_at_most(self._all_trouble()),
+            signals=journals.signals(),
+            memory=journals.memory(),
+            retracted=tuple(journals.retracted()),
+            gradient_order=first_out_of_order(self._orders(read_orders)),
+            buckets_ready=buckets_ready(self._orders(read_ready_buckets)),
+            agent=self.spec.launcher is not Launcher.PLAIN or starts_ranks(self.spec.program),
+            observed=bool(journals.said("observed")),
+            attached=bool(journals.said("attached")),
+            reported=rows,
+            disk_full=journals.disk_full(),
+            nccl=self._nccl(),
+        )
+
+    # Ranks.
+
+    def _snapshots(self) -> list[Snapshot]:
+        paths = self.door.files(self.attempt.dumps, "snapshot*.json")
+        read = (self._read(path, adapter(Snapshot).validate_json) for path in paths)
+        return sorted((brief(one) for one in read if one is not None), key=lambda snapshot: snapshot.number)
+
+    def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
+        home = self.attempt.rank(rank)
+        pid = self.journals.pids.get(rank)
+        for error in bring_home(self.attempt, rank, pid):
+            self._note(home.name, first_line(error), rank)
+        board = self._board(home, rank, pid)
+        if board is not None:
+            self._write(home / "calls.txt", ledger_lines(board), rank)
+        errors = self.door.tail(home / "stderr.log")
+        raised = self._raised(rank, home, errors)
+        flight = self._flight(home, rank)
+        collectives = flight.collectives if flight else ()
+        for group, first, last in islice(missing_numbers(collectives), _MAX_HOLES):
+            self._note("flight recorder", f"the numbers {first} to {last} of group {group} are missing", rank)
+        if board is not None and flight is not None:
+            board = replace(board, groups={**flight.groups, **board.groups})
+        peaks = self.journals.said("peaks").get("rss_bytes") or {}
+        beats = list(self.door.records(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
+        if not beats and board is not None:
+            self._heartbeat_from_board(rank, board)
+        return RankEvidence(
+            rank=rank,
+            pid=pid,
+            exit=next((exit for exit in exits if exit.rank == rank), None),
+            raised=raised,
+            board=board,
+            collectives=essential(collectives, HISTORIES[0]),
+            death_stacks=parse_faulthandler(self.door.tail(home / "stacks.txt")),
+            peak_rss_bytes=peaks.get(str(rank)),
+            peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
+            traces=self._traces(rank, home),
+            last_loss=last_number(beats, "loss"),
+            error_lines=error_lines(errors),
+            # Of the whole log: Python says a warning once, near the beginning.
+            warned=warnings_of(self.door.text_lines(home / "stderr.log", _MAX_LINE)),
+            ledger=step_rows(board, collectives) if board else (),
+            planned_steps=whole(last_number(beats, "of_steps")),
+            memory=tuple(self._memory(rank, beats)),
+            debugged=debugged(errors),
+            looks=self._looks(home, rank),
+            last_words=last_words(errors),
+            deaths=deaths(errors, raised),
+        )
+
+    def _memory(self, rank: int, beats: Sequence[dict[str, Any]]) -> Iterator[MemoryAtEvent]:
+        """At boot, in the newest dump and in the newest heartbeat; of a program that says none of it nothing."""
+        told = [beat for beat in beats if number(beat, "rss_bytes") is not None]
+        boot = next((beat for beat in reversed(told) if beat.get("phase") == "start"), None)
+        dumps = self.door.files(self.attempt.path, f"mem*rank{rank}_step*.json")
+        newest = max(dumps, key=_step_in_name, default=None)
+        dump = None if newest is None else self._read(newest, json.loads, rank)
+        last = told[-1] if told and told[-1] is not boot else None
+        for moment, record in (("boot", boot), ("dump", dump), ("last", last)):
+            step = whole(number(record, "step")) if isinstance(record, dict) else None
+            if isinstance(record, dict) and step is not None:
+                sizes = {name: whole(number(record, name)) for name in _SIZES}
+                yield MemoryAtEvent(moment=moment, step=step, **sizes)
+
+    def _nccl(self) -> NcclInfo | None:
+        homes = {rank: self.attempt.rank(rank) for rank in range(self.spec.ranks)}
+        return read_nccl(
+            {
+                rank: chain.from_iterable(self.door.text_lines(home / name, _MAX_LINE) for name in _STREAMS)
+                for rank, home in homes.items()
+            }
+        )
+
+    def _board(self, home: Path, rank: int, pid: int | None) -> StatusFile | None:
+        path = home / "board"
+        if not self.door.there(path):
+            unseen = "no process was found for the rank while it lived, and no board names it"
+            absent = "none was written: probe off, or not a Python program of torch's"
+            self._note("board", unseen if pid is None else absent, rank)
+            return None
+        return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
+
+    def _flight(self, home: Path, rank: int) -> FlightDump | None:
+        """Of the probe; else what NCCL's watchdog left before it aborted the rank."""
+        found = (home / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
+        path = next((path for path in found if self.door.there(path)), None)
+        return None if path is None else self._read(path, parse_dump, rank)
+
+    def _looks(self, home: Path, rank: int) -> HealthSamples | None:
+        try:
+            return read_looks(self.door.records(home / "looks.jsonl"))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            self._note("looks.jsonl", repr(error), rank)
+            return None
+
+    def _raised(self, rank: int, home: Path, errors: str) -> Raised | None:
+        path = home / "raised.json"
+        record = self._read(path, json.loads, rank) if self.door.there(path) else None
+        if isinstance(record, dict):
+            try:
+                return raised_record(rank, record, self.journals.origin_ns)
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                self._note("raised.json", repr(error), rank)
+        printed = last_traceback(errors)
+        if printed is None:
+            return None
+        kind, message, frames = printed
+        return Raised(rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"{home.name}/stderr.log")
+
+    def _traces(self, rank: int, home: Path) -> RankTraces:
+        printed = self.door.text_lines(home / "stdout.log", _MAX_TRACE_LINE)
+        lines = list(self._within_bound(trace_lines(line.rstrip("\n") for line in printed), home))
+        self.traced += [f"[rank{rank}] {line}" for line in lines]
+        return read_traces(lines)
+
+    def _within_bound(self, lines: Iterable[str], home: Path) -> Iterator[str]:
+        for line in lines:
+            self._trace_chars -= len(line) + 1
+            if self._trace_chars < 0:
+                self.door.note(
+                    home / "stdout.log", f"of all traces only the first {_MAX_TRACE_CHARS >> 20} MiB are kept"
+                )
+                return
+            yield line
+
+    def _heartbeat_from_board(self, rank: int, board: StatusFile) -> None:
+        lines = [json.dumps({"step": step, "t_s": round(at_s, 4), "source": "board"}) for step, at_s in board.steps_s]
+        if lines:
+            self._write(self.attempt.path / f"heartbeat_rank{rank}.jsonl", lines, rank)
+
+    # Numbers and trouble.
+
+    def _table(self, name: str) -> list[Row] | None:
+        return table(self.door, self.attempt.path / name, self._note)
+
+    def _orders(
+        self, read: Callable[[Iterable[dict[str, Any]]], dict[int, tuple[str, ...]]]
+    ) -> dict[int, dict[int, tuple[str, ...]]]:
+        """The program's own traces of when gradients arrived, where it wrote any."""
+        paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
+        return {
+            rank: read(self.door.records(path))
+            for rank, path in paths.items()
+            if self.door.is_file(path) and self.door.size_bytes(path) <= _MAX_ORDER_BYTES
+        }
+
+    def _all_trouble(self) -> Iterator[Trouble]:
+        yield from self.door.cuts()
+        yield from self.trouble
+        for record in self.journals.watched + self.journals.processes:
+            if record.get("event") == "trouble":
+                yield Trouble(what=str(record.get("what")), why=str(record.get("why")), rank=record.get("rank"))
+        for rank in self.journals.pids:
+            for record in self.door.records(self.attempt.rank(rank) / "trouble.jsonl"):
+                yield Trouble(what=f"probe: {record.get('piece')}", why=str(record.get("error"))[:500], rank=rank)
+
+    def _read(self, path: Path, parse: Callable[[bytes], _Value], rank: int | None = None) -> _Value | None:
+        try:
+            return parse(self.door.whole(path, _MAX_DOCUMENT_BYTES))
+        except (OSError, ValueError, RecursionError) as error:
+            self._note(path.name, first_line(error), rank)
+            return None
+
+    def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
+        """What cannot be written, for the run is read-only or the name is taken, is said; the verdict stands."""
+        try:
+            self.door.write(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
+        except OSError as error:
+            self._note(path.name, first_line(error), rank)
+
+    def _note(self, what: str, why: str, rank: int | None = None) -> None:
+        self.trouble.append(Trouble(what=what, why=why, rank=rank))

@@ -1,0 +1,123 @@
+"""The artifacts of an attempt: what is there and how much of it, why the rest is not, and its folder repro/."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from nsa_harness.core.evidence.evidence import Ending, Evidence
+from nsa_harness.core.outcome.reproduction import Reproduction
+from nsa_harness.core.report import Artifact, CountedIn, ProgramFile
+from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
+
+_SCRIPT, _COMMAND = "repro/repro.py", "repro/command.txt"
+
+
+def write_reproduction(attempt: AttemptDir, made: Reproduction | None) -> tuple[Artifact, ...]:
+    """Write what there is; the files as artifacts, each with its reason where it is not there."""
+    return tuple(_written(attempt, made))
+
+
+def _written(attempt: AttemptDir, made: Reproduction | None) -> Iterator[Artifact]:
+    # What an earlier judgement wrote may not fit this one.
+    for path in (_SCRIPT, _COMMAND):
+        with suppress(OSError):
+            attempt.door.remove(attempt.path / path)
+    why_not = "the run neither failed nor hung" if made is None else _no_folder(attempt)
+    if made is None or why_not:
+        yield from (Artifact(path=path, count=None, absent=why_not) for path in (_SCRIPT, _COMMAND))
+        return
+    if made.script is None:
+        yield Artifact(path=_SCRIPT, count=None, absent=made.why_not)
+    else:
+        attempt.door.write(attempt.path / _SCRIPT, made.script)
+        yield Artifact(path=_SCRIPT, count=made.script.count("\n"), absent=None)
+    attempt.door.write(attempt.path / _COMMAND, made.command)
+    yield Artifact(path=_COMMAND, count=made.command.count("\n"), absent=None)
+
+
+def _no_folder(attempt: AttemptDir) -> str:
+    """A link may lead anywhere: a stored run may come from somebody else."""
+    try:
+        attempt.door.make_folder(attempt.repro)
+    except OSError as error:
+        return f"repro {'is' if error.errno == errno.ELOOP else 'cannot be made:'} {error.strerror}"
+    return ""
+
+
+_MAX_COUNTED_BYTES = 64 << 20
+
+
+def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[ProgramFile]) -> tuple[Artifact, ...]:
+    """What every program leaves or lacks, with the reason. `program_files`: what ours may leave besides."""
+    listed = tuple(_listed(evidence, program_files))
+    return tuple(one for file in listed if (one := _artifact(attempt, file)) is not None)
+
+
+def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
+    found = attempt.door.files(attempt.path, file.pattern)
+    count = sum(_COUNTS[file.counted_in](attempt.door, path) for path in found)
+    # Of a program that is not asked for it an empty file says nothing: its traces.log was made when it was collected.
+    if found and (count or file.absent is not None):
+        return Artifact(path=file.pattern, count=count, absent=None)
+    return None if file.absent is None else Artifact(path=file.pattern, count=None, absent=file.absent)
+
+
+def _listed(evidence: Evidence, program_files: Sequence[ProgramFile]) -> Iterator[ProgramFile]:
+    lines, files = CountedIn.LINES, CountedIn.FILES
+    # Without the probe nobody has seen whether there was anything to write.
+    blind = "it is written by the probe, and the job was started without it" if _without_probe(evidence) else ""
+    for pattern, counted_in, absent in (
+        ("output.log", lines, "it stays the job's own" if evidence.observed else "the program was not started"),
+        ("heartbeat_rank*.jsonl", lines, blind or "not reached: no optimizer step was done"),
+        ("dumps/rank*.txt", files, _no_dumps(evidence)),
+        ("profile.txt", lines, _no_dumps(evidence)),
+        ("step_ledger.txt", lines, blind or "no rank has both finished steps and a flight recorder"),
+        ("rank*/flight.json", files, _no_flight(evidence)),
+        ("rank*/raised.json", files, blind or "no rank raised"),
+        ("rank*/stacks.txt", files, blind or "no rank died of a fatal signal"),
+        ("env.json", files, "it could not be written"),
+    ):
+        yield ProgramFile(pattern=pattern, counted_in=counted_in, after="", absent=absent)
+        yield from (file for file in program_files if file.after == pattern)
+
+
+def _no_flight(evidence: Evidence) -> str:
+    if evidence.attached:
+        return "the job offers no flight recorder that could be asked"
+    return "torch.distributed was not used, or the rank died before its exit"
+
+
+def _without_probe(evidence: Evidence) -> bool:
+    return evidence.attached and not any(rank.board for rank in evidence.ranks)
+
+
+def _no_dumps(evidence: Evidence) -> str:
+    if evidence.ending is Ending.EXITED:
+        return "nothing was suspected"
+    return "the run was over before stacks could be taken"
+
+
+def _rows(door: SafeDirectory, path: Path) -> int:
+    """Lines below the head of a table."""
+    return max(0, _lines(door, path) - 1)
+
+
+def _lines(door: SafeDirectory, path: Path) -> int:
+    if door.size_bytes(path) > _MAX_COUNTED_BYTES:
+        return door.size_bytes(path) // 80
+    try:
+        with door.opened(path) as file:
+            return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+    except OSError:
+        return 0
+
+
+_COUNTS: dict[CountedIn, Callable[[SafeDirectory, Path], int]] = {
+    CountedIn.LINES: _lines,
+    CountedIn.ROWS: _rows,
+    CountedIn.FILES: lambda _, __: 1,
+}

@@ -1,0 +1,80 @@
+"""Numbers that the program itself reported: in its tables, in its heartbeat, in what it printed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nsa_harness.core.plan import Expect
+from nsa_harness.core.scenario.program import Row
+from nsa_harness.core.scenario.yaml_tree import shown, visible
+from nsa_harness.errors import ScenarioError
+from nsa_harness.supervisor.storage.expressions import LIMIT_S, EndlessExpression, last_matches
+from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
+
+_MAX_TABLE_BYTES = 16 << 20
+
+
+def table(door: SafeDirectory, path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
+    """The rows of a CSV file, with numbers where cells are numbers; a cell of a torn line is not there."""
+    if not door.there(path):
+        return None
+    try:
+        text = door.whole(path, _MAX_TABLE_BYTES).decode("utf-8", errors="replace").replace("\0", "")
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    except (OSError, ValueError, csv.Error) as error:
+        note(path.name, str(error))
+        return None
+    return [{name: _cell(text) for name, text in row.items() if name and text} for row in rows]
+
+
+def _cell(text: str) -> float | str:
+    number = _number(text)
+    return text if number is None else number
+
+
+def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
+    """Numbers that a foreign program prints: group 1 of the last match of each expression in output.log.
+
+    Raises ScenarioError for an expression that does not end: whether its number was met is not known then.
+    """
+    expressions = {name: bound.regex for name, bound in expect.metrics if bound.regex}
+    if not expressions:
+        return {}
+    try:
+        found = last_matches(expressions, attempt.door.tail(attempt.output))
+    except EndlessExpression as error:
+        name = str(error)
+        what = (
+            f"{shown(expressions[name])} takes longer than {LIMIT_S:g} s on output.log; write it without nested repeats"
+        )
+        place = f"{visible(str(attempt.spec))}: expect.metrics.{visible(name)}.regex"
+        raise ScenarioError([f"{place}: {what}"]) from None
+    values = {name: _number(text) for name, text in found.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def number(record: dict[str, Any], key: str) -> float | None:
+    value = record.get(key)
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def last_number(records: list[dict[str, Any]], key: str) -> float | None:
+    numbers = [value for record in records if (value := number(record, key)) is not None]
+    return numbers[-1] if numbers else None
+
+
+def whole(number: float | None) -> int | None:
+    return int(number) if number is not None and math.isfinite(number) else None

@@ -1,0 +1,245 @@
+"""What a run keeps of its own plan: run.json, and each attempt's spec.json checked like any other input."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nsa_harness import __version__
+from nsa_harness.core.comparison.plan_file import PlanText
+from nsa_harness.core.plan import MAX_RANKS, Launcher, RunSpec, Skip
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.core.scenario.scenario import NAME, FaultKind
+from nsa_harness.core.scenario.yaml_tree import origin_of, parse_yaml, shown, visible
+from nsa_harness.core.schedule import ONCE, Policy
+from nsa_harness.errors import ScenarioError, StoredRunError, did_you_mean
+from nsa_harness.protocol import PROBE_FULL
+from nsa_harness.supervisor.storage.adapters import adapter, json_text
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, append_line
+from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, named
+
+SIZE_LIMIT_BYTES = 1_000_000
+
+Location = tuple[str | int, ...]
+
+
+def load_spec(path: Path, door: SafeDirectory | None = None) -> RunSpec:
+    """The spec stored at `path`. Raises ScenarioError with all mistakes. `door`: of its run; None: a user named it."""
+    label = visible(str(path))
+    text = _spec_text(label, *(named(path) if door is None else (door, path)))
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ScenarioError([f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}"]) from None
+    except RecursionError:
+        raise ScenarioError([f"{label}:1:1: not a spec: nested too deep"]) from None
+    found = list(_type_mistakes(text, document))
+    spec = None if found else adapter(RunSpec).validate_json(text, strict=True)
+    found += list(value_mistakes(spec)) if spec else []
+    if found or spec is None:
+        raise ScenarioError([_line(text, label, location, what) for location, what in found])
+    return spec
+
+
+def _spec_text(label: str, door: SafeDirectory, path: Path) -> str:
+    try:
+        return door.whole(path, SIZE_LIMIT_BYTES).decode("utf-8")
+    except UnicodeDecodeError:
+        raise ScenarioError([f"{label}:1:1: is not UTF-8"]) from None
+    except ValueError as error:
+        raise ScenarioError([f"{label}:1:1: is {error}; a spec has a few thousand"]) from None
+    except OSError as error:
+        raise ScenarioError([f"{label}:1:1: cannot be read: {error.strerror}"]) from None
+
+
+def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]]:
+    if not isinstance(document, dict):
+        yield (), "not a spec: expected the spec.json of an attempt"
+        return
+    schema = document.get("schema")
+    if schema != 1:
+        newer = isinstance(schema, int | float) and schema > 1
+        what_now = "a newer nsa-harness wrote it: use that one" if newer else "run the scenario again with this version"
+        yield ("schema",), f"expected 1, got {shown(schema)}; {what_now}"
+        return
+    try:
+        spec = adapter(RunSpec).validate_json(text, strict=True)
+    except ValidationError as error:
+        yield from (
+            (detail["loc"], _words(detail["msg"], detail["input"])) for detail in error.errors(include_url=False)
+        )
+    else:
+        yield from _unknown(document, asdict(spec), ())
+
+
+def _words(message: str, given: object) -> str:
+    if message == "Field required":
+        return "is required"
+    got = f", got {shown(given)}" if isinstance(given, str | int | float | None) else ""
+    return message[0].lower() + message[1:] + got
+
+
+def _unknown(given: object, known: object, location: Location) -> Iterator[tuple[Location, str]]:
+    """Keys that no field took up; a key with a slip must not vanish."""
+    if isinstance(given, dict) and isinstance(known, dict):
+        for key, value in given.items():
+            if key in known:
+                yield from _unknown(value, known[key], (*location, key))
+            else:
+                yield (*location, key), f"unknown key{did_you_mean(key, known)}"
+
+
+def value_mistakes(spec: RunSpec) -> Iterator[tuple[Location, str]]:
+    """What a spec of the right types must not say, each with where it stands."""
+    # The name becomes a folder: a stored run of unknown origin must not choose another place.
+    if not NAME.fullmatch(spec.scenario):
+        yield ("scenario",), f"expected a scenario's name, got {shown(spec.scenario)}"
+    if not 1 <= spec.ranks <= MAX_RANKS:
+        yield ("ranks",), f"expected 1 to {MAX_RANKS}, got {spec.ranks}"
+    if not spec.program:
+        yield ("program",), "expected a command, got an empty list"
+    if (
+        spec.launcher is Launcher.TORCHRUN
+        and spec.program
+        and spec.program[0].startswith("-")
+        and spec.program[0] != "-m"
+    ):
+        yield ("program",), f"expected a program or -m, got {shown(spec.program[0])}"
+    if spec.fault and spec.fault.kind not in list(FaultKind):
+        yield ("fault", "kind"), f"unknown fault {shown(spec.fault.kind)}{did_you_mean(spec.fault.kind, FaultKind)}"
+    if any("\0" in word for pair in spec.env for word in pair) or any("\0" in word for word in spec.program):
+        yield (), "a NUL character cannot be passed to a program"
+
+
+def _line(text: str, label: str, location: Location, what: str) -> str:
+    """JSON is YAML, so the tree knows where the key stands; where it does not, the file is named."""
+    root = parse_yaml(text, label).root
+    place = str(origin_of(root, location)) if root else f"{label}:1:1"
+    return ": ".join(part for part in (place, ".".join(visible(str(step)) for step in location), what) if part)
+
+
+_HASH = "spec"  # the event of the watcher's journal that holds the hash
+
+
+def write_spec(attempt: AttemptDir, spec: RunSpec) -> None:
+    """What is launched, and its hash where the watcher writes: who edits the one later is noticed by the other."""
+    text = json_text(spec, indent=1) + "\n"
+    attempt.door.write(attempt.spec, text)
+    append_line(attempt.watch, {"event": _HASH, "sha256": _sha256(text.encode())})
+
+
+def judged_spec(attempt: AttemptDir) -> RunSpec:
+    """The spec of a stored attempt. Raises ScenarioError, also for one that is not what was launched."""
+    spec = load_spec(attempt.spec, attempt.door)
+    told = [record.get("sha256") for record in attempt.door.records(attempt.watch) if record.get("event") == _HASH]
+    if told and told[-1] != _sha256(attempt.door.whole(attempt.spec, SIZE_LIMIT_BYTES)):
+        what = "it was edited after its launch, and a verdict by it would be about another one"
+        then = f"put the launched one back, or launch this one: nsa-harness run {shlex.quote(str(attempt.spec))}"
+        raise ScenarioError([f"{visible(str(attempt.spec))}:1:1: {what}; {visible(then)}"])
+    return spec
+
+
+def _sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+_MAX_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One command: what was asked, by which harness, on which machine, and with which options."""
+
+    schema: int = 1
+    command: str
+    harness: str
+    machine: MachineFacts
+    controller: int  # process id
+    plan: tuple[RunSpec | Skip, ...]  # in the order asked for
+    policy: Policy = ONCE
+    jobs: int | None = 1
+    probe: str = PROBE_FULL
+    deepen: bool = False
+    interrupted: bool = False  # by Ctrl-C or TERM
+    agreed: PlanText | None = None  # what stood when it was started; None: a harness wrote it that kept none
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    plan: tuple[RunSpec | Skip, ...]
+
+
+def write_record(run: RunDir, record: Record) -> None:
+    """Without the secrets of its launches, which stand in a file of their own then: the run is gone on with from it."""
+    know_launches(run, record.plan)
+    plan = tuple(map(run.redaction.spec, record.plan))
+    if plan != record.plan:
+        run.door.write(run.plan, json_text(_Plan(plan=record.plan), indent=1) + "\n")
+    agreed = run.redaction.value(record.agreed)
+    shown = replace(record, plan=plan, command=run.redaction.typed(record.command), agreed=agreed)
+    run.door.write(run.request, json_text(shown, indent=1) + "\n")
+
+
+def know_launches(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
+    """Their secrets, in the order of the plan, and those that every process inherits."""
+    for spec in plan:
+        if isinstance(spec, RunSpec):
+            run.redaction.know_launch(spec)
+    run.redaction.suspect(os.environ)
+
+
+def plan_to_resume(run: RunDir) -> Record:
+    """run.json of a run to go on with. Raises StoredRunError when it cannot be read or asks for what no plan can."""
+    record = with_raw_plan(run, read_record(run))
+    if not record.plan:
+        raise StoredRunError(f"{run.request}: the plan is missing or unreadable, so the run cannot be resumed")
+    for place, spec in enumerate(record.plan):
+        for location, what in value_mistakes(spec) if isinstance(spec, RunSpec) else ():
+            where = ".".join(map(str, ("plan", place, *location)))
+            raise StoredRunError(f"{run.request}: {where}: {what}; the run cannot be resumed")
+    return record
+
+
+def with_raw_plan(run: RunDir, record: Record) -> Record:
+    """With its launches as they were given. Raises StoredRunError."""
+    try:
+        return replace(record, plan=adapter(_Plan).validate_json(run.door.whole(run.plan, _MAX_BYTES)).plan)
+    except FileNotFoundError:
+        return record
+    except (OSError, ValueError, RecursionError) as error:
+        why = str(error).partition("\n")[0]
+        raise StoredRunError(f"{run.plan}: cannot be read: {why}; the run cannot be resumed") from None
+
+
+def read_record(run: RunDir) -> Record:
+    """run.json; a run without a readable one is still judged. Raises StoredRunError for one of a later harness."""
+    try:
+        text = run.door.whole(run.request, _MAX_BYTES)
+        _refuse_newer(run, text)
+        return adapter(Record).validate_json(text)
+    except (OSError, ValueError, RecursionError):
+        return Record(
+            command="unknown (run.json is missing or unreadable)",
+            harness=__version__,
+            machine=MachineFacts(host="unknown", cpus=0, gpus=(), torch=None),
+            controller=0,
+            plan=(),
+        )
+
+
+def _refuse_newer(run: RunDir, text: bytes) -> None:
+    """What its words mean is not known here, so a verdict could be wrong."""
+    document = json.loads(text)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, int) and schema > Record.schema:
+        raise StoredRunError(
+            f"{run.request}: schema: expected {Record.schema}, got {schema}; a newer nsa-harness wrote this run: "
+            "use that one"
+        )

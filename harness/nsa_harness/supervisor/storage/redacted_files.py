@@ -1,0 +1,172 @@
+"""Files of a run without its secrets: in place, where the guardian and the probes have written them or a secret was not
+known yet, and packed to pass them on.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from nsa_harness.core.redaction import masked
+from nsa_harness.core.report import Trouble
+from nsa_harness.errors import HarnessError, UsageError
+from nsa_harness.supervisor.storage.record import know_launches, load_spec, read_record, with_raw_plan
+from nsa_harness.supervisor.storage.redaction import Redaction
+from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir, RunDir
+from nsa_harness.supervisor.storage.safe_directory import RESERVE, SafeDirectory
+
+# Not the logs and the files of the program, which are its own; not spec.json, which repeats the run.
+_OF_AN_ATTEMPT = (
+    "watch.jsonl", "processes.jsonl", "interrupted", "command.txt", "env.json", "sources.json", "profile.txt",
+    "verdict.json", "trace.json",
+    "dumps/*.json", "dumps/*.txt", "boards/*.json", "boards/*.jsonl", "boards/*.txt", "evidence/*.json", "repro/*",
+    "rank*/raised.json", "rank*/flight.json", "rank*/looks.jsonl", "rank*/trouble.jsonl", "rank*/stacks.txt",
+)  # fmt: skip
+_MAX_BYTES = 64 << 20
+
+
+def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
+    """What one attempt has left. Returns what could not be written; a link is not followed."""
+    paths = (path for pattern in _OF_AN_ATTEMPT for path in attempt.door.files(attempt.path, pattern))
+    return tuple(_redacted(paths, attempt.door, attempt.redaction))
+
+
+def redact_run(run: RunDir) -> None:
+    """Every attempt, and what was told while they ran, once all secrets are known; and keeps what gives them away.
+
+    Costs nothing where there is no secret.
+    """
+    if run.redaction.secrets.numbered:
+        for attempt in run.attempts():
+            redact_files(attempt)
+            list(_redacted([attempt.trace], run.door, run.redaction))  # made anew, and redacted, by each judgement
+        list(_redacted([run.events, run.log, run.search_probes], run.door, run.redaction))
+    if printed := run.redaction.printed:
+        run.door.write(run.secrets, json.dumps(printed) + "\n")
+
+
+def _redacted(paths: Iterator[Path] | list[Path], door: SafeDirectory, redaction: Redaction) -> Iterator[Trouble]:
+    for path in paths:
+        try:
+            if not door.is_file(path):
+                continue
+            text = door.whole(path, _MAX_BYTES).decode("utf-8", errors="surrogateescape")
+            clean = redaction.json(text) if path.suffix in (".json", ".jsonl") else redaction.text(text)
+            if clean != text:
+                door.write(path, clean)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            yield Trouble(what=path.name, why=f"it could not be redacted: {error}")
+
+
+# As one file to pass on.
+
+_CHUNK_BYTES = 8 << 20
+_CARRIED_BYTES = 64 << 10  # of what has no line end: a value may go on in the next chunk
+_MAX_JSON_BYTES = 32 << 20
+
+
+def write_bundle(run: RunDir, target: Path) -> int:
+    """Writes `target`, for its owner alone, and returns how many files are in it. Raises UsageError where it exists."""
+    files = list(_files(run))
+    know_all(run)
+    with _packed(target) as bundle:
+        for path in files:
+            _add(bundle, path, f"{run.run_id}/{path.relative_to(run.path)}", run)
+    return len(files)
+
+
+def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
+    """Writes `target` as a bundle is written, of what has been redacted already. Raises UsageError where it exists."""
+    with _packed(target) as bundle:
+        for name, data in texts.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), 0o600
+            bundle.addfile(member, io.BytesIO(data))
+
+
+def know_all(run: RunDir) -> None:
+    """Its redaction learns every secret that stands anywhere in the run."""
+    _know(run)
+    for path in _files(run):
+        for text in _texts(run.door, path):
+            run.redaction.text(text)
+
+
+@contextmanager
+def _packed(target: Path) -> Iterator[tarfile.TarFile]:
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise UsageError(f"{target}: {error.strerror}; name another file with --to FILE") from None
+    with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as bundle:
+        yield bundle
+
+
+def _know(run: RunDir) -> None:
+    """What its launches were given, as far as that can be read."""
+    with suppress(HarnessError):
+        know_launches(run, with_raw_plan(run, read_record(run)).plan)
+    for attempt in run.attempts():
+        with suppress(HarnessError):
+            run.redaction.know_launch(load_spec(attempt.spec, attempt.door))
+
+
+def _files(run: RunDir) -> Iterator[Path]:
+    """Regular ones, and no link: it may lead anywhere."""
+    left_out = {SPEC, run.plan.name, run.secrets.name, run.lock.name, RESERVE}
+    folders = [run.path]
+    while folders:
+        folder = folders.pop(0)
+        folders += [below for below in run.door.folders(folder) if below not in (run.worktrees, run.mixtures)]
+        yield from (one for one in run.door.files(folder, "*") if one.name not in left_out and run.door.is_file(one))
+
+
+def _add(bundle: tarfile.TarFile, path: Path, name: str, run: RunDir) -> None:
+    with tempfile.TemporaryFile() as clean:
+        _write(clean, path, run)
+        member = tarfile.TarInfo(name)
+        member.size, member.mtime, member.mode = clean.tell(), int(path.lstat().st_mtime), 0o600
+        clean.seek(0)
+        bundle.addfile(member, clean)
+
+
+def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
+    redaction = run.redaction
+    if path.suffix in (".json", ".jsonl") and path.lstat().st_size <= _MAX_JSON_BYTES:
+        clean.write(redaction.json("".join(_texts(run.door, path))).encode("utf-8", "surrogateescape"))
+        return
+    for text in _texts(run.door, path):
+        if "\0" in text:  # a board: what stands in it has its place
+            data = text.encode("utf-8", "surrogateescape")
+            clean.write(masked(data, redaction.secrets) if redaction.on else data)
+        else:
+            clean.write(redaction.text(text).encode("utf-8", "surrogateescape"))
+
+
+def _texts(door: SafeDirectory, path: Path) -> Iterator[str]:
+    """In pieces that end with a line, as far as there are lines."""
+    with door.opened(path) as file:
+        for piece in _pieces(file):
+            yield piece.decode("utf-8", "surrogateescape")
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    carried = b""
+    while chunk := file.read(_CHUNK_BYTES):
+        data = carried + chunk
+        end = data.rfind(b"\n") + 1 or data.rfind(b" ") + 1 or max(0, len(data) - _CARRIED_BYTES)
+        key = data.rfind(b"-----BEGIN ", max(0, end - _CARRIED_BYTES), end)
+        if key >= 0 and data.find(b"-----END ", key, end) < 0:  # a key of several lines stays whole
+            end = key
+        yield data[:end]
+        carried = data[end:]
+    yield carried

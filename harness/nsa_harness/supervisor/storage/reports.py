@@ -1,0 +1,121 @@
+"""The report.json files below some directories, as text, each with the job it belongs to."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsa_harness.core.ci import Unread
+from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
+
+MOST_BYTES = 64 << 20  # of one report; a plan of a thousand scenarios stays far below
+_RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]+|latest")
+_REPORT, _BEGUN = "report.json", "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportText:
+    """One report.json, unparsed, and the job whose folder it lies in."""
+
+    job: str
+    file: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredReports:
+    reports: tuple[ReportText, ...]
+    unread: tuple[Unread, ...]
+
+
+def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = ()) -> StoredReports:
+    """Every report.json below the directories, each once. Never raises: what cannot be read is in `unread`.
+
+    The job of a report is the name among `expected_jobs` that a folder on its path bears; without such a folder it is
+    the path from the directory to the run's parent.
+    """
+    reports: dict[tuple[str, str], ReportText] = {}
+    unread: list[Unread] = []
+    for directory in directories:
+        for run, has_report in _runs(directory, unread):
+            file = run / _REPORT
+            job = _job(directory, run, expected_jobs)
+            text = (
+                _report_text(SafeDirectory(directory), file)
+                if has_report
+                else "the run began and left no report; it was ended before it was judged"
+            )
+            if not has_report or isinstance(text, Unread):
+                unread.append(text if isinstance(text, Unread) else Unread(file=str(file), why=text))
+            else:
+                # `reports/latest` may have become a second copy on its way through an upload.
+                reports.setdefault((job, text), ReportText(job=job, file=str(file), text=text))
+    return StoredReports(reports=tuple(reports.values()), unread=tuple(unread))
+
+
+def matrix_jobs(file: Path) -> tuple[str, ...] | Unread:
+    """The names of the jobs in what `ci matrix --json` printed."""
+    text = _report_text(SafeDirectory(file.parent), file)
+    if isinstance(text, Unread):
+        return text
+    try:
+        entries = json.loads(text)["include"]
+        names = [entry["name"] for entry in entries]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return Unread(
+            file=str(file), why="not what `nsa-harness ci matrix --json` prints, so no missing job is noticed"
+        )
+    if not names or not all(isinstance(name, str) and name for name in names):
+        return Unread(file=str(file), why="names no job, so no missing job is noticed")
+    return tuple(names)
+
+
+def _runs(directory: Path, unread: list[Unread]) -> Iterator[tuple[Path, bool]]:
+    """The run directories below, and whether each has a report. Links are not followed: they may lead anywhere."""
+
+    def trouble(error: OSError) -> None:
+        unread.append(Unread(file=str(error.filename), why=error.strerror or "cannot be read"))
+
+    for path, folders, files in os.walk(directory, onerror=trouble):
+        folders.sort()
+        here = Path(path)
+        # A report.json that is a folder is no report, and is said to be none.
+        has_report = _REPORT in files or _REPORT in folders
+        if has_report or _BEGUN in files:
+            yield here, has_report
+        if _BEGUN in files:
+            folders.clear()  # programs under test write what they like into their own folders
+
+
+def _report_text(door: SafeDirectory, file: Path) -> str | Unread:
+    try:
+        return _regular_text(door, file)
+    except OSError as error:
+        why = "not a file" if error.errno == errno.EINVAL else error.strerror
+        return Unread(file=str(file), why=why or "cannot be read")
+    except UnicodeDecodeError as error:
+        return Unread(file=str(file), why=f"no text: {error}")
+
+
+def _regular_text(door: SafeDirectory, file: Path) -> str | Unread:
+    with door.opened(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size > MOST_BYTES:
+            return Unread(file=str(file), why=f"{size} bytes, over the limit of {MOST_BYTES} for a report")
+        return opened.read(MOST_BYTES).decode("utf-8")
+
+
+def _job(directory: Path, run: Path, expected_jobs: Sequence[str]) -> str:
+    whole = run.absolute().parts
+    named = [part for part in reversed(whole) if part in expected_jobs]
+    if named:
+        return named[0]
+    below = run.relative_to(directory).parts
+    if below and _RUN_ID.fullmatch(below[-1]):
+        below = below[:-1]
+    return "/".join(below) or directory.name or str(directory)

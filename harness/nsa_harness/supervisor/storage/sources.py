@@ -1,0 +1,91 @@
+"""The program's source as it stood when its run was judged. Kept beside the evidence, so that nobody reads it again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from nsa_harness.core.evidence.evidence import Evidence, Source
+from nsa_harness.core.report import Outcome, Place, Trouble
+from nsa_harness.core.source_code.program_source import program_sources, statement
+from nsa_harness.supervisor.capture.containers import path_of
+from nsa_harness.supervisor.storage.adapters import adapter
+from nsa_harness.supervisor.storage.rundir import AttemptDir
+
+FILE = "sources.json"
+_STORED = adapter(tuple[Source, ...])
+_MAX_BYTES = 256 << 10  # of all functions together
+_MAX_FILE_BYTES = 1 << 20
+
+
+def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool) -> Evidence:
+    """Stored when the attempt ends; a file written since the launch, or that is no small plain one, is left out.
+
+    Of an attempt that was not launched by this very process no file is read: whoever wrote its evidence has named them.
+    """
+    door, stored = attempt.door, attempt.path / FILE
+    try:
+        if door.there(stored):
+            sources = stored_sources(attempt)
+        elif not launched_here:
+            return evidence
+        else:
+            read = _within_bound(_read(attempt, evidence))
+            sources = tuple(replace(one, text=attempt.redaction.text(one.text, code=True)) for one in read)
+            door.write(stored, _STORED.dump_json(sources).decode())
+    except (OSError, ValueError) as error:
+        trouble = Trouble(what=FILE, why=f"{type(error).__name__}: {str(error)[:200]}")
+        return replace(evidence, trouble=(*evidence.trouble, trouble))
+    return replace(evidence, sources=sources)
+
+
+def stored_sources(attempt: AttemptDir) -> tuple[Source, ...]:
+    """As they were kept. Raises OSError or ValueError."""
+    return _STORED.validate_json(attempt.door.whole(attempt.path / FILE, 4 * _MAX_BYTES))
+
+
+def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
+    left = _MAX_BYTES
+    for one in sources:
+        left -= len(one.text.encode("utf-8", "replace"))
+        if left >= 0:
+            yield one
+
+
+def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
+    since_s = attempt.door.changed_ns(attempt.spec) / 1e9 or None
+    if evidence.attached:  # the job was there before: its ranks have read what stood there as they were started
+        since_s = time.time() - evidence.ended_s
+    pid = next((rank.pid for rank in evidence.ranks if rank.pid), None) if evidence.attached else None
+    return program_sources(evidence, lambda file: text_as_launched(file, since_s, pid))
+
+
+def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -> str:
+    """The text of a small regular file of a program that runs, unless somebody has written it since; else empty.
+
+    `pid`: of a process of the program, which may see other files than we do.
+    """
+    try:
+        path = Path(file) if pid is None else path_of(pid, file)
+        seen = path.stat()
+        plain = path.is_file() and seen.st_size <= _MAX_FILE_BYTES and (since_s is None or seen.st_mtime <= since_s)
+        return path.read_text(encoding="utf-8", errors="replace") if plain else ""
+    except (OSError, ValueError):  # a name with a NUL
+        return ""
+
+
+def quoted(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
+    """The outcome with the statement at every place it names."""
+
+    def with_text(place: Place | None) -> Place | None:
+        return place and replace(place, text=statement(sources, place))
+
+    culprit = outcome.culprit and replace(outcome.culprit, place=with_text(outcome.culprit.place))
+    findings = tuple(replace(finding, place=with_text(finding.place)) for finding in outcome.findings)
+    stacks = tuple(
+        replace(one, frames=tuple(replace(frame, text=statement(sources, frame)) for frame in one.frames))
+        for one in outcome.stacks
+    )
+    return replace(outcome, culprit=culprit, findings=findings, stacks=stacks)

@@ -1,0 +1,490 @@
+"""Words for values: the same number, place or verdict reads the same in every document."""
+
+from __future__ import annotations
+
+import math
+import signal
+import textwrap
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from nsa_harness.core.comparison.contrasts import Endings
+from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side
+from nsa_harness.core.diagnosis.causes import row_of
+from nsa_harness.core.diagnosis.confidence import CERTAIN
+from nsa_harness.core.evidence.host import NcclInfo
+from nsa_harness.core.report import (
+    INCONCLUSIVE,
+    STILL_RUNNING,
+    SUSPECTED,
+    UNWATCHED,
+    Artifact,
+    HangKind,
+    MachineFacts,
+    MemoryAt,
+    Outcome,
+    Place,
+    Report,
+    Standing,
+    Status,
+    Trouble,
+    counts,
+)
+
+
+def verdict(outcome: Outcome) -> str:
+    """For people: a job that was only looked at has no verdict, and nothing about it is an error."""
+    return _LOOKED_AT.get(outcome.verdict.cause or "", outcome.verdict.status.value)
+
+
+def meaning(outcome: Outcome) -> str:
+    """What the verdict says, and what it does not say, in the same words everywhere."""
+    verdict = outcome.verdict
+    if verdict.status is Status.HANG and outcome.ended == UNWATCHED:
+        return "Its ranks stood in waits for each other that, by the files, could not end. More time would not help."
+    if verdict.kind is None and verdict.status in (Status.FAIL, Status.ERROR):
+        return row_of(verdict.cause).verdict_means or MEANING[verdict.status]
+    return MEANING[verdict.kind or verdict.status]
+
+
+MEANING: dict[HangKind | Status, str] = {
+    HangKind.DEADLOCK: "Proven to move no more: what it waits for cannot come. More time would not help.",
+    HangKind.LIVELOCK: "Proven to move no more: it burns CPU and finishes nothing. More time would not help.",
+    HangKind.STARVED: "Proven to move no more: it waits for data that does not come.",
+    HangKind.STOPPED: "Proven to move no more: a signal stopped it, and nothing has continued it.",
+    Status.HANG: "Proven to move no more.",
+    Status.FAIL: "The program ended wrongly.",
+    Status.PASS: "Every rank ended by itself with 0, and no expected number was missed.",
+    Status.SKIP: "This machine cannot run it. That says nothing about the program.",
+    Status.ERROR: "The harness could not judge. That is neither a PASS nor a FAIL of the program.",
+}
+
+
+_LOOKED_AT = {STILL_RUNNING: "MOVES", SUSPECTED: "STALL", INCONCLUSIVE: "OPEN"}
+UNKNOWN = "not known"
+# The order in which people want to hear it.
+LOUDEST_FIRST = (Status.HANG, Status.FAIL, Status.ERROR, Status.SKIP, Status.PASS)
+
+
+def seconds(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value < 99.95:
+        return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if rest == 0 and minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def size(value_bytes: int | None) -> str:
+    if value_bytes is None:
+        return UNKNOWN
+    value_bytes = min(value_bytes, 10**18)
+    if value_bytes < 999_500_000:
+        return f"{value_bytes / 1e6:.0f} MB"
+    return f"{value_bytes / 1e9:.1f} GB"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.5g}"
+
+
+def loss(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.4f}"
+
+
+def middle(text: str, limit: int) -> str:
+    """At most so many characters, without what stands in the middle: a name differs from its like at both ends."""
+    if len(text) <= limit:
+        return text
+    tail = (limit - 1) // 2
+    return f"{text[: limit - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def certainty(confidence: float) -> str:
+    if confidence >= CERTAIN:
+        return "certain"
+    return "likely" if confidence >= 0.6 else "unknown"
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """ "rank 1", "ranks 0-2, 5": inclusive, for people."""
+    spans: list[list[int]] = []
+    for rank in sorted(set(numbers)):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    single = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return f"rank {text}" if single else f"ranks {text}"
+
+
+def standing_rank(row: Standing) -> str:
+    """ "3 (dp=1 tp=1)"; where the job has no mesh "3"."""
+    return f"{row.rank} ({row.coordinates})" if row.coordinates else str(row.rank)
+
+
+def place_name(place: Place) -> str:
+    """ "nsa/model.py:212"; empty where only the module or parameter is known."""
+    if place.file is None:
+        return ""
+    return place.file if place.line is None else f"{place.file}:{place.line}"
+
+
+def place_details(place: Place, step: int | None = None) -> str:
+    """What belongs to the place: function, layer, module, parameter, step."""
+    known = (
+        place.function,
+        None if place.layer is None else f"layer {place.layer}",
+        place.module,
+        None if place.parameter is None else f"parameter {place.parameter}",
+        None if step is None else f"step {step}",
+    )
+    return " · ".join(word for word in known if word)
+
+
+def statement(place: Place) -> str:
+    """The line itself. A text of several lines ends in the line of the place."""
+    return (place.text or "").rpartition("\n")[2].strip()
+
+
+def source_lines(place: Place) -> Iterator[str]:
+    """The statement with its line numbers. A text of several lines ends in the line of the place."""
+    lines = textwrap.dedent(place.text).split("\n") if place.text else []
+    digits = len(str(place.line or ""))
+    for offset, line in enumerate(lines, start=1 - len(lines)):
+        number = "" if place.line is None else max(place.line + offset, 1)
+        yield f"{' ' if offset else '▸'} {number:>{digits}} │ {line}"
+
+
+def numbered_lines(around: Place, marked: int | None) -> Iterator[str]:
+    """Lines of source with their numbers, of which the last is the place's own; one of them is marked."""
+    lines = textwrap.dedent(around.text or "").split("\n")
+    first = (around.line or 0) - len(lines) + 1
+    digits = len(str(around.line or 0))
+    for number, line in enumerate(lines, start=first):
+        yield f"{'▸' if number == marked else ' '} {number:>{digits}} │ {line}"
+
+
+def headline_tag(outcome: Outcome) -> str:
+    """What stands beside the verdict: the kind of a HANG, else the cause."""
+    kind = outcome.verdict.kind
+    return kind.value if kind is not None else outcome.verdict.cause or ""
+
+
+def remarks(outcome: Outcome) -> Iterator[str]:
+    """What one must know to read the verdict: expectation, attempt, flakiness."""
+    status = outcome.verdict.status
+    if status is Status.PASS and not outcome.expected:
+        yield "PASS was not expected"
+    if status in (Status.HANG, Status.FAIL) and outcome.expected:
+        yield "as expected"
+    if outcome.attempt > 1 or not outcome.final:
+        yield f"attempt {outcome.attempt}"
+    if outcome.deepening:
+        yield f"looks into attempt {outcome.deepening.of}: {outcome.deepening.says}"
+    if not outcome.final:
+        yield "superseded by a later attempt"
+    if outcome.flaky:
+        yield "flaky: its attempts disagree"
+
+
+def counts_line(report: Report) -> str:
+    """ "7 runs: 2 HANG · 1 FAIL", over the runs that count, loudest first; "1 run in 3 attempts: 1 PASS"."""
+    given = counts(report.outcomes)
+    total = sum(given.values())
+    attempts = sum(outcome.deepening is None for outcome in report.outcomes)
+    tried = f" in {attempts} attempts" if attempts > total else ""
+    parts = " · ".join(f"{given[status]} {status.value}" for status in LOUDEST_FIRST if given[status])
+    return f"{plural(total, 'run')}{tried}: {parts}" if parts else "0 runs: nothing was judged"
+
+
+def machine_line(facts: MachineFacts) -> str:
+    torch = f"torch {facts.torch}" if facts.torch else "no torch"
+    gpus = ", ".join(facts.gpus) if facts.gpus else "no GPU"
+    return f"{torch} · {plural(facts.cpus, 'core')} · {gpus}"
+
+
+def worst_first(outcome: Outcome) -> tuple[bool, bool, int]:
+    """The key of an order: what was not expected and counts before all else, then the loudest verdict."""
+    return not outcome.final, outcome.expected, LOUDEST_FIRST.index(outcome.verdict.status)
+
+
+def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
+    """The outcomes with their numbers from 1, worst first."""
+    return sorted(enumerate(report.outcomes, start=1), key=lambda pair: worst_first(pair[1]))
+
+
+def launch_line(rank_count: int, backend: str, subject: str) -> str:
+    """ "2 ranks · gloo · shape ci"; the backend "any" of a program that chooses by itself is left out."""
+    known = (plural(rank_count, "rank"), "" if backend == "any" else backend, subject)
+    return " · ".join(word for word in known if word)
+
+
+def exit_word(status: int | None) -> str:
+    if status is None:
+        return "had not ended"
+    if status >= 0:
+        return str(status)
+    return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+
+
+def exit_of(outcome: Outcome, rank: int) -> str:
+    """Of a job that nobody watched, that no exit is told does not say that there was none."""
+    status = outcome.exit_codes.get(rank)
+    return UNKNOWN if status is None and outcome.ended == UNWATCHED else exit_word(status)
+
+
+def nothing_wrong(report: Report) -> bool:
+    bad = (Status.HANG, Status.FAIL, Status.ERROR)
+    return bool(report.outcomes) and not any(outcome.verdict.status in bad for outcome in report.outcomes)
+
+
+def wall_time(outcome: Outcome) -> str:
+    return "not run" if outcome.verdict.status is Status.SKIP else seconds(outcome.timing.wall_s)
+
+
+def facts(outcome: Outcome) -> tuple[str, ...]:
+    """What was run, and what one must know of it."""
+    showed = f"it showed: {outcome.showed}" if outcome.showed else ""
+    launched = launch_line(outcome.ranks, outcome.backend, outcome.subject)
+    known = (outcome.about, launched, *remarks(outcome), showed, *outcome.notes)
+    return tuple(fact for fact in known if fact)
+
+
+def saw_nothing(outcome: Outcome) -> bool:
+    tables = (outcome.standings, outcome.exit_codes, outcome.vitals, culprit_line(outcome))
+    return not any(tables) and not any(numbers(outcome))
+
+
+def nothing_seen(outcome: Outcome) -> str:
+    ran = outcome.verdict.status is not Status.SKIP
+    return "Nothing: no rank left anything to be read." if ran else "Nothing: it was not run."
+
+
+def step(value: int | None) -> str:
+    return UNKNOWN if value is None else str(value)
+
+
+def culprit_line(outcome: Outcome) -> str:
+    """ "culprit rank 1 · all_reduce #42 (group dp) · step 3 · victims rank 0 · phase backward"."""
+    culprit = outcome.culprit
+    collective = culprit.collective if culprit else None
+    seq = "" if collective is None or collective.seq is None else f" #{collective.seq}"
+    known = (
+        f"culprit {ranks(culprit.ranks)}" if culprit and culprit.ranks else "",
+        f"{collective.op}{seq} (group {collective.group})" if collective else "",
+        f"step {culprit.step}" if culprit and culprit.step is not None else "",
+        f"phase {outcome.phase}" if outcome.phase and outcome.verdict.status is not Status.PASS else "",
+        f"victims: {ranks(outcome.victims)}" if outcome.victims else "",
+    )
+    return " · ".join(word for word in known if word)
+
+
+def last_shared(outcome: Outcome) -> str:
+    """The last call from Python that every rank completed; DDP's own ones, below Python, are none."""
+    return f"{outcome.last_agreed}, the last call from Python that every rank completed" if outcome.last_agreed else ""
+
+
+def numbers(outcome: Outcome) -> Iterator[str]:
+    """Every number of the run that is known, each once."""
+    metrics = dict(outcome.metrics)
+    steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
+    for told_elsewhere in ("peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
+        metrics.pop(told_elsewhere, None)
+    parts = [(part, metrics.pop(f"{part}_s", None)) for part in ("fetch", "forward", "backward", "optimizer")]
+    rate = metrics.pop("tokens_per_s", outcome.usage.tokens_per_s)
+    if steps is not None:
+        yield f"{number(steps)} step{'' if steps == 1 else 's'}"
+    if last is not None:
+        yield f"loss {number(last)}" if first in (None, last) else f"loss {number(first)} → {number(last)}"
+    if rate is not None:
+        yield f"{number(rate)} tokens/s"
+    yield from (f"{part} {seconds(value)}" for part, value in parts if value)
+    yield from (f"{name} {number(value)}" for name, value in sorted(metrics.items()))
+    if outcome.usage.peak_rss_bytes is not None:
+        yield f"peak memory {size(outcome.usage.peak_rss_bytes)}"
+    if outcome.usage.peak_gpu_bytes is not None:
+        yield f"peak GPU memory {size(outcome.usage.peak_gpu_bytes)}"
+
+
+_OF_ALL_STEPS = ("step_s_median", "tokens_per_s_median", "tokens_per_s_slowest")  # for criteria, and `expect`
+
+
+def row_sentence(outcome: Outcome) -> str:
+    """What a table of many outcomes says of one: of a PASS its steps and loss, of all others the verdict's sentence."""
+    passed = outcome.verdict.status is Status.PASS
+    steps_and_loss = " · ".join(islice(numbers(outcome), 2)) if passed and "steps" in outcome.metrics else ""
+    return steps_and_loss or outcome.verdict.summary
+
+
+def times(outcome: Outcome) -> Iterator[str]:
+    timing = outcome.timing
+    named = (("launch", timing.launch_s), ("detected after", timing.detected_s), ("teardown", timing.teardown_s))
+    yield from (f"{name} {seconds(value)}" for name, value in named if value is not None)
+    yield f"{seconds(timing.wall_s)} in all"
+
+
+def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The lists that say what the verdict rests on; an empty list is said, not left out."""
+    skipped = outcome.verdict.status is Status.SKIP
+    if not outcome.findings and not skipped:
+        yield "findings", ("none",)
+    if outcome.ruled_out:
+        yield "ruled out", outcome.ruled_out
+    if not skipped:
+        yield "checked", outcome.checked or ("nothing",)
+    if outcome.not_covered:
+        yield "not covered", outcome.not_covered
+    if told := tuple(memory(outcome)):
+        yield "memory", told
+    if outcome.signals:
+        yield "signals", tuple(alike(outcome.signals))
+    if outcome.nccl:
+        yield "NCCL", tuple(nccl(outcome.nccl))
+    if not skipped and outcome.ended != UNWATCHED:
+        yield "times", tuple(times(outcome))
+    if outcome.ended:
+        yield "ended", (outcome.ended,)
+    if not outcome.trouble and not skipped:
+        yield "not captured", ("nothing; every source that was asked answered",)
+
+
+_RANKS_APART = 4  # of more only those that use most are told
+_MOMENTS = {"boot": "at boot", "dump": "in the newest dump", "end": "at the end"}
+
+
+def memory(outcome: Outcome) -> Iterator[str]:
+    """What each rank used at boot, in a dump and at the end. Of a run that went well only what its allocator says."""
+    told = any(row.moment == "end" or row.allocated_bytes is not None for row in outcome.memory)
+    for moment, name in _MOMENTS.items() if told else ():
+        rows = [row for row in outcome.memory if row.moment == moment]
+        most = sorted(rows, key=_used_bytes, reverse=True)[:_RANKS_APART]
+        when = "at the hang" if moment == "end" and outcome.verdict.status is Status.HANG else name
+        shown = [f"rank {row.rank} {', '.join(_memory_of(row))}" for row in rows if row in most]
+        more = f"; {plural(len(rows) - len(most), 'more rank')} with less" if len(rows) > len(most) else ""
+        if shown:
+            yield f"{when}: {'; '.join(shown)}{more}"
+
+
+def _used_bytes(row: MemoryAt) -> int:
+    return max(row.device_bytes or 0, row.reserved_bytes or 0, row.allocated_bytes or 0, row.rss_bytes or 0)
+
+
+def _memory_of(row: MemoryAt) -> Iterator[str]:
+    if row.rss_bytes is not None:
+        yield f"{size(row.rss_bytes)} resident"
+    if row.allocated_bytes is not None:
+        reserved = "" if row.reserved_bytes is None else f" of {size(row.reserved_bytes)} reserved"
+        known = "" if row.allocator_step is None else f" as of step {row.allocator_step}"
+        yield f"{size(row.allocated_bytes)} allocated{reserved}{known}"
+    if row.device_bytes is not None:
+        yield f"{size(row.device_bytes)} on its GPU, as the driver says"
+    if row.step is not None:
+        yield f"step {row.step}"
+
+
+def alike(by_rank: dict[int, str]) -> Iterator[str]:
+    """What is said of several ranks in the same words is said once."""
+    said: dict[str, list[int]] = {}
+    for rank, text in by_rank.items():
+        said.setdefault(text, []).append(rank)
+    yield from (f"{ranks(those)}: {text}" for text, those in said.items())
+
+
+def nccl(info: NcclInfo) -> Iterator[str]:
+    """How it connected the ranks."""
+    if info.version:
+        yield f"version {info.version}"
+    if info.channels is not None:
+        yield f"{plural(info.channels, 'channel')} for collectives, {info.p2p_channels} for transfers"
+    if info.transports:
+        yield f"transport {', '.join(info.transports)}"
+    if info.network:
+        yield f"network {info.network}"
+    missing = sorted(set(info.seen) - set(info.connected))
+    yield f"{ranks(info.connected)} connected" if info.connected else "no rank connected"
+    if missing:
+        yield f"{ranks(missing)} began to connect and did not finish"
+    yield from (f"it warned: {text}" for text in info.warnings)
+
+
+def gathered(file: Artifact) -> str:
+    """How much a file of all attempts together holds; of an empty one why."""
+    return file.absent or plural(file.count or 0, "line")
+
+
+def trouble(item: Trouble) -> str:
+    who = "" if item.rank is None else f" of rank {item.rank}"
+    return f"{item.what}{who}: {item.why}"
+
+
+_VITAL_HEAD = ("rank:", "loss:", "gradients", "buckets", "longest gap:", "peak memory:")
+
+
+def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Head and rows of the table of ranks, without the columns of which nothing is known. A colon aligns right."""
+    rows = [
+        (
+            str(row.rank),
+            loss(row.loss),
+            row.gradients or UNKNOWN,
+            row.buckets or UNKNOWN,
+            seconds(row.longest_quiet_s),
+            size(row.peak_rss_bytes),
+        )
+        for row in outcome.vitals
+    ]
+    known = [column for column in range(len(_VITAL_HEAD)) if any(row[column] != UNKNOWN for row in rows)]
+    return tuple(_VITAL_HEAD[c] for c in known), [tuple(row[c] for c in known) for row in rows]
+
+
+def ending_counts(ended: Endings) -> str:
+    """ "3 of 4 failed"; empty of a single attempt, whose verdict stands beside it."""
+    if ended.of < 2:
+        return ""
+    return f"{ended.bad} of {ended.of} failed" if ended.bad else f"{ended.of} of {ended.of}"
+
+
+def hypothesis_reason(row: HypothesisRow) -> str:
+    """With how many contrasts say so, where there are several."""
+    say, of = row.of_contrasts
+    return f"{row.reason} ({say} of {of} contrasts)" if of > 1 and row.changed else row.reason
+
+
+def cost(row: HypothesisRow) -> str:
+    """ "2 runs or more, of 8.1 s each": what its command takes; empty where that is not known."""
+    return "" if row.cost_s is None else f"2 runs or more, of {seconds(row.cost_s)} each"
+
+
+def untested_note(number: int) -> str:
+    return f"Not tested by these runs: {number} more, listed below with the command that tests each."
+
+
+def hypothesis_answer(row: HypothesisRow) -> tuple[str, str]:
+    return row.hypothesis.text, row.answer.value
+
+
+def hypothesis_in_line(row: HypothesisRow) -> str:
+    """With its runs where it matters which."""
+    if row.answer in (Answer.SUPPORTED, Answer.UNDECIDED):
+        return f"{row.hypothesis.text} ({hypothesis_because(row)})"
+    return row.hypothesis.text
+
+
+def hypothesis_because(row: HypothesisRow) -> str:
+    """ "passes with and without it: single_no_gc, manual_average"; what tests it, where nothing did."""
+    runs = [f"{side.run.scenario}{_counted(side)}" for side in (row.control, row.changed) if side]
+    told = f": {', '.join(runs)}" if runs else f": {row.command}" if row.command else ""
+    return f"{hypothesis_reason(row)}{told}"
+
+
+def _counted(side: Side) -> str:
+    counts = ending_counts(side.ended)
+    return f" ({counts})" if counts else ""

@@ -1,0 +1,253 @@
+"""Text from a trained model, as functions and as `python -m nsa_attention.generate out --prompt "The "`."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .checkpoints.load import read_weights
+from .config import Attention, Implementation
+from .decode import Cache, next_logits
+from .model import TinyLM
+from .ops.dispatch import MissingImplementationError
+from .paged import PagedCache
+from .pages import pages_of
+from .settings import Option, SettingsError
+from .values import existing_checkpoint, not_negative, one_of, whole, word
+from .world import CannotRunError, joined
+
+# A token is a byte, as in nsa/nsa_attention/data.py.
+BYTES = 256
+
+
+def generate(
+    model: TinyLM,
+    prompt_BT: Tensor,
+    new_tokens: int,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+    cache: Cache | PagedCache | None = None,
+) -> Tensor:
+    """The prompt and `new_tokens` behind it, [B, T + new_tokens].
+
+    Temperature 0 takes the likeliest token, the lowest of equals; above 0 a token is drawn, by `generator` of the
+    model's device. The cache is an empty one; without it one memory a layer. Raises ValueError for an empty prompt,
+    CannotRunError for attention stock, and OutOfPagesError where a paged cache is full.
+    """
+    return torch.cat((prompt_BT, *continued(model, prompt_BT, new_tokens, temperature, generator, cache)), 1)
+
+
+def generate_each(
+    model: TinyLM,
+    prompts: Sequence[Tensor],
+    new_tokens: Sequence[int],
+    cache: PagedCache,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> list[Tensor]:
+    """The same of prompts [T] of different lengths with so many tokens behind each, side by side in one batch.
+
+    A sequence that has its tokens is ended: its pages are free for what is read next.
+    """
+    _check(min(map(len, prompts), default=1), temperature)
+    fresh, written = dict(enumerate(prompts)), [[prompt] for prompt in prompts]
+    for done in range(max(new_tokens, default=0)):
+        for number in [number for number in fresh if new_tokens[number] == done]:
+            del fresh[number]
+            cache.end(number)
+        picked_R1 = _picked(next_logits(model, fresh, cache), temperature, generator)
+        for number, token_1 in zip(fresh, picked_R1, strict=True):
+            written[number].append(token_1)
+            fresh[number] = token_1
+    for number in fresh:
+        cache.end(number)
+    return [torch.cat(tokens) for tokens in written]
+
+
+def continued(
+    model: TinyLM,
+    prompt_BT: Tensor,
+    new_tokens: int,
+    temperature: float = 0.0,
+    generator: torch.Generator | None = None,
+    cache: Cache | PagedCache | None = None,
+) -> Iterator[Tensor]:
+    """The same, each new token [B, 1] as soon as it is known."""
+    _check(prompt_BT.shape[1], temperature)
+    cache, fresh = Cache(model.config) if cache is None else cache, prompt_BT
+    for _ in range(new_tokens):
+        fresh = _picked(next_logits(model, fresh, cache), temperature, generator)
+        yield fresh
+
+
+def _check(prompt_tokens: int, temperature: float) -> None:
+    if prompt_tokens == 0:
+        raise ValueError("prompt: expected at least one token, got none: the first token would follow from nothing")
+    if temperature < 0.0:
+        raise ValueError(f"temperature: expected at least 0, got {temperature}")
+
+
+def _picked(logits_BV: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    if temperature == 0.0:
+        return logits_BV.argmax(-1, keepdim=True)
+    # From the highest on: a small temperature makes large numbers, and their exponentials must stay finite.
+    logits_BV = (logits_BV - logits_BV.amax(-1, keepdim=True)).double() / temperature
+    return torch.multinomial(torch.softmax(logits_BV, -1), 1, generator=generator)
+
+
+def some_text(text: str) -> str:
+    if not text:
+        raise ValueError('expected at least one character, got ""')
+    return text
+
+
+OPTIONS = (
+    Option(name="prompt", parse=some_text, default="\n", about="the text to go on from (default: an empty line)"),
+    Option(name="tokens", parse=whole(1), default=256, about="bytes to add (default: 256)"),
+    Option(name="temperature", parse=not_negative, default=0.8, about="0: the likeliest byte each time (default: 0.8)"),
+    Option(name="seed", parse=whole(0), default=0, about="seed of the draws (default: 0)"),
+    Option(name="device", parse=word("auto", "cpu", "cuda"), default="auto", about="auto: a GPU if there is one"),
+    Option(
+        name="impl",
+        parse=one_of(Implementation),
+        default=Implementation.AUTO,
+        about="auto, eager, triton (our fused kernels, which read pages)",
+    ),
+    Option(
+        name="cache",
+        parse=word("auto", "contiguous", "paged"),
+        default="auto",
+        about="how keys and values lie: contiguous, or paged, from a pool; auto: paged on a GPU",
+    ),
+    Option(
+        name="page_len",
+        parse=whole(1),
+        default=None,
+        about="of --cache paged: rows of a page, a multiple of select_len (default: the least that 16 divides too)",
+    ),
+    Option(
+        name="pages",
+        parse=whole(1),
+        default=None,
+        about="of --cache paged: pages in the pool (default: as many as prompt and tokens take)",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One command, checked."""
+
+    checkpoint: Path
+    prompt: str
+    tokens: int
+    temperature: float
+    seed: int
+    device: str
+    impl: Implementation
+    cache: str
+    page_len: int | None  # None: the default of nsa/nsa_attention/pages.py
+    pages: int | None  # None: as many as are needed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 2 when the command, the checkpoint or this machine do not allow it."""
+    try:
+        request = _read_request(sys.argv[1:] if arguments is None else arguments)
+        with joined(request.device, "auto", needs_group=False) as world:
+            _write_text(saved_model(request.checkpoint, request.impl).to(world.device), request)
+    except (SettingsError, CannotRunError, MissingImplementationError) as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"nsa.generate: error: {line}\n")
+        return 2
+    return 0
+
+
+def saved_model(path: Path, implementation: Implementation = Implementation.AUTO) -> TinyLM:
+    """The model of a checkpoint, in float32 on the CPU. Raises CannotRunError for what is none."""
+    config, weights = read_weights(path)
+    model = TinyLM.from_config(config, implementation)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        # torch gives one line for each tensor that does not fit.
+        last = str(error).splitlines()[-1].strip()
+        raise CannotRunError(f"{path}: its weights are not those of the shape it names; {last}") from error
+    return model
+
+
+def _write_text(model: TinyLM, request: Request) -> None:
+    """Prompt and continuation to stdout, each character as soon as its last byte is known."""
+    if model.config.vocab < BYTES:
+        raise CannotRunError(
+            f"{request.checkpoint}: text needs a vocabulary of {BYTES} bytes, this model has {model.config.vocab} "
+            "tokens; use nsa.generate.generate, which takes tokens"
+        )
+    device = model.embed.weight.device
+    prompt = request.prompt.encode("utf-8", "surrogateescape")
+    generator = torch.Generator(device).manual_seed(request.seed)
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+    prompt_BT = torch.tensor([list(prompt)], device=device)
+    sys.stdout.write(prompt.decode("utf-8", "replace"))
+    cache = _cache(model, request, len(prompt) + request.tokens)
+    for token in continued(model, prompt_BT, request.tokens, request.temperature, generator, cache):
+        # A token that is no byte, in a vocabulary of more, is shown like a byte that is no text.
+        sys.stdout.write(characters.decode(bytes([min(int(token), BYTES - 1)])))
+        sys.stdout.flush()
+    sys.stdout.write(characters.decode(b"", final=True) + "\n")
+
+
+def _cache(model: TinyLM, request: Request, tokens: int) -> Cache | PagedCache:
+    """An empty one, with room for so many tokens."""
+    config = model.config
+    fits_a_gpu = model.embed.weight.is_cuda and config.attention is Attention.NSA
+    if request.cache == "contiguous" or (request.cache == "auto" and not fits_a_gpu):
+        return Cache(config)
+    pages = request.pages or pages_of(config, tokens, request.page_len)
+    return PagedCache(config, sequences=1, pages=pages, page_len=request.page_len)
+
+
+def _read_request(arguments: Sequence[str]) -> Request:
+    """Raises SettingsError with every mistake of the command. Usage and help are argparse's."""
+    given = vars(_parser().parse_args(arguments))
+    parsers = {"checkpoint": existing_checkpoint} | {option.flag: option.parse for option in OPTIONS}
+    values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
+    mistakes = []
+    for place, parse in parsers.items():
+        name = place.removeprefix("--").replace("-", "_")
+        try:
+            if given[name] is not None:
+                values[name] = parse(given[name])
+        except ValueError as error:
+            mistakes.append(f"{place}: {error}")
+    for name in ("page_len", "pages"):
+        if values[name] is not None and values["cache"] != "paged":
+            mistakes.append(f"--{name.replace('_', '-')}: is of a paged cache; give --cache paged as well")
+    if mistakes:
+        raise SettingsError("\n".join(mistakes))
+    return Request(**values)
+
+
+def _parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog=f"python -m {__package__}.generate", description="Go on with a text, byte by byte."
+    )
+    result.add_argument(
+        "checkpoint",
+        help="a checkpoint of `nsa.train --data text --checkpoint-every K`, or a folder of them: the newest whole one",
+    )
+    for option in OPTIONS:
+        result.add_argument(option.flag, default=None, help=option.about)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""The language model: embedding, blocks, norm, head. One device; nsa/nsa_attention/parallelize.py spreads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from .attention import NSAttention, VanillaAttention, rotary_frequencies, rotary_turns
+from .config import Attention, Implementation, NSAConfig
+from .ops.dispatch import insist
+from .ops.packed import Packed, packed
+from .ops.selection import SelectionMemo
+
+# Left to torch it is the epsilon of the dtype: 0.008 in bfloat16, more than the mean square of a fresh embedding.
+NORM_EPSILON = 1e-6
+
+
+class Recompute(StrEnum):
+    """How gradient checkpointing runs a block again in the backward pass."""
+
+    REENTRANT = "reentrant"
+    NON_REENTRANT = "non_reentrant"
+
+
+Run = Callable[[Tensor, Tensor, Tensor | None, Packed | None], Tensor]
+
+
+class TinyLM(nn.Module):
+    """Tokens [B, T] to logits [B, T, vocab]."""
+
+    def __init__(
+        self,
+        vocab: int,
+        dim: int,
+        layers: int,
+        heads: int,
+        groups: int,
+        d_k: int,
+        d_v: int,
+        block_len: int,
+        block_stride: int,
+        select_len: int,
+        select_count: int,
+        window: int,
+    ) -> None:
+        super().__init__()
+        self._build(
+            NSAConfig(
+                vocab=vocab,
+                dim=dim,
+                layers=layers,
+                heads=heads,
+                groups=groups,
+                d_k=d_k,
+                d_v=d_v,
+                block_len=block_len,
+                block_stride=block_stride,
+                select_len=select_len,
+                select_count=select_count,
+                window=window,
+            ),
+            Implementation.AUTO,
+        )
+
+    @classmethod
+    def from_config(cls, config: NSAConfig, implementation: Implementation = Implementation.AUTO) -> TinyLM:
+        model = cls.__new__(cls)
+        nn.Module.__init__(model)
+        model._build(config, implementation)
+        return model
+
+    def _build(self, config: NSAConfig, implementation: Implementation) -> None:
+        insist(implementation, config)
+        self.config = config
+        self.embed = nn.Embedding(config.vocab, config.dim)
+        self.blocks = nn.ModuleList(_block(config, implementation) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.dim, eps=NORM_EPSILON)
+        self.head = nn.Linear(config.dim, config.vocab, bias=False)
+        nn.init.normal_(self.embed.weight, std=0.02)
+        self.head.weight = self.embed.weight
+        self.register_buffer("frequencies", rotary_frequencies(config.d_k), persistent=False)
+
+    def forward(self, tokens_BT: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
+        """With `lengths` the rows, one behind the other, are documents of so many tokens that do not see each other.
+
+        Each document has the positions from 0 on. No document reaches over the end of a row.
+        """
+        if lengths is None:
+            return self._logits(tokens_BT, rotary_turns(self.get_buffer("frequencies"), tokens_BT.shape[1]), None)
+        if sum(lengths) != tokens_BT.numel() or min(lengths) < 1:
+            raise ValueError(f"lengths: expected documents of {tokens_BT.numel()} tokens together, got {lengths}")
+        documents = packed(lengths, self.config.block_len, self.config.block_stride, tokens_BT.device)
+        turns_2Lp = rotary_turns(self.get_buffer("frequencies"), documents.longest)
+        logits_1TV = self._logits(tokens_BT.reshape(1, -1), turns_2Lp[:, documents.positions_T], documents)
+        return logits_1TV.view(*tokens_BT.shape, -1)
+
+    def _logits(self, tokens_BT: Tensor, turns_2Tp: Tensor, documents: Packed | None) -> Tensor:
+        x_BTM = self.embed(tokens_BT)
+        for block in self.blocks:
+            x_BTM = block(x_BTM, turns_2Tp, documents)
+        return self.head(self.norm(x_BTM))
+
+
+class Layer(nn.Module):
+    """One layer of the stack. What it computes is `run`, which may be compiled, and run again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recompute: Recompute | None = None  # None: activations are kept
+        self.compiled: Run | None = None  # None: `run` as it stands
+
+    def forward(self, x_BTM: Tensor, turns_2Tp: Tensor, documents: Packed | None = None) -> Tensor:
+        run = self.compiled or self.run
+        if self.recompute is None:
+            return run(x_BTM, turns_2Tp, None, documents)
+        # The memo is filled by the first pass and read by the second: both see the same selected blocks. As an argument
+        # of the checkpoint it lives as long as a second pass may come.
+        reentrant = self.recompute is Recompute.REENTRANT
+        return checkpoint(_run_with_memo, run, x_BTM, turns_2Tp, SelectionMemo(), documents, use_reentrant=reentrant)
+
+    def run(
+        self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None, documents: Packed | None = None
+    ) -> Tensor:
+        raise NotImplementedError
+
+
+def _run_with_memo(run: Run, x_BTM: Tensor, turns_2Tp: Tensor, memo: SelectionMemo, documents: Packed | None) -> Tensor:
+    return run(x_BTM, turns_2Tp, memo.number, documents)
+
+
+class Block(Layer):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
+        super().__init__()
+        self.attn_norm = nn.RMSNorm(config.dim, eps=NORM_EPSILON)
+        vanilla = config.attention is Attention.VANILLA
+        self.attn = VanillaAttention(config) if vanilla else NSAttention(config, implementation)
+        self.mlp_norm = nn.RMSNorm(config.dim, eps=NORM_EPSILON)
+        self.mlp = SwiGLU(config.dim)
+
+    def run(
+        self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None, documents: Packed | None = None
+    ) -> Tensor:
+        x_BTM = x_BTM + self.attn(self.attn_norm(x_BTM), turns_2Tp, memo_number, documents)
+        return x_BTM + self.mlp(self.mlp_norm(x_BTM))
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        hidden = -(-dim * 8 // 3 // 64) * 64
+        self.gate = nn.Linear(dim, hidden, bias=False)
+        self.up = nn.Linear(dim, hidden, bias=False)
+        self.down = nn.Linear(hidden, dim, bias=False)
+
+    def forward(self, x_BTM: Tensor) -> Tensor:
+        return self.down(functional.silu(self.gate(x_BTM)) * self.up(x_BTM))
+
+
+class StockBlock(Layer):
+    """torch's own encoder layer under a causal mask: the control that shares no layer code with us."""
+
+    def __init__(self, config: NSAConfig) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(
+            config.dim, config.heads, 4 * config.dim, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+
+    def run(
+        self, x_BTM: Tensor, _turns: Tensor, _memo_number: Tensor | None, documents: Packed | None = None
+    ) -> Tensor:
+        if documents is not None:
+            raise ValueError("lengths: attention stock is torch's own layer, which takes one sequence a row")
+        return self.layer(x_BTM, src_mask=self._mask(x_BTM), is_causal=True)
+
+    def _mask(self, x_BTM: Tensor) -> Tensor:
+        """The layer insists on a mask. In training it goes by `is_causal` alone and never reads it.
+
+        So there it is one NaN seen T times T times: it takes no memory, and a torch that reads it does not train.
+        """
+        tokens = x_BTM.shape[1]
+        if self.training:
+            return x_BTM.new_full((), torch.nan).expand(tokens, tokens)
+        return nn.Transformer.generate_square_subsequent_mask(tokens, x_BTM.device, x_BTM.dtype)
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _block(config: NSAConfig, implementation: Implementation) -> nn.Module:
+    return StockBlock(config) if config.attention is Attention.STOCK else Block(config, implementation)

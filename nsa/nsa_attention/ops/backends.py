@@ -1,0 +1,218 @@
+"""What an implementation of the branches offers, and those that are no kernels of ours.
+
+Tiles of plain torch run on every device; the flash attention of others knows a window, the sliding branch alone.
+`starts` packs several sequences into one row (nsa/nsa_attention/ops/packed.py); it needs a batch of one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from .attend import (
+    compressed_attention,
+    packed_compressed_attention,
+    packed_selected_attention,
+    packed_sliding_attention,
+    selected_attention,
+    sliding_attention,
+)
+from .kernels import BlockwiseKernel, Kernel
+from .mixing import mix_by_tiles
+from .packed import one_by_one
+from .rotary import is_worth_it
+from .selection import Selection, select_blocks
+
+Attended = tuple[Tensor, Tensor]
+Starts: TypeAlias = Tensor | None
+
+
+class Backend(Protocol):
+    """Outputs are [B, H, T, E] with log-sum-exp [B, H, T]; what a query sees is told in nsa/README.md."""
+
+    @property
+    def name(self) -> str: ...
+
+    def compressed(
+        self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
+    ) -> Attended:
+        """Keys and values [B, G, S, *] of the complete blocks."""
+
+    def selected(
+        self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
+    ) -> Attended:
+        """Indices [B, G, T, n] int32."""
+
+    def sliding(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
+    ) -> Attended: ...
+
+    def select(
+        self,
+        q: Tensor,
+        k: Tensor,
+        lse: Tensor | None,
+        selection: Selection,
+        memo_number: Tensor | None = None,
+        starts: Starts = None,
+    ) -> Tensor:
+        """Indices [B, G, T, n] of the blocks with the highest compressed scores (ops/selection.py)."""
+
+    def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+        """Sum of gate times output over the branches, [B, T, H, E] (paper, eq. 5)."""
+
+
+class Sliding(Protocol):
+    """What computes the sliding branch: any backend, or the flash attention of others, without log-sum-exp."""
+
+    def sliding(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+class Selected(Protocol):
+    """What computes the selected branch: any backend, or the loop over tokens, without log-sum-exp."""
+
+    @property
+    def name(self) -> str: ...
+
+    def selected(
+        self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+@dataclass(frozen=True)
+class TiledBackend:
+    """Query tiles in plain torch, of one sequence a row or of packed ones."""
+
+    kernel: Kernel
+
+    @property
+    def name(self) -> str:
+        return self.kernel.name
+
+    def compressed(
+        self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
+    ) -> Attended:
+        numbers: dict[str, Any] = {
+            "block_len": block_len,
+            "block_stride": block_stride,
+            "scale": scale,
+            "kernel": self.kernel,
+        }
+        if starts is None:
+            return compressed_attention(q, k, v, **numbers)
+        return packed_compressed_attention(q, k, v, **numbers, starts=starts)
+
+    def selected(
+        self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
+    ) -> Attended:
+        def alone(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> Attended:
+            return selected_attention(q, k, v, indices, select_len=select_len, scale=scale, kernel=self.kernel)
+
+        if starts is None:
+            return alone(q, k, v, indices)
+        if self.kernel.name == BlockwiseKernel.name:  # taken where sequences are long, so that there are few of them
+            return one_by_one(alone, (q, starts), (k, starts), (v, starts), (indices, starts))
+        numbers: dict[str, Any] = {"select_len": select_len, "scale": scale, "kernel": self.kernel}
+        return packed_selected_attention(q, k, v, indices, **numbers, starts=starts)
+
+    def sliding(self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None) -> Attended:
+        if starts is None:
+            return sliding_attention(q, k, v, window=window, scale=scale, kernel=self.kernel)
+        return packed_sliding_attention(q, k, v, window=window, scale=scale, kernel=self.kernel, starts=starts)
+
+    def select(
+        self,
+        q: Tensor,
+        k: Tensor,
+        _lse: Tensor | None,
+        selection: Selection,
+        memo_number: Tensor | None = None,
+        starts: Starts = None,
+    ) -> Tensor:
+        return select_blocks(q, k, selection, memo_number, starts=starts)
+
+    def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+        # In the dtype of the branches, as of the fused kernel: gates may be of another.
+        if is_worth_it(outputs[0]):
+            return mix_by_tiles(outputs, gates_cBHT).to(outputs[0].dtype)
+        gates = gates_cBHT.unsqueeze(-1)
+        mixed = outputs[0] * gates[0]
+        for output, gate in zip(outputs[1:], gates[1:], strict=True):
+            mixed = torch.addcmul(mixed, output, gate)
+        return mixed.to(outputs[0].dtype).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class SlidingBackend:
+    """The flash attention of another project: a window is all that it knows of ours, and it keeps its log-sum-exp."""
+
+    attend: Callable[..., Tensor]
+
+    def sliding(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
+    ) -> tuple[Tensor, None]:
+        return self.attend(q, k, v, window=window, scale=scale, starts=starts), None
+
+
+InOneRow = Callable[..., Tensor]
+
+
+def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> InOneRow:
+    """By flash-attn 2, which knows groups of query heads."""
+
+    def attend(
+        q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float
+    ) -> Tensor:
+        return flash_attn_varlen_func(
+            q_NHD,
+            k_NGD,
+            v_NGD,
+            starts,
+            starts,
+            longest,
+            longest,
+            softmax_scale=scale,
+            causal=True,
+            window_size=(window - 1, 0),
+        )
+
+    return _in_one_row(attend)
+
+
+def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> InOneRow:
+    """By torch.nn.attention.varlen, whose groups came with torch 2.12: before, keys are repeated for each head."""
+    knows_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+    def attend(
+        q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float
+    ) -> Tensor:
+        options = {"scale": scale, "window_size": (window - 1, 0)}
+        if knows_groups:
+            return varlen_attn(q_NHD, k_NGD, v_NGD, starts, starts, longest, longest, enable_gqa=True, **options)
+        k, v = (tensor.repeat_interleave(q_NHD.shape[1] // k_NGD.shape[1], 1) for tensor in (k_NGD, v_NGD))
+        return varlen_attn(q_NHD, k, v, starts, starts, longest, longest, **options)
+
+    return _in_one_row(attend)
+
+
+def _in_one_row(attend: Callable[..., Tensor]) -> InOneRow:
+    """From [B, H, T, D] to one row of tokens and back; without `starts` each sequence of the batch is one."""
+
+    def sliding(
+        q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, starts: Tensor | None
+    ) -> Tensor:
+        batch, _, tokens, _ = q_BHTD.shape
+        if starts is None:
+            starts = torch.arange(0, (batch + 1) * tokens, tokens, dtype=torch.int32, device=q_BHTD.device)
+        q, k, v = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (q_BHTD, k_BGTD, v_BGTE))
+        output = attend(q, k, v, starts, tokens, window, scale)
+        return output.unflatten(0, (batch, tokens)).transpose(1, 2)
+
+    return sliding

@@ -1,0 +1,75 @@
+"""The fused kernels as an implementation of the branches (nsa/nsa_attention/ops/backends.py tells what that offers)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..selection import RANKERS, Selection, select_blocks
+from .importance import select_by_importance
+from .mix import mixed
+from .selected import selected
+from .spanned import kept_completed_blocks, kept_last_tokens, spanned_attention
+
+
+class FusedBackend:
+    """One kernel launch per branch and pass, whatever the length. All layers share the spans of a length."""
+
+    name = "triton"
+
+    def compressed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        block_len: int,
+        block_stride: int,
+        scale: float,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return spanned_attention(q, k, v, kept_completed_blocks(q, k, block_len, block_stride, starts), scale)
+
+    def select(
+        self,
+        q: Tensor,
+        k: Tensor,
+        lse: Tensor | None,
+        selection: Selection,
+        memo_number: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> Tensor:
+        return select_blocks(q, k, selection, memo_number, lse_BHT=lse, starts=starts, ranked_by=self.name)
+
+    def selected(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        indices: Tensor,
+        *,
+        select_len: int,
+        scale: float,
+        starts: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        return selected(q, k, v, indices, select_len=select_len, scale=scale, starts=starts)
+
+    def sliding(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        return spanned_attention(q, k, v, kept_last_tokens(q, window, starts), scale)
+
+    def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+        return mixed(outputs, gates_cBHT)
+
+
+def _ranked(q: Tensor, k: Tensor, selection: Selection, lse: Tensor | None, starts: Tensor | None) -> Tensor:
+    """Without a log-sum-exp the compressed attention runs for it alone."""
+    if lse is None:
+        lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
+        _, lse = FusedBackend().compressed(q, k, k, **lengths, scale=selection.scale, starts=starts)
+    return select_by_importance(q, k, lse, selection, starts=starts)
+
+
+RANKERS[FusedBackend.name] = _ranked

@@ -1,0 +1,106 @@
+"""One new token of each of several sequences, whose keys and values lie in pages: the whole operation, in plain torch.
+
+The sequences have different lengths. Their new tokens stand side by side in one row, each with keys of its own. The
+fused kernels (fused/paged.py) compute the same from the same pages, without gathering any.
+
+Dimensions: R new tokens, one of a sequence each, H query heads, G groups, h heads of a group, N R x G, p pages,
+P rows of a page, S compressed blocks, s gathered rows, D key, E value width, c branches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..config import Branch
+from .attend import CompletedBlocks
+from .cached import attention, chosen_blocks, compressed, shares_of_blocks, tokens_of_blocks
+from .selection import Selection
+
+# Places of the tables: rows of these kinds (nsa/nsa_attention/pages.py).
+BLOCKS, TOKENS, WINDOW = range(3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedRows:
+    """What a layer keeps of the sequences of which a token is new, that token included.
+
+    `keys` and `values` are contiguous. A page of the tables that a sequence does not have is any page that there is.
+    """
+
+    keys: Tensor  # [pages, G, P, D]
+    values: Tensor  # [pages, G, P, E]
+    tables: Tensor  # [R, 3, columns] int32
+    lengths: Tensor  # [R] int32, tokens of each sequence, at least 1
+    longest: int  # of the lengths, as the host knows it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """What decides which rows a token sees."""
+
+    selection: Selection
+    window: int
+    branches: tuple[Branch, ...]
+
+    @property
+    def ranks_blocks(self) -> bool:
+        return Branch.SEL in self.branches
+
+    def blocks(self, tokens: int) -> int:
+        """Compressed blocks of so many tokens."""
+        return CompletedBlocks(self.selection.block_len, self.selection.block_stride).count(tokens)
+
+
+def outputs_of_branches(q_1HRD: Tensor, rows: PagedRows, numbers: Numbers) -> list[Tensor]:
+    """Output [1, H, R, E] of each branch that there is: compressed, selected, sliding."""
+    groups = rows.keys.shape[1]
+    q_NhCD = q_1HRD[0].unflatten(0, (groups, -1)).permute(2, 0, 1, 3).flatten(0, 1).unsqueeze(2)
+    positions_N1 = (rows.lengths.long() - 1).repeat_interleave(groups)[:, None]
+    outputs: dict[Branch, Tensor] = {}
+    if numbers.branches != (Branch.WIN,):
+        outputs |= _by_blocks(q_NhCD, positions_N1, rows, numbers)
+    if Branch.WIN in numbers.branches:
+        outputs[Branch.WIN] = _sliding(q_NhCD, positions_N1, rows, numbers)
+    return [_side_by_side(outputs[branch], groups) for branch in Branch if branch in outputs]
+
+
+def _by_blocks(q_NhCD: Tensor, positions_N1: Tensor, rows: PagedRows, numbers: Numbers) -> dict[Branch, Tensor]:
+    selection = numbers.selection
+    outputs: dict[Branch, Tensor] = {}
+    block_NS = torch.arange(numbers.blocks(rows.longest), device=q_NhCD.device).expand(len(q_NhCD), -1)
+    shares_NShC = shares_of_blocks(q_NhCD, _gathered(rows.keys, rows, BLOCKS, block_NS), positions_N1, selection)
+    if Branch.CMP in numbers.branches:
+        # What lies behind the blocks of a sequence counts nothing, but it may be no number.
+        v_NSE = _gathered(rows.values, rows, BLOCKS, block_NS)
+        outputs[Branch.CMP] = compressed(shares_NShC, v_NSE.masked_fill(shares_NShC.sum((2, 3))[..., None] == 0, 0.0))
+    if numbers.ranks_blocks:
+        indices_NCn = chosen_blocks(shares_NShC, positions_N1, -(-rows.longest // selection.select_len), selection)
+        tokens_NCs, seen_NCs = tokens_of_blocks(indices_NCn, positions_N1, selection.select_len)
+        k, v = (_gathered(tensor, rows, TOKENS, tokens_NCs[:, 0]) for tensor in (rows.keys, rows.values))
+        outputs[Branch.SEL] = attention(q_NhCD, k, v, seen_NCs, selection.scale)
+    return outputs
+
+
+def _sliding(q_NhCD: Tensor, positions_N1: Tensor, rows: PagedRows, numbers: Numbers) -> Tensor:
+    reach = min(numbers.window, rows.longest)
+    token_Ns = positions_N1 - torch.arange(reach - 1, -1, -1, device=q_NhCD.device)
+    seen_NCs = (token_Ns >= 0)[:, None]
+    k, v = (_gathered(tensor, rows, WINDOW, token_Ns.clamp_min(0)) for tensor in (rows.keys, rows.values))
+    return attention(q_NhCD, k, v, seen_NCs, numbers.selection.scale)
+
+
+def _gathered(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor) -> Tensor:
+    """These rows of a kind, [N, s, W]."""
+    _, groups, page_len, _ = tensor_pGPW.shape
+    tables_Nc = rows.tables[:, kind].repeat_interleave(groups, 0)
+    page_Ns = tables_Nc.gather(1, row_Ns // page_len).long()
+    group_N1 = torch.arange(groups, device=row_Ns.device).repeat(len(rows.lengths))[:, None]
+    return tensor_pGPW[page_Ns, group_N1, row_Ns % page_len]
+
+
+def _side_by_side(output_NhCE: Tensor, groups: int) -> Tensor:
+    """[1, H, R, E]: the tokens as those of one row."""
+    return output_NhCE.squeeze(2).unflatten(0, (-1, groups)).flatten(1, 2).transpose(0, 1)[None]

@@ -1,0 +1,339 @@
+"""Turn texts into files of tokens: `python -m nsa_attention.prepare shards/ --out tokens`, then `--data tokens`.
+
+What is done is kept in OUT.partial, a part a shard, and becomes OUT in one move when all of it is done: a folder of
+that name is whole. The same command goes on after a kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from .data.maps import META
+from .data.named import shards_of
+from .data.prefetch import Ordered
+from .data.shards import FileShard, Record, Shard
+from .data.tokens import Tokenizer, Tokens, tokenizer_named
+from .data.trouble import BadRecordError, BadShardError, Trouble
+from .settings import Option, SettingsError
+from .values import BadShards, Data, data_source, one_of, tokenizer_source, whole
+from .world import CannotRunError
+
+RECORDS_AT_ONCE = 256
+REDRAWN_EVERY_S = 0.2
+BAR = 24
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One finished file of tokens, and what it was made of."""
+
+    file: str
+    source: str
+    tokenizer: str
+    tokens: int
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One command, checked."""
+
+    inputs: tuple[Any, ...]
+    out: Path
+    tokenizer: str
+    text_field: str
+    bad_shards: BadShards
+    workers: int
+
+
+OPTIONS = (
+    Option(
+        name="tokenizer",
+        parse=tokenizer_source,
+        default="bytes",
+        about="bytes, a tokenizer.json, or a file of ranks such as r50k_base.tiktoken (default: bytes)",
+    ),
+    Option(name="text_field", parse=str, default="text", about="the field or column that is the text (default: text)"),
+    Option(
+        name="bad_shards",
+        parse=one_of(BadShards),
+        default=BadShards.STOP,
+        about="what cannot be read: stop, or skip and count it (default: stop)",
+    ),
+    Option(name="workers", parse=whole(0), default=2, about="threads that tokenise (default: 2)"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 2 when the command or the texts do not allow it, 130 when interrupted."""
+    try:
+        request = _read_request(sys.argv[1:] if arguments is None else arguments)
+        prepare(request, Progress(sys.stderr))
+    except (SettingsError, CannotRunError) as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"nsa.prepare: error: {line}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("\nnsa.prepare: interrupted; the same command goes on\n")
+        return 130
+    return 0
+
+
+def prepare(request: Request, progress: Progress) -> None:
+    """Raises CannotRunError; what is finished by then stays for the next time."""
+    tokenizer = tokenizer_named(request.tokenizer)
+    shards = [shard for source in request.inputs for shard in shards_of(source, request.text_field)]
+    if request.out.exists():
+        raise CannotRunError(f"--out {request.out}: is there already; remove it, or name another folder")
+    partial = request.out.with_name(request.out.name + ".partial")
+    trouble = Trouble(request.bad_shards)
+    progress.begin(shards)
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        parts = [
+            _part(partial, number, shard, tokenizer, request.workers, trouble, progress)
+            for number, shard in enumerate(shards)
+        ]
+        _finish(partial, request.out, [part for part in parts if part is not None], tokenizer, trouble)
+    except OSError as error:
+        raise CannotRunError(f"--out {request.out}: cannot be written ({error.strerror})") from error
+    progress.end(request.out, trouble)
+
+
+def _part(
+    folder: Path,
+    number: int,
+    shard: Shard,
+    tokenizer: Tokenizer,
+    workers: int,
+    trouble: Trouble,
+    progress: Progress,
+) -> Part | None:
+    """The tokens of one shard in a file, if it has any. A part is finished when its record is there."""
+    path = folder / f"train_{number:05d}.bin"
+    record = path.with_suffix(".json")
+    wanted = Part(file=path.name, source=shard.identity(), tokenizer=tokenizer.name, tokens=0, documents=0)
+    done = _known(record)
+    if done is not None and replace(done, tokens=0, documents=0) == wanted:
+        progress.skip(shard, done)
+        return done if done.tokens else None
+    record.unlink(missing_ok=True)
+    tokens = documents = 0
+    with path.open("wb") as file:
+        for document in _documents(shard, tokenizer, workers, trouble, progress):
+            file.write(document.astype(f"<u{tokenizer.dtype().itemsize}").tobytes())
+            tokens, documents = tokens + len(document), documents + 1
+            progress.advance(len(document))
+        file.flush()
+        os.fsync(file.fileno())
+    if not tokens:
+        path.unlink()
+        trouble.shard(shard.name, "holds no text")
+    part = replace(wanted, tokens=tokens, documents=documents)
+    _write_whole(record, asdict(part))
+    progress.finish(shard, part)
+    return part if tokens else None
+
+
+def _documents(
+    shard: Shard, tokenizer: Tokenizer, workers: int, trouble: Trouble, progress: Progress
+) -> Iterator[Tokens]:
+    def tokenised(batch: tuple[int, list[Record]]) -> list[Tokens]:
+        first, records = batch
+        found = []
+        for place, record in enumerate(records, first + 1):
+            if isinstance(record, BadRecordError):
+                trouble.record(f"{shard.name}, record {place}", str(record))
+            elif record:
+                found.append(tokenizer.document(record))
+        return found
+
+    batches = Ordered(_batches(shard, trouble, progress), tokenised, workers=workers, ahead=8, name="nsa-prepare")
+    try:
+        for batch in batches:
+            yield from batch
+    finally:
+        batches.close()
+
+
+def _batches(shard: Shard, trouble: Trouble, progress: Progress) -> Iterator[tuple[int, list[Record]]]:
+    watched = replace(shard, watch=progress.watch) if isinstance(shard, FileShard) else shard
+    records, first = watched.records(), 0
+    while True:
+        batch: list[Record] = []
+        problem = None
+        try:
+            batch.extend(islice(records, RECORDS_AT_ONCE))
+        except BadShardError as error:
+            problem = str(error)
+        if batch:
+            yield first, batch
+            first += len(batch)
+        if problem is not None:
+            trouble.shard(shard.name, problem)
+        if problem is not None or len(batch) < RECORDS_AT_ONCE:
+            return
+
+
+def _finish(partial: Path, out: Path, parts: Sequence[Part], tokenizer: Tokenizer, trouble: Trouble) -> None:
+    if not parts:
+        raise CannotRunError(f"no document in the shards; {trouble.sentence()}")
+    meta = {
+        "format": 1,
+        "dtype": tokenizer.dtype.__name__,
+        "vocab": tokenizer.vocab,
+        "end": tokenizer.end,
+        "tokenizer": tokenizer.name,
+        "parts": [asdict(part) for part in parts],
+        **trouble.summary(),
+    }
+    _write_whole(partial / META, meta)
+    kept = {META, *(part.file for part in parts)}
+    for path in partial.iterdir():
+        if path.name not in kept:
+            path.unlink()
+    partial.rename(out)
+
+
+def _known(record: Path) -> Part | None:
+    try:
+        return Part(**json.loads(record.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None  # of no run, or of one that was killed: the part is made again
+
+
+def _write_whole(path: Path, content: dict[str, Any]) -> None:
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    aside.replace(path)
+
+
+class Progress:
+    """A bar on a terminal, a line a shard anywhere else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._drawn_s, self._started_s = stream, 0.0, time.monotonic()
+        self._bar = stream.isatty()
+        self._sizes: list[int] = []
+        self._done = self._tokens = 0
+        self._file: IO[bytes] | None = None
+
+    def begin(self, shards: Sequence[Shard]) -> None:
+        self._sizes = [_size(shard) for shard in shards]
+
+    def watch(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def advance(self, tokens: int) -> None:
+        self._tokens += tokens
+        if self._bar and time.monotonic() - self._drawn_s > REDRAWN_EVERY_S:
+            self._drawn_s = time.monotonic()
+            self._stream.write("\r" + self.line() + "\x1b[K")
+            self._stream.flush()
+
+    def line(self) -> str:
+        """How far it is, by what was read of the files; by shards where that is not known."""
+        share = self._share()
+        full = int(share * BAR)
+        speed = self._tokens / max(1e-9, time.monotonic() - self._started_s)
+        bar = "#" * full + "." * (BAR - full)
+        shards = f"shard {min(self._done + 1, len(self._sizes))} of {len(self._sizes)}"
+        return f"[{bar}] {share:4.0%}  {shards}  {self._tokens:,} tokens  {speed:,.0f}/s"
+
+    def skip(self, shard: Shard, part: Part) -> None:
+        self._after(f"{shard.name}: done before, {part.tokens:,} tokens")
+
+    def finish(self, shard: Shard, part: Part) -> None:
+        self._after(f"{shard.name}: {part.documents:,} documents, {part.tokens:,} tokens")
+
+    def end(self, out: Path, trouble: Trouble) -> None:
+        self._say(f"{out}: {self._done} shards in {time.monotonic() - self._started_s:.1f} s")
+        if sentence := trouble.sentence():
+            self._say(sentence)
+
+    def _after(self, text: str) -> None:
+        self._done, self._file = self._done + 1, None
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        self._stream.write(("\r\x1b[K" if self._bar else "") + f"nsa.prepare: {text}\n")
+        self._stream.flush()
+
+    def _share(self) -> float:
+        total = sum(self._sizes)
+        if not total:
+            return self._done / max(1, len(self._sizes))
+        try:
+            within = self._file.tell() if self._file is not None else 0
+        except ValueError:
+            within = 0  # a worker has closed it
+        return min(1.0, (sum(self._sizes[: self._done]) + within) / total)
+
+
+def _size(shard: Shard) -> int:
+    """In bytes, where it is a file."""
+    try:
+        return shard.path.stat().st_size if isinstance(shard, FileShard) else 0
+    except OSError:
+        return 0
+
+
+def text_source(text: str) -> Any:
+    source = data_source(text)
+    if source is Data.SYNTHETIC:
+        raise ValueError("expected texts; synthetic data is tokens already")
+    return source
+
+
+def _read_request(arguments: Sequence[str]) -> Request:
+    """Raises SettingsError with every mistake of the command. Usage and help are argparse's."""
+    given = vars(_parser().parse_args(arguments))
+    values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
+    mistakes = []
+    inputs = []
+    for text in given["inputs"]:
+        try:
+            inputs.append(text_source(text))
+        except ValueError as error:
+            mistakes.append(f"input: {error}")
+    for option in OPTIONS:
+        try:
+            if given[option.name] is not None:
+                values[option.name] = option.parse(given[option.name])
+        except ValueError as error:
+            mistakes.append(f"{option.flag}: {error}")
+    if mistakes:
+        raise SettingsError("\n".join(mistakes))
+    return Request(inputs=tuple(inputs), out=Path(given["out"]), **values)
+
+
+def _parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog=f"python -m {__package__}.prepare",
+        description="Turn texts into files of tokens that nsa.train reads in place.",
+        epilog="The same command goes on where a killed one stopped. nsa.train --data OUT trains on what it made.",
+    )
+    result.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="texts: a file, a folder or a pattern of .txt, .jsonl (both also .gz, .zst) or .parquet files, stories, "
+        "text, or hf:PATH[:CONFIG[:SPLIT]]",
+    )
+    result.add_argument("--out", required=True, help="folder to make")
+    for option in OPTIONS:
+        result.add_argument(option.flag, dest=option.name, default=None, help=option.about)
+    return result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

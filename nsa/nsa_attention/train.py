@@ -1,0 +1,449 @@
+"""The training program: a plain torchrun program. `python -m nsa_attention.train --help` names every option."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .checkpoints.choose import Start, start_of
+from .checkpoints.rows import forget_rows_after
+from .checkpoints.save import Saver, saving
+from .cost import KeptTensors
+from .data import IGNORED, Batch, Batches
+from .dtypes import HALF, Expected, expected_dtypes
+from .evaluation import Evaluation
+from .memory import memory_profile
+from .model import TinyLM, count_parameters
+from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
+from .ops.dispatch import MissingImplementationError, implementation_of_sliding, like_a_layer
+from .parallelize import (
+    BucketTrace,
+    average_gradients,
+    clip_gradients,
+    compute_dtype,
+    freeze,
+    parallelize,
+    without_reduction,
+)
+from .schedule import learning_rate
+from .settings import Settings, SettingsError, read_settings
+from .telemetry import NoTelemetry, StepParts, StepResult, StepShape, Telemetry
+from .values import MEAN, SHARDED, BadShards, Phase, Wrapper
+from .warmup import uses_fused_kernels, warm_up
+from .world import CannotRunError, RanksDifferError, World, joined
+
+# A step that waits longer than this, and longer than it computes, is named.
+STARVED_S = 1.0
+
+
+@dataclass(kw_only=True)
+class Traces:
+    """The traces that are switched on; None where one is off."""
+
+    gradients: GradientTrace | None = None
+    modules: ModuleBackwardTrace | None = None
+    buckets: BucketTrace | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything a step needs."""
+
+    settings: Settings
+    world: World
+    batches: Batches
+    bare: TinyLM
+    model: nn.Module  # the bare one as its wrapper presents it
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    traces: Traces
+    telemetry: NoTelemetry
+    expected: Expected
+    shape: StepShape
+    evaluation: Evaluation | None  # None: nothing is held out
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 2 when the settings or this machine do not allow the run."""
+    try:
+        settings = read_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
+        with joined(settings.device, settings.backend, needs_group=settings.wrapper is not Wrapper.NONE) as world:
+            train(settings, world)
+    except (SettingsError, CannotRunError, MissingImplementationError) as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"nsa.train: error: {line}\n")
+        return 2
+    return 0
+
+
+def train(settings: Settings, world: World) -> None:
+    """All steps of a run."""
+    torch.manual_seed(settings.seed)
+    with closing(Batches(settings, world)) as batches:
+        if settings.phase is Phase.DATA:
+            _only_data(settings, world, batches)
+        else:
+            _all_steps(settings, world, batches)
+
+
+def _all_steps(settings: Settings, world: World, batches: Batches) -> None:
+    start = start_of(settings, world)
+    if settings.resume is not None and world.is_first:
+        forget_rows_after(settings.out_dir, start.step)
+    run = _prepare(settings, world, batches)
+    try:
+        _go_on(run, start)
+        _wait_for_data(settings, world, batches, run.telemetry)
+        first, last = start.step + 1, settings.steps
+        with _checkpoints(run, start) as saver:
+            for step in range(first, last + 1):
+                if run.traces.buckets is not None:
+                    run.traces.buckets.speaking = step < first + BucketTrace.STEPS
+                with _looked_into(run, step, is_profiled=step == min(first + 1, last)):
+                    _one_step(run, step, is_first=step == first)
+                if saver is not None and step % settings.checkpoint_every == 0:
+                    saver.save(step, run.model, run.optimizer, run.scaler, run.batches)
+    finally:
+        run.telemetry.close()
+        _tell_of_data(settings, world, batches)
+
+
+def _go_on(run: Run, start: Start) -> None:
+    """From a checkpoint, if there is one to begin from."""
+    said = [*start.said]
+    if start.checkpoint is not None:
+        # What it needs from torch takes nearly a second to load.
+        from .checkpoints.load import load_checkpoint
+
+        said += load_checkpoint(start, run.model, run.optimizer, run.scaler, run.batches, run.world)
+        if start.manifest is None:
+            run.batches.skip_steps(start.step)  # an older file has no position in the data
+    if start.step >= run.settings.steps:
+        said.append(f"step {start.step} is done and --steps is {run.settings.steps}: nothing is left to do")
+    if run.world.is_first:
+        for line in said:
+            say(f"nsa.train {line}")
+
+
+def _checkpoints(run: Run, start: Start) -> AbstractContextManager[Saver | None]:
+    return saving(run.settings, run.world, start.step) if run.settings.checkpoint_every else nullcontext()
+
+
+def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
+    dtype = compute_dtype(settings, world)
+    bare = TinyLM.from_config(settings.model, settings.impl).to(world.device)
+    if dtype is torch.float64:
+        bare = bare.double()
+    implementation_of_sliding(
+        settings.impl, *like_a_layer(settings.model, world.device, dtype)
+    )  # missing: before anything runs
+    if settings.freeze:
+        freeze(bare, settings.freeze)
+    parameters = count_parameters(bare)
+    parameter_bytes = sum(one.numel() * one.element_size() for one in bare.parameters())
+    traces = Traces(buckets=BucketTrace(rank=world.rank) if settings.trace_buckets else None)
+    order_file = settings.out_dir / f"grad_order_rank{world.rank}.jsonl"
+    if settings.trace_grads and settings.wrapper is Wrapper.FSDP1:
+        traces.gradients = ViewGradientTrace(bare, order_file)
+    telemetry = _telemetry(settings, world, bare)
+    if uses_fused_kernels(bare, world.device, dtype):
+        _warm_up(settings, world, bare, telemetry)
+    model = parallelize(bare, settings, world, traces.buckets)
+    if settings.trace_grads and traces.gradients is None:
+        held = traces.buckets.taken if traces.buckets is not None else dict
+        traces.gradients = GradientTrace(bare.named_parameters(), order_file, held)
+    if settings.trace_module_bwd:
+        traces.modules = ModuleBackwardTrace(traced_modules(bare, compiled=settings.compile))
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if world.is_first:
+        say(_introduction(settings, world, parameters, dtype))
+    return Run(
+        settings=settings,
+        world=world,
+        batches=batches,
+        bare=bare,
+        model=model,
+        optimizer=torch.optim.AdamW(trainable, lr=settings.learning_rate, **_adamw(settings)),
+        scaler=torch.amp.GradScaler(world.device.type, enabled=dtype is torch.float16),
+        traces=traces,
+        telemetry=telemetry,
+        expected=expected_dtypes(dtype, autocast=dtype in HALF and settings.wrapper not in SHARDED),
+        shape=StepShape(config=settings.model, batch=settings.batch, parameter_bytes=parameter_bytes),
+        evaluation=_evaluation(settings, world, model),
+    )
+
+
+def _adamw(settings: Settings) -> dict[str, Any]:
+    return {"betas": (settings.beta1, settings.beta2), "weight_decay": settings.weight_decay}
+
+
+def _evaluation(settings: Settings, world: World, model: nn.Module) -> Evaluation | None:
+    def loss(batch: Batch) -> Tensor:
+        with _autocast(settings, world):
+            logits = _logits(model, batch)
+            if settings.loss == MEAN:
+                return loss_of(logits, batch.targets, MEAN) * batch.counted
+            return summed_loss(logits, batch.targets)
+
+    return Evaluation(settings, world, model, loss) if settings.eval_every else None
+
+
+def _telemetry(settings: Settings, world: World, model: TinyLM | None) -> NoTelemetry:
+    """With `--telemetry off` nothing is written but what other options ask for by name."""
+    if not settings.telemetry:
+        settings.out_dir.mkdir(parents=True, exist_ok=True)
+        return NoTelemetry()
+    return Telemetry(
+        settings.out_dir,
+        world,
+        model,
+        settings.mem_dump_every,
+        steps=settings.steps,
+        compiled=settings.compile,
+        sharded=settings.wrapper in SHARDED,
+        tensorboard=settings.tensorboard,
+        mem_snapshot=settings.mem_snapshot,
+    )
+
+
+def _warm_up(settings: Settings, world: World, bare: TinyLM, telemetry: NoTelemetry) -> None:
+    telemetry.enter("warmup")
+    done = warm_up(
+        bare,
+        world,
+        batch=settings.batch,
+        tokens=settings.model.seq_len,
+        autocast=lambda: _autocast(settings, world, sharded_too=True),
+    )
+    if world.is_first:
+        say(f"nsa.train {done}")
+
+
+def _one_step(run: Run, step: int, *, is_first: bool) -> None:
+    settings, started_s, cpu_s = run.settings, time.perf_counter(), time.process_time()
+    parts = StepParts()
+    run.telemetry.begin(step)
+    if run.traces.modules is not None:
+        run.traces.modules.step = step
+    batches = _fetched(run.batches, settings.accumulate, parts)
+    if is_first:
+        say(_shape_line(run.world, batches[0]))
+    counted = None if settings.loss == MEAN else _targets_of_all(run.world, batches)
+    losses = [_micro_batch(run, batch, micro, parts, counted, is_first=is_first) for micro, batch in enumerate(batches)]
+    loss = torch.stack(losses).mean() if counted is None else torch.stack(losses).sum()
+    grad_norm = _finish_gradients(run, step) if settings.phase is not Phase.FORWARD else None
+    if settings.phase is Phase.STEP:
+        with parts.of("optimizer_s"):
+            # Those of a checkpoint are of the run before.
+            for group in run.optimizer.param_groups:
+                group.update(lr=learning_rate(settings, step), **_adamw(settings))
+            run.scaler.step(run.optimizer)
+            run.scaler.update()
+    mean_loss = _mean_over_ranks(run, loss)
+    result = StepResult(
+        step=step,
+        phase=settings.phase,
+        tokens=run.world.size * settings.accumulate * settings.batch * settings.model.seq_len,
+        loss=float(loss),
+        mean_loss=float(mean_loss),
+        grad_norm=None if grad_norm is None else float(grad_norm),
+        seconds=time.perf_counter() - started_s,
+        cpu_s=time.process_time() - cpu_s,
+        parts=parts,
+        learning_rate=learning_rate(settings, step) if settings.phase is Phase.STEP else None,
+    )
+    run.telemetry.end(result)
+    if is_first:
+        run.telemetry.audit_dtypes(run.optimizer, run.expected)
+        run.telemetry.count_step(run.shape)
+    run.optimizer.zero_grad()
+    if run.world.is_first and (is_first or step % settings.log_every == 0):
+        say(result.line())
+    if parts.fetch_s > max(STARVED_S, result.seconds / 2):
+        waited = f"waited {parts.fetch_s:.1f} s of {result.seconds:.1f} s for its batch"
+        say(f"[DATA] rank={run.world.rank} step {step} {waited}")
+    if run.evaluation is not None and step % settings.eval_every == 0:
+        run.evaluation.after(step)
+
+
+def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
+    """Raises CannotRunError on all ranks where one has left out data that another one could read."""
+    place = run.batches.digest() if run.settings.bad_shards is BadShards.SKIP else None
+    try:
+        return run.world.average_over_ranks(loss, same=place)
+    except RanksDifferError:
+        stands = f"rank {run.world.rank} stands at {run.batches.where()}"
+        left_out = run.batches.trouble.sentence() or "nothing left out"
+        said = f"--bad-shards skip: the ranks no longer read the same data: {stands}; {left_out}"
+        raise CannotRunError(said) from None
+
+
+@contextmanager
+def _looked_into(run: Run, step: int, *, is_profiled: bool) -> Iterator[None]:
+    """A step under autograd's anomaly detection, and under the profiler in one step: the first one is not typical."""
+    settings = run.settings
+    path = settings.out_dir / f"mem_profile_rank{run.world.rank}_step{step}.txt"
+    profiled = memory_profile(path, run.world.device) if settings.profile_memory and is_profiled else nullcontext()
+    with profiled, torch.autograd.set_detect_anomaly(settings.detect_anomaly):
+        yield
+
+
+def _fetched(batches: Batches, count: int, parts: StepParts) -> list[Batch]:
+    """The micro-batches of a step."""
+    with parts.of("fetch_s"):
+        return [batches.fetch() for _ in range(count)]
+
+
+def _shape_line(world: World, batch: Batch) -> str:
+    tokens, targets, lengths, _ = batch
+    documents = "" if lengths is None else f" documents={len(lengths)}"
+    return (
+        f"batch rank={world.rank} input={tuple(tokens.shape)} target={tuple(targets.shape)} {tokens.dtype}{documents}"
+    )
+
+
+def _targets_of_all(world: World, batches: Sequence[Batch]) -> float | None:
+    """How many targets the step counts on a rank, on average; None where that is every target.
+
+    Behind a document none is counted, so ranks and micro-batches differ in how many they have. A mean of their means
+    would be another loss than that of one process with the joint batch.
+    """
+    if all(batch.lengths is None for batch in batches):
+        return None
+    counted = torch.tensor(float(sum(batch.counted for batch in batches)), dtype=torch.float64, device=world.device)
+    return max(1.0, float(world.average_over_ranks(counted)))
+
+
+def _micro_batch(
+    run: Run, batch: Batch, micro: int, parts: StepParts, counted: float | None, *, is_first: bool
+) -> Tensor:
+    """Forward and backward of one micro-batch; gradients add up over those of a step and are reduced in the last.
+
+    The loss is the mean of the micro-batch, or its part of that of the step.
+    """
+    last, counts = micro == run.settings.accumulate - 1, is_first and micro == 0
+    kept = KeptTensors(run.bare, run.settings.model.seq_len) if counts and run.settings.step_cost else None
+    with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
+        with parts.of("forward_s"), _autocast(run.settings, run.world), kept or nullcontext():
+            logits = _logits(run.model, batch)
+            if counted is None:
+                loss = loss_of(logits, batch.targets, run.settings.loss)
+                scaled = loss / run.settings.accumulate
+            else:
+                scaled = loss = summed_loss(logits, batch.targets) / counted
+        if counts:
+            run.telemetry.count_graph(run.shape, loss, kept)
+        if run.settings.phase is not Phase.FORWARD:
+            with parts.of("backward_s"):
+                run.scaler.scale(scaled).backward()
+    return loss.detach()
+
+
+def _logits(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch.tokens) if batch.lengths is None else model(batch.tokens, batch.lengths)
+
+
+def loss_of(logits_BTV: Tensor, targets_BT: Tensor, kind: str = "cross_entropy") -> Tensor:
+    """Mean cross entropy of the next token, or the mean of all logits, in float32 at least."""
+    logits = _wide(logits_BTV)
+    if kind == MEAN:
+        return logits.mean()
+    return functional.cross_entropy(logits.flatten(0, 1), targets_BT.flatten())
+
+
+def summed_loss(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """The sum of the cross entropy over the targets that are not ignored."""
+    logits, targets = _wide(logits_BTV).flatten(0, 1), targets_BT.flatten()
+    return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits if logits.dtype is torch.float64 else logits.float()
+
+
+def _finish_gradients(run: Run, step: int) -> Tensor:
+    """Average where the wrapper did not, report, clip. Returns the norm before clipping."""
+    if run.settings.barrier_after_backward:
+        run.world.wait_for_all()
+    if run.settings.wrapper is Wrapper.MANUAL:
+        average_gradients(run.bare, run.world)
+    if run.traces.gradients is not None:
+        run.traces.gradients.after_backward(step)
+    run.scaler.unscale_(run.optimizer)
+    return clip_gradients(run.model, run.settings.wrapper, run.settings.clip or math.inf)
+
+
+def _autocast(settings: Settings, world: World, *, sharded_too: bool = False) -> AbstractContextManager[object]:
+    dtype = compute_dtype(settings, world)
+    # Sharded models hold and use bfloat16 weights themselves, once they are sharded.
+    if dtype in (torch.float32, torch.float64) or (settings.wrapper in SHARDED and not sharded_too):
+        return nullcontext()
+    return torch.autocast(world.device.type, dtype)
+
+
+def _only_data(settings: Settings, world: World, batches: Batches) -> None:
+    """The data pipeline alone: no model is built."""
+    telemetry = _telemetry(settings, world, None)
+    try:
+        _wait_for_data(settings, world, batches, telemetry)
+        for step in range(1, settings.steps + 1):
+            parts = StepParts()
+            fetched = _fetched(batches, settings.accumulate, parts)
+            count = world.size * sum(batch.tokens.numel() for batch in fetched)
+            result = StepResult(step=step, phase=settings.phase, tokens=count, seconds=parts.fetch_s, parts=parts)
+            telemetry.end(result)
+            if world.is_first:
+                say(result.line())
+    finally:
+        telemetry.close()
+        _tell_of_data(settings, world, batches)
+
+
+def _wait_for_data(settings: Settings, world: World, batches: Batches, telemetry: NoTelemetry) -> None:
+    """The first batch is there; a phase of its own where somebody works ahead for it."""
+    if batches.workers:
+        telemetry.enter("loader")
+    ready_s = batches.ready()
+    _write_report(settings, world, batches)
+    if world.is_first:
+        say(f"nsa.train loader ready in {ready_s:.2f} s: {batches.introduction()}")
+
+
+def _tell_of_data(settings: Settings, world: World, batches: Batches) -> None:
+    _write_report(settings, world, batches)
+    problems = batches.trouble.sentence()
+    if problems is not None and world.is_first:
+        say(f"nsa.train data: {problems}")
+
+
+def _write_report(settings: Settings, world: World, batches: Batches) -> None:
+    path = settings.out_dir / f"loader_rank{world.rank}.json"
+    if settings.telemetry:
+        path.write_text(json.dumps(batches.report(), indent=1) + "\n", encoding="utf-8")
+
+
+def _introduction(settings: Settings, world: World, parameters: int, dtype: torch.dtype) -> str:
+    model = settings.model
+    layers = sorted(settings.gc.of(model.layers))
+    checkpointed = f"{settings.gc_mode} checkpointing in layers {layers}" if layers else "no checkpointing"
+    return (
+        f"nsa.train shape {model.name}: {model.attention} {'+'.join(model.branches)}, {model.layers} layers, "
+        f"dim {model.dim}, T {model.seq_len}, {parameters} parameters, {str(dtype).removeprefix('torch.')}\n"
+        f"nsa.train {world.size} ranks, wrapper {settings.wrapper}, backend {world.backend}, "
+        f"device {world.device.type}, {checkpointed}, data {settings.data}, seed {settings.seed}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
