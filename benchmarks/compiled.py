@@ -23,12 +23,6 @@ os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 import triton
-from nsa_attention.ops.fused import descriptors, tuning
-from nsa_attention.ops.fused import launch as launching
-from nsa_attention.ops.fused.backend import FusedBackend
-from nsa_attention.ops.fused.gated import gated_attention
-from nsa_attention.ops.fused.launch import Tile
-from nsa_attention.ops.selection import Selection
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
@@ -36,6 +30,12 @@ from triton.runtime.jit import create_function_from_signature
 
 from benchmarks import sass
 from benchmarks.roofline import Shape
+from nsa_attention.ops.fused import descriptors, tuning
+from nsa_attention.ops.fused import launch as launching
+from nsa_attention.ops.fused.backend import FusedBackend
+from nsa_attention.ops.fused.gated import gated_attention
+from nsa_attention.ops.fused.launch import Tile
+from nsa_attention.ops.selection import Selection
 
 _BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "f64": 8, "f8E4M3FN": 1, "f8E5M2": 1}

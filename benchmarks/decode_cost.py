@@ -24,6 +24,11 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 import torch  # noqa: E402
+
+from benchmarks.compiled import Launch, compile_launch, read, without_kernels  # noqa: E402
+from benchmarks.host_cost import _on_a_cpu, _Operations  # noqa: E402
+from benchmarks.kernel_model import code_row  # noqa: E402
+from benchmarks.roofline import Shape  # noqa: E402
 from nsa_attention import attention  # noqa: E402
 from nsa_attention.config import ALL_BRANCHES, CI, Implementation  # noqa: E402
 from nsa_attention.decode import Cache, step  # noqa: E402
@@ -33,11 +38,6 @@ from nsa_attention.ops.fused.paged import attend_pages  # noqa: E402
 from nsa_attention.ops.paged import Numbers, PagedRows  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
 from nsa_attention.paged import PagedCache  # noqa: E402
-
-from benchmarks.compiled import Launch, compile_launch, read, without_kernels  # noqa: E402
-from benchmarks.host_cost import _on_a_cpu, _Operations  # noqa: E402
-from benchmarks.kernel_model import code_row  # noqa: E402
-from benchmarks.roofline import Shape  # noqa: E402
 
 TOKENS = (8192, 65536)
 SEQUENCES = (1, 32)

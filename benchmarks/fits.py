@@ -27,14 +27,13 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks.circumstances import circumstances  # noqa: E402
 from nsa_harness.core.comparison.sweeps import Refused, measured, size_of, sweeps  # noqa: E402
 from nsa_harness.core.fits import Quantity  # noqa: E402
 from nsa_harness.core.outcome.outcome import skipped  # noqa: E402
 from nsa_harness.core.plan import Skip  # noqa: E402
 from nsa_harness.core.report import Outcome, Status, StepCost  # noqa: E402
 from nsa_harness.render.documents.report_json import from_json  # noqa: E402
-
-from benchmarks.circumstances import circumstances  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "fits.json"
 LENGTHS = (256, 512, 768, 1024, 1280, 1536, 1792, 2048)

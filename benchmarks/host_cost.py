@@ -12,10 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from nsa_attention.config import Implementation
-from nsa_attention.ops import NAMESPACE, dispatch
-from nsa_attention.ops.selection import Selection
-from nsa_attention.ops.whole import KeysAndValues, sparse_attention
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.compiled import without_kernels
 from benchmarks.roofline import Shape
+from nsa_attention.config import Implementation
+from nsa_attention.ops import NAMESPACE, dispatch
+from nsa_attention.ops.selection import Selection
+from nsa_attention.ops.whole import KeysAndValues, sparse_attention
 
 _ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 # Read the alias as they are; the schema does not call them views.

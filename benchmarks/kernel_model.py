@@ -27,7 +27,6 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from nsa_attention.ops.fused import tuning  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 from benchmarks import kernel_model_told as told  # noqa: E402
@@ -39,6 +38,7 @@ from benchmarks.device_model import HISTORY, STATIONS, predicted  # noqa: E402
 from benchmarks.host_cost import host_cost  # noqa: E402
 from benchmarks.kernel_work import work  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
+from nsa_attention.ops.fused import tuning  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "kernel_model.json"
 CHOICES = RESULTS.with_name("nsa_choices.json")

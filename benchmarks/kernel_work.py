@@ -12,11 +12,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
-from nsa_attention.ops.fused.selected import FAIR_SHARE
-from nsa_attention.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens
 from torch import Tensor
 
 from benchmarks.roofline import Shape
+from nsa_attention.ops.fused.selected import FAIR_SHARE
+from nsa_attention.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens
 
 if TYPE_CHECKING:
     from benchmarks.compiled import Launch

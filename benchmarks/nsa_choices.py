@@ -25,16 +25,16 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from benchmarks.choices import choices, shared_by_neighbours, union_size  # noqa: E402
+from benchmarks.circumstances import circumstances  # noqa: E402
 from nsa_attention.attention import BlockSelector  # noqa: E402
 from nsa_attention.checkpoints.load import read_weights  # noqa: E402
 from nsa_attention.config import NSAConfig  # noqa: E402
 from nsa_attention.data.named import shipped_text  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
 from nsa_attention.world import CannotRunError  # noqa: E402
-from torch import Tensor  # noqa: E402
-
-from benchmarks.choices import choices, shared_by_neighbours, union_size  # noqa: E402
-from benchmarks.circumstances import circumstances  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "nsa_choices.json"
 TILES = (2, 4, 8, 16)  # queries

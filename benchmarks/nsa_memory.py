@@ -40,6 +40,7 @@ PATHS = [
 def step_bytes(attention: str, implementation: str, mode: str, tokens: int) -> int:
     """Highest resident memory of a step in this process, less what was resident before."""
     import torch
+
     from nsa_attention.config import CI, Attention, Implementation
     from nsa_attention.model import Recompute, TinyLM
     from nsa_attention.parallelize import checkpoint_layers

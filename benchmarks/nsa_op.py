@@ -39,18 +39,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks.choices import choices, shared_by_neighbours  # noqa: E402
+from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.nsa_choices import trained_choices  # noqa: E402
+from benchmarks.nsa_op_told import plot, table  # noqa: E402
+from benchmarks.roofline import Shape, floors_ms  # noqa: E402
 from nsa_attention.checkpoints.load import read_weights  # noqa: E402
 from nsa_attention.config import Implementation  # noqa: E402
 from nsa_attention.ops.dispatch import implementation_for, implementation_of_selected  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
 from nsa_attention.ops.whole import KeysAndValues, sparse_attention  # noqa: E402
 from nsa_attention.world import CannotRunError  # noqa: E402
-
-from benchmarks.choices import choices, shared_by_neighbours  # noqa: E402
-from benchmarks.circumstances import circumstances  # noqa: E402
-from benchmarks.nsa_choices import trained_choices  # noqa: E402
-from benchmarks.nsa_op_told import plot, table  # noqa: E402
-from benchmarks.roofline import Shape, floors_ms  # noqa: E402
 
 LENGTHS = [2**power for power in range(10, 18)]
 REPEATS = 10

@@ -14,6 +14,9 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import Tensor, nn
+
+from benchmarks.choices import choices
 from nsa_attention.attention import (
     GateMLP,
     NSAttention,
@@ -28,9 +31,6 @@ from nsa_attention.config import Attention, Implementation, NSAConfig
 from nsa_attention.model import Block
 from nsa_attention.ops.dispatch import implementation_for, implementation_of_selected
 from nsa_attention.ops.selection import Selection
-from torch import Tensor, nn
-
-from benchmarks.choices import choices
 
 Run = Callable[..., Tensor]
 # Of the head: so many tokens at a time, as the whole step does it.

@@ -32,13 +32,12 @@ from torch import nn
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.nsa_parts import HEAD_TOKENS, parts  # noqa: E402
 from nsa_attention.attention import rotary_frequencies, rotary_turns  # noqa: E402
 from nsa_attention.config import PRODUCTION, Attention, NSAConfig  # noqa: E402
 from nsa_attention.model import Recompute, TinyLM  # noqa: E402
 from nsa_attention.parallelize import checkpoint_layers  # noqa: E402
-
-from benchmarks.circumstances import circumstances  # noqa: E402
-from benchmarks.nsa_parts import HEAD_TOKENS, parts  # noqa: E402
 
 # NSA's wall time over the control's: what it may be at most, and what it should be.
 LIMITS = {2048: 1.3, 8192: 1.3}

@@ -27,6 +27,7 @@ import torch
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks.circumstances import circumstances  # noqa: E402
 from nsa_attention.config import SHAPES  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
 from nsa_harness import protocol  # noqa: E402
@@ -35,8 +36,6 @@ from nsa_harness.probe.dropped_batches import GivenUp  # noqa: E402
 from nsa_harness.probe.places import foreign_code  # noqa: E402
 from nsa_harness.probe.status_file import BoardWriter  # noqa: E402
 from nsa_harness.probe.trouble import TroubleLog  # noqa: E402
-
-from benchmarks.circumstances import circumstances  # noqa: E402
 
 MARKS = 100_000
 CALLS = 5_000

@@ -113,10 +113,11 @@ def inside(pairs: int) -> None:
     """One rank: trains, and with `pairs` measures itself watched and unwatched in turn."""
     import torch
     import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
     from nsa_attention.config import SHAPES
     from nsa_attention.model import TinyLM
     from nsa_attention.telemetry import peak_rss_bytes
-    from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

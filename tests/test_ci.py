@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 from documents import REPOSITORY, text
+from ruamel.yaml import YAML
+
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.core.ci import MatrixJob
-from ruamel.yaml import YAML
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 NIGHTLY = REPOSITORY / ".github" / "workflows" / "nightly-gpu.yml"

@@ -17,6 +17,7 @@ import pytest
 import typer
 from core.runs import run
 from filelock import FileLock
+
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.commands import claim, verify
 from nsa_harness.core.plan import RunSpec

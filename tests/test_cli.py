@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.cli import main as cli
 from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.plan import RunSpec

@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from render.render_samples import PASSED
+
 from nsa_harness.commands.selftest import corpus, corpus_root
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import Culprit, Finding, HangKind, Outcome, Place, Status, Verdict
@@ -21,7 +23,6 @@ from nsa_harness.core.selftest.corpus import (
     trial_result,
     trials,
 )
-from render.render_samples import PASSED
 
 PROGRAM = '''"""A rank waits for itself.
 

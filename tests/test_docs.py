@@ -15,6 +15,8 @@ from typing import Any, get_args
 import pytest
 import typer
 from documents import DOCUMENTS, REPOSITORY, SAMPLE, blocks, rows, text, tool, words
+from pydantic import BaseModel
+
 from nsa_harness import errors, protocol
 from nsa_harness.cli import main as cli
 from nsa_harness.core.comparison.gates import when
@@ -29,7 +31,6 @@ from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
 from nsa_harness.supervisor.storage import sources
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir
-from pydantic import BaseModel
 
 SHIPPED = agreed_plan(shipped_plan()).plan
 USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make

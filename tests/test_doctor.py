@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from documents import rows, words
+
 from nsa_harness.cli import main as cli
 from nsa_harness.core.doctor import checkup
 from nsa_harness.core.doctor.checkup import healthy, judged, lines_text, values

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.commands.fit import Asked, fit
 from nsa_harness.core.report import MachineFacts, Outcome, Report, StepCost
 from nsa_harness.errors import UsageError

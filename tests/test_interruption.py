@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+
 from nsa_harness.commands.run import Interruption, interruptible
 from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.render.experiments.screen import BisectScreen

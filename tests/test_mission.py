@@ -13,12 +13,13 @@ import pytest
 import typer
 from documents import REPOSITORY, rows, text, tool, words
 from mission import ITEMS
+from test_docs import commands_of, keys
+
 from nsa_harness.cli import main as cli
 from nsa_harness.core.scenario.env_names import KNOWN_NAMES
 from nsa_harness.core.scenario.scenario import ScenarioFile
 from nsa_harness.subject.environment import TABLE
 from nsa_harness.supervisor.launch.planning import every_scenario
-from test_docs import commands_of, keys
 
 
 def test_the_page_is_made_from_the_items() -> None:

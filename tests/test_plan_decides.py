@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.core.comparison.decisions import decided
 from nsa_harness.core.comparison.hypotheses import Answer, answers
 from nsa_harness.core.plan import Skip

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from nsa_harness.core.comparison.hypotheses import answers
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Status
 from nsa_harness.core.scenario.layers import layers_of
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.planning import Invocation, planned
-
 from tools import plan_truth
 from tools.plan_truth import ATTENTION, DDP, GC, PLANTS, RANKS, SELECTION, Plant
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from documents import REPOSITORY, SAMPLE, blocks, text, tool
+
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.documents.report_json import from_json

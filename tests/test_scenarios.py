@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 from documents import REPOSITORY, rows, words
 from mission import BEYOND, ITEMS, SEED_1, SEED_5, SEED_FAILURES, WITHOUT_A_CPU_FORM
+
 from nsa_harness.core.evidence.evidence import Ending, Evidence
 from nsa_harness.core.outcome.outcome import missed
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip

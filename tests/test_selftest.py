@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from render.render_samples import MACHINE, PASSED
+
 from nsa_harness import __version__
 from nsa_harness.cli import main as cli
 from nsa_harness.commands import selftest as run_selftest
@@ -38,7 +40,6 @@ from nsa_harness.render.documents.documents import write_documents
 from nsa_harness.render.listener import Listener
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.storage.rundir import create_run
-from render.render_samples import MACHINE, PASSED
 
 BY_NAME = {kind.name: kind for kind in SELFTEST_FAULTS}
 DEADLOCK, DEADLOCK_TWIN = planted(BY_NAME["deadlock"], rank=1, layer=2, step=3)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nsa_harness.cli.main import run_command_line
 
+from nsa_harness.cli.main import run_command_line
 from tools.strangers import replay, score
 
 sys.path.insert(0, str(Path(__file__).parent / "supervisor"))

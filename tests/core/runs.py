@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
+
 from nsa_harness.core.comparison.plan_file import agreed_plan
 from nsa_harness.core.outcome.outcome import skipped
 from nsa_harness.core.plan import Skip

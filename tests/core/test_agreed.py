@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from ruamel.yaml import YAML
+from runs import PLAN, run, sure
+
 from nsa_harness.core.comparison.decisions import decided, walked
 from nsa_harness.core.comparison.gates import Form, Wanted, when
 from nsa_harness.core.comparison.gates import Test as Asked
 from nsa_harness.core.comparison.plan_file import COMMANDS, PlanText, ReadPlan, is_plan, plan_schema, read_plan
 from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
-from ruamel.yaml import YAML
-from runs import PLAN, run, sure
 
 SHIPPED = Path(__file__).parents[2] / "scenarios" / "plans"
 PASS, FAIL, HANG, SKIP = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP

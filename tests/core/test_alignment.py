@@ -11,6 +11,7 @@ from builders import board, call, collective, mark
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lockstep import ZERO_NS, Made, Run, entered, line, rounds, run
+
 from nsa_harness.core.collectives.alignment import (
     Difference,
     DifferenceKind,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from builders import evidence, rank_evidence, spec
+
 from nsa_harness.core.outcome.outcome import outcome_of
 from nsa_harness.core.report import Outcome, Status, Verdict
 from nsa_harness.core.schedule import ONCE, Policy, another_wanted, failed_enough

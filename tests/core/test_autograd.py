@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from builders import BACKWARD, USER, board, collective, ended, evidence, frame, mark, raised, rank_evidence
+
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Evidence, Frame, Hint, RankEvidence, Source, StatusFile
 from nsa_harness.core.evidence.exit_messages import warnings_of

@@ -23,6 +23,7 @@ from bisected import (
     shown,
     unjudged,
 )
+
 from nsa_harness.core.search.chain import cuts, probes_at_worst
 from nsa_harness.core.search.effort import at_most, worst_case
 from nsa_harness.core.search.plan import find, so_far

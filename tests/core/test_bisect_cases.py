@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 from bisected import BAD, at_least, bisected, needs, ordered, question, sometimes
+
 from nsa_harness.core.search.effort import cases
 from nsa_harness.core.search.question import AnswerKind, QuestionKind, SearchQuestion
 

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 from bisected import BAD, DIFFERENT, GOOD, UNRESOLVED, bisected, question, sometimes
+
 from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, QuestionKind, Subset
 
 SEEDS = range(40)

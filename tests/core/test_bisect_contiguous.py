@@ -26,6 +26,7 @@ from bisected import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nsa_harness.core.search.effort import at_most, worst_case
 from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, SearchAnswer, Subset
 

@@ -6,6 +6,7 @@ from statistics import mean
 
 import pytest
 from bisected import BAD, GOOD, UNRESOLVED, at_least, bisected, needs, ordered, question, shown, sometimes, unjudged
+
 from nsa_harness.core.search.bayesian import Belief
 from nsa_harness.core.search.chain import Chain
 from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, SearchQuestion, Subset

@@ -21,6 +21,7 @@ from bisected import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nsa_harness.core.search.question import AnswerKind, CountsAs, SearchAnswer, Subset
 
 BOUND = 4000  # probes: far above any search, far below one that does not end

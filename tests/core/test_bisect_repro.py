@@ -6,6 +6,7 @@ import ast
 from dataclasses import replace
 
 from builders import spec
+
 from nsa_harness.core.outcome.reproduction import repro_command, repro_script
 from nsa_harness.core.plan import Fault, FaultWhen, Launcher
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.search.question import last_place, places_in, spans_of, within
 
 

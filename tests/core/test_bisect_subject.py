@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.scenario.layers import layers_of, parse_layers
 from nsa_harness.core.scenario.overrides import parse_override
 from nsa_harness.core.scenario.scenario import Scenario

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from bisected import BAD, GOOD
 from builders import ALL_REDUCE, LIMITS, collective, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task
+
 from nsa_harness.core.evidence.evidence import RankSnapshot, Sample
 from nsa_harness.core.search.effort import Stage, worst_case
 from nsa_harness.core.search.question import CountsAs, Purpose, QuestionKind, Round, SearchQuestion, spans_of

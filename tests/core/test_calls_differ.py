@@ -25,6 +25,8 @@ from builders import (
     whole,
 )
 from lockstep import ZERO_NS, Made, Run, entered, line, rounds, run
+from test_reasons import DROPPED, NET, steps, through, training, went_through
+
 from nsa_harness.core.diagnosis.collective_text import classes
 from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
 from nsa_harness.core.diagnosis.rules import calls_differ
@@ -47,7 +49,6 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
 from nsa_harness.core.source_code.program_source import excerpts
 from nsa_harness.core.verdict.verdict import judge
-from test_reasons import DROPPED, NET, steps, through, training, went_through
 
 CERTAIN, LIKELY, OPEN = 0.95, 0.8, 0.75
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from builders import evidence, frame, in_all_reduce, raised, rank_evidence, rank_snapshot, snapshot, stack, stalled
+
 from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.outcome.callstacks import StackNode, call_stacks, stack_trees
 from nsa_harness.core.report import CallStack, Culprit, Place

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.core.diagnosis.causes import Cause, Producer, Shown, ShownBy, row_of
 from nsa_harness.core.diagnosis.engine import RULES
 from nsa_harness.core.report import Status

@@ -29,6 +29,7 @@ from builders import (
     task,
     whole,
 )
+
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.caveats import as_sure_as_proven
 from nsa_harness.core.diagnosis.confidence import CERTAIN, LIKELY, EvidenceKind

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from builders import spec
+
 from nsa_harness.core import ci
 from nsa_harness.core.ci import Axes, Offer, RunnerKind, axes, matrix, of_another_backend, without
 from nsa_harness.core.doctor.checkup import OLDEST_TORCH

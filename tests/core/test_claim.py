@@ -9,6 +9,8 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run
+
 from nsa_harness.core.experiment.claim import (
     FIRST,
     NO_GRADIENT,
@@ -35,7 +37,6 @@ from nsa_harness.core.experiment.claim import (
     trial_of,
 )
 from nsa_harness.core.report import Status
-from runs import run
 
 SUPPORTED, REFUTED, UNDECIDED, _ = Result
 PASSED, ALIKE, OTHERWISE, UNJUDGED = Repetition

@@ -7,11 +7,12 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import RUNS, run
+
 from nsa_harness.core.comparison.config_matrix import config_matrix
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Artifact, Finding, Outcome, Status
 from nsa_harness.render.documents.tables import Gathered, gathered
-from runs import RUNS, run
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 ALONE = {"run.ranks": "1", "parallel.wrapper": "none"}

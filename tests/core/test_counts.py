@@ -10,6 +10,8 @@ from zlib import crc32
 import pytest
 from builders import USER, collective, whole
 from lockstep import Made, Run, rounds, run
+from test_calls_differ import main, stood
+
 from nsa_harness.core.collectives.counts import parted_before
 from nsa_harness.core.collectives.timeline import timeline
 from nsa_harness.core.evidence.evidence import Frame, StatusFile
@@ -19,7 +21,6 @@ from nsa_harness.core.report import Place
 from nsa_harness.probe.chains import Chain
 from nsa_harness.probe.status_file import StatusFileWriter
 from nsa_harness.protocol import EVEN
-from test_calls_differ import main, stood
 
 REDUCE, GATHER = Made(), Made(op="all_gather", line=41)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence.evidence import Debugged, Frame
 from nsa_harness.core.evidence.exit_messages import debugged
 

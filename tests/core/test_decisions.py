@@ -9,11 +9,12 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import PLAN, RUNS, failed_in, run, sure
+
 from nsa_harness.core.comparison.decisions import decided, explained, fired, next_commands
 from nsa_harness.core.comparison.gates import failed
 from nsa_harness.core.diagnosis.causes import Cause, DecisionTreePolicy
 from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status, Verdict
-from runs import PLAN, RUNS, failed_in, run, sure
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}

@@ -9,6 +9,8 @@ import pytest
 from builders import evidence as evidence_of
 from builders import frame, raised, rank_evidence, spec
 from hypothesis import given
+from runs import RUNS, run
+
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.evidence.evidence import Debugged
 from nsa_harness.core.evidence.health_samples import Grown, HealthSamples
@@ -27,7 +29,6 @@ from nsa_harness.core.plan import DiagnosticRerun, Expect, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
 from nsa_harness.core.schedule import Policy, another_wanted, failed_enough
 from nsa_harness.subject.playbook import WHAT_FOLLOWS, second_runs
-from runs import RUNS, run
 
 PASS, FAIL, HANG = Status.PASS, Status.FAIL, Status.HANG
 IN_BACKWARD = Place(file="/home/ada/train.py", line=20, function="main", text="loss.backward()")

@@ -33,6 +33,7 @@ from builders import (
     task,
     whole,
 )
+
 from nsa_harness.core.diagnosis.context import layer_of, shorten
 from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
 from nsa_harness.core.diagnosis.rules import failures

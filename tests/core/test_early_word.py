@@ -19,6 +19,7 @@ from builders import (
     task,
     twice,
 )
+
 from nsa_harness.core.diagnosis.stall_note import StallNote, duration, early_word, first_look
 from nsa_harness.core.evidence.evidence import RankSnapshot, Snapshot
 from nsa_harness.core.evidence.live import FirstSnapshot

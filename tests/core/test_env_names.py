@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from test_resolve import HERE, LAPTOP, TWO_GPUS, scenario_of, spec_of
+
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.scenario.env_names import (
     DEAD_NAMES,
@@ -15,7 +17,6 @@ from nsa_harness.core.scenario.env_names import (
 from nsa_harness.core.scenario.resolve import resolve
 from nsa_harness.subject.environment import OVERRULED, TABLE
 from nsa_harness.subject.program import PROGRAM
-from test_resolve import HERE, LAPTOP, TWO_GPUS, scenario_of, spec_of
 
 
 def mistake(name: str, value: str = "1", *, ours: bool = True) -> str | None:

@@ -8,6 +8,7 @@ import pytest
 from builders import evidence, rank_evidence
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.outcome.outcome import is_expected, missed
 from nsa_harness.core.plan import Bound, Expect

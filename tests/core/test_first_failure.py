@@ -25,6 +25,7 @@ from builders import (
     stalled,
     task,
 )
+
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import EarlierError, Ending, Evidence, Frame, Raised, RankEvidence, Source
 from nsa_harness.core.evidence.exit_messages import closing_signals, deaths, handed_on, last_traceback, original

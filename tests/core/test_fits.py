@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from runs import run
+
 from nsa_harness.core.comparison.sweeps import Refused, Sweep, sweeps, unfitted, with_growth
 from nsa_harness.core.experiment.statistics import student
 from nsa_harness.core.fits import CONFIDENCE, Fit, Point, Quantity, Size, fitted
 from nsa_harness.core.report import Outcome, Status, StepCost
-from runs import run
 
 LENGTHS = (256, 512, 768, 1024, 1280, 1536, 1792, 2048)
 FAR = Size(tokens=8192, layers=2)

@@ -7,9 +7,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run
+
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.report import Outcome, Status
-from runs import run
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 

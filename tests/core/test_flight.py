@@ -10,6 +10,7 @@ import pytest
 from builders import collective
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence import flight
 from nsa_harness.core.evidence import flight as plain_pickle
 from nsa_harness.core.evidence.evidence import Collective

@@ -30,13 +30,14 @@ from builders import (
     whole,
 )
 from lockstep import line
+from test_host_waits import FETCH, LOCKED, RESTS, WORKER, child, loading, pooled, rank
+
 from nsa_harness.core.diagnosis.engine import RULES, diagnose
 from nsa_harness.core.diagnosis.rules import group_waits as causes_of_group_wait
 from nsa_harness.core.evidence.evidence import Call, ChildSample, Evidence, RankSnapshot, Source
 from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.report import Finding
 from nsa_harness.core.verdict.verdict import judge
-from test_host_waits import FETCH, LOCKED, RESTS, WORKER, child, loading, pooled, rank
 
 
 def main_finding(seen: Evidence) -> Finding:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from builders import SITE, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task, twice
+
 from nsa_harness.core.evidence.evidence import ChildSample, Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.verdict.motion import Motion

@@ -9,13 +9,14 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import BAD, RUNS, failed_in, run
+
 from nsa_harness.core.comparison.contrasts import Endings, configuration, differences, setting
 from nsa_harness.core.comparison.hypotheses import Answer, HypothesisKind, HypothesisRow, answers
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import DiagnosticRerun
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.subject.playbook import PLAYBOOK
-from runs import BAD, RUNS, failed_in, run
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 STATIC = {"parallel.static_graph": "true"}

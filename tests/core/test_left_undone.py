@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from builders import case, ended, evidence, rank_evidence, whole
+
 from nsa_harness.core.diagnosis.rules import silent_faults
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.health_records import read_looks

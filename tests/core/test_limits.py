@@ -8,6 +8,7 @@ import pytest
 from builders import board, call, evidence, mark
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.verdict.limits import in_force, last_progress_s, limits_of, since_launch, started
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from nsa_harness.core.source_code.loops import innermost_loop, only_looks, only_reports
 
 TEXT = """

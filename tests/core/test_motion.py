@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from builders import BACKWARD, board, frame, mark, process, rank_snapshot, stack, task
+
 from nsa_harness.core.evidence.evidence import RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.verdict.motion import Motion, cpu_share, motion, only_another_line, rank_stack

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from builders import C10D, board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, task, twice
 from builders import ended as exited
+
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import ChildSample, Ending, Retraction

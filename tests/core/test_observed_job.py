@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.scenario.observed_job import job_name, observed_limits, observed_spec, with_ranks
 from nsa_harness.errors import UsageError

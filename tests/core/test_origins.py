@@ -6,6 +6,7 @@ from dataclasses import replace
 from textwrap import dedent
 
 from builders import ALL_REDUCE, USER, board, call, evidence, frame, rank_evidence, rank_snapshot, stalled
+
 from nsa_harness.core.diagnosis.context import Case
 from nsa_harness.core.diagnosis.rules.calls_differ import _place, _rounds_of
 from nsa_harness.core.evidence.evidence import Source

@@ -29,6 +29,7 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+
 from nsa_harness.core.doctor.overhead import Overhead, TimedPair, overhead_lines, overhead_values, pairs_wanted
 
 

@@ -10,6 +10,7 @@ import torch
 from builders import case, ended, evidence, rank_evidence, spec
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_attention.samples import gate_rows
 from nsa_harness.core.diagnosis.confidence import LIKELY
 from nsa_harness.core.diagnosis.engine import diagnose

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from builders import USER, board, call, case, ended, evidence, frame, mark, raised, rank_evidence, stack
+
 from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.progress import step_in_progress

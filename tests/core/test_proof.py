@@ -22,6 +22,7 @@ from builders import (
     task,
     twice,
 )
+
 from nsa_harness.core.evidence.evidence import ChildSample, RankSnapshot, Sample, Snapshot
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from builders import evidence, rank_evidence
+from runs import run
+
 from nsa_harness.core.evidence.health_samples import HealthSamples, Memory, Replica, ReplicaSample
 from nsa_harness.core.experiment.readiness import (
     Checklist,
@@ -27,7 +29,6 @@ from nsa_harness.core.experiment.readiness import (
     with_folders,
 )
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Status, Timing, Usage
-from runs import run
 
 LAPTOP = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0+cpu")
 BOX = replace(LAPTOP, gpus=("A100", "A100"))

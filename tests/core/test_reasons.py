@@ -9,6 +9,7 @@ import pytest
 from builders import board, call, frame, mark
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.collectives.reasons import (
     AbandonedBatch,
     OtherModules,

@@ -9,6 +9,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+
 from nsa_harness.core.redaction import (
     Found,
     Secrets,

@@ -20,6 +20,7 @@ from builders import (
     stack,
     task,
 )
+
 from nsa_harness.core.evidence.evidence import EarlierError, Evidence, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lockstep import line
+
 from nsa_harness.core.collectives.repair import Edit, Repair, repairs
 from nsa_harness.core.collectives.timeline import Event, Token, field_apart
 

@@ -13,6 +13,8 @@ from builders import board, call, collective, ended, rank_evidence, spec
 from builders import evidence as evidence_of
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import run
+
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.outcome.reproduction import (
     COLLECTIVES,
@@ -31,7 +33,6 @@ from nsa_harness.core.outcome.reproduction import (
 from nsa_harness.core.plan import Fault
 from nsa_harness.core.redaction import typed
 from nsa_harness.core.report import Outcome, Status
-from runs import run
 
 HANG, FAIL, PASS = Status.HANG, Status.FAIL, Status.PASS
 HOSTILE = '"""]; import os; os.system("x") #\n'

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+
 from nsa_attention import config, settings
 from nsa_harness.core.plan import Bound, Launcher, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts

@@ -24,6 +24,7 @@ from builders import (
     stalled,
     task,
 )
+
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.collectives.call_pattern import Due, comes_later, due, leaves_a_loop
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from graphlib import CycleError
 
 import pytest
+
 from nsa_harness import subject
 from nsa_harness.core.diagnosis import rules as families
 from nsa_harness.core.diagnosis.causes import Cause

@@ -5,9 +5,10 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from runs import run
+
 from nsa_harness.core.experiment.repeats import same_place, with_flakiness
 from nsa_harness.core.report import Culprit, Outcome, Place, Status
-from runs import run
 
 PASS, FAIL, HANG, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.ERROR
 

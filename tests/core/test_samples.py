@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from builders import frame as line
 from builders import in_all_reduce, locked_in_backward, process, rank_snapshot, snapshot, twice
+
 from nsa_harness.core.verdict.wait_graph import sampled
 
 LOOPING = rank_snapshot(0, line(40))

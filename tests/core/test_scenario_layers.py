@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from nsa_harness.core.scenario.layers import layers_of, parse_layers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from nsa_harness.core.scenario.checks import checked_scenario
 from nsa_harness.core.scenario.overrides import is_override, overridden, parse_override, variants
 from nsa_harness.core.scenario.scenario import Scenario

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+
 from nsa_harness.core.scenario.selection import Selection, selected
 from nsa_harness.errors import UsageError
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.scenario.yaml_tree import Parsed, merged, origin_of, parse_yaml, plain, scalar, shown
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.schedule import Load, Room, first_that_fits, free_devices, side_by_side
 
 LOADS = st.builds(Load, ranks=st.integers(1, 8), gpus=st.integers(0, 4), memory_bytes=st.integers(0, 100))

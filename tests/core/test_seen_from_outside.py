@@ -20,6 +20,7 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence.evidence import Evidence, RankSnapshot
 from nsa_harness.core.evidence.health_samples import HealthSamples, Memory
 from nsa_harness.core.evidence.host import Gpu, MemoryAtEvent, NcclInfo, SentSignal, SignalMasks, read_nccl, would_act

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from builders import collective
+
 from nsa_harness.core.collectives.alignment import differences, groups_of
 from nsa_harness.core.collectives.divergence import divergence
 from nsa_harness.core.collectives.timeline import timeline

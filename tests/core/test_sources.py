@@ -10,6 +10,7 @@ from textwrap import dedent
 import pytest
 from builders import C10D, USER, evidence, frame, raised, rank_evidence, rank_snapshot, stalled
 from lockstep import line
+
 from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.outcome.outcome import skipped
 from nsa_harness.core.plan import Skip

@@ -8,6 +8,7 @@ import pytest
 from builders import BACKWARD, C10D, SITE, USER, frame, stack
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence.evidence import Frame, Stack
 from nsa_harness.core.evidence.stacks import (
     in_function,

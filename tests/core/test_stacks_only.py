@@ -22,6 +22,7 @@ from builders import (
     rank_snapshot,
     stalled,
 )
+
 from nsa_harness.core.diagnosis.confidence import LIKELY
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Snapshot

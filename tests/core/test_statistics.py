@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nsa_harness.core.experiment.statistics import Excess, Separation, interval, tries
 
 SEEDS = range(400)

@@ -8,6 +8,7 @@ import pytest
 from builders import board, call, collective
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile, StepRow, Tally
 from nsa_harness.core.evidence.steps import by_step, calls_of, entered_s, ledger_table, step_rows
 

@@ -22,6 +22,7 @@ from builders import (
     stalled,
     task,
 )
+
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, Raised, RankSnapshot, Stack
 from nsa_harness.core.evidence.exit_messages import deaths

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from builders import board, call, collective
 from lockstep import ZERO_NS, entered, line
+
 from nsa_harness.core.collectives.timeline import Event, Field, Timeline, field_apart, timeline, value
 from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from builders import board, call, frame, mark
+
 from nsa_harness.core.collectives.timeline import comparable, timeline
 from nsa_harness.core.evidence.evidence import Call, CallCount, StatusFile
 

@@ -6,6 +6,7 @@ import pytest
 from builders import USER, frame
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence.exit_messages import error_lines, last_traceback
 
 PRINTED = f"""starting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence.gradients import RankTraces, read_traces, trace_lines
 
 LOG = [

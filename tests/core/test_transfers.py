@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from builders import C10D, USER, board, call, collective, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
 from lockstep import line
+
 from nsa_harness.core.collectives.alignment import departure, last_round
 from nsa_harness.core.collectives.call_pattern import other_partner
 from nsa_harness.core.collectives.timeline import Timeline, timeline

@@ -9,9 +9,10 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import PLAN, RUNS, run, sure
+
 from nsa_harness.core.comparison.decisions import walked
 from nsa_harness.core.report import Outcome, Status, TreeAnswer
-from runs import PLAN, RUNS, run, sure
 
 PASS, HANG = Status.PASS, Status.HANG
 STATIC = {"parallel.static_graph": "true"}

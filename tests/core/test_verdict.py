@@ -22,6 +22,7 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.host import SentSignal
 from nsa_harness.core.report import Status

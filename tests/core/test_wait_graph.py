@@ -27,6 +27,7 @@ from builders import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.motion import Motion

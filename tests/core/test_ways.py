@@ -9,6 +9,7 @@ from textwrap import dedent
 import pytest
 from builders import USER, board, call, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
 from lockstep import line
+
 from nsa_harness.core.diagnosis.call_paths import passer, turn, turned_off_at
 from nsa_harness.core.diagnosis.context import Case
 from nsa_harness.core.diagnosis.engine import diagnose

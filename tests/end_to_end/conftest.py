@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from nsa_harness.commands.attempt import run_one
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.render.documents.report_json import outcome_values

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
 from nsa_harness import protocol
 
 from .conftest import COMMAND, PROGRAMS, Workspace

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from nsa_harness.supervisor.capture import procfs
 
 from .conftest import PROGRAMS, Workspace

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+
 from nsa_harness.cli.main import run_command_line
 
 from .conftest import COMMAND, PROGRAMS, Ran, Workspace

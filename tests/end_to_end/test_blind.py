@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.faults import acts
 
 from . import conftest

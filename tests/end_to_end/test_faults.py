@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.faults import acts
 
 # A rank loads it by its path, and not by that of a link.

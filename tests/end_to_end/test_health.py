@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+
 from nsa_harness.commands.overhead import measured, ranks_of
 from nsa_harness.commands.selftest import SelftestRequest, selftest
 from nsa_harness.core.selftest.selftest import SELFTEST_FAULTS

@@ -7,6 +7,7 @@ import json
 import re
 
 import pytest
+
 from nsa_attention.config import SHAPES
 from nsa_attention.model import TinyLM
 from nsa_harness.core.plan import Launcher

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.supervisor.launch.planning import Invocation, planned

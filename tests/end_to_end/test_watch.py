@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.supervisor.observe.observed_job import FORWARDED
 
 from .conftest import PROGRAMS, Workspace

@@ -8,6 +8,7 @@ from functools import cache
 from itertools import combinations
 
 from freeze import evidence_lines, evidence_of
+
 from nsa_harness.core.diagnosis.context import Case, Explanation
 from nsa_harness.core.diagnosis.engine import RULES as OF_ANY_PROGRAM
 from nsa_harness.core.diagnosis.engine import by_phase

@@ -14,9 +14,10 @@ from types import FunctionType
 
 import pytest
 import torch
+from ranks import run_forks
+
 from nsa_attention.config import CI, NSAConfig
 from nsa_attention.train import main
-from ranks import run_forks
 
 ROOT = Path(__file__).resolve().parents[2]
 Program = Callable[..., subprocess.CompletedProcess[str]]

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import torch
+from wrapped_gradients import built, whole_gradients
+
 from nsa_attention.parallelize import average_gradients, parallelize
 from nsa_attention.settings import read_settings
 from nsa_attention.train import summed_loss
 from nsa_attention.values import Wrapper
 from nsa_attention.world import joined
-from wrapped_gradients import built, whole_gradients
 
 IGNORED = -100
 # A row for each rank: the ranks count different numbers of targets.

@@ -11,10 +11,11 @@ from itertools import count
 from typing import Any
 
 import torch
+from torch import nn
+
 from nsa_attention.checkpoints.save import saving
 from nsa_attention.settings import read_settings
 from nsa_attention.world import World
-from torch import nn
 
 directory, last = sys.argv[1], int(sys.argv[2])
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
 from nsa_attention.ops import blockwise
 from nsa_attention.ops.attend import selected_attention
 from nsa_attention.ops.blockwise import readers
 from nsa_attention.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
 from nsa_attention.ops.selection import EMPTY, Selection, select_blocks
-from torch import Tensor
 
 TOLERANCE = 1e-10
 

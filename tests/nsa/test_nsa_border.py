@@ -11,12 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+
 from nsa_attention.config import Implementation
 from nsa_attention.ops import border
 from nsa_attention.ops.packed import compressed_starts
 from nsa_attention.ops.selection import Selection
 from nsa_attention.ops.whole import KeysAndValues, sparse_attention
-from torch import Tensor
 
 SELECTION = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.5)
 EVERYONE = [

@@ -20,6 +20,11 @@ import torch
 from conftest import ROOT, Alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranks import ended, fork_ranks, run_forks, wait_for
+from torch import Tensor, nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
 from nsa_attention import rehearse
 from nsa_attention.checkpoints import folder as folders
 from nsa_attention.checkpoints import save as saving_module
@@ -33,10 +38,6 @@ from nsa_attention.checkpoints.shape import dimensions
 from nsa_attention.generate import saved_model
 from nsa_attention.settings import read_settings
 from nsa_attention.world import CannotRunError, World
-from ranks import ended, fork_ranks, run_forks, wait_for
-from torch import Tensor, nn
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
 TINY = ("--layers", "1", "--seq-len", "32", "--data", "text")

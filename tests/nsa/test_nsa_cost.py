@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from nsa_attention.config import CI, Attention, Implementation, NSAConfig
 from nsa_attention.cost import KeptTensors, expected_bytes, graph_nodes
 from nsa_attention.model import Recompute, TinyLM

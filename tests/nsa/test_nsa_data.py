@@ -14,13 +14,14 @@ import torch
 from conftest import ROOT, Alone, Program
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranks import run_forks
+
 from nsa_attention.data import IGNORED, Batch, Batches, shipped_text
 from nsa_attention.data.packing import row_of_window, rows
 from nsa_attention.data.prefetch import Ordered
 from nsa_attention.data.stories import SHARDS, all_stories, story
 from nsa_attention.settings import read_settings
 from nsa_attention.world import NUMBERS, CannotRunError, World
-from ranks import run_forks
 
 CPU = torch.device("cpu")
 SHORT = ("--seq-len", "32", "--batch", "2")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import Alone
+
 from nsa_attention.data import Batches
 from nsa_attention.data.maps import TokenFile
 from nsa_attention.data.shards import LONGEST_TEXT, FileShard, HubShard

@@ -9,6 +9,10 @@ from itertools import combinations, cycle
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
+from touched import Touched
+
 from nsa_attention import decode
 from nsa_attention.attention import BlockSelector, CompressedBranch, SlidingBranch, selection_of
 from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
@@ -17,9 +21,6 @@ from nsa_attention.model import TinyLM
 from nsa_attention.ops.cached import chosen_blocks
 from nsa_attention.ops.selection import EMPTY
 from nsa_attention.world import CannotRunError
-from torch import Tensor
-from torch.nn import functional
-from touched import Touched
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
 TOKENS = 37

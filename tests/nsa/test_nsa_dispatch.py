@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from nsa_attention.attention import NSAttention
 from nsa_attention.config import CI, Attention, Branch, Implementation
 from nsa_attention.decode import prefill, step
@@ -30,7 +32,6 @@ from nsa_attention.ops.dispatch import (
 from nsa_attention.ops.kernels import EagerKernel
 from nsa_attention.ops.selection import Selection
 from nsa_attention.ops.whole import KeysAndValues, sparse_attention
-from torch import Tensor
 
 CPU = torch.device("cpu")
 SELECTION = Selection(block_len=4, block_stride=2, select_len=4, select_count=3, scale=0.5)

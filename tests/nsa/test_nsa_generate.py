@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Alone
+from torch import Tensor, nn
+
 from nsa_attention import generate as command
 from nsa_attention.checkpoints.load import read_weights
 from nsa_attention.checkpoints.shape import dimensions, dimensions_differ, shape_of
@@ -16,7 +18,6 @@ from nsa_attention.config import SHAPES, Attention, Branch, Compression, NSAConf
 from nsa_attention.generate import continued, generate, main, saved_model
 from nsa_attention.model import TinyLM
 from nsa_attention.world import CannotRunError
-from torch import Tensor, nn
 
 Trained = Callable[..., Path]
 Told = pytest.CaptureFixture[str]

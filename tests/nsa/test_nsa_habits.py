@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+
 from nsa_attention.elsewhere import HABITS, Habit, instead_of
 from nsa_attention.settings import SettingsError, parser, read_settings
 

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from nsa_attention.ops import kept as module
 from nsa_attention.ops.fused import backend
 from nsa_attention.ops.fused.backend import FusedBackend
 from nsa_attention.ops.kept import kept
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,8 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from nsa_attention.config import CI
-
 from benchmarks import nsa_learning, nsa_memory, nsa_parts, nsa_step_cost
+from nsa_attention.config import CI
 
 WAYS = ("forward", "backward")
 

@@ -8,13 +8,14 @@ from itertools import combinations
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from nsa_attention import reference
 from nsa_attention.attention import BlockSelector, NSAttention, rotary_frequencies, rotary_turns
 from nsa_attention.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_attention.model import Block, Recompute, TinyLM, count_parameters
 from nsa_attention.ops.selection import RANKERS, SelectionMemo
 from nsa_attention.parallelize import checkpoint_layers
-from torch import Tensor, nn
 
 SUBSETS = [pair for size in (1, 2, 3) for pair in combinations(ALL_BRANCHES, size)]
 

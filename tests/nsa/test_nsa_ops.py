@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
+
 from nsa_attention import reference
 from nsa_attention.ops import attend, blockwise, kernels
 from nsa_attention.ops.attend import CompletedBlocks, compressed_attention, selected_attention, sliding_attention
@@ -21,7 +23,6 @@ from nsa_attention.ops.selection import (
     overlap_weights,
     select_blocks,
 )
-from torch import Tensor
 
 TOLERANCE = 1e-10
 KERNELS: list[Kernel] = [EagerKernel(), FusedCpuKernel(), BlockwiseKernel()]

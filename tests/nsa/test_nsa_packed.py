@@ -11,14 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ranks import run_forks
+from torch import Tensor
+
 from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_attention.model import Recompute, TinyLM
 from nsa_attention.ops.packed import compressed_starts, packed
 from nsa_attention.ops.selection import RANKERS
 from nsa_attention.parallelize import checkpoint_layers
 from nsa_attention.samples import Observer
-from ranks import run_forks
-from torch import Tensor
 
 SUBSETS = [pair for size in (1, 2, 3) for pair in combinations(ALL_BRANCHES, size)]
 # Two rows of 40: one token, shorter than a block, as long as one, longer, a whole row.

@@ -9,6 +9,9 @@ from itertools import combinations, cycle
 
 import pytest
 import torch
+from torch import Tensor, nn
+from touched import Touched
+
 from nsa_attention import decode
 from nsa_attention import pages as page_tables
 from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
@@ -19,8 +22,6 @@ from nsa_attention.ops.dispatch import MissingImplementationError
 from nsa_attention.paged import PagedCache
 from nsa_attention.pages import Kind, OutOfPagesError, default_page_len, pages_of
 from nsa_attention.world import CannotRunError
-from torch import Tensor, nn
-from touched import Touched
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
 TOKENS = 37

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import Alone, Program, forked
+from ranks import run_forks
+from torch import Tensor
+from wrapped_gradients import ONE_OF_EACH, REST, WAYS
+
 from nsa_attention.config import CI, Attention, Branch
 from nsa_attention.model import Recompute, StockBlock, TinyLM
 from nsa_attention.observe import ViewGradientTrace
@@ -17,9 +21,6 @@ from nsa_attention.ops.selection import RANKERS
 from nsa_attention.parallelize import checkpoint_layers, compile_layers
 from nsa_attention.telemetry import Telemetry
 from nsa_attention.world import World
-from ranks import run_forks
-from torch import Tensor
-from wrapped_gradients import ONE_OF_EACH, REST, WAYS
 
 LINES = "[GRAD-TRACE] after_backward_step"
 

@@ -12,6 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.autograd.graph import Node, saved_tensors_hooks
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
 from nsa_attention.config import Attention, Implementation, NSAConfig
 from nsa_attention.model import TinyLM
 from nsa_attention.ops.attend import CompletedBlocks, selected_attention
@@ -20,10 +25,6 @@ from nsa_attention.ops.fused import gated, importance, launch, lists, mix, selec
 from nsa_attention.ops.kernels import EagerKernel
 from nsa_attention.ops.selection import Selection
 from nsa_attention.ops.whole import KeysAndValues, sparse_attention
-from torch import Tensor
-from torch.autograd.graph import Node, saved_tensors_hooks
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 TOLERANCE = 1e-10
 FUSED = Path(selected.__file__).parent

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Alone
+from ranks import wait_for
+
 from nsa_attention import prepare as command
 from nsa_attention.data import Batches
 from nsa_attention.data.stories import story
 from nsa_attention.prepare import Progress, main
 from nsa_attention.settings import read_settings
 from nsa_attention.world import World
-from ranks import wait_for
 
 Told = pytest.CaptureFixture[str]
 TEXTS = [story(number) for number in range(600)]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_attention import attention, reference
 from nsa_attention.attention import rotary_frequencies, rotary_turns, rotate, split_heads
 from nsa_attention.ops import rotary

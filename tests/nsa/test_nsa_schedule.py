@@ -13,6 +13,7 @@ from conftest import Alone
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
+
 from nsa_attention.data import Batch, Batches
 from nsa_attention.evaluation import Evaluation
 from nsa_attention.schedule import learning_rate

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+
 from nsa_attention.config import CI, PRODUCTION, SHAPES, Attention, Branch, Implementation, NSAConfig
 from nsa_attention.settings import Settings, SettingsError, read_settings
 from nsa_attention.values import Data, Phase, Wrapper

@@ -19,6 +19,8 @@ import torch
 from conftest import Alone, Program
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+
 from nsa_attention.attention import BlockSelector, GateMLP
 from nsa_attention.config import CI
 from nsa_attention.dtypes import expected_dtypes, surprises
@@ -28,7 +30,6 @@ from nsa_attention.parallelize import freeze
 from nsa_attention.samples import Observer, gate_rows, selection_row
 from nsa_attention.telemetry import TABLES, StepParts, StepResult, Telemetry, _Table
 from nsa_attention.world import World
-from torch import nn
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"), backend=None)
 PLAIN = expected_dtypes(torch.float32, autocast=False)

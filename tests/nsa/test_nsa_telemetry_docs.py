@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from nsa_attention.settings import read_settings
 from nsa_attention.telemetry import TABLES, file_name
 from nsa_attention.train import train

@@ -11,12 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+
 from nsa_attention.config import CI
 from nsa_attention.model import Recompute, TinyLM
 from nsa_attention.observe import GradientTrace, ModuleBackwardTrace, ready_buckets, traced_modules
 from nsa_attention.parallelize import checkpoint_layers, freeze
 from nsa_attention.world import CannotRunError
-from torch import nn
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nsa_attention
 import pytest
 import torch
 from conftest import Alone, Program
+
+import nsa_attention
 from nsa_attention.data import Batches, shipped_text
 
 

@@ -14,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
 from nsa_attention.attention import BlockSelector
 from nsa_attention.config import Attention
 from nsa_attention.model import TinyLM
@@ -21,9 +25,6 @@ from nsa_attention.parallelize import average_gradients, averaged_as_bf16, paral
 from nsa_attention.settings import Settings, read_settings
 from nsa_attention.values import Wrapper
 from nsa_attention.world import World, joined
-from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
 
 LENGTH, MICRO_BATCHES = 96, 2
 REENTRANT = ("--gc", "all", "--gc-mode", "reentrant")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import autograd

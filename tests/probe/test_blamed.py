@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import autograd
@@ -19,9 +23,6 @@ from nsa_harness.probe.names import ModuleNames
 from nsa_harness.probe.places import foreign_code
 from nsa_harness.probe.status_file import StatusFileWriter
 from nsa_harness.probe.trouble import TroubleLog
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 FOREIGN = foreign_code(torch)
 

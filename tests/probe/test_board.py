@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.status_file import answered, parse
 from nsa_harness.core.report import Place

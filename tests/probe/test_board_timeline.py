@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
+
 from nsa_harness import protocol
 from nsa_harness.core.collectives.counts import parted_before
 from nsa_harness.core.collectives.timeline import comparable, timeline
@@ -19,7 +21,6 @@ from nsa_harness.core.report import Place
 from nsa_harness.probe.chains import FRAMES_LIMIT, KNOWN_LIMIT, NEAR_LIMIT, Chain, Chains
 from nsa_harness.probe.hooks import CallingLines
 from nsa_harness.probe.status_file import StatusFileWriter
-from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
 
 GUEST = PROGRAMS / "guest_timeline.py"
 # The ancient ones have layout 1, which is not read.

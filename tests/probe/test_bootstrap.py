@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nsa_harness import protocol
 from ranks import BOOTSTRAP, PROGRAMS, Boards, ended, python, run_forks
+
+from nsa_harness import protocol
 
 LOADED = "import sys; print(*sorted(sys.modules))"
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import _StopRecomputationError, checkpoint
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import CaughtException
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe.hooks import CAUGHT_LIMIT, CaughtExceptions
 from nsa_harness.probe.places import foreign_code
 from nsa_harness.probe.status_file import StatusFileWriter
-from torch import Tensor, nn
-from torch.utils.checkpoint import _StopRecomputationError, checkpoint
 
 
 class Fussy(nn.Module):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.utils.checkpoint as checkpoint
+
 from nsa_harness import protocol
 from nsa_harness.probe import autograd
 from nsa_harness.probe.trouble import TroubleLog

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from nsa_harness.core.evidence.evidence import StatusFile as SeenBoard
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import device

@@ -6,8 +6,9 @@ import os
 import signal
 from pathlib import Path
 
-from nsa_harness import protocol
 from ranks import Boards, ended, run_ranks, start_ranks, wait_for
+
+from nsa_harness import protocol
 
 RAISES = """
 import sys

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import PROGRAMS, Boards, ended, fork_ranks, run_forks, wait_for
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Call
 from nsa_harness.core.evidence.status_file import parse
@@ -19,7 +21,6 @@ from nsa_harness.probe.hooks import _await_optimizer
 from nsa_harness.probe.status_file import StatusFileWriter
 from nsa_harness.probe.trouble import TroubleLog
 from nsa_harness.probe.waits import Handle, OngoingWait, Waits, key_text
-from ranks import PROGRAMS, Boards, ended, fork_ranks, run_forks, wait_for
 
 FACTS = str(PROGRAMS / "guest_facts.py")
 WAITS = str(PROGRAMS / "guest_waits.py")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from ranks import PROGRAMS, Boards, Ended, ended, fork_ranks, run_forks, run_ranks, wait_for
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import StatusFile
 from nsa_harness.faults import acts
 from nsa_harness.faults.plant import PlantedFault, averages_the_loss
 from nsa_harness.faults.spec import KINDS, WITHOUT_A_TWIN, FaultCondition, FaultSpec
-from ranks import PROGRAMS, Boards, Ended, ended, fork_ranks, run_forks, run_ranks, wait_for
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 STEP, LAYER = 2, 1

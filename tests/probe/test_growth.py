@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from nsa_harness.probe.growth import Growth
 from nsa_harness.probe.trouble import TroubleLog
 

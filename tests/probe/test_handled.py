@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from nsa_harness.core.evidence.evidence import CaughtException
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import handled

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from nsa_harness import protocol
 from ranks import Boards, run_ranks
+
+from nsa_harness import protocol
 
 BY_ARGPARSE = """
 import argparse

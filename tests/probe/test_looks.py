@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from ranks import run_forks, run_ranks
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.health_records import read_looks
 from nsa_harness.core.evidence.health_samples import HealthSamples
@@ -26,7 +28,6 @@ from nsa_harness.probe.fingerprint import (
 )
 from nsa_harness.probe.health_samples import due
 from nsa_harness.probe.replicas import _all_reduced, forget_reduced, note_reduced
-from ranks import run_forks, run_ranks
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

@@ -6,9 +6,10 @@ import gc
 from pathlib import Path
 
 import pytest
+from torch import nn
+
 from nsa_harness.probe.names import ModuleNames, is_detail, strip
 from nsa_harness.probe.status_file import StatusFileWriter
-from torch import nn
 
 
 @pytest.mark.parametrize(

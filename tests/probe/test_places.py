@@ -6,6 +6,7 @@ import os
 from types import SimpleNamespace
 
 import pytest
+
 from nsa_harness.probe.places import innermost_own
 
 STANDARD = os.path.join(os.path.dirname(os.__file__), "random.py")

@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ranks import PROGRAMS, Boards, Ended, Forked, ended, environment, fork_ranks, run_forks, wait_for
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import StatusFile
-from ranks import PROGRAMS, Boards, Ended, Forked, ended, environment, fork_ranks, run_forks, wait_for
 
 DDP_BLOCKS = str(PROGRAMS / "ddp_blocks.py")
 ONE_RANK_WAITS = str(PROGRAMS / "one_rank_waits.py")

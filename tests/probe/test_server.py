@@ -7,10 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from ranks import BOOTSTRAP, Boards, ended, fork_ranks, python, run_forks, wait_for
+
 from nsa_harness import protocol
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.capture.worker_server import ask_flight
-from ranks import BOOTSTRAP, Boards, ended, fork_ranks, python, run_forks, wait_for
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 HOLDS_THE_GIL = """

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from nsa_harness import protocol
 from ranks import PROGRAMS, Boards, Ended, ended, environment, python, run_forks, run_ranks, start_ranks
+
+from nsa_harness import protocol
 
 HANDLERS = str(PROGRAMS / "guest_handlers.py")
 SPAWN = str(PROGRAMS / "guest_spawn.py")

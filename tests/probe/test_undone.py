@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from ranks import run_forks
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.health_records import read_looks
 from nsa_harness.core.evidence.health_samples import HealthSamples
-from ranks import run_forks
 
 PROGRAM = """
 import torch, torch.distributed as dist

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from render_samples import MACHINE, POISON
+
 from nsa_harness.core.experiment.signature import Signature
 from nsa_harness.core.report import HangKind, Place
 from nsa_harness.core.search.question import (
@@ -20,7 +22,6 @@ from nsa_harness.core.search.question import (
 )
 from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport
 from nsa_harness.core.search.subject import Form, Subject
-from render_samples import MACHINE, POISON
 
 GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
 PLACE = Place(

@@ -26,6 +26,9 @@ from bisect_samples import (
     UNDECIDED,
     hostile,
 )
+from render_samples import MIXED, POISON, QUIET
+from test_render_documents import Page
+
 from nsa_harness.core.search.question import Purpose
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.errors import StoredRunError
@@ -37,8 +40,6 @@ from nsa_harness.render.experiments.picture import GRID_WIDTH, SHOWN, legend, pi
 from nsa_harness.render.text import escaped
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.storage.rundir import RunDir
-from render_samples import MIXED, POISON, QUIET
-from test_render_documents import Page
 
 Golden = Callable[[str, str], None]
 STACKS = {

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from bisect_samples import SINGLE, BisectReport, ProbeReport, hostile
 from glass import Glass
+from render_samples import POISON
+from test_live_view import COLOUR
+from test_render_terminal import Screen
+
 from nsa_harness.core.search.question import AnswerKind, Round, SearchAnswer
 from nsa_harness.core.search.waits import Waiting
 from nsa_harness.render.experiments.rows import rows
 from nsa_harness.render.experiments.screen import BisectScreen, stored_lines
-from render_samples import POISON
-from test_live_view import COLOUR
-from test_render_terminal import Screen
 
 Golden = Callable[[str, str], None]
 RUN_DIR = Path("reports/20261121T101500-3f2a")

@@ -35,6 +35,9 @@ from bisect_samples import (
     layers,
     probe,
 )
+from render_samples import POISON
+from rich.cells import cell_len
+
 from nsa_harness.core.experiment.signature import Signature
 from nsa_harness.core.search.effort import Case, Stage
 from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer, Zone
@@ -55,8 +58,6 @@ from nsa_harness.render.experiments.screen import (
     waiting_text,
 )
 from nsa_harness.render.text import ascii_only
-from render_samples import POISON
-from rich.cells import cell_len
 
 Golden = Callable[[str, str], None]
 TWO_VARIABLES = Subject(

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from render_samples import MIXED
+
 from nsa_harness.core.report import Trouble
 from nsa_harness.render.documents import documents
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.storage.rundir import RunDir
-from render_samples import MIXED
 
 
 @pytest.mark.parametrize(

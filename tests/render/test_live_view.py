@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 from glass import Glass
+from render_samples import DEADLOCK, MACHINE, MIXED, PASSED, POISON, SKIPPED
+from rich.cells import cell_len
+from test_render_terminal import PROGRESS, RUN_DIR, SKIP, SPEC, Screen, rank_progress
+
 from nsa_harness.core.evidence.live import Progress, milestone, news, time_left_s
 from nsa_harness.core.report import Status
 from nsa_harness.render.terminal.live_view import SHOWN_RANKS, Ended, Running, View, view_lines
 from nsa_harness.render.terminal.screen import news_line
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
-from render_samples import DEADLOCK, MACHINE, MIXED, PASSED, POISON, SKIPPED
-from rich.cells import cell_len
-from test_render_terminal import PROGRESS, RUN_DIR, SKIP, SPEC, Screen, rank_progress
 
 Golden = Callable[[str, str], None]
 COLOUR = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}

@@ -14,6 +14,11 @@ from typing import Any
 import pytest
 from chrometrace import TraceEvent, TraceEventType
 from jsonschema import Draft202012Validator
+from otr_ctrf_bridge.ctrf import parse_ctrf
+from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as Sarif
+from render_samples import DEADLOCK, ERRED, FAILED, LIVELOCK, MIXED, PASSED, QUIET
+from test_render_documents import REPORTS
+
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.commands.judge import judge_stored
 from nsa_harness.core.evidence.evidence import Evidence
@@ -27,10 +32,6 @@ from nsa_harness.render.terminal.screen import outcome_lines
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.storage.adapters import adapter
 from nsa_harness.supervisor.storage.rundir import RunDir
-from otr_ctrf_bridge.ctrf import parse_ctrf
-from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as Sarif
-from render_samples import DEADLOCK, ERRED, FAILED, LIVELOCK, MIXED, PASSED, QUIET
-from test_render_documents import REPORTS
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "supervisor"))
 from attempts import unpack

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from bisect_samples import SAMPLES, SINGLE, THRESHOLD
 from browser import NAMES, Browser, browser, chromium
+from render_samples import DEADLOCK, DIVERGENCE, HEALTHY_PLAN, MIXED, QUIET, SICK_PLAN, hostile
+
 from nsa_harness.core.report import CallStack, Place, Report
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.subject.playbook import PLAYBOOK
-from render_samples import DEADLOCK, DIVERGENCE, HEALTHY_PLAN, MIXED, QUIET, SICK_PLAN, hostile
 
 WIDTHS = (400, 800, 1280)
 PRINTED = 720  # A4, without its margins

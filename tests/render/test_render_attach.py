@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from render_samples import DEADLOCK, MIXED
+
 from nsa_harness.core.evidence.live import FirstSnapshot
 from nsa_harness.core.report import RUNS_ON, Artifact, Finding, Outcome, Report, Status, Verdict
 from nsa_harness.render.documents.html import report_html
@@ -15,7 +17,6 @@ from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.render.events import Events
 from nsa_harness.render.terminal.screen import done_lines, look_lines, outcome_lines
 from nsa_harness.subject.playbook import PLAYBOOK
-from render_samples import DEADLOCK, MIXED
 
 RUN_DIR = Path("reports/20261118T120000-ab12")
 ROWS = (

@@ -9,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from render_samples import DEADLOCK, ERRED, FAILED, MACHINE, MIXED, PASSED, SKIPPED, hostile
+
 from nsa_harness.core.ci import NightSummary, StoredReport, Unread, night_summary
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.render.ci_summary import ci_summary_json, ci_summary_md, cut
 from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.supervisor.storage import reports as reading
 from nsa_harness.supervisor.storage.reports import matrix_jobs, stored_reports
-from render_samples import DEADLOCK, ERRED, FAILED, MACHINE, MIXED, PASSED, SKIPPED, hostile
 
 HANGS = replace(DEADLOCK, expected=False)
 FAILS = replace(FAILED, expected=False)

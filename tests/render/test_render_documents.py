@@ -13,17 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped
-from nsa_harness.core.report import HangKind, Outcome, Report, Status
-from nsa_harness.errors import StoredRunError
-from nsa_harness.render import answer
-from nsa_harness.render.documents.case_reports import junit_xml
-from nsa_harness.render.documents.html import report_html
-from nsa_harness.render.documents.prompt import prompt_text
-from nsa_harness.render.documents.report_json import from_json, to_json
-from nsa_harness.render.documents.summary_md import summary_md
-from nsa_harness.render.text import escaped
-from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.texts.words import meaning
 from render_samples import (
     DEADLOCK,
     ERRED,
@@ -38,6 +27,18 @@ from render_samples import (
     hostile,
     judged,
 )
+
+from nsa_harness.core.report import HangKind, Outcome, Report, Status
+from nsa_harness.errors import StoredRunError
+from nsa_harness.render import answer
+from nsa_harness.render.documents.case_reports import junit_xml
+from nsa_harness.render.documents.html import report_html
+from nsa_harness.render.documents.prompt import prompt_text
+from nsa_harness.render.documents.report_json import from_json, to_json
+from nsa_harness.render.documents.summary_md import summary_md
+from nsa_harness.render.text import escaped
+from nsa_harness.subject.playbook import PLAYBOOK
+from nsa_harness.texts.words import meaning
 
 Golden = Callable[[str, str], None]
 REPORTS = {

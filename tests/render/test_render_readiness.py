@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.core.experiment.readiness import (
     Blame,
     CriterionRow,

@@ -9,22 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nsa_harness.core.evidence.live import Progress, RankProgress
-from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
-from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
-from nsa_harness.render.events import Events
-from nsa_harness.render.listener import Listener, notify
-from nsa_harness.render.terminal.answer import answer_lines
-from nsa_harness.render.terminal.screen import (
-    done_lines,
-    launched_lines,
-    news_line,
-    outcome_line,
-    outcome_lines,
-    plan_lines,
-)
-from nsa_harness.render.terminal.terminal import Terminal
-from nsa_harness.subject.playbook import PLAYBOOK
 from render_samples import (
     DEADLOCK,
     ERRED,
@@ -41,6 +25,23 @@ from render_samples import (
     poison,
 )
 from rich.cells import cell_len
+
+from nsa_harness.core.evidence.live import Progress, RankProgress
+from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec, Skip
+from nsa_harness.core.report import Finding, MachineFacts, Outcome, Report, Status
+from nsa_harness.render.events import Events
+from nsa_harness.render.listener import Listener, notify
+from nsa_harness.render.terminal.answer import answer_lines
+from nsa_harness.render.terminal.screen import (
+    done_lines,
+    launched_lines,
+    news_line,
+    outcome_line,
+    outcome_lines,
+    plan_lines,
+)
+from nsa_harness.render.terminal.terminal import Terminal
+from nsa_harness.subject.playbook import PLAYBOOK
 
 Golden = Callable[[str, str], None]
 RUN_DIR = Path("reports/20261121T101500-3f2a")

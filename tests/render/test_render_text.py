@@ -10,6 +10,8 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from render_samples import DEADLOCK, PLACE, POISON
+
 from nsa_harness.render.text import (
     BLOCK_LINES,
     LIMIT,
@@ -23,7 +25,6 @@ from nsa_harness.render.text import (
     markdown_fence,
     markdown_link,
 )
-from render_samples import DEADLOCK, PLACE, POISON
 
 # All characters, surrogates too, and the pieces that make terminal sequences more often than chance would.
 PIECES = st.sampled_from(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from render_samples import DEADLOCK, PLACE
+
 from nsa_harness.core.report import Place
 from nsa_harness.render.documents.lanes import SHOWN, lanes
 from nsa_harness.texts import words
-from render_samples import DEADLOCK, PLACE
 
 
 def test_times_read_as_people_say_them() -> None:

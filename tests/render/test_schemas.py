@@ -17,6 +17,10 @@ import pytest
 from bisect_samples import SAMPLES
 from documents import rows, words
 from jsonschema import Draft202012Validator
+from render_samples import DEADLOCK, FAILED, MIXED, PASSED
+from test_render_attach import ROWS
+from test_render_terminal import PROGRESS, SKIP, SPEC
+
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.cli.text import command_events
 from nsa_harness.core.outcome.outcome import outcome_of
@@ -28,9 +32,6 @@ from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.planning import Plan
 from nsa_harness.supervisor.storage.adapters import adapter
 from nsa_harness.supervisor.storage.redaction import Redaction
-from render_samples import DEADLOCK, FAILED, MIXED, PASSED
-from test_render_attach import ROWS
-from test_render_terminal import PROGRESS, SKIP, SPEC
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "render"

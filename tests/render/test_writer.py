@@ -16,16 +16,17 @@ from typing import TextIO
 
 import pytest
 from glass import Glass
+from render_samples import PASSED
+from rich.cells import cell_len
+from test_live_view import COLOUR, MANY, lively, seen
+from test_render_terminal import PROGRESS, RUN_DIR, Screen
+
 from nsa_harness.render.listener import notify
 from nsa_harness.render.terminal.live_view import SHOWN_RANKS
 from nsa_harness.render.terminal.screen import outcome_lines
 from nsa_harness.render.terminal.stream import REDRAW_S
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
-from render_samples import PASSED
-from rich.cells import cell_len
-from test_live_view import COLOUR, MANY, lively, seen
-from test_render_terminal import PROGRESS, RUN_DIR, Screen
 
 
 def test_a_view_that_fails_costs_itself_and_is_told() -> None:

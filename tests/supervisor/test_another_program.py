@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from attempts import STORED_CASES, unpack
+
 from nsa_harness.commands.judge import judge_stored
 from nsa_harness.core.comparison.decisions import with_decisions
 from nsa_harness.core.comparison.hypotheses import takes_our_keys

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.core.report import HangKind, Place
 from nsa_harness.core.search.question import CountsAs, Purpose, spans_of
 from nsa_harness.core.search.report import ProbeReport

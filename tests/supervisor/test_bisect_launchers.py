@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_bisect_subjects import FACTS, _launches, _script, typed  # noqa: F401
+
 from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect import Bisection, contradicted_fork
 from nsa_harness.commands.bisect_report import NOTHING_YET
@@ -23,7 +25,6 @@ from nsa_harness.supervisor.experiments.launches import Templates
 from nsa_harness.supervisor.experiments.subjects import SubjectOptions
 from nsa_harness.supervisor.launch.planning import Invocation
 from nsa_harness.supervisor.storage.rundir import create_run
-from test_bisect_subjects import FACTS, _launches, _script, typed  # noqa: F401
 
 GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
 FORK, TORCHRUN = Launcher.FORK.value, Launcher.TORCHRUN.value

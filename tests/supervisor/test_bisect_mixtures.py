@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.core.experiment.signature import Wanted
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.search.subject import Form

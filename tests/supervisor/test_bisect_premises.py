@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from attempts import spec
+
 from nsa_harness.supervisor.experiments import cache_key
 from nsa_harness.supervisor.experiments.cache_key import WRITTEN, Interpreter, Program, changed, told, variables
 from nsa_harness.supervisor.launch.machine import package_version

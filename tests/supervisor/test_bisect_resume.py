@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect import run_bisection
 from nsa_harness.core.experiment.signature import Wanted

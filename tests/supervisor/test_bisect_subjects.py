@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
 from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect_report import show_plan
 from nsa_harness.commands.run import rejudge

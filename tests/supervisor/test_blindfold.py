@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from attempts import STORED_CASES, unpack
+
 from nsa_harness.commands.judge import judge_attempt
 from nsa_harness.core.report import Outcome
 from nsa_harness.supervisor.storage.record import load_spec

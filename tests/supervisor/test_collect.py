@@ -24,6 +24,7 @@ from attempts import (
     started,
     unpack,
 )
+
 from nsa_harness import protocol
 from nsa_harness.commands import judge as run_judge
 from nsa_harness.commands.judge import judge_attempt

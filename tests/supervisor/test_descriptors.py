@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from living import PATIENCE_S, program
+
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture import descriptors, procfs
 from nsa_harness.supervisor.capture.descriptors import Holders, lock_holders

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.core.doctor.facts import ModuleFacts, TorchFacts, Unknown
 from nsa_harness.protocol import ENV_RUN
 from nsa_harness.supervisor.doctor import children as doctor_children

@@ -14,6 +14,7 @@ import attack
 import pytest
 from attack import SECRET, plant
 from attempts import clean, journal, said, spec, unpack
+
 from nsa_harness.commands.judge import judge_attempt, judge_stored
 from nsa_harness.commands.run import failed_specs, rejudge
 from nsa_harness.core.report import Status

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.report import Trouble

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from attempts import spec
+
 from nsa_harness.commands.bisect import EarlyStop
 from nsa_harness.core.evidence.evidence import Ending, Frame, RankSnapshot, Snapshot, Stack
 from nsa_harness.core.evidence.host import Process, Task

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from attempts import spec
 from living import program, wait_for
+
 from nsa_harness.commands.watch import chosen_job
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import procfs

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from attempts import spec
 from living import wait_for
+
 from nsa_harness.core.plan import Launcher
 from nsa_harness.supervisor.launch.launcher import Guarded, launch
 from nsa_harness.supervisor.launch.reaper import process_of

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 from living import wait_for
+
 from nsa_harness import protocol
 from nsa_harness.supervisor.launch import reaper as program
 

@@ -15,6 +15,7 @@ import damage
 import pytest
 from attempts import STORED, STORED_CASES, unpack
 from damage import CONTENTS, PLACES, Damage
+
 from nsa_harness.commands import judge as run_judge
 from nsa_harness.commands.judge import judge_stored
 from nsa_harness.commands.run import rejudge

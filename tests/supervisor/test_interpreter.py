@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.errors import MissingTorch, UsageError
 from nsa_harness.supervisor.launch.planning import interpreter
 

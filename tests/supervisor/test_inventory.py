@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attempts import clean, journal, said, spec, unpack
+
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Artifact
 from nsa_harness.subject.files import program_files

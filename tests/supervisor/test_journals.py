@@ -10,6 +10,7 @@ import pytest
 from attempts import CLEAN, CLEAN_END, ORIGIN, ORIGIN_NS, RANKS, at, journal, left, said, started
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from nsa_harness.core.evidence.evidence import Ending, Exit, Frame, Sample
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Trouble

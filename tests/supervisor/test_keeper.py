@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from living import wait_for
+
 from nsa_harness import protocol
 from nsa_harness.supervisor.capture.procfs import alive
 from nsa_harness.supervisor.launch import watchdog

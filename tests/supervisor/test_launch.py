@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from attempts import spec
+
 from nsa_harness.core.plan import Launcher
 from nsa_harness.supervisor.launch.launcher import command_line
 

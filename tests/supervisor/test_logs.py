@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.supervisor.storage.logs import bounded_logs, give_back_middle
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 

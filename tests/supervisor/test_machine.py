@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.supervisor.launch.machine import machine_facts
 
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.core.evidence.exit_messages import closing_signals
 from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal, killed_since, parse_gpus
 from nsa_harness.supervisor.capture.cgroup import GroupMemory, frozen, group_memory

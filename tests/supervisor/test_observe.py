@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from nsa_harness.supervisor.observe.observe import ended_as_asked
 from nsa_harness.supervisor.observe.ranks import WatchedRanks
 

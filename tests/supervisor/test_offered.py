@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from living import program, wait_for
+
 from nsa_harness.core.evidence.evidence import Collective, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.supervisor.capture import procfs, stacks

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.commands.run import agreed_before, report_of, resumed_request
 from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.comparison.plan_file import PlanText, agreed_plan, read_plan

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from living import PATIENCE_S, program
+
 from nsa_harness.core.evidence.host import Task, would_act
 from nsa_harness.supervisor.capture import procfs
 

@@ -14,6 +14,7 @@ from attempts import ORIGIN, journal, said, spec, started
 sys.path.append(str(Path(__file__).parents[1] / "core"))
 
 from builders import LIMITS, board, call, frame, process, rank_snapshot, snapshot, stack, task
+
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot, Snapshot
 from nsa_harness.core.evidence.reduced import LEVELS, reduced
 from nsa_harness.core.report import HangKind

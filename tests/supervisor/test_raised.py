@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from nsa_harness.core.evidence.evidence import Frame, Hint
 from nsa_harness.supervisor.storage.collect import raised_record
 

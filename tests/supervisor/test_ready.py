@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from nsa_harness.commands import ready, scheduler
 from nsa_harness.commands.ready import ReadyRequest, run_readiness
 from nsa_harness.core.experiment.readiness import Decision, Number, PhaseRuns, Result, readiness

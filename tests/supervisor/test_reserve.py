@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.supervisor.storage.rundir import RunDir, append_line, locked, write_document
 from nsa_harness.supervisor.storage.safe_directory import RESERVE, SafeDirectory, keep_reserve, with_room
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.supervisor.storage.rundir import RunDir, append_line, create_run, find_run, write_document
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.core.scenario.checks import checked_scenario
 from nsa_harness.core.scenario.yaml_tree import origin_of
 from nsa_harness.errors import ScenarioError

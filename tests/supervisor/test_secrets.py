@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 from attempts import CLEAN, ORIGIN, RANKS, at, journal, said, spec
+from planted_secrets import command_words, environment, planted, program, shown, values
+
 from nsa_harness.commands.attempt import prepare
 from nsa_harness.commands.judge import judge_attempt
 from nsa_harness.commands.run import ReportFormat, rejudge, report_of, write_report
@@ -32,7 +34,6 @@ from nsa_harness.supervisor.storage.redacted_files import redact_files, redact_r
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, create_run
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
-from planted_secrets import command_words, environment, planted, program, shown, values
 
 # A Python 3.11 before 3.11.4 has no filters.
 SAFELY: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}

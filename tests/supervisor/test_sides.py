@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.errors import HarnessError, MissingNeed, UsageError
 from nsa_harness.subject.computed import computed, decides_only_how, tolerance

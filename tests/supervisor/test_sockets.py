@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+
 from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.evidence.sockets import other_ends, parse_answers, parse_table
 from nsa_harness.supervisor.capture import procfs, sockets

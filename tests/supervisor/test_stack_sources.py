@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from living import PATIENCE_S, program
+
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Stack
 from nsa_harness.core.evidence.host import Process

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attempts import clean, spec
+
 from nsa_harness.core.evidence.evidence import Frame, Raised
 from nsa_harness.supervisor.storage.collect import collect
 from nsa_harness.supervisor.storage.sources import with_sources

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nsa_harness import protocol
 from nsa_harness.supervisor.capture.worker_server import ask, ask_flight
 

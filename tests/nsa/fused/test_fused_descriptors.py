@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from nsa_attention.ops.fused import descriptors
 from nsa_attention.ops.fused.descriptors import describable, described
 

@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
 from nsa_attention.config import Implementation
 from nsa_attention.ops.fused import descriptors, gated, importance, launch, lists, mix, selected, spanned, tuning
 from nsa_attention.ops.fused.backend import FusedBackend
@@ -16,10 +21,6 @@ from nsa_attention.ops.fused.gated import gated_attention
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile
 from nsa_attention.ops.selection import Selection
 from nsa_attention.ops.whole import KeysAndValues, sparse_attention
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 # Gates of 0, of which the interpreter takes the logarithm in numpy.
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log")

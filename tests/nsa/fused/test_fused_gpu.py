@@ -18,6 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
+from torch import Tensor
+
+from benchmarks.roofline import Shape
 from nsa_attention.config import CI, Implementation
 from nsa_attention.model import Recompute, TinyLM
 from nsa_attention.ops.backends import Backend
@@ -28,9 +31,6 @@ from nsa_attention.ops.selection import Selection
 from nsa_attention.parallelize import checkpoint_layers, compile_layers
 from nsa_attention.warmup import warm_up
 from nsa_attention.world import World
-from torch import Tensor
-
-from benchmarks.roofline import Shape
 
 needs_gpu = pytest.mark.gpu
 

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from nsa_attention.config import Implementation
 from nsa_attention.ops import NAMESPACE, border, dispatch, kept, selection
 from nsa_attention.ops.fused import gated, importance, launch, lists, mix, selected, spanned
 from nsa_attention.ops.fused.backend import FusedBackend
 from nsa_attention.ops.selection import Selection
 from nsa_attention.ops.whole import KeysAndValues, sparse_attention
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 META = torch.device("meta")
 L, D, TOKENS, STARTS = 32, 16, 2048, (0, 1000, 2048)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from nsa_attention import reference
 from nsa_attention.ops.attend import CompletedBlocks
 from nsa_attention.ops.fused import importance as fused
@@ -15,7 +17,6 @@ from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
 from nsa_attention.ops.fused.tuning import Situation
 from nsa_attention.ops.packed import compressed_starts
 from nsa_attention.ops.selection import EMPTY, Selection, _select, overlap_weights, select_blocks
-from torch import Tensor
 
 SMALL = Tile(rows=64, keys=16)
 # Groups, heads per group, tokens, l, d, l', n. Odd lengths, l = d = l', T < l, T < l', more places than blocks.

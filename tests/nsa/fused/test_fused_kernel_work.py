@@ -6,14 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from nsa_attention.config import CI
-from nsa_attention.model import TinyLM
-from nsa_attention.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens
 from torch import Tensor
 
 from benchmarks.choices import choices, shared_by_neighbours, union_size
 from benchmarks.kernel_work import cuts_of_blocks, segment_passes, spans_walked, union_sizes
 from benchmarks.nsa_choices import choices_of
+from nsa_attention.config import CI
+from nsa_attention.model import TinyLM
+from nsa_attention.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens
 
 CPU = torch.device("cpu")
 

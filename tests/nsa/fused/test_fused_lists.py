@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nsa_attention.ops.fused import lists
 from torch import Tensor
+
+from nsa_attention.ops.fused import lists
 
 ODD_NUMBERS = st.sampled_from([-1, -1, -7, 99, 2**31 - 1, -(2**31)])
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
 from nsa_attention.ops.fused import mix as fused
 from nsa_attention.ops.fused.launch import CannotLaunchError, launches
 from nsa_attention.ops.fused.mix import mixed
-from torch import Tensor
 
 TOLERANCE = 1e-10
 # Branches, batch, heads, tokens, width.

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
+from torch import Tensor, nn
+
 from nsa_attention.config import Branch, Compression, Implementation, NSAConfig
 from nsa_attention.model import Recompute, TinyLM
 from nsa_attention.ops.dispatch import MissingImplementationError, implementation_for
@@ -26,7 +28,6 @@ from nsa_attention.ops.whole import KeysAndValues, sparse_attention
 from nsa_attention.parallelize import checkpoint_layers, compile_layers
 from nsa_attention.warmup import uses_fused_kernels, warm_up
 from nsa_attention.world import World
-from torch import Tensor, nn
 
 TOLERANCE = 1e-10
 ATTENTION = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}

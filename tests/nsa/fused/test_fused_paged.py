@@ -7,6 +7,8 @@ from itertools import combinations
 
 import pytest
 import torch
+from torch import Tensor
+
 from nsa_attention.config import ALL_BRANCHES, Branch
 from nsa_attention.ops.backends import TiledBackend
 from nsa_attention.ops.fused import paged as fused
@@ -15,7 +17,6 @@ from nsa_attention.ops.fused.paged import attend_pages, attended_and_chosen
 from nsa_attention.ops.kernels import EagerKernel
 from nsa_attention.ops.paged import Numbers, PagedRows, outputs_of_branches
 from nsa_attention.ops.selection import EMPTY, Selection, best_blocks
-from torch import Tensor
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
 SMALL = Tile(rows=16, keys=16)

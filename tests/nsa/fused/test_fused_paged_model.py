@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from nsa_attention.config import ALL_BRANCHES, Branch, Implementation, NSAConfig
 from nsa_attention.decode import Cache, next_logits, step
 from nsa_attention.model import TinyLM

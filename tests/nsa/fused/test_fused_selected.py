@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from nsa_attention import reference
 from nsa_attention.ops.attend import selected_attention
 from nsa_attention.ops.fused import selected as fused
@@ -18,7 +20,6 @@ from nsa_attention.ops.fused.selected import selected
 from nsa_attention.ops.fused.tuning import Situation
 from nsa_attention.ops.kernels import EagerKernel
 from nsa_attention.ops.selection import EMPTY
-from torch import Tensor
 
 TOLERANCE = 1e-10
 LISTS = {"selected_unions", "selected_keys", "selected_segments"}

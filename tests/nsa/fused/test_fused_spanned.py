@@ -9,14 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
 from nsa_attention import reference
 from nsa_attention.ops.attend import compressed_attention, sliding_attention
 from nsa_attention.ops.fused import descriptors, launch, spanned, tuning
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile
 from nsa_attention.ops.fused.spanned import Spans, spanned_attention
 from nsa_attention.ops.kernels import EagerKernel
-from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 TOLERANCE = 1e-10
 KERNELS = {"spanned_forward", "spanned_backward_queries", "spanned_backward_keys"}

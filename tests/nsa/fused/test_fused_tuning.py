@@ -12,12 +12,13 @@ import torch
 import triton
 from hypothesis import given
 from hypothesis import strategies as st
+from triton.runtime.errors import OutOfResources, PTXASError
+
 from nsa_attention.ops.fused import importance, lists, selected, spanned, tuning
 from nsa_attention.ops.fused.backend import FusedBackend
 from nsa_attention.ops.fused.launch import Tile, padded
 from nsa_attention.ops.fused.tuning import Situation
 from nsa_attention.ops.selection import Selection
-from triton.runtime.errors import OutOfResources, PTXASError
 
 TILES = [Tile(rows=rows, keys=64) for rows in (128, 64, 32)]
 HERE = Situation(

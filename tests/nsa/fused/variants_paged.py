@@ -13,11 +13,12 @@ import sys
 from variants import LENGTHS, look, new
 
 import torch  # isort: skip
+from triton.runtime.jit import JITFunction
+
 from nsa_attention.config import ALL_BRANCHES
 from nsa_attention.ops.fused.paged import attend_pages
 from nsa_attention.ops.paged import Numbers, PagedRows
 from nsa_attention.ops.selection import Selection
-from triton.runtime.jit import JITFunction
 
 SEQUENCES = (1, 2, 3, 16, 17)
 HEADS, GROUPS, PAGE_LEN = 4, 2, 16

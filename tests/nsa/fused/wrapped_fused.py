@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from wrapped_gradients import MICRO_BATCHES, joint, wrapped
+
 from nsa_attention.config import Implementation
 from nsa_attention.settings import read_settings
 from nsa_attention.world import World, joined
-from wrapped_gradients import MICRO_BATCHES, joint, wrapped
 
 WAYS = {
     "ddp": ("--wrapper", "ddp"),
