@@ -1,1 +1,38 @@
-"""The subject: a Native Sparse Attention language model and its training program. Knows nothing of the harness."""
+"""The subject: a Native Sparse Attention language model and its training program. It knows nothing of the harness.
+
+`sparse_attention` is the operation on projected tensors, `NSAttention` a layer, `TinyLM` the language model that
+`python -m nsa_attention.train` trains. Nothing is imported until one of these names is used, because torch is slow to
+import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .attention import NSAttention
+    from .config import NSAConfig
+    from .model import TinyLM
+    from .ops.selection import Selection
+    from .ops.whole import KeysAndValues, sparse_attention
+
+__all__ = ["KeysAndValues", "NSAConfig", "NSAttention", "Selection", "TinyLM", "sparse_attention"]
+
+_MODULES = {
+    "KeysAndValues": "ops.whole",
+    "NSAConfig": "config",
+    "NSAttention": "attention",
+    "Selection": "ops.selection",
+    "TinyLM": "model",
+    "sparse_attention": "ops.whole",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import the public name `name` on first use. Raises AttributeError for any other name."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = value
+    return value

@@ -189,7 +189,7 @@ def _write_text(model: TinyLM, request: Request) -> None:
     if model.config.vocab < BYTES:
         raise CannotRunError(
             f"{request.checkpoint}: text needs a vocabulary of {BYTES} bytes, this model has {model.config.vocab} "
-            "tokens; use nsa.generate.generate, which takes tokens"
+            "tokens; use nsa_attention.generate.generate, which takes tokens"
         )
     device = model.embed.weight.device
     prompt = request.prompt.encode("utf-8", "surrogateescape")

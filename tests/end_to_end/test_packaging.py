@@ -33,7 +33,7 @@ if "RANK" in os.environ:
     dist.barrier()
     dist.destroy_process_group()
 own = [harness, nsa.part, scenarios.part, tests.part, tools.part]
-ours = sorted(name for name in sys.modules if name.startswith(("nsa_harness", "nsa.ops", "harness.")))
+ours = sorted(name for name in sys.modules if name.startswith(("nsa_harness", "nsa_attention", "harness.")))
 print("seen " + json.dumps([[one.WHOSE for one in own], list(nsa.__path__), ours]), flush=True)
 """
 

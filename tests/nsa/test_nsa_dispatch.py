@@ -157,7 +157,7 @@ def test_triton_that_cannot_be_imported_is_a_reason(monkeypatch: pytest.MonkeyPa
 def test_on_a_cpu_triton_needs_its_interpreter() -> None:
     """In a process of its own: whether Triton interprets is settled when it is imported."""
     script = (
-        "import torch; from nsa.ops.dispatch import *; q = torch.empty(1, 1, 1, 16);"
+        "import torch; from nsa_attention.ops.dispatch import *; q = torch.empty(1, 1, 1, 16);"
         "implementation_for(Implementation.TRITON, q, q, q)"
     )
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

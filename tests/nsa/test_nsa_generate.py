@@ -244,7 +244,10 @@ def test_weights_of_another_shape_are_named(trained: Trained, tmp_path: Path, ca
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
-        ({"vocab": 100}, "text needs a vocabulary of 256 bytes, this model has 100 tokens; use nsa.generate.generate"),
+        (
+            {"vocab": 100},
+            "text needs a vocabulary of 256 bytes, this model has 100 tokens; use nsa_attention.generate.generate",
+        ),
         ({"attention": Attention.STOCK}, "attention stock is torch's own layer, which gives no keys to decode from"),
     ],
     ids=["vocab", "stock"],

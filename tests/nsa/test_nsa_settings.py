@@ -226,6 +226,6 @@ def test_an_impossible_shape_says_why(changes: dict[str, object], mistake: str) 
 
 
 def test_importing_the_package_leaves_the_environment_alone() -> None:
-    look = "import os; before = dict(os.environ); import nsa, nsa.settings; print(dict(os.environ) == before)"
+    look = "import os; before = dict(os.environ); import nsa_attention.settings; print(dict(os.environ) == before)"
     done = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"

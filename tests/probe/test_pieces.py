@@ -10,8 +10,8 @@ from ranks import BOOTSTRAP, PATIENCE_S, Ended, ended, python
 
 # Where each piece breaks: a module of the probe, and what in it raises.
 PIECES = {
-    "board": "board._new_file",
-    "marks": "board._pack_slot",
+    "board": "status_file._new_file",
+    "marks": "status_file._pack_slot",
     "excepthook": "endings.Endings._chain_excepthook",
     "faulthandler": "endings.Endings._enable_faulthandler",
     "exit": "endings.Endings._mark_exit",
@@ -21,7 +21,7 @@ PIECES = {
     "data hook": "hooks._hook_data",
     "loaders": "hooks.Loaders.began",
     "autograd nodes": "autograd.count_nodes",
-    "collectives": "board.BoardWriter.enter_call",
+    "collectives": "status_file.StatusFileWriter.enter_call",
     "collective details": "collectives.CallArguments.size",
     "collective handles": "waits.Waits.remember",
     "functional collectives": "collectives._wrap_functional",
@@ -32,12 +32,12 @@ PIECES = {
     "store keys": "waits._Keys.note",
     "handles": "waits.watch_handles",
     "waits": "waits.Waits.write_down",
-    "beat": "board.BoardWriter.beat",
-    "last line": "beat.Beat._look",
-    "collective counters": "beat.Beat._count",
+    "beat": "status_file.StatusFileWriter.beat",
+    "last line": "heartbeat.Heartbeat._look",
+    "collective counters": "heartbeat.Heartbeat._count",
     "device marks": "device.install",
     "worker server": "server.start",
-    "late": "enter.ProcessProbe._wait_for_init",
+    "late": "startup.ProcessProbe._wait_for_init",
 }
 SCRIPT = """
 import gc, importlib, json, os, sys, time, types
