@@ -37,12 +37,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-from mutating import Mutation, mutated, read  # noqa: E402
+from mutating import SOURCES, Mutation, mutated, read  # noqa: E402
 
 from benchmarks.circumstances import circumstances  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
-COPIED = ("benchmarks", "docs", "harness", "nsa", "scenarios", "tests", "tools", "pyproject.toml")
+COPIED = (*SOURCES, "benchmarks", "docs", "scenarios", "tests", "tools", "pyproject.toml")
 # Imported once and forked with. Nothing of ours: it may be what a mutation breaks.
 LIBRARIES = (
     "pytest",
@@ -64,9 +64,7 @@ OUTCOMES = {0: SURVIVED, 1: NOTICED}  # by the exit code of pytest; any other is
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    file: str
-    function: str
-    changes: tuple[str, ...]
+    mutation: str
     test: str
     outcome: str  # broken: the test fails without the mutation as well, or cannot run with it
     seconds: float
@@ -208,7 +206,13 @@ def answers(worker: Worker, batch: Sequence[Mutation]) -> Iterator[Answer]:
                 found = worker.run([one.test], keep_bytecode=False)
             outcome, said = OUTCOMES.get(found["code"], BROKEN), found["said"]
         said = "" if outcome == NOTICED else said
-        yield Answer(**vars(one), outcome=outcome, seconds=round(time.monotonic() - begun, 2), said=said)
+        yield Answer(
+            mutation=one.name,
+            test=one.test,
+            outcome=outcome,
+            seconds=round(time.monotonic() - begun, 2),
+            said=said,
+        )
 
 
 @contextlib.contextmanager
@@ -218,7 +222,7 @@ def broken(place: Path, mutation: Mutation) -> Iterator[None]:
     # Bytecode is told from its source by second and size, and a mutation may keep both.
     for bytecode in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
         bytecode.unlink()
-    path.write_text(mutated(whole.decode(), mutation.function, mutation.changes))
+    path.write_text(mutated(whole.decode(), mutation.changes))
     try:
         yield
     finally:
@@ -276,7 +280,7 @@ def stored(commit: str) -> dict[str, Any]:
 
 def shown(mutation: Mutation) -> str:
     old = mutation.text()
-    new = mutated(old, mutation.function, mutation.changes)
+    new = mutated(old, mutation.changes)
     lines = difflib.unified_diff(old.splitlines(), new.splitlines(), "", "", n=0, lineterm="")
     return "\n".join([mutation.name, *(f"    {line}" for line in list(lines)[2:] if not line.startswith("@@"))])
 
@@ -296,14 +300,14 @@ def main(arguments: list[str]) -> int:
         return 0
     commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
     results = stored(commit)
-    known = {tuple(map(str, (one["file"], one["function"], one["changes"], one["test"]))) for one in results["answers"]}
-    left = [one for one in wanted if (one.file, one.function, str(list(one.changes)), one.test) not in known]
+    known = {(one["mutation"], one["test"]) for one in results["answers"]}
+    left = [one for one in wanted if (one.name, one.test) not in known]
     for answer in ask(left, options.jobs, time.monotonic() + options.minutes * 60):
         results["answers"].append(asdict(answer))
         results["score"] = dict(Counter(one["outcome"] for one in results["answers"]))
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         if answer.outcome != NOTICED:
-            print(f"{answer.outcome}: {answer.file}:{answer.function}: {answer.changes} by {answer.test}", flush=True)
+            print(f"{answer.outcome}: {answer.mutation} by {answer.test}", flush=True)
     print(f"{results['score']}, of {len(wanted)} wanted")
     return 1 if set(results["score"]) - {NOTICED} else 0
 

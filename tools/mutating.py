@@ -1,66 +1,58 @@
-"""A mutation of the code: where it stands, what it does there, and the file with it done.
+"""The mutations of tests/mutations.json: the statement that each one breaks, and the source text with the break in it.
 
-    python tools/mutating.py    sorts the entries
+    python tools/mutating.py          sort the entries, and list those whose statement is not found
+    python tools/mutating.py --fix    first correct entries whose statement moved to another file or function, or in
+                                      which names changed; `--since REVISION` names the tree that the entries fit
 
-    {"file": ".../core/x.py", "function": "Class.method", "changes": ["2nd comparison: with <="], "test": "..."}
+    {"file": ".../core/x.py", "statement": "if ranks and not late:", "expression": "not late", "do": "drop",
+     "test": "tests/core/test_x.py::test_some_fact"}
 
-Nothing of the code is copied, so that an entry outlives other names and another layout. `function` is the qualified
-name of a function or class, or the name that a module or a class gives a value; `<module>` is what else a module does.
-A node is counted among those of its kind in source order, an outer one before those within it: `2nd name`, or in a long
-function `2nd name in 3rd return`. Nested functions count for themselves; docstrings, annotations and what lies within
-an f-string do not count.
+`statement` is the text that `ast.unparse` gives for the statement; the text of a compound statement is its header, and
+that of a function or class its name: `def judge(...)`, `class Case`. `expression` is the text of the part that changes
+(default: the statement itself). `function` is the qualified name of the function or class around the statement, or the
+name that a module or class assigns; an entry needs it only if the same statement occurs elsewhere. `nth` counts the
+nodes that still fit, in source order; an entry needs it only if several do. A long text is cut: `...` at its end stands
+for the rest. `also` lists further changes of the same mutation. Docstrings, annotations and the inside of f-strings
+cannot be changed.
 
-    drop              a statement, an operand, an element, an argument, a condition of a comprehension
-    negate            `not` before it, or the one before it taken away
-    with OPERATOR     another operator for a comparison, an arithmetic operation, an `and` or `or`
-    keep 2nd          the node gives way to the second of the expressions it is made of
-    empty             a function gives None and does nothing else
-    keep body         a compound statement gives way to its body; `keep else`: to its else
-    swap              the first two operands, arguments or elements change places
-    name WORD         another attribute, function, keyword or variable in its place
-    become SOURCE     anything else
+`do` is one of:
+
+    drop              remove a statement, an operand, an element, an argument or a condition of a comprehension
+    negate            put `not` before the expression, or remove the `not`
+    with OPERATOR     use another operator in a comparison, an arithmetic operation, an `and` or `or`
+    keep 2nd          replace the node by the second of its direct subexpressions
+    empty             replace the body of a function by `return None`
+    keep body         replace a compound statement by its body; `keep else`: by its else branch
+    swap              exchange the first two operands, arguments or elements
+    name WORD         use another attribute, function, keyword or variable name
+    become SOURCE     replace the node by other source text
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import copy
 import functools
 import io
 import json
 import keyword
-import re
+import sys
 import textwrap
 import tokenize
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT: Path = Path(__file__).resolve().parent.parent
 ENTRIES = ROOT / "tests" / "mutations.json"
+SOURCES = ("harness", "nsa")  # the folders whose files can be mutated
 
 MODULE = "<module>"
-_KINDS: dict[type[ast.AST], str] = {
-    ast.Compare: "comparison",
-    ast.IfExp: "conditional",
-    ast.JoinedStr: "string",
-    ast.ListComp: "comprehension",
-    ast.SetComp: "comprehension",
-    ast.DictComp: "comprehension",
-    ast.GeneratorExp: "comprehension",
-    ast.comprehension: "generator",
-    ast.BinOp: "operation",
-    ast.Assign: "assignment",
-    ast.AnnAssign: "assignment",
-    ast.AugAssign: "assignment",
-    ast.Expr: "expression",
-    ast.ExceptHandler: "handler",
-    ast.FunctionDef: "function",
-    ast.AsyncFunctionDef: "function",
-    ast.ClassDef: "class",
-    ast.arg: "parameter",
-    ast.ImportFrom: "import",
-}
+_LONG = 120  # characters of a statement or an expression that an entry quotes
+CUT = " ..."
 _OPERATORS: dict[str, ast.cmpop | ast.boolop | ast.operator] = {
     "==": ast.Eq(),
     "!=": ast.NotEq(),
@@ -93,52 +85,66 @@ _OPTIONAL = {
     (ast.Slice, "upper"),
     (ast.Slice, "step"),
 }
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
+_BODIES = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
 class Unclear(Exception):
-    """The entry names no node, or asks for what cannot be done to it."""
+    """The entry fits no statement or several, or asks for a change that its node does not allow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One node of the code and what is done to it. The module's docstring explains the fields."""
+
+    function: str = ""
+    statement: str
+    expression: str = ""
+    nth: int = 0
+    do: str
+
+    @property
+    def name(self) -> str:
+        nth = _ordinal(self.nth) if self.nth else ""
+        return " | ".join(part for part in (self.function, self.statement, self.expression, nth, self.do) if part)
+
+    def values(self) -> dict[str, str | int]:
+        """The fields of an entry, without those that have their default."""
+        return {key: value for key, value in asdict(self).items() if value}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutation:
     file: str
-    function: str
-    changes: tuple[str, ...]
+    changes: tuple[Change, ...]
     test: str
 
     @property
     def name(self) -> str:
-        return f"{self.file}:{self.function}: {'; '.join(self.changes)}"
+        return f"{self.file}: {'; '.join(change.name for change in self.changes)}"
 
     def text(self) -> str:
         return (ROOT / self.file).read_text(encoding="utf-8")
 
 
 def read(path: Path = ENTRIES) -> list[Mutation]:
-    return [Mutation(**{**one, "changes": tuple(one["changes"])}) for one in json.loads(path.read_text())]
+    return [_read_entry(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def _read_entry(*, file: str, test: str, also: Sequence[dict[str, Any]] = (), **first: Any) -> Mutation:
+    return Mutation(file=file, changes=tuple(Change(**values) for values in (first, *also)), test=test)
 
 
 def written(mutations: Sequence[Mutation]) -> str:
-    """One entry a line, by place: two people who add some rarely meet in one line."""
-    ordered = sorted(mutations, key=lambda one: (one.file, one.function, one.changes, one.test))
-    lines = [json.dumps(vars(one), ensure_ascii=False) for one in ordered]
-    return "[\n" + ",\n".join(lines) + "\n]\n"
+    """The text of mutations.json: one entry a line, sorted, so that two people who add entries rarely conflict."""
+    ordered = sorted(mutations, key=lambda one: (one.file, *(tuple(vars(change).values()) for change in one.changes)))
+    return "[\n" + ",\n".join(json.dumps(_entry(one), ensure_ascii=False) for one in ordered) + "\n]\n"
 
 
-def kind_of(node: ast.AST) -> str:
-    match node:
-        case ast.BoolOp():
-            return "and" if isinstance(node.op, ast.And) else "or"
-        case ast.UnaryOp():
-            return "not" if isinstance(node.op, ast.Not) else "sign"
-        case ast.Constant(value=bool() | None):
-            return "constant"
-        case ast.Constant(value=str() | bytes()):
-            return "string"
-        case ast.Constant():
-            return "number"
-    return _KINDS.get(type(node), type(node).__name__.lower())
+def _entry(mutation: Mutation) -> dict[str, object]:
+    first, *rest = (change.values() for change in mutation.changes)
+    return {"file": mutation.file, **first, **({"also": rest} if rest else {}), "test": mutation.test}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,55 +156,155 @@ class Place:
     index: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """A statement, exception handler or `case`, with the parts of it that belong to no statement within it."""
+
+    node: ast.AST
+    function: str
+    text: str
+    parts: list[ast.AST]
+
+    @functools.cached_property
+    def whole(self) -> str:
+        return unparsed(self.node)
+
+    def nodes(self, expression: str) -> list[ast.AST]:
+        """The parts with this text; the statement itself for an empty text."""
+        if not expression:
+            return [self.node]
+        wanted = _normal_expression(expression)
+        return [node for node in self.parts if _matches(unparsed(node), wanted)]
+
+
 class Anchors:
-    """The nodes of one file, by the function they stand in; and of each the place where it hangs."""
+    """The statements of one file, and the place of each node in its parent."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
         self.places: dict[ast.AST, Place] = {}
-        self.functions: dict[str, list[ast.AST]] = {}
+        self.statements: list[Statement] = []
         for parent in ast.walk(tree):
             for field, value in ast.iter_fields(parent):
                 for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
                     if isinstance(child, ast.AST):
                         self.places[child] = Place(parent=parent, field=field, index=index)
         for statement in tree.body:
-            self._collect(statement, "", MODULE)
-        for nodes in self.functions.values():
-            nodes.sort(key=lambda node: _position(node) or ())
+            self._collect(statement, "", MODULE, [])
+        self._by_text: dict[str, list[Statement]] = {}
+        for found in self.statements:
+            found.parts.sort(key=lambda node: _position(node) or ())
+            self._by_text.setdefault(unquoted(found.text), []).append(found)
 
-    def find(self, function: str, where: str) -> ast.AST:
-        """The node that words such as `2nd name in 3rd return` mean. Raises Unclear."""
-        if function not in self.functions:
-            raise Unclear(f"no function {function}; there are {', '.join(self.functions)}")
-        nodes = self.functions[function]
-        for words in reversed(where.split(" in ")):
-            number = re.fullmatch(r"(\d+)(?:st|nd|rd|th) (\w+)", words)
-            alike = [node for node in nodes if number and kind_of(node) == number[2]]
-            if number is None or not 0 < int(number[1]) <= len(alike):
-                raise Unclear(f"{function} has no {words!r}, but {len(alike)} of the kind")
-            found = alike[int(number[1]) - 1]
-            within = set(ast.walk(found)) - {found}
-            nodes = [node for node in nodes if node in within]
-        return found
+    def find(self, change: Change) -> ast.AST:
+        """Return the node that the change names. Raises Unclear."""
+        statements = self.matching(change)
+        nodes = [node for statement in statements for node in statement.nodes(change.expression)]
+        if change.nth:
+            nodes = nodes[change.nth - 1 : change.nth]
+        if len(nodes) != 1:
+            functions = ", ".join(dict.fromkeys(statement.function for statement in statements)) or "no function"
+            raise Unclear(f"{len(nodes)} nodes fit {change.name!r}; the statement is in {functions}")
+        return nodes[0]
 
-    def _collect(self, node: ast.AST, scope: str, function: str) -> None:
-        if isinstance(node, _DEFINITIONS):
+    def path(self, node: ast.AST) -> list[tuple[str, int | None]]:
+        """The fields and indices that lead from the module to the node."""
+        steps: list[tuple[str, int | None]] = []
+        while node is not self.tree:
+            place = self.places[node]
+            steps.append((place.field, place.index))
+            node = place.parent
+        return steps[::-1]
+
+    def at(self, path: Sequence[tuple[str, int | None]]) -> ast.AST:
+        node: ast.AST = self.tree
+        for field, index in path:
+            value = getattr(node, field)
+            node = value if index is None else value[index]
+        return node
+
+    def matching(self, change: Change) -> list[Statement]:
+        wanted = _normal(change.statement)
+        found = self.statements if wanted.endswith(CUT) else self._by_text.get(unquoted(wanted), [])
+        return [one for one in found if _matches(one.text, wanted) and change.function in ("", one.function)]
+
+    def _collect(self, node: ast.AST, scope: str, function: str, parts: list[ast.AST]) -> None:
+        if isinstance(node, DEFINITIONS):
             scope = function = f"{scope}.{node.name}" if scope else node.name
         elif isinstance(self.places[node].parent, (ast.Module, ast.ClassDef)) and (given := _given(node)):
             function = f"{scope}.{given}" if scope else given
-        if _position(node) is not None:
-            self.functions.setdefault(function, []).append(node)
+        if isinstance(node, _STATEMENTS):
+            parts = []
+            self.statements.append(Statement(node=node, function=function, text=_header(node), parts=parts))
+        elif _position(node) is not None:
+            parts.append(node)
         for child in ast.iter_child_nodes(node):
             if not isinstance(node, ast.JoinedStr) and not self._silent(child):
-                self._collect(child, scope, function)
+                self._collect(child, scope, function, parts)
 
     def _silent(self, node: ast.AST) -> bool:
         place = self.places[node]
         if place.field in ("annotation", "returns"):
             return True
-        owner = isinstance(place.parent, (*_DEFINITIONS, ast.Module)) and place.field == "body" and place.index == 0
-        return owner and isinstance(node, ast.Expr) and kind_of(node.value) == "string"
+        owner = isinstance(place.parent, (*DEFINITIONS, ast.Module)) and place.field == "body" and place.index == 0
+        return owner and isinstance(node, ast.Expr) and _is_text(node.value)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)))
+
+
+def _header(node: ast.AST) -> str:
+    """The text of a statement without the statements in it, and of a definition only its name."""
+    match node:
+        case ast.FunctionDef():
+            return f"def {node.name}(...)"
+        case ast.AsyncFunctionDef():
+            return f"async def {node.name}(...)"
+        case ast.ClassDef():
+            return f"class {node.name}"
+    hollow = copy.copy(node)
+    for field in _BODIES:
+        if isinstance(getattr(hollow, field, None), list):
+            setattr(hollow, field, [])
+    return unparsed(hollow)
+
+
+def unparsed(node: ast.AST) -> str:
+    return ast.unparse(node).strip()
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= _LONG + len(CUT) else text[:_LONG] + CUT
+
+
+def _matches(text: str, wanted: str) -> bool:
+    text, wanted = unquoted(text), unquoted(wanted)
+    return text == wanted or (wanted.endswith(CUT) and text.startswith(wanted.removesuffix(CUT)))
+
+
+def unquoted(text: str) -> str:
+    """Python 3.11 and 3.12 write other quotes around an f-string that has quotes within."""
+    return text.replace("'", "").replace('"', "")
+
+
+@functools.lru_cache(maxsize=8192)
+def _normal(statement: str) -> str:
+    """The statement as this version of Python unparses it; a text that is no whole statement stays unchanged."""
+    with contextlib.suppress(SyntaxError):
+        body = ast.parse(f"{statement}\n    pass" if statement.endswith(":") else statement).body
+        return _header(body[0]) if len(body) == 1 else statement
+    return statement
+
+
+@functools.lru_cache(maxsize=8192)
+def _normal_expression(expression: str) -> str:
+    """The same for an expression or an argument of a call."""
+    with contextlib.suppress(SyntaxError):
+        return unparsed(ast.parse(expression, mode="eval"))
+    with contextlib.suppress(SyntaxError):
+        return unparsed(ast.parse(f"f({expression})", mode="eval"))[2:-1]
+    return expression
 
 
 def _given(node: ast.AST) -> str | None:
@@ -219,49 +325,46 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def mutated(text: str, function: str, changes: Sequence[str]) -> str:
-    """The file with the changes done, and otherwise as it is written. Raises Unclear."""
-    start, end = _statements(text).get(function.partition(".")[0], (0, len(text)))
-    return text[:start] + _mutated(text[start:end], function, changes) + text[end:]
+def mutated(text: str, changes: Sequence[Change]) -> str:
+    """Return the source text with the changes made, and the rest of it unchanged. Raises Unclear."""
+    anchors = parsed(text)
+    nodes = [anchors.find(change) for change in changes]
+    paths = [anchors.path(node) for node in nodes]
+    tops = {path[0] for path in paths}
+    if len(tops) == 1:
+        # Parsing one statement of the module takes a tenth of the time for the file.
+        start, end = _lines_of(text, anchors.tree.body[tops.pop()[1] or 0])
+        part = parsed(text[start:end])
+        if len(part.tree.body) == 1:
+            nodes = [part.at([("body", 0), *path[1:]]) for path in paths]
+            return text[:start] + _mutated(text[start:end], part, nodes, changes) + text[end:]
+    return _mutated(text, anchors, nodes, changes)
 
 
-@functools.lru_cache(maxsize=8)
-def _statements(text: str) -> dict[str, tuple[int, int]]:
-    """Where the lines of each statement of the module are that alone gives its name: all that an entry can touch."""
+def _lines_of(text: str, statement: ast.stmt) -> tuple[int, int]:
     begins = [0, *accumulate(map(len, text.splitlines(keepends=True)))]
-    found: dict[str, list[tuple[int, int]]] = {}
-    for statement in ast.parse(text).body:
-        defined = isinstance(statement, _DEFINITIONS)
-        if name := statement.name if defined else _given(statement):
-            first = min([statement, *(statement.decorator_list if defined else [])], key=lambda node: node.lineno)
-            found.setdefault(name, []).append((begins[first.lineno - 1], begins[statement.end_lineno or 0]))
-    return {name: spans[0] for name, spans in found.items() if len(spans) == 1}
+    first = min([statement, *getattr(statement, "decorator_list", [])], key=lambda node: node.lineno)
+    return begins[first.lineno - 1], begins[statement.end_lineno or 0]
 
 
-def _mutated(text: str, function: str, changes: Sequence[str]) -> str:
-    old = _anchors(text)
-    found = [_read_change(old, function, change) for change in changes]
+def _mutated(text: str, old: Anchors, nodes: Sequence[ast.AST], changes: Sequence[Change]) -> str:
     work = _Work(old, ast.parse(text))
-    for node, operator, argument in [(work.twin(node), operator, argument) for node, operator, argument in found]:
-        work.do(node, operator, argument)
+    twins = [work.twin(node) for node in nodes]
+    for twin, change in zip(twins, changes, strict=True):
+        operator, _, argument = change.do.partition(" ")
+        work.do(twin, operator, argument)
     if work.dumped(work.tree) == work.dumped(old.tree):
-        raise Unclear(f"{function}: {'; '.join(changes)}: the code is the same")
+        raise Unclear(f"{'; '.join(change.name for change in changes)}: the code is the same")
     for unit in (_expression, _statement):
-        spliced = _spliced(text, old, work, [unit(old, node) for node, _, _ in found])
+        spliced = _spliced(text, old, work, [unit(old, node) for node in nodes])
         if work.is_told_by(spliced):
             return spliced
     return ast.unparse(ast.fix_missing_locations(work.tree)) + "\n"
 
 
 @functools.lru_cache(maxsize=8)
-def _anchors(text: str) -> Anchors:
+def parsed(text: str) -> Anchors:
     return Anchors(ast.parse(text))
-
-
-def _read_change(anchors: Anchors, function: str, change: str) -> tuple[ast.AST, str, str]:
-    where, _, what = change.partition(": ")
-    operator, _, argument = what.partition(" ")
-    return anchors.find(function, where), operator, argument
 
 
 class _Work:
@@ -320,7 +423,7 @@ class _Work:
             case "become", _:
                 self.put(node, parsed_like(node, argument))
             case _:
-                raise Unclear(f"a {kind_of(node)} cannot: {operator} {argument}")
+                raise Unclear(f"a {type(node).__name__} cannot: {operator} {argument}".rstrip())
 
     def put(self, node: ast.AST, new: list[ast.AST]) -> None:
         """Others in the place of a node; what is left of a condition, a table or a block stays whole."""
@@ -329,7 +432,7 @@ class _Work:
         self.replaced[node] = new
         if not isinstance(held, list):
             if not new and (type(place.parent), place.field) not in _OPTIONAL:
-                raise Unclear(f"a {kind_of(place.parent)} cannot do without its {place.field}")
+                raise Unclear(f"a {type(place.parent).__name__} cannot do without its {place.field}")
             setattr(place.parent, place.field, new[0] if new else None)
             return
         index = next(index for index, one in enumerate(held) if one is node)
@@ -351,7 +454,7 @@ def _set_operator(node: ast.AST, operator: ast.cmpop | ast.boolop | ast.operator
         case ast.BinOp() | ast.AugAssign(), ast.operator():
             node.op = operator
         case _:
-            raise Unclear(f"a {kind_of(node)} has no place for this operator")
+            raise Unclear(f"a {type(node).__name__} has no place for this operator")
 
 
 _NAMES: dict[type[ast.AST], str] = {
@@ -364,11 +467,11 @@ _NAMES: dict[type[ast.AST], str] = {
 }
 
 
-def words_of(changes: Sequence[str]) -> set[str]:
+def words_of(changes: Sequence[Change]) -> set[str]:
     """Every name that changes bring along; not the words of a text."""
     found: set[str] = set()
     for change in changes:
-        operator, _, argument = change.partition(": ")[2].partition(" ")
+        operator, _, argument = change.do.partition(" ")
         if operator in ("become", "name"):
             tokens = list(tokenize.generate_tokens(io.StringIO(argument).readline))
             found |= {token.string for token in tokens if token.type == tokenize.NAME}
@@ -394,7 +497,7 @@ def _swap(node: ast.AST) -> None:
         case ast.List(elts=[_, _, *_] as several) | ast.BoolOp(values=several):
             several[:2] = [several[1], several[0]]
         case _:
-            raise Unclear(f"a {kind_of(node)} has no two to swap")
+            raise Unclear(f"a {type(node).__name__} has no two to swap")
 
 
 def parsed_like(node: ast.AST, source: str) -> list[ast.AST]:
@@ -420,7 +523,7 @@ def parsed_like(node: ast.AST, source: str) -> list[ast.AST]:
             return list(assignment.targets)
         case ast.expr():
             return [ast.parse(source, mode="eval").body]
-    raise Unclear(f"nothing is written in the place of a {kind_of(node)}")
+    raise Unclear(f"nothing is written in the place of a {type(node).__name__}")
 
 
 def _expression(anchors: Anchors, node: ast.AST) -> ast.AST:
@@ -476,4 +579,6 @@ def _span(text: str, node: ast.AST) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    ENTRIES.write_text(written(read()), encoding="utf-8")
+    from mutation_moves import main
+
+    raise SystemExit(main(sys.argv[1:]))

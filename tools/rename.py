@@ -14,7 +14,7 @@ MAPPING is a text file with one line for each move; `#` begins a comment:
 
 Modules of a mapping are written as folders with dots, whatever they are imported by. A second run with the same
 mapping moves nothing, and rewrites what came in since, for instance with a merge. Afterwards run
-`ruff check --select I --fix .`, `ruff format .` and `python tools/mutating.py`. A function moves by hand.
+`ruff check --select I --fix .`, `ruff format .` and `python tools/mutating.py --fix`. A function moves by hand.
 """
 
 from __future__ import annotations

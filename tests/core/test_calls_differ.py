@@ -227,7 +227,6 @@ def test_who_stands_behind_a_loop_in_which_another_rank_still_is_went_fewer_roun
     made = [Made(op="broadcast", line=104), Made(op="barrier", line=105, elements=0)]
     seen = stood(run(made[:1], made[1:]), [frame(104)], [frame(105)])
     assert main(with_source(seen, 100)).ranks == (1,)
-    assert "left the loop" in main(with_source(seen, 100)).claim
     assert main(seen).ranks == (0, 1)
 
 
@@ -354,7 +353,6 @@ def test_a_call_inside_of_a_with_that_another_rank_has_yet_to_enter_is_the_place
     block = Source(file=USER, first=70, text=ENTERS)
     found = main(replace(seen, sources=(first, block)))
     assert (found.place and found.place.line, found.place and found.place.function) == (73, "main")
-    assert "rank 0 is inside of a `with` that others have yet to enter" in found.claim
     assert main(replace(seen, sources=(first,))).place == line(31, "main_first")
 
 
@@ -722,7 +720,6 @@ def test_what_is_counted_by_steps_is_proven_by_the_ledger_of_steps() -> None:
 def test_a_step_without_gradients_is_a_part_of_the_model_that_was_left_out() -> None:
     found = main(fewer(gradients=0))
     assert (found.code, found.ranks) == ("rank_conditional_unused_params", (1,))
-    assert "fewer gradients there" in found.claim
 
 
 def test_fewer_gathers_are_no_matter_of_no_sync() -> None:

@@ -18,7 +18,7 @@ from nsa_harness.subject.tables import RULES as OWN_RULES
 
 TESTS = Path(__file__).resolve().parents[1]
 CORE = TESTS.parent / "harness" / "nsa_harness" / "core"
-JUDGEMENTS = (TESTS / "frozen" / "judgements.jsonl").read_text(encoding="utf-8")
+FACTS = (TESTS / "frozen" / "facts.jsonl").read_text(encoding="utf-8")
 
 
 def mistakes(cause: str) -> list[str]:
@@ -82,7 +82,7 @@ def lacking(cause: Cause, shown: Shown) -> str | None:
                 return f'give LABEL in tests/faults/{shown.name}.py "cause": "{cause}"; it has {label.cause}'
             return None if label.twin else f"let tests/faults/{shown.name}.py be healthy when told `healthy`"
         case ShownBy.EVIDENCE:
-            return None if f'"{cause}"' in JUDGEMENTS else "no judgement of tests/frozen/judgements.jsonl names it"
+            return None if f'"{cause}"' in FACTS else "no judgement of tests/frozen/facts.jsonl names it"
         case ShownBy.TEST:
             named = (TESTS.parent / shown.name).exists() and cause in (TESTS.parent / shown.name).read_text()
             return None if named else f"write a test that reaches it in {shown.name}"

@@ -117,7 +117,6 @@ def test_two_ranks_that_fail_of_themselves_at_the_same_time_need_not_follow_from
 def test_the_same_exception_in_the_same_line_is_that_of_every_rank_that_raised_it() -> None:
     both = main(evidence(failing(0, 9.0, "row 3"), failing(1, 9.2, "row 7")))
     assert (both.ranks, both.confidence) == ((0, 1), 0.95)
-    assert both.claim.startswith("ranks 0-1 raised ValueError: row 3") or both.claim.startswith("ranks 0, 1 raised")
     assert main(evidence(failing(0, 9.0), failing(1, 9.2, at=99))).ranks == (0,)
 
 

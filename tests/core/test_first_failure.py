@@ -354,7 +354,6 @@ def test_a_helper_that_sets_a_key_is_told_with_what_turns_its_only_caller_off() 
     )
     found = diagnosed(in_store("ready/x", PUBLISH, calls)).findings[0]
     assert (found.code, found.place and found.place.line, found.ranks) == ("store_key_missing", 91, (0,))
-    assert "unless it turns off at ada/train.py:91" in found.claim
 
 
 def test_a_rank_that_gave_up_waiting_for_a_key_is_not_the_one_that_failed_to_set_it() -> None:

@@ -1,6 +1,7 @@
 """The frozen judgements: what judge and diagnosis make of every evidence that a test ever built by hand.
 
-    python tests/frozen/freeze.py        writes judgements.jsonl anew and prints which ones changed
+    python tests/frozen/freeze.py              write all generated files of this folder, and print what changed
+    python tests/frozen/freeze.py judgements   write one of them
 
 evidence.jsonl.gz was dumped once, from all tests of the core and from the recordings; it is not made again. This module
 imports nothing that moves: what it asks is looked up in the package by name.
@@ -14,14 +15,17 @@ import inspect
 import json
 import pkgutil
 import sys
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from facts_and_sentences import canonical, joined, split
+
 HERE = Path(__file__).resolve().parent
 EVIDENCE = HERE / "evidence.jsonl.gz"
-JUDGEMENTS = HERE / "judgements.jsonl"
+FACTS = HERE / "facts.jsonl"
+SENTENCES = HERE / "sentences.jsonl"
 _PACKAGES = ("nsa_harness", "harness")
 _PURE = ("core", "subject", "render", "supervisor")
 _SPEC = {
@@ -41,10 +45,14 @@ _SPEC = {
 }
 
 
-def judgements() -> Iterator[str]:
-    """One canonical JSON line for each frozen evidence, in their order."""
-    for line in evidence_lines():
-        yield json.dumps(_judged(json.loads(line)), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+def judgements() -> list[dict[str, Any]]:
+    """Return what each frozen evidence is judged to be, in their order."""
+    return [json.loads(canonical(_judged(json.loads(line)))) for line in evidence_lines()]
+
+
+def frozen_judgements() -> list[dict[str, Any]]:
+    """Return the judgements that are stored."""
+    return joined(*(path.read_text(encoding="utf-8").splitlines() for path in (FACTS, SENTENCES)))
 
 
 def evidence_lines() -> list[str]:
@@ -132,14 +140,24 @@ def _folder(package: str) -> Path:
     return Path(importlib.import_module(package).__path__[0])
 
 
-def main() -> None:
-    before = JUDGEMENTS.read_text(encoding="utf-8").splitlines() if JUDGEMENTS.exists() else []
-    now = list(judgements())
-    JUDGEMENTS.write_text("".join(f"{line}\n" for line in now), encoding="utf-8")
-    changed = [number for number, line in enumerate(now, 1) if number > len(before) or before[number - 1] != line]
-    print(f"{len(now)} judgements; changed: {', '.join(map(str, changed)) or 'none'}")
+def freeze_judgements() -> str:
+    before, now = frozen_judgements() if FACTS.exists() else [], judgements()
+    for path, lines in zip((FACTS, SENTENCES), split(now), strict=True):
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    changed = [number for number, one in enumerate(now, 1) if before[number - 1 : number] != [one]]
+    return f"{len(now)} judgements; changed: {', '.join(map(str, changed)) or 'none'}"
+
+
+def main(names: Sequence[str]) -> None:
+    from frozen_lists import LISTS, freeze_list  # it imports the package, and this module is imported without
+
+    freezers = {"judgements": freeze_judgements, **{name: partial(freeze_list, name) for name in LISTS}}
+    if unknown := set(names) - set(freezers):
+        raise SystemExit(f"{', '.join(sorted(unknown))}: not one of {', '.join(freezers)}")
+    for name in names or freezers:
+        print(freezers[name](), flush=True)
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parents[1]))
-    main()
+    main(sys.argv[1:])

@@ -26,3 +26,8 @@ def test_torchrun_leaves_the_words_of_a_program_to_it(program: tuple[str, ...]) 
 
 def test_a_command_of_the_users_own_is_launched_as_it_is() -> None:
     assert command_line(spec(program=("make", "train"), launcher=Launcher.PLAIN), "python", None) == ["make", "train"]
+
+
+def test_a_stored_spec_that_names_the_old_training_package_runs_the_present_one() -> None:
+    stored = spec(program=("-m", "nsa_harness.nsa.rehearse", "nsa_harness.nsa.rehearse"))
+    assert command_line(stored, "python", None)[-2:] == ["nsa_attention.rehearse", "nsa_harness.nsa.rehearse"]

@@ -54,8 +54,14 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
         *logs,
         *(["-m"] if as_module else []),
         "--",  # torchrun takes the beginning of one of its options for it also behind the program: --n=16
-        *spec.program[as_module:],
+        *([_present_name(spec.program[1])] if as_module else []),
+        *spec.program[2 * as_module :],
     ]
+
+
+def _present_name(module: str) -> str:
+    """Return the name to import `module` by. Stored specs name the training package `nsa_harness.nsa`."""
+    return module.replace("nsa_harness.nsa.", "nsa_attention.", 1)
 
 
 def is_command(spec: RunSpec) -> bool:
