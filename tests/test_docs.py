@@ -114,7 +114,7 @@ def test_the_figures_of_strangers_in_the_readme_are_those_of_the_newest_round() 
 
 def test_every_gate_stands_in_the_decisions_in_its_order_and_no_other() -> None:
     shown = [(words(cells[0])[0], *cells[1:]) for cells in rows("docs/decisions.md", "gate", "if")]
-    assert shown == [(gate.name, when(gate.condition), gate.then, gate.because) for gate in SHIPPED.gates]
+    assert shown == [(name, when(one.condition), one.then, one.because) for name, one in SHIPPED.gates.items()]
 
 
 def test_every_question_of_the_tree_stands_in_the_decisions_and_no_other() -> None:

@@ -51,7 +51,7 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.evidence.health_samples import Broken, HealthSamples, LastMessages, OverwrittenFile, Replica
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.program_source import program_sources
+from nsa_harness.core.source_code.collection import program_sources
 from nsa_harness.supervisor.storage.adapters import adapter, plain
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests" / "frozen"))

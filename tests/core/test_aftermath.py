@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 
 from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.evidence.job_file import JobFile, Kind, is_document, left_file
-from nsa_harness.core.evidence.job_logs import by_rank, exits_of_tasks, rank_of_path, timeouts
+from nsa_harness.core.evidence.job_files import (
+    JobFile,
+    Kind,
+    by_rank,
+    exits_of_tasks,
+    is_document,
+    left_file,
+    rank_of_path,
+    timeouts,
+)
 from nsa_harness.core.evidence.post_mortem import PostMortem, aftermath
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import Judgement, judge

@@ -12,9 +12,18 @@ from ruamel.yaml import YAML
 from runs import PLAN, run, sure
 
 from nsa_harness.core.comparison.decisions import decided, walked
-from nsa_harness.core.comparison.gates import Form, Wanted, when
-from nsa_harness.core.comparison.gates import Test as Asked
-from nsa_harness.core.comparison.plan_file import COMMANDS, PlanText, ReadPlan, is_plan, plan_schema, read_plan
+from nsa_harness.core.comparison.gates import when
+from nsa_harness.core.comparison.plan_file import (
+    COMMANDS,
+    Form,
+    KeyFilter,
+    PlanText,
+    ReadPlan,
+    is_plan,
+    plan_schema,
+    read_plan,
+)
+from nsa_harness.core.comparison.plan_file import Test as Asked
 from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
 
@@ -181,23 +190,23 @@ def test_a_command_is_made_of_the_run_that_it_names(condition: str, command: str
 
 MISTAKES = """\
 1:1: schema: expected 1, got 2
-2:14: tags: no scenario has the tag "mien"; did you mean "mine"?
-3:13: scenarios: no scenario named "smokee"; did you mean "smoke"?
-3:21: scenarios: no scenario named "quick"; it is another name of smoke: write that
+2:14: tags.1: no scenario has the tag "mien"; did you mean "mine"?
+3:13: scenarios.0: no scenario named "smokee"; did you mean "smoke"?
+3:21: scenarios.1: no scenario named "quick"; it is another name of smoke: write that
 4:1: gatez: unknown key; did you mean "gates"?
 6:3: gates.one.because: is required
 7:10: gates.one.if.fails: no scenario named "trian_a"; did you mean "train_a"?
 10:10: gates.two.if.fails: "other" is not among what this plan runs; add it to `scenarios`
 10:24: gates.two.if.cause: no cause "redy_twice"; did you mean "ready_twice"?
-12:5: gates.two.because: expected some text, got 7
+12:5: gates.two.because: expected text, got 7; quote it
 14:5: gates.three.if.differ_in: is required: two runs tell something where they differ in what it names and in nothing else
 14:18: gates.three.if.fails.gc.laiers: no key "gc.laiers" by which runs differ; did you mean "gc.layers"?
 14:34: gates.three.if.fails.gc.mode: expected one of non_reentrant, reentrant, got "sideways"
-17:11: gates.three.try: no command "dance"; known: run, bisect, claim
-17:18: gates.three.try: nothing stands for {passed} here; known: {fails}, {passes}
-17:18: gates.three.try: gc.layers: expected "start:stop" with start < stop, got "8:4"
-17:48: gates.three.try: gc.mode: expected one of non_reentrant, reentrant, got "sideways"
-17:92: gates.three.try: No closing quotation in "run ""
+17:11: gates.three.try.0: no command "dance"; known: run, bisect, claim
+17:18: gates.three.try.1: nothing stands for {passed} here; known: {fails}, {passes}
+17:18: gates.three.try.1: gc.layers: expected "start:stop" with start < stop, got "8:4"
+17:48: gates.three.try.2: gc.mode: expected one of non_reentrant, reentrant, got "sideways"
+17:92: gates.three.try.3: No closing quotation in "run ""
 19:5: gates.four.if: expected one of: flaky, missing_gradients, fails, passes, fails with passes, each_passes with fails, fails with fails_alike, cause; got fails, flaky
 23:22: gates.five.if.differ_in: belongs to two ends, such as `fails` and `passes`; remove it
 23:42: gates.five.if.cause: is that of a failure; remove it, or ask what `fails`
@@ -210,7 +219,7 @@ MISTAKES = """\
 40:9: gates.ten.if: expected one of: flaky, missing_gradients, fails, passes, fails with passes, each_passes with fails, fails with fails_alike, cause; got differ_in
 40:14: gates.ten.if.differ_in: belongs to two ends, such as `fails` and `passes`; remove it
 42:6: tree.0.gate: no gate "on"; did you mean "one"?
-42:31: tree.0.yes: expected some text, got a list
+42:31: tree.0.yes: expected text, got an empty list
 42:48: tree.0.no_if.tow: no gate "tow"; did you mean "two"?
 """  # noqa: E501
 
@@ -328,9 +337,9 @@ def test_a_tree_of_their_own_is_walked() -> None:
 
 
 def test_the_plan_that_ships_has_each_form_and_commands_that_there_are() -> None:
-    assert {one.condition.form for one in PLAN.gates} == set(Form) - {Form.PASSES}
-    assert {words[0] for one in PLAN.gates for words in one.commands} == set(COMMANDS)
-    assert {one.gate for one in PLAN.questions} <= {one.name for one in PLAN.gates}
+    assert {one.condition.form for one in PLAN.gates.values()} == set(Form) - {Form.PASSES}
+    assert {words[0] for one in PLAN.gates.values() for words in one.commands} == set(COMMANDS)
+    assert {one.gate for one in PLAN.questions} <= {*PLAN.gates}
 
 
 @pytest.mark.parametrize(
@@ -350,12 +359,12 @@ def test_the_plan_that_ships_has_each_form_and_commands_that_there_are() -> None
     ],
 )
 def test_a_condition_is_told_in_words(condition: str, words: str) -> None:
-    assert when(read(gate(condition)).plan.gates[0].condition) == words
+    assert when(read(gate(condition)).plan.gates["one"].condition) == words
 
 
 def test_a_number_is_the_same_however_it_is_written() -> None:
-    assert read(gate("{fails: {parallel.bucket_cap_mb: 25}}")).plan.gates[0].condition.of.values == (
-        Wanted(key="parallel.bucket_cap_mb", test=Asked.ONE_OF, values=("25",)),
+    assert read(gate("{fails: {parallel.bucket_cap_mb: 25}}")).plan.gates["one"].condition.of.values == (
+        KeyFilter(key="parallel.bucket_cap_mb", test=Asked.ONE_OF, values=("25",)),
     )
     told = answer("{fails: {parallel.bucket_cap_mb: 25}}", [run("ddp", HANG)])
     assert told.why == "ddp HANG"  # whose default is 25.0

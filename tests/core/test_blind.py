@@ -10,7 +10,7 @@ import pytest
 from builders import board, call, frame, raised, rank_evidence, rank_snapshot, stalled
 
 from nsa_harness.core.evidence.evidence import Evidence, Frame, Stack
-from nsa_harness.core.source_code.program_source import excerpts
+from nsa_harness.core.source_code.collection import excerpts
 from tools.blind import PROJECT, Blindfold, answer, collected, compared, recordings
 
 ROUNDS = Path(__file__).parents[1] / "strangers"

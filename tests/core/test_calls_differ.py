@@ -47,7 +47,7 @@ from nsa_harness.core.evidence.evidence import (
     Tally,
 )
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
-from nsa_harness.core.source_code.program_source import excerpts
+from nsa_harness.core.source_code.collection import excerpts
 from nsa_harness.core.verdict.verdict import judge
 
 CERTAIN, LIKELY, OPEN = 0.95, 0.8, 0.75

@@ -12,7 +12,7 @@ from builders import USER, collective, whole
 from lockstep import Made, Run, rounds, run
 from test_calls_differ import main, stood
 
-from nsa_harness.core.collectives.counts import parted_before
+from nsa_harness.core.collectives.call_history import parted_before
 from nsa_harness.core.collectives.timeline import timeline
 from nsa_harness.core.evidence.evidence import Frame, StatusFile
 from nsa_harness.core.evidence.flight import missing_numbers

@@ -129,10 +129,10 @@ def test_a_gate_that_fires_names_the_runs_and_the_next_commands(
 
 
 def test_every_gate_has_a_case_in_which_it_fires() -> None:
-    assert [case[0] for case in FIRES] == [gate.name for gate in PLAN.gates]
+    assert [case[0] for case in FIRES] == [*PLAN.gates]
 
 
-NEEDS_RUNS = [gate.name for gate in PLAN.gates if gate.name not in ("unstable", "slow", "ready_twice")]
+NEEDS_RUNS = [name for name in PLAN.gates if name not in ("unstable", "slow", "ready_twice")]
 
 
 @pytest.mark.parametrize("gate", NEEDS_RUNS)

@@ -11,7 +11,8 @@ from nsa_harness.core.diagnosis.context import Case
 from nsa_harness.core.diagnosis.rules.calls_differ import _place, _rounds_of
 from nsa_harness.core.evidence.evidence import Source
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.program_source import excerpts, loops_around, program_sources
+from nsa_harness.core.source_code.collection import excerpts, program_sources
+from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.source_code.value_origin import Origin, origin_of_arguments, origin_of_loop
 from nsa_harness.core.verdict.verdict import judge
 
@@ -103,11 +104,13 @@ KEPT: tuple[Source, ...] = tuple(excerpts(USER, PROGRAM, set(range(2, PROGRAM.co
 
 
 def rounds(text: str) -> str | None:
-    return line_of(origin_of_loop(KEPT, Place(file=USER, line=at(text)), ()))
+    return line_of(origin_of_loop(ProgramSource(KEPT), Place(file=USER, line=at(text)), ()))
 
 
 def given(*lines: str, own_rank: bool = True) -> str | None:
-    return line_of(origin_of_arguments(KEPT, tuple(frame(at(text)) for text in lines), own_rank=own_rank))
+    return line_of(
+        origin_of_arguments(ProgramSource(KEPT), tuple(frame(at(text)) for text in lines), own_rank=own_rank)
+    )
 
 
 def line_of(found: Origin | None) -> str | None:
@@ -166,7 +169,7 @@ def test_how_often_a_loop_goes_that_a_rank_has_left_is_told_by_where_another_one
     stands = rank_snapshot(1, ALL_REDUCE, frame(at("    self.train(k)"), function="epoch"))
     seen = replace(evidence(rank_evidence(1), snapshots=stalled(stands).snapshots), sources=KEPT)
     case = Case(evidence=seen, judgement=judge(seen))
-    around = loops_around(KEPT, frame(at("    self.train(k)")))
+    around = ProgramSource(KEPT).loops_around(frame(at("    self.train(k)")))
     (first,) = (one for one in around if PROGRAM.splitlines()[one.line - 1].strip() == "for k in range(steps):")
     assert line_of(_rounds_of(case, first, 1)) == "steps = len(self.table) // self.args.batch"
     assert line_of(_rounds_of(case, around[-1], 1)) == "steps = len(self.table) // self.args.batch", "within it"

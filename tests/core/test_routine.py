@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.collectives.call_pattern import Due, comes_later, due, leaves_a_loop
+from nsa_harness.core.collectives.call_history import Due, comes_later, due, leaves_a_loop
 
 
 @pytest.mark.parametrize(

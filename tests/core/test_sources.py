@@ -15,14 +15,9 @@ from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.outcome.outcome import skipped
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import Culprit, Place
-from nsa_harness.core.source_code.program_source import (
-    Branch,
-    branches,
-    excerpts,
-    loops_left,
-    places_of,
-    statement,
-)
+from nsa_harness.core.source_code.collection import excerpts, places_of
+from nsa_harness.core.source_code.excerpt import Branch
+from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.storage.sources import FILE, quoted, with_sources
 
@@ -106,9 +101,9 @@ def test_every_line_of_the_program_that_the_evidence_names_is_looked_up_and_none
 
 
 def test_the_statement_of_a_line_is_that_line_without_its_indent() -> None:
-    assert statement(kept("barrier()"), line(at("for batch"))) == "for batch in loader:"
-    assert statement(kept("barrier()"), line(1)) is None
-    assert statement((), line(at("barrier()"))) is None
+    assert ProgramSource(kept("barrier()")).statement(line(at("for batch"))) == "for batch in loader:"
+    assert ProgramSource(kept("barrier()")).statement(line(1)) is None
+    assert ProgramSource(()).statement(line(at("barrier()"))) is None
 
 
 # Branches.
@@ -116,11 +111,11 @@ def test_the_statement_of_a_line_is_that_line_without_its_indent() -> None:
 
 def leading_to(text: str) -> list[tuple[str, int, bool]]:
     sources = kept(text)
-    return [(one.text, one.line, one.of_rank) for one in branches(sources, line(at(text)))]
+    return [(one.text, one.line, one.of_rank) for one in ProgramSource(sources).branches(line(at(text)))]
 
 
 def test_a_condition_around_a_line_leads_to_it_and_says_whether_it_asks_for_the_rank() -> None:
-    assert branches(kept("save(model)"), line(at("save(model)"))) == (
+    assert ProgramSource(kept("save(model)")).branches(line(at("save(model)"))) == (
         Branch(
             file=USER,
             line=at("if is_main"),
@@ -163,7 +158,7 @@ def test_a_condition_that_asks_a_variable_which_was_given_the_rank_asks_for_the_
 )
 def test_what_a_condition_asks_is_told_by_its_words(test: str, of_rank: bool) -> None:
     source = Source(file=USER, first=10, text=f"if {test}:\n    barrier()")
-    (branch,) = branches((source,), line(11))
+    (branch,) = ProgramSource((source,)).branches(line(11))
     assert branch.of_rank is of_rank
 
 
@@ -175,19 +170,19 @@ def test_a_jump_behind_a_line_or_in_a_function_that_does_not_hold_it_leads_nowhe
 
 def test_a_handler_around_a_line_leads_to_it() -> None:
     sources = kept("barrier()")
-    found = branches(sources, line(at("continue", 2)))
+    found = ProgramSource(sources).branches(line(at("continue", 2)))
     assert ("except ValueError", at("except ValueError")) in [(one.text, one.line) for one in found]
 
 
 def test_of_a_line_that_is_not_kept_nothing_is_known() -> None:
-    assert branches((), line(5)) == ()
-    assert branches(kept("save(model)"), line(at("barrier()"))) == ()
+    assert ProgramSource(()).branches(line(5)) == ()
+    assert ProgramSource(kept("save(model)")).branches(line(at("barrier()"))) == ()
 
 
 def test_of_several_excerpts_that_hold_a_line_the_smallest_counts() -> None:
     sources = kept("return reduce", "barrier()")
-    assert loops_left(sources, inside=line(at("reduce(loss)", 2)), outside=line(at("barrier()")))
-    assert branches(sources, line(at("return reduce"))) == ()
+    assert ProgramSource(sources).loops_left(inside=line(at("reduce(loss)", 2)), outside=line(at("barrier()")))
+    assert ProgramSource(sources).branches(line(at("return reduce"))) == ()
 
 
 @pytest.mark.parametrize(
@@ -207,13 +202,13 @@ def test_who_stands_behind_the_loops_around_another_line_has_left_them(
 ) -> None:
     sources = tuple(excerpts(USER, PROGRAM, {at("barrier()"), at("save(model)")}))
     where, behind = (at(one, 2 if one == "reduce(loss)" else 1) for one in (inside, outside))
-    found = loops_left(sources, inside=frame(where), outside=frame(behind))
+    found = ProgramSource(sources).loops_left(inside=frame(where), outside=frame(behind))
     assert [one.line for one in found] == [at(one) for one in left]
 
 
 def test_an_excerpt_that_cannot_be_read_alone_leads_nowhere() -> None:
     broken = Source(file=USER, first=1, text="    if rank == 0:\n  barrier()")
-    assert branches((broken,), line(2)) == ()
+    assert ProgramSource((broken,)).branches(line(2)) == ()
 
 
 # Stored as it ran, when its run is judged, and read from there alone.
@@ -309,11 +304,11 @@ def test_the_statement_of_a_place_is_quoted_from_what_is_stored() -> None:
 def test_counters_and_settings_are_the_same_on_every_rank(test: str, varies: bool) -> None:
     """Whatever the period of a counter is called."""
     text = f"def fit(loader):\n    for i, batch in enumerate(loader):\n        if {test}:\n            reduce()"
-    (found,) = branches((Source(file=USER, first=1, text=text),), line(4))
+    (found,) = ProgramSource((Source(file=USER, first=1, text=text),)).branches(line(4))
     assert found.varies is varies
 
 
 def test_that_a_file_is_the_program_decides_nothing_between_ranks() -> None:
     text = 'if __name__ == "__main__":\n    if ready:\n        main()\n'
-    found = branches((Source(file=USER, first=1, text=text),), line(3))
+    found = ProgramSource((Source(file=USER, first=1, text=text),)).branches(line(3))
     assert [one.text for one in found] == ["if ready"]

@@ -29,7 +29,7 @@ from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Sn
 from nsa_harness.core.evidence.stacks import group_call
 from nsa_harness.core.outcome.outcome import checked
 from nsa_harness.core.report import Culprit, Place, Status, Verdict
-from nsa_harness.core.source_code.program_source import excerpts
+from nsa_harness.core.source_code.collection import excerpts
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.core.verdict.wait import WaitKind
 

@@ -29,7 +29,7 @@ from nsa_harness.core.evidence.exit_messages import deaths
 from nsa_harness.core.evidence.health_samples import LastMessages
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind, Place
-from nsa_harness.core.source_code.program_source import excerpts
+from nsa_harness.core.source_code.collection import excerpts
 from nsa_harness.core.verdict.verdict import judge
 
 THREADING = "/usr/lib/python3.11/threading.py"

@@ -10,7 +10,7 @@ from builders import C10D, USER, board, call, collective, frame, in_all_reduce, 
 from lockstep import line
 
 from nsa_harness.core.collectives.alignment import departure, last_round
-from nsa_harness.core.collectives.call_pattern import other_partner
+from nsa_harness.core.collectives.call_history import other_partner
 from nsa_harness.core.collectives.timeline import Timeline, timeline
 from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Call, Evidence, Source, StatusFile

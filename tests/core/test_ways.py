@@ -15,7 +15,8 @@ from nsa_harness.core.diagnosis.context import Case
 from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import Call, Evidence, Frame, KeySet, Source, StatusFile
 from nsa_harness.core.report import Finding
-from nsa_harness.core.source_code.program_source import around_alone, excerpts, guard
+from nsa_harness.core.source_code.collection import excerpts
+from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.verdict import judge
 
 PROGRAM = dedent(
@@ -194,13 +195,13 @@ def test_who_went_past_is_one_rank_in_a_collective_that_the_others_wait_for() ->
 
 
 def test_a_line_under_no_condition_is_guarded_by_the_one_around_its_only_caller() -> None:
-    found = guard(SOURCES, line(at("self.mask_head")))
+    found = ProgramSource(SOURCES).guard(line(at("self.mask_head")))
     assert found is not None
     assert (found.text, found.line) == ("if batch.masks", at("if batch.masks"))
-    assert guard(SOURCES, line(at("self.merge(0)"))) is not None
+    assert ProgramSource(SOURCES).guard(line(at("self.merge(0)"))) is not None
     twice = tuple(excerpts(USER, PROGRAM + "    self.mask_loss(batch)\n", {at("self.mask_head")}))
-    assert guard(twice, line(at("self.mask_head"))) is None, "which of them was meant is not known"
-    assert guard((), line(3)) is None
+    assert ProgramSource(twice).guard(line(at("self.mask_head"))) is None, "which of them was meant is not known"
+    assert ProgramSource(()).guard(line(3)) is None
 
 
 def test_the_functions_that_call_one_are_kept_with_it() -> None:
@@ -214,7 +215,7 @@ def test_where_nothing_decides_one_line_it_is_what_decides_the_other() -> None:
     way = (MAIN, frame(83, function="sync"))
     found = turned_off_at(case((MAIN, frame(82, function="sync")), way, sources=(source,)), 0, way)
     assert (found and found.line) == 81
-    assert around_alone((source,), None, line(83)) is None
+    assert ProgramSource((source,)).condition_around_only(None, line(83)) is None
 
 
 def test_a_condition_that_is_the_same_on_every_rank_decides_after_one_that_is_not() -> None:

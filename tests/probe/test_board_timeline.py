@@ -13,7 +13,7 @@ import pytest
 from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
 
 from nsa_harness import protocol
-from nsa_harness.core.collectives.counts import parted_before
+from nsa_harness.core.collectives.call_history import parted_before
 from nsa_harness.core.collectives.timeline import comparable, timeline
 from nsa_harness.core.evidence.evidence import CallCount, Loader, Mode, ModuleCall
 from nsa_harness.core.evidence.status_file import parse

@@ -68,7 +68,7 @@ def test_many_together_are_asked_only_what_fits_any_program(judged: tuple[Outcom
     assert of_ours(texts) == set()
     summary = texts["SUMMARY.md"].replace("\\_", "_")
     assert re.findall(r"^\| (\w+) \| .* (?:fired|\*\*fired\*\*|held|not reached) \|", summary, re.MULTILINE) == [
-        gate.name for gate in PLAN.gates if not gate.condition.asks_of_ours
+        name for name, gate in PLAN.gates.items() if not gate.condition.asks_of_ours
     ]
     listed = json.loads(texts["report.json"])["outcomes"][0]["detail"]["artifacts"]
     assert {"output.log", "env.json"} <= {file["path"] for file in listed}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.cli.main import run_command_line
-from nsa_harness.core.evidence.job_file import Kind
+from nsa_harness.core.evidence.job_files import Kind
 from nsa_harness.supervisor.storage import job_files as module
 from nsa_harness.supervisor.storage.job_files import left_files
 

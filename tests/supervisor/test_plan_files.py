@@ -148,9 +148,7 @@ def resumed_agreed(folder: RunDir) -> PlanText | None:
 
 def test_a_run_that_stored_no_gates_is_judged_by_those_that_ship(tmp_path: Path) -> None:
     folder, record = stored(tmp_path, None)
-    assert [one.name for one in judged(folder, record).gates] == [
-        one.name for one in agreed_plan(shipped_plan()).plan.gates
-    ]
+    assert [one.name for one in judged(folder, record).gates] == [*agreed_plan(shipped_plan()).plan.gates]
 
 
 def test_gates_that_cannot_be_read_any_more_are_said_and_the_runs_are_judged(

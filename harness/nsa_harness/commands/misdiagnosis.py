@@ -21,7 +21,8 @@ from pydantic import ValidationError
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.report import Outcome, Status
-from nsa_harness.core.source_code.program_source import excerpt, excerpts, places_of
+from nsa_harness.core.source_code.collection import excerpts, places_of
+from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.errors import StoredRunError, UsageError, did_you_mean
 from nsa_harness.render.documents.report_json import from_json, outcome_values
 from nsa_harness.supervisor.storage.adapters import adapter, evidence_text
@@ -204,7 +205,7 @@ def _line(
     line, here = int(number), str(Path(name).resolve())
     places = places_of(evidence)
     file = _file(name, here, sorted({*(one.file for one in evidence.sources), *places}))
-    if excerpt(evidence.sources, file, line) is not None or line in places.get(file, ()):
+    if ProgramSource(evidence.sources).excerpt_at(file, line) is not None or line in places.get(file, ()):
         return file, line, ()
     text = text_as_launched(file if file == here else "", attempt.door.changed_ns(attempt.spec) / 1e9 or None)
     if text and line <= len(text.splitlines()):

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from nsa_harness import __version__
 from nsa_harness.commands.run import report_of, write_report
-from nsa_harness.core.evidence.job_file import Kind
+from nsa_harness.core.evidence.job_files import Kind
 from nsa_harness.core.evidence.post_mortem import Missing, PostMortem, aftermath
 from nsa_harness.core.outcome.outcome import outcome_of
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Outcome, Report, Status, Trouble, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
-from nsa_harness.core.source_code.program_source import program_sources
+from nsa_harness.core.source_code.collection import program_sources
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.errors import UsageError
 from nsa_harness.render.documents.report_json import to_json

@@ -292,7 +292,7 @@ def _agreed(run: RunDir, record: Record) -> PlanFile:
     read = agreed_plan(record.agreed or shipped_plan())
     for mistake in read.mistakes[:1]:
         print(f"note: {run.request}: {mistake}; nothing that was agreed is asked", file=sys.stderr)
-    return PlanFile() if read.mistakes else read.plan
+    return read.plan
 
 
 @contextmanager

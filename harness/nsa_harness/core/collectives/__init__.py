@@ -1,1 +1,1 @@
-"""What the ranks did side by side, and where they part."""
+"""The ranks' collective calls compared: aligned timelines, and the first call where the ranks diverge."""

@@ -1,4 +1,4 @@
-"""Where the ranks of a group part: what differs, who left its routine, and how sure that is."""
+"""Align the ranks of a group: the first call where they diverge, which rank broke its pattern, and how sure that is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise, takewhile
 
-from nsa_harness.core.collectives.call_pattern import KEPT, comes_later, due, leaves_a_loop
-from nsa_harness.core.collectives.counts import parted_before
+from nsa_harness.core.collectives.call_history import KEPT, comes_later, due, leaves_a_loop, parted_before
 from nsa_harness.core.collectives.repair import Edit, Repair, repairs
 from nsa_harness.core.collectives.timeline import UNTOLD_GROUP, Event, Field, Timeline, Token, field_apart, value
 from nsa_harness.core.evidence.evidence import Mode, StatusFile
@@ -18,16 +17,16 @@ Members = tuple[int, ...]
 
 
 class DifferenceKind(StrEnum):
-    """What is unlike. An insert here is a delete there: MISSING and EXTRA say who left its own routine."""
+    """The kind of a difference. MISSING and EXTRA name the rank that broke its pattern: an insert is also a delete."""
 
-    MISSING = "missing"  # these ranks left out what was due
-    EXTRA = "extra"  # these ranks made a call that was not due
-    ORDER = "order"  # they make the same calls in another order, or others in their place
-    COUNT = "count"  # another number of rounds of a loop
+    MISSING = "missing"  # these ranks skipped the expected call
+    EXTRA = "extra"  # these ranks made a call that was not expected
+    ORDER = "order"  # they make the same calls in another order, or other calls instead
+    COUNT = "count"  # another number of iterations of a loop
     SHAPE = "shape"
     DTYPE = "dtype"
     ROOT = "root"
-    LATE = "late"  # these ranks have not come to it, and nothing shows that they passed it
+    LATE = "late"  # these ranks have not reached it, and nothing shows that they passed it
 
 
 _OF_FIELD = {Field.SHAPE: DifferenceKind.SHAPE, Field.DTYPE: DifferenceKind.DTYPE, Field.ROOT: DifferenceKind.ROOT}
@@ -35,20 +34,20 @@ _OF_FIELD = {Field.SHAPE: DifferenceKind.SHAPE, Field.DTYPE: DifferenceKind.DTYP
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The first event of a group at which its members part."""
+    """The first event of a group at which its members diverge."""
 
     kind: DifferenceKind
     group: str
-    ranks: Members  # who; all that part here where it cannot be told
-    expected: Event | None  # what the others did there
+    ranks: Members  # the ranks at fault; every diverging rank if that is unknown
+    expected: Event | None  # what the other ranks did there
     entered: tuple[tuple[int, Event], ...]  # what each member entered there, by rank
     absent: Members  # members that entered nothing there
     where: bool  # no other smallest repair explains it
-    who: bool  # their own rounds before show it
-    new: bool  # what these ranks entered they never entered before
-    or_swapped: bool = False  # they may yet make the call that is missing: nothing is seen behind the next one
-    parted_before: bool = False  # before the oldest calls that are kept they were not the same either
-    lost: Members = ()  # whose recorder lacks numbers of the group
+    who: bool  # their own earlier iterations show which ranks are at fault
+    new: bool  # these ranks never entered this event before
+    or_swapped: bool = False  # they may still make the missing call: nothing is recorded after the next one
+    parted_before: bool = False  # they already differed before the oldest calls in the history
+    lost: Members = ()  # ranks whose recorder lacks numbers of the group
 
     def event(self, rank: int) -> Event | None:
         return dict(self.entered).get(rank)
@@ -65,26 +64,26 @@ class Difference:
 def differences(
     timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]], boards: Mapping[int, StatusFile]
 ) -> tuple[Difference, ...]:
-    """One a group at most; those in which a rank is only late come last, since they follow from others."""
+    """Return at most one difference per group. Ranks that are only late come last, since others explain them."""
     found = [
-        _within_what_is_known(one, members, timelines, boards)
+        _without_unknown_history(one, members, timelines, boards)
         for group, parties in groups.items()
         for members in parties
-        if (one := _of_group(group, members, timelines, boards))
+        if (one := _group_difference(group, members, timelines, boards))
     ]
     return tuple(sorted(found, key=lambda one: (one.kind is DifferenceKind.LATE, _since_s(one), one.group)))
 
 
 def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None:
-    """Where ranks without a record stand in different calls, transfers aside, or take another rank for the root of one.
+    """Return the difference of ranks without a record that are in different calls, or name different roots.
 
-    Whose is not due no stack shows.
+    Transfers do not count. A stack does not show which of the calls was not expected.
     """
     entered = {rank: event for rank, line in sorted(timelines.items()) for event in line.events[-1:]}
     if any(event.transfer for event in entered.values()):
         return None
     kind, keys = DifferenceKind.ORDER, {rank: event.site for rank, event in entered.items()}
-    if len(set(keys.values())) == 1 and _roots_apart({rank: event.root for rank, event in entered.items()}):
+    if len(set(keys.values())) == 1 and _different_roots({rank: event.root for rank, event in entered.items()}):
         kind, keys = DifferenceKind.ROOT, {rank: (event.root,) for rank, event in entered.items()}
     if len(set(keys.values())) < 2:
         return None
@@ -101,16 +100,16 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
     )
 
 
-def _roots_apart(roots: Mapping[int, int | None]) -> bool:
-    """The ranks cannot be of several groups, each with a root of its own: one would be alone, or have another root."""
+def _different_roots(roots: Mapping[int, int | None]) -> bool:
+    """Return the rooted calls with different roots, if they cannot belong to several groups with one root each."""
     alone = 1 in Counter(roots.values()).values()
     return None not in roots.values() and (alone or any(roots.get(root or 0, root) != root for root in roots.values()))
 
 
-def _within_what_is_known(
+def _without_unknown_history(
     found: Difference, members: Members, timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile]
 ) -> Difference:
-    """The first difference that is seen need not be the first one."""
+    """Return the difference without a claim that older, unrecorded calls could contradict."""
     parted = parted_before(found.group, {rank: boards[rank] for rank in members if rank in boards})
     lost = tuple(rank for rank in members if rank in timelines and found.group in timelines[rank].lost)
     if not parted and not lost:
@@ -121,11 +120,10 @@ def _within_what_is_known(
 def groups_of(
     timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile], told: Mapping[str, Members] | None = None
 ) -> dict[str, tuple[Members, ...]]:
-    """Every group that was entered and its members: as the boards say, else who entered it; all of the default one.
+    """Return every group with its members: from status files, else the ranks that entered it.
 
-    `told`: what something else than a board says of them.
-
-    Two groups may share a name on different ranks; then they are two.
+    The default group has all ranks. `told` are members from another source. A name that means two groups on different
+    ranks gives two groups.
     """
     found: dict[str, tuple[Members, ...]] = {}
     for group in sorted({one.group for line in timelines.values() for one in line.events}):
@@ -142,7 +140,7 @@ _DEFAULT = ("", "0")
 
 
 def minority(keys: Mapping[int, object]) -> Members:
-    """The ranks whose key is not that of the most; all of them where no key has more ranks than every other."""
+    """Return the ranks whose key differs from the most frequent one; all ranks if no key is the most frequent."""
     ranked = Counter(keys.values()).most_common(2)
     if len(ranked) > 1 and ranked[0][1] == ranked[1][1]:
         return tuple(sorted(keys))
@@ -155,43 +153,43 @@ def _since_s(found: Difference) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Track:
-    """What one rank entered in one group, from the event on at which all tracks begin, among all that it entered."""
+    """The events of one rank in one group, from where all tracks begin, and all its events."""
 
     rank: int
     events: Sequence[Event]
-    line: Sequence[Event]  # of every group
-    whole: bool  # from the beginning on
+    line: Sequence[Event]  # events of every group
+    whole: bool  # complete since the start of the run
     board: StatusFile | None
 
     def before(self, event: Event) -> Sequence[Event]:
-        """What it entered from the same line before."""
+        """Return what the rank entered from the same line before."""
         earlier = takewhile(lambda one: one is not event, self.line)
         return [one for one in earlier if one.site == event.site]
 
 
-def _of_group(
+def _group_difference(
     group: str, members: Members, timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile]
 ) -> Difference | None:
     tracks = _tracks(group, [timelines[rank] for rank in members if rank in timelines], boards)
     if len(tracks) < 2:
         return None
-    reference = _reference(tracks)
+    reference = _reference_track(tracks)
     found = [(other, some) for other in tracks if other is not reference and (some := _repairs(other, reference))]
     first = min(found, key=lambda one: one[1][0].right, default=None)
-    parted = _parted(group, tracks, reference, *first) if first else None
+    parted = _call_difference(group, tracks, reference, *first) if first else None
     shift = _shift(group, tracks)
     if shift is None:
-        return parted or _short(group, tracks)
-    # Both begin where calls of different steps pair: what a rank added there, or left, explains more than a shift.
+        return parted or _late_difference(group, tracks)
+    # Both begin where calls of different steps pair: an added or skipped call of a rank explains more than a shift.
     added = parted is not None and (parted.who or parted.kind in (DifferenceKind.EXTRA, DifferenceKind.COUNT))
     last = first[1][0].right - added if first else shift[0]
     return shift[1] if shift[0] <= last else parted
 
 
 def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | None:
-    """Calls that pair, of different steps: from there on one rank is a round ahead, which shows in nothing else.
+    """Return a shift: calls of different steps pair, so one rank is an iteration ahead, which nothing else shows.
 
-    The step of a rank that has no optimizer says nothing of those that have one.
+    The step of a rank without an optimizer cannot be compared with that of ranks with one.
     """
     if len({bool(track.board and track.board.steps_s) for track in tracks}) > 1:
         return None
@@ -225,7 +223,7 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
 
 
 def _tracks(group: str, lines: Sequence[Timeline], boards: Mapping[int, StatusFile]) -> list[_Track]:
-    """From the beginning, or the first number that every recorder holds, or the first whole step."""
+    """Return the tracks from the start, from the first number that every recorder has, or from the first whole step."""
     events = {line.rank: line.of_group(group) for line in lines}
     numbered = {rank: [one for one in some if one.seq is not None] for rank, some in events.items()}
     if all(line.whole and all(one.called for one in events[line.rank]) for line in lines):
@@ -253,8 +251,8 @@ def _first_whole_step(line: Timeline, called: Sequence[Event]) -> int:
     return 0 if line.whole or not called else (called[0].step or 0) + 1
 
 
-def _reference(tracks: Sequence[_Track]) -> _Track:
-    """The rank whose way most others went, up to where the first of them parts; of those the one that came furthest."""
+def _reference_track(tracks: Sequence[_Track]) -> _Track:
+    """Return the rank that most others agree with up to the first divergence; of these, the one that got furthest."""
     longest = max(len(track.events) for track in tracks)
     alike = list(tracks)
     for at in range(longest):
@@ -272,19 +270,19 @@ def _reference(tracks: Sequence[_Track]) -> _Track:
 
 
 def _repairs(other: _Track, reference: _Track) -> tuple[Repair, ...]:
-    """With what each would do next by its own routine behind what it did: else a difference at the end stays open."""
+    """Return the repairs of two tracks, each extended by what its pattern expects, so that no difference stays open."""
     return tuple(
         one
-        for one in repairs(_foreseen(other), _foreseen(reference))
+        for one in repairs(_with_expected_events(other), _with_expected_events(reference))
         if one.left < len(other.events) and one.right < len(reference.events)
     )
 
 
-_FORESEEN = 8  # events
+_FORESEEN = 8  # events that the pattern is extended by
 
 
-def _foreseen(track: _Track) -> tuple[Token, ...]:
-    """What it entered, and what followed wherever it stood as it stands."""
+def _with_expected_events(track: _Track) -> tuple[Token, ...]:
+    """Return the rank's events, followed by those that its pattern expects next."""
     found = due(tuple(_key(one) for one in track.events), len(track.events))
     events = [*track.events, *(track.events[found.at : found.at + _FORESEEN] if found else ())]
     return tuple(one.token for one in events)
@@ -294,13 +292,13 @@ def _key(event: Event) -> tuple[object, ...]:
     return (*event.site, event.elements) if event.even else event.site
 
 
-def _parted(
+def _call_difference(
     group: str, tracks: Sequence[_Track], reference: _Track, other: _Track, found: Sequence[Repair]
 ) -> Difference:
-    """Who left what is due, or else the fewer."""
+    """Return the ranks that left their expected call, or else the minority."""
     first = found[0]
     theirs, expected = other.events[first.left], reference.events[first.right]
-    # Events are matched by their number from here on back: edits before the first one there are none.
+    # From here backwards, events match by their number: there are no edits before the first one.
     entered = {track.rank: track.events[first.right] for track in tracks if first.right < len(track.events)}
     absent = tuple(track.rank for track in tracks if track.rank not in entered)
     edits = {one.edit for one in found}
@@ -322,14 +320,14 @@ def _parted(
     )
     by_rank = {track.rank: track for track in tracks}
     if difference.kind is not DifferenceKind.ORDER and field is not None:
-        return _of_field(difference, field, by_rank)
+        return _field_difference(difference, field, by_rank)
     return _of_calls(difference, edits, by_rank)
 
 
-def _of_field(found: Difference, field: Field, tracks: Mapping[int, _Track]) -> Difference:
-    """Who does it otherwise than each time before; else the fewer."""
+def _field_difference(found: Difference, field: Field, tracks: Mapping[int, _Track]) -> Difference:
+    """Return the ranks that give another value than each time before; else the minority."""
     values = {rank: value(event, field) for rank, event in found.entered}
-    usual = {rank: _usual(tracks[rank], event, field) for rank, event in found.entered}
+    usual = {rank: _usual_value(tracks[rank], event, field) for rank, event in found.entered}
     changed = tuple(rank for rank, (times, before) in usual.items() if times and before != values[rank])
     fewer = minority(values)
     if 0 < len(changed) < len(values):
@@ -337,22 +335,22 @@ def _of_field(found: Difference, field: Field, tracks: Mapping[int, _Track]) -> 
     return replace(found, ranks=fewer, who=len(fewer) < len(values))
 
 
-def _usual(track: _Track, event: Event, field: Field) -> tuple[int, object]:
-    """How often the rank gave one and the same from this line, and what; where several go through nothing is usual."""
+def _usual_value(track: _Track, event: Event, field: Field) -> tuple[int, object]:
+    """Return the value that the rank always gave from this line, and how often; None if it had several."""
     before = [value(one, field) for one in track.before(event)]
     return (len(before), before[0]) if len(set(before)) == 1 else (0, None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """How a rank's event stands to its own rounds before."""
+    """How an event of a rank compares with the rank's own earlier iterations."""
 
-    known: bool  # something was due
-    keeps: bool  # it is what was due
-    skips: bool  # in the rounds before it came later
+    known: bool  # an event was expected
+    keeps: bool  # it is the expected event
+    skips: bool  # in earlier iterations it came later
     new: bool
-    leaves: bool  # it goes on as it did before, to something else than is due
-    sure: bool  # its routine was kept often enough
+    leaves: bool  # the rank goes on as it did before, to another event than the expected one
+    sure: bool  # the pattern was repeated often enough
 
 
 def _step(line: Sequence[Event], event: Event) -> _Step:
@@ -370,7 +368,7 @@ def _step(line: Sequence[Event], event: Event) -> _Step:
 
 
 def _with_steps(line: Sequence[Event], event: Event) -> tuple[list[Hashable], int]:
-    """What was entered up to `event`, and where a step of training began; and the index of `event` in it."""
+    """Return the events up to `event` with the beginnings of training steps among them, and the index of `event`."""
     sites: list[Hashable] = []
     step = None
     for one in line[: index_of(line, event) + 1]:
@@ -389,7 +387,7 @@ def _of_calls(found: Difference, edits: set[Edit], tracks: Mapping[int, _Track])
     steps = {rank: _step(tracks[rank].line, event) for rank, event in found.entered}
     keepers = tuple(rank for rank, step in steps.items() if step.keeps)
     leavers = tuple(rank for rank in steps if rank not in keepers)
-    again = tuple(rank for rank, event in found.entered if _once_more(tracks[rank], event))
+    again = tuple(rank for rank, event in found.entered if _called_more_often(tracks[rank], event))
     if again and len(again) < len(steps) and not keepers:
         return replace(found, kind=DifferenceKind.COUNT, ranks=again, expected=found.event(again[0]))
     if not keepers or not leavers:
@@ -412,21 +410,21 @@ def _of_calls(found: Difference, edits: set[Edit], tracks: Mapping[int, _Track])
 
 
 def _may_be_swapped(track: _Track, left_out: Event) -> bool:
-    """Its newest event is the one that always came right behind the one it lacks: it may make both the other way."""
+    """Whether the newest event always came right after the missing one, so that the rank may make both in reverse."""
     newest = track.line[-1]
     behind = [one.site for before, one in pairwise(track.line) if before.site == left_out.site]
     return newest.site in behind
 
 
-def _once_more(track: _Track, event: Event) -> bool:
-    """In this step it made the call more often than in any before."""
+def _called_more_often(track: _Track, event: Event) -> bool:
+    """Whether the rank made the call more often in this step than in any earlier one."""
     counts = Counter(one.step for one in track.before(event))
     now = counts.pop(event.step, 0) + 1
     return bool(counts) and event.step is not None and now > max(counts.values())
 
 
 def _by_steps(found: Difference) -> Difference | None:
-    """Whose call lies further on in the training than that of the others has passed theirs."""
+    """Return the ranks whose call lies later in training, after the call of the others."""
     points = {rank: (event.step, event.position or 0) for rank, event in found.entered if event.step is not None}
     if len(points) < len(found.entered):
         return None
@@ -436,8 +434,8 @@ def _by_steps(found: Difference) -> Difference | None:
     return replace(found, kind=DifferenceKind.MISSING, ranks=later, expected=expected) if later else None
 
 
-def _short(group: str, tracks: Sequence[_Track]) -> Difference | None:
-    """All did the same as far as they came: some have not come to what others wait in, or were in last."""
+def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
+    """Return the difference of ranks that agree so far: some have not reached the call that others wait in."""
     reached = min(len(track.events) for track in tracks)
     entered = {track.rank: track for track in tracks if len(track.events) > reached}
     events = {rank: track.events[reached] for rank, track in entered.items()}
@@ -471,7 +469,7 @@ def _short(group: str, tracks: Sequence[_Track]) -> Difference | None:
         kept = all(step.keeps for step in steps.values())
         return replace(missing, who=kept and all(len(track.before(expected)) >= KEPT for track in passed))
     if len(entered) <= len(passed) and not any(len(entered[rank].before(event)) for rank, event in events.items()):
-        # Nobody ever made it before.
+        # No rank ever made this call before.
         return replace(
             missing, kind=DifferenceKind.EXTRA, ranks=tuple(entered), new=True, who=len(entered) < len(passed)
         )
@@ -479,12 +477,12 @@ def _short(group: str, tracks: Sequence[_Track]) -> Difference | None:
 
 
 def _trains(track: _Track) -> bool:
-    """A model runs there. The step of a rank that has none says nothing of those that have one."""
+    """Whether the rank runs a model. The step of a rank without one cannot be compared."""
     return track.board is not None and (track.board.training is not None or bool(track.board.steps_s))
 
 
 def _evaluates(mode: Mode | None, other: Mode | None) -> bool:
-    """It has gradients off, or its model in evaluation, where the other one trains."""
+    """Whether the rank has gradients off, or its model in evaluation, while the other rank trains."""
     if mode is None or other is None:
         return False
     return mode.training < other.training or mode.gradients < other.gradients
@@ -495,7 +493,7 @@ def _between_steps(track: _Track) -> bool:
 
 
 def _passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
-    """By its steps, and its marks within the step, the rank is beyond the point at which the others made the call."""
+    """Whether the rank's step and progress events are past the point at which the others made the call."""
     board = track.board
     if board is None or event.step is None or event.position is None:
         return False
@@ -507,12 +505,12 @@ def _passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
     return board.position > max(usual, default=event.position)
 
 
-# A ring of waits over several groups.
+# A cycle of waits over several groups.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """This rank stands in `event` and waits for the rank of the next link, which has not come to it."""
+    """One link of a cycle: this rank is in `event` and waits for the next link's rank, which has not reached it."""
 
     rank: int
     event: Event
@@ -521,31 +519,32 @@ class Link:
 
 
 def cycle(timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]]) -> tuple[Link, ...]:
-    """The first ring of ranks, each in a collective that the next one has not come to; empty = there is none.
+    """Return the first cycle of ranks, each in a collective that the next one has not reached; empty if there is none.
 
-    It spans several groups: within one the next rank's newest number is always lower, which no ring can be.
+    The cycle spans several groups. Within one group the next rank's newest number is always lower, which no cycle
+    allows.
     """
     links = {rank: _links(line, groups, timelines) for rank, line in sorted(timelines.items())}
-    return next((ring for start in links if (ring := _ring(start, links))), ())
+    return next((ring for start in links if (ring := _shortest_cycle(start, links))), ())
 
 
 def left_routine(line: Timeline, event: Event) -> bool:
-    """It did this where its own rounds before had something else."""
+    """Whether the rank's own earlier iterations had something else here."""
     step = _step(line.events, event)
     return not step.keeps and (step.skips or step.leaves)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """Where a rank ended up was not what its rounds before had there."""
+    """A rank's newest event that breaks its pattern."""
 
-    due: Event  # as it was in an earlier round
-    made: Event  # its newest
-    times: int  # that what was due came there
+    due: Event  # as it was in an earlier iteration
+    made: Event  # the newest event
+    times: int  # how often the expected event came there
 
 
 def departure(line: Timeline) -> Departure | None:
-    """None where the rank keeps to its rounds, or nothing was due."""
+    """Return the departure of a rank from its pattern, or None."""
     if not line.events:
         return None
     made = line.events[-1]
@@ -558,7 +557,7 @@ def departure(line: Timeline) -> Departure | None:
 
 
 def last_round(line: Timeline) -> Event | None:
-    """The transfer before the newest event, where that is one it never made before: it went on from its rounds."""
+    """Return the transfer before the newest event, if the newest event is one that the rank never made before."""
     before, newest = line.events[:-1], line.events[-1:]
     new = bool(newest) and all(one.site != newest[0].site for one in before)
     return next((one for one in reversed(before) if one.transfer), None) if new and len(before) >= KEPT else None
@@ -567,10 +566,10 @@ def last_round(line: Timeline) -> Event | None:
 def _links(
     line: Timeline, groups: Mapping[str, Sequence[Members]], timelines: Mapping[int, Timeline]
 ) -> tuple[Link, ...]:
-    """From the oldest collective that this rank has open to every member that is missing in it."""
+    """Yield links from the rank's oldest open collective to every member that is missing in it."""
     for event in line.events:
         members = next((some for some in groups.get(event.group, ()) if line.rank in some), ())
-        absent = [] if event.done or event.seq is None else list(_not_come_to(event, members, timelines))
+        absent = [] if event.done or event.seq is None else list(_missing_members(event, members, timelines))
         if absent:
             return tuple(
                 Link(rank=line.rank, event=event, waits_for=rank, never_entered=newest == 0) for rank, newest in absent
@@ -578,8 +577,8 @@ def _links(
     return ()
 
 
-def _not_come_to(event: Event, members: Members, timelines: Mapping[int, Timeline]) -> Iterator[tuple[int, int]]:
-    """(rank, its newest number of that group)."""
+def _missing_members(event: Event, members: Members, timelines: Mapping[int, Timeline]) -> Iterator[tuple[int, int]]:
+    """Yield (rank, its newest number of that group) for each member that has not reached the event."""
     for rank in members:
         if rank in timelines and timelines[rank].events:
             newest = max((one.seq or 0 for one in timelines[rank].of_group(event.group)), default=0)
@@ -587,8 +586,8 @@ def _not_come_to(event: Event, members: Members, timelines: Mapping[int, Timelin
                 yield rank, newest
 
 
-def _ring(start: int, links: Mapping[int, Sequence[Link]]) -> tuple[Link, ...]:
-    """The shortest way from `start` back to it, lower ranks first; empty = there is none."""
+def _shortest_cycle(start: int, links: Mapping[int, Sequence[Link]]) -> tuple[Link, ...]:
+    """Return the shortest cycle through `start`, lower ranks first; empty if there is none."""
     ways: list[tuple[Link, ...]] = [(link,) for link in links[start]]
     seen: set[int] = set()
     while ways:

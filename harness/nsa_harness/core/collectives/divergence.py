@@ -1,4 +1,4 @@
-"""The collectives around the place where ranks part, side by side: a few rows of each timeline."""
+"""The collectives around the point where ranks diverge: a few rows of each timeline as a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Row = tuple[EnteredCall | None, ...]
 
 
 def divergence(found: Difference, timelines: Mapping[int, Timeline], blamed: Collection[int]) -> Divergence | None:
-    """None where no column differs from another in what can be told of it."""
+    """Return the table of a difference; None if no column visibly differs from another."""
     columns = {rank: _column(found, timelines[rank]) for rank in found.everyone if rank in timelines}
     alike: dict[_Row, list[int]] = {}
     for rank, column in sorted(columns.items(), key=lambda pair: (pair[0] not in blamed, pair[0])):
@@ -34,7 +34,7 @@ def divergence(found: Difference, timelines: Mapping[int, Timeline], blamed: Col
 
 
 def _column(found: Difference, line: Timeline) -> _Row:
-    """The same number of rows for each rank, the one at which the ranks part at the same height."""
+    """Return the rows of one rank: the same number for each rank, with the diverging event at the same position."""
     events = line.of_group(found.group)
     parting = found.event(line.rank)
     at = next((at for at, one in enumerate(events) if one is parting), len(events))
@@ -42,12 +42,12 @@ def _column(found: Difference, line: Timeline) -> _Row:
     behind = events[at : at + 1 + _BEHIND]
     return (
         *[None] * (_BEFORE - len(before)),
-        *map(_entered, (*before, *behind)),
+        *map(_entered_call, (*before, *behind)),
         *[None] * (1 + _BEHIND - len(behind)),
     )
 
 
-def _entered(event: Event) -> EnteredCall:
+def _entered_call(event: Event) -> EnteredCall:
     return EnteredCall(
         op=event.op,
         seq=event.seq,

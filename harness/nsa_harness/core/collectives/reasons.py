@@ -1,4 +1,4 @@
-"""What came before a difference: a rank's batches, steps and reductions laid beside those of the others."""
+"""Reasons before a difference: a rank's batches, steps and reductions compared with those of the others."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from nsa_harness.core.evidence.evidence import Call, ModuleCall, StatusFile, Ste
 from nsa_harness.core.evidence.steps import by_step
 from nsa_harness.core.verdict.group_waits import TRANSFERS
 
-# A key says "this call": the same operation, in the same group, on the same source line.
+# The identity of a call: the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]
-OWN = frozenset({"destroy_process_group"})  # a rank takes down its own end, whatever the others do
-_FETCH = "fetch"  # a DataLoader is asked for a batch; once it has answered, another mark follows
+OWN = frozenset({"destroy_process_group"})  # a rank ends its own side, whatever the others do
+_FETCH = "fetch"  # a DataLoader is asked for a batch; another progress event follows once it has answered
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepDifference:
-    """From `step` on, `behind` entered fewer collectives of `group` than the others, and never made up for it."""
+    """From `step` on, `behind` entered fewer collectives of `group` than the others, and never caught up."""
 
     step: int
     group: str
@@ -29,24 +29,24 @@ class StepDifference:
     alone: bool  # nothing else of the group differs in that step
     counts: tuple[tuple[int, int], ...]  # (rank, how often in that step)
     behind: tuple[int, ...]
-    without_gradients: tuple[int, ...]  # of those: fewer parameters had a gradient than on another rank
+    without_gradients: tuple[int, ...]  # the ranks of `behind` with fewer gradients than another rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfBatches:
-    """`ranks` asked for another batch after `step` and got none; `others` got one."""
+    """`ranks` requested another batch after `step` and got none; `others` got one."""
 
     ranks: tuple[int, ...]
     others: tuple[int, ...]
     step: int
-    inside: Call | None  # what the first of them that is in a call stands in instead
+    inside: Call | None  # the call that the first of these ranks in a call is blocked in
 
 
 def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDifference | None:
-    """The first step in which some rank entered fewer collectives of a group than another, and stayed behind.
+    """Return the first step in which some rank entered fewer collectives of a group than another, and stayed behind.
 
-    Only steps that every rank has finished and still remembers whole are compared. A group is compared between the
-    ranks that entered it at all. What only came a step later (another thread's) is no difference.
+    Only steps that every rank has finished and remembers completely are compared, and only ranks that entered the group
+    at all. A call that only came a step later, from another thread, is no difference.
     """
     known = {rank: _finished_rows(rows) for rank, rows in ledgers.items() if _finished_rows(rows)}
     shared = sorted(set.intersection(*(set(rows) for rows in known.values()))) if len(known) > 1 else []
@@ -56,7 +56,7 @@ def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDi
 
 
 def first_out_of_batches(boards: Mapping[int, StatusFile]) -> OutOfBatches | None:
-    """The ranks that ran out of batches while others still had one; None where nobody has shown that."""
+    """Return the ranks that ran out of batches while others still had one; None if nothing shows that."""
     done = {rank: board.steps_s[-1][0] for rank, board in boards.items() if board.steps_s}
     step = min(done.values(), default=0)
     ranks = tuple(rank for rank in sorted(done) if done[rank] == step and _out_of_batches(boards[rank]))
@@ -68,9 +68,9 @@ def first_out_of_batches(boards: Mapping[int, StatusFile]) -> OutOfBatches | Non
 
 
 def still_given(boards: Mapping[int, StatusFile], finished: OutOfBatches) -> bool:
-    """The iterator that ended here gave another rank more. An evaluation, or another round, has one of its own.
+    """Whether the iterator that ended here gave another rank more, and so is no evaluation or loop of its own.
 
-    True too where no rank's loaders are told.
+    Also true if no rank's loaders are known.
     """
     ended = [loader for rank in finished.ranks for loader in boards[rank].loaders if loader.ended]
     others = {
@@ -84,7 +84,7 @@ def still_given(boards: Mapping[int, StatusFile], finished: OutOfBatches) -> boo
 
 
 def last_agreed(boards: Mapping[int, StatusFile]) -> Call | None:
-    """The latest call that every rank made and left, as the first of them made it; None for fewer than two ranks."""
+    """Return the latest call that every rank made and left, as the first of them made it; None for a single rank."""
     ledgers = [_ledger(board) for _, board in sorted(boards.items())]
     if len(ledgers) < 2:
         return None
@@ -98,7 +98,7 @@ def last_agreed(boards: Mapping[int, StatusFile]) -> Call | None:
 
 
 def ledger_lines(board: StatusFile) -> Iterator[str]:
-    """The calls as a table for people, oldest first."""
+    """Yield the calls as lines of a table, oldest first."""
     yield "number  step  position  entered_s     left_s  elements  call"
     for call in board.calls:
         left = "   inside" if call.left_s is None else f"{call.left_s:9.3f}"
@@ -126,7 +126,7 @@ def _difference(known: Mapping[int, dict[int, StepRow]], shared: Sequence[int], 
 
 
 def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
-    """What differs in that step: the kind of collective with the widest gap between ranks."""
+    """Return the difference in that step: the kind of collective with the widest gap between ranks."""
     kinds = sorted({(tally.op, tally.called) for row in rows.values() for tally in row.tallies if tally.group == group})
     counts = {kind: {rank: _count(row, group, *kind) for rank, row in rows.items()} for kind in kinds}
     apart = [kind for kind in kinds if len(set(counts[kind].values())) > 1]
@@ -156,7 +156,7 @@ def _count(row: StepRow, group: str, op: str, called: bool) -> int:
 
 
 def _out_of_batches(board: StatusFile) -> bool:
-    """The newest thing training did was to ask for a batch; the rank then went on to something else."""
+    """Whether the rank's newest training event requests a batch, and the rank then went on to something else."""
     training = board.training
     if training is None or training.kind != "data" or training.name != _FETCH:
         return False
@@ -182,60 +182,60 @@ def _ledger(board: StatusFile) -> dict[tuple[int, Key], list[Call]]:
 
 
 def _remembers(board: StatusFile, step: int) -> bool:
-    """The ring still holds every call of that step: nothing older than the step's first call was overwritten."""
+    """Whether the ring still has every call of that step: nothing since the step's first call was overwritten."""
     if not board.calls or board.calls[0].number == 1:
         return True
     return board.calls[0].step < step
 
 
-_STEPS = 3  # finished ones of each rank, from which on one of them can be called usual
+_STEPS = 3  # finished steps per rank that make a number usual
 _TRAINS = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedBatch:
-    """`rank` began in `step` more than it finished, and came to its end a batch before the others."""
+    """`rank` began more in `step` than it finished, and reached its end a batch before the others."""
 
     rank: int
     step: int
-    marks: int  # of training in that step
-    usual: int  # in its other steps
+    marks: int  # progress events of training in that step
+    usual: int  # in the rank's other steps
     others: tuple[int, ...]  # the ranks that still train
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherPace:
-    """In every step `ranks` go through more, or fewer, batches than the rest, and the ranks came apart by it."""
+    """In every step, `ranks` go through more or fewer batches than the rest, so the ranks drifted apart."""
 
     ranks: tuple[int, ...]
-    marks: tuple[tuple[int, int], ...]  # (rank, of training in its usual step)
+    marks: tuple[tuple[int, int], ...]  # (rank, training events in its usual step)
 
 
 def abandoned_batch(boards: Mapping[int, StatusFile]) -> AbandonedBatch | None:
-    """The first step in which a rank that is a batch short began again; None where its steps do not show one."""
-    usual = _usual(boards)
-    found = (one for rank in _short(boards) if usual for one in _begun_twice(rank, boards, usual))
+    """Return the first step in which a rank that is a batch short began again; None if its steps show no such step."""
+    usual = _usual_events(boards)
+    found = (one for rank in _short_ranks(boards) if usual for one in _begun_twice(rank, boards, usual))
     return min(found, key=lambda one: (one.step, one.rank), default=None)
 
 
 def other_pace(boards: Mapping[int, StatusFile]) -> OtherPace | None:
-    """None too where all steps of a rank have a pace of their own: then nothing is usual."""
-    usual = _usual(boards)
+    """Return the difference in pace; None also if all steps of a rank differ, because then nothing is usual."""
+    usual = _usual_events(boards)
     steady = all(set(board.marked.values()) == {usual[rank]} for rank, board in boards.items()) if usual else False
-    if not steady or len(set(usual.values())) < 2 or not _short(boards):
+    if not steady or len(set(usual.values())) < 2 or not _short_ranks(boards):
         return None
     return OtherPace(ranks=minority(usual), marks=tuple(sorted(usual.items())))
 
 
-def _usual(boards: Mapping[int, StatusFile]) -> dict[int, int]:
-    """Marks of training in most steps of each rank; empty where some rank's are not known."""
+def _usual_events(boards: Mapping[int, StatusFile]) -> dict[int, int]:
+    """Return the training events in most steps of each rank; empty if they are unknown for some rank."""
     if len(boards) < 2 or any(len(board.marked) < _STEPS for board in boards.values()):
         return {}
     return {rank: Counter(board.marked.values()).most_common(1)[0][0] for rank, board in boards.items()}
 
 
-def _short(boards: Mapping[int, StatusFile]) -> tuple[int, ...]:
-    """Ranks that are through with training, with fewer steps than another one has begun."""
+def _short_ranks(boards: Mapping[int, StatusFile]) -> tuple[int, ...]:
+    """Return the ranks that finished training with fewer steps than another rank has begun."""
     begun = {rank: _begun(board) for rank, board in boards.items()}
     return tuple(
         rank
@@ -251,7 +251,7 @@ def _begun(board: StatusFile) -> int:
 
 
 def _begun_twice(rank: int, boards: Mapping[int, StatusFile], usual: Mapping[int, int]) -> Iterator[AbandonedBatch]:
-    """A whole further step's worth is an evaluation, and no batch that was given up on the way."""
+    """Whether the rank began the step twice. A complete extra step is an evaluation, not a dropped batch."""
     others = tuple(sorted(set(boards) - {rank}))
     for step, marks in sorted(boards[rank].marked.items()):
         alone = all(boards[other].marked.get(step) == usual[other] for other in others)
@@ -261,22 +261,22 @@ def _begun_twice(rank: int, boards: Mapping[int, StatusFile], usual: Mapping[int
 
 @dataclass(frozen=True, kw_only=True)
 class OtherModules:
-    """In `step` the others went into `expected` where `ranks` went into `entered`; until then all did the same."""
+    """In `step` the others entered module `expected` and `ranks` entered module `entered`; before, all did the same."""
 
     ranks: tuple[int, ...]
     step: int
     expected: ModuleCall
     entered: ModuleCall
-    skipped: bool  # `entered` is what the others went into later
-    besides: bool  # `expected` is what these ranks went into later: `entered` is one more
-    who: bool  # these left what they did in the step before, which the others kept
+    skipped: bool  # `entered` is what the others entered later
+    besides: bool  # `expected` is what these ranks entered later: `entered` is an extra module
+    who: bool  # these ranks left the order of the previous step, which the others kept
 
 
 def parted_modules(boards: Mapping[int, StatusFile]) -> OtherModules | None:
-    """The first module in which one step of the ranks parts, where the step before was the same on all of them.
+    """Return the first module in which a step of the ranks diverges, if the previous step was the same on all of them.
 
-    Ranks whose steps never are the same, such as stages of a pipeline, or experts, part in none. A rank that is behind
-    has not left anything out yet. Another pass through the model, an evaluation or another batch, is none either.
+    Ranks whose steps are never the same, such as pipeline stages or experts, diverge in none. A rank that is behind has
+    skipped nothing yet. Another pass through the model, such as an evaluation, does not count either.
     """
     step = min((board.step for board in boards.values()), default=0)
     lines = {rank: found for rank, board in sorted(boards.items()) if (found := board.entered(step))}

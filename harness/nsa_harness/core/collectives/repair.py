@@ -1,4 +1,4 @@
-"""The smallest edits that make two ways of going on compatible, and whether anything confirms them."""
+"""Repairs: the smallest edits that make two event sequences compatible, and whether later events confirm them."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from functools import lru_cache
 
 from nsa_harness.core.collectives.timeline import Token, field_apart
 
-_HORIZON = 256  # events behind the first difference that are laid side by side
-_BAND = 12  # by how many events one side may be ahead
+_HORIZON = 256  # events after the first difference that are compared
+_BAND = 12  # events by which one side may be ahead
 _EDIT = 5
-_OTHER_LINE = 3  # the same operation from another line pairs all the same: a branch on each side, until the lines shift
+_OTHER_LINE = 3  # cost of pairing one operation from two lines: a branch on each side, until the lines shift
 
 
 class Edit(StrEnum):
-    INSERT = "insert"  # the left one lacks what the right one did
-    DELETE = "delete"  # the left one did what the right one lacks
+    INSERT = "insert"  # the left side lacks an event of the right side
+    DELETE = "delete"  # the left side has an event that the right side lacks
     SWAP = "swap"
-    REPLACE = "replace"  # another call, or the same one with another field
+    REPLACE = "replace"  # another call, or the same call with another field
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """One edit in front of `left` and `right`, the indices at which the two differ."""
+    """One edit before `left` and `right`, the indices at which the two sides differ."""
 
     edit: Edit
     left: int
     right: int
-    confirmed: int  # events behind it that both sides share then
+    confirmed: int  # events after the edit that both sides share then
 
 
-_Cost = tuple[int, int]  # of all edits; minus the events shared
+_Cost = tuple[int, int]  # cost of all edits; minus the number of shared events
 
 
 @lru_cache(maxsize=1024)  # in a large world most ranks did the same
 def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, ...]:
-    """The first edits of the cheapest ways; several where they cannot be told apart, none where nothing is wrong.
+    """Return the first edits of the cheapest repairs: several if they are equally good, none if nothing is wrong.
 
-    A side that ends has not come further, which costs nothing. What something confirms goes before what nothing does.
+    A side that ends has not got further, which costs nothing. A repair that later events confirm takes precedence.
     """
     begin = next((at for at, (one, other) in enumerate(zip(left, right, strict=False)) if not _pairs(one, other)), None)
     if begin is None:
@@ -61,7 +61,7 @@ def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, 
 
 
 def _costs(left: Sequence[Token], right: Sequence[Token]) -> dict[tuple[int, int], _Cost]:
-    """Of making what follows (i, j) compatible, within the band; what is not in it is too far apart."""
+    """Return the cost of making the rest after (i, j) compatible, for positions within the band."""
     cost: dict[tuple[int, int], _Cost] = {}
     for i in range(len(left), -1, -1):
         for j in range(min(len(right), i + _BAND), max(0, i - _BAND) - 1, -1):
@@ -71,7 +71,9 @@ def _costs(left: Sequence[Token], right: Sequence[Token]) -> dict[tuple[int, int
                 after = cost[i + 1, j + 1]
                 cost[i, j] = (after[0], after[1] - 1)
             else:
-                cost[i, j] = min(_after(price, cost[to]) for _, price, to in _ways(left, right, i, j) if to in cost)
+                cost[i, j] = min(
+                    _after(price, cost[to]) for _, price, to in _next_edits(left, right, i, j) if to in cost
+                )
     return cost
 
 
@@ -82,16 +84,16 @@ def _after(price: int, cost: _Cost) -> _Cost:
 def _cheapest(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int, cost: dict[tuple[int, int], _Cost]
 ) -> list[tuple[Edit | None, tuple[int, int]]]:
-    ways = [(edit, to, _after(price, cost[to])) for edit, price, to in _ways(left, right, i, j) if to in cost]
+    ways = [(edit, to, _after(price, cost[to])) for edit, price, to in _next_edits(left, right, i, j) if to in cost]
     confirmed = [one for one in ways if one[2][1]] or ways
     least = min(price for _, _, (price, _) in confirmed)
     return [(edit, to) for edit, to, (price, _) in confirmed if price == least]
 
 
-def _ways(
+def _next_edits(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
-    """(edit, price, where it leads); no edit is one operation from two lines, which pairs."""
+    """Yield (edit, cost, next position); None as the edit pairs one operation from two lines."""
     harmless = left[i].called and right[j].called and left[i].op == right[j].op and _alike(left[i], right[j])
     ways: list[tuple[Edit | None, int, tuple[int, int]]] = [
         (Edit.INSERT, _EDIT, (i, j + 1)),

@@ -16,12 +16,12 @@ from nsa_harness.core.evidence.steps import SETUP, calls_of, elements, entered_s
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, call_of_stack, operation
 
-UNTOLD_GROUP = "?"  # a stack does not say of which group a call is
+UNTOLD_GROUP = "?"  # a stack does not show to which group a call belongs
 _EVEN_ON_GLOO = protocol.EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
 
 
 class Token(NamedTuple):
-    """What an event is compared by: equal ones are the same call with the same arguments."""
+    """The value that events are compared by: equal tokens are the same call with the same arguments."""
 
     site: tuple[object, ...]
     op: str
@@ -34,24 +34,24 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One rank entering one collective, or one transfer."""
+    """One rank's entry into one collective, or one transfer."""
 
     group: str
     op: str
     called: bool  # from Python
-    place: Place | None  # the line it was called from; None = below Python, or not known
+    place: Place | None  # the line that called it; None = below Python, or not known
     elements: int  # of all its tensors
     dtype: str
-    root: int | None  # of a rooted collective; the partner of a transfer
-    even: bool  # every rank has to give as many elements, of the same type
+    root: int | None  # root of a rooted collective; partner of a transfer
+    even: bool  # every rank must give the same number of elements, of the same type
     seq: int | None  # the recorder's number in the group
     at_s: float
     done: bool
     step: int | None
-    position: int | None  # training marks since that step began
+    position: int | None  # training events since that step began
     call: Call | None = None
     collective: Collective | None = None
-    chain: tuple[Frame, ...] = ()  # the program's own lines that led to it, innermost first; () = not known, or not so
+    chain: tuple[Frame, ...] = ()  # the program's own lines that led to it, innermost first; () = unknown
 
     @property
     def transfer(self) -> bool:
@@ -63,7 +63,7 @@ class Event:
 
     @property
     def site(self) -> tuple[object, ...]:
-        """Which call of the program this is, whatever it is called with. Below Python only the sizes tell."""
+        """The identity of the call in the program, whatever its arguments. Below Python only the sizes identify it."""
         if not self.called:
             return (self.group, self.op, self.elements)
         line = (self.place.file, self.place.line) if self.place else (None, None)
@@ -72,19 +72,19 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Everything one rank entered, oldest first, as far back as nothing is missing."""
+    """Everything that one rank entered, oldest first, back to the first gap."""
 
     rank: int
     events: tuple[Event, ...]
-    whole: bool  # from the beginning on
-    lost: frozenset[str] = frozenset()  # groups of which the recorder lacks numbers between others, unexplained
+    whole: bool  # complete since the start of the run
+    lost: frozenset[str] = frozenset()  # groups whose recorder has unexplained gaps
 
     def of_group(self, group: str) -> tuple[Event, ...]:
         return tuple(one for one in self.events if one.group == group and not one.transfer)
 
 
 def comparable(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
-    """With the callers of those calls alone of which every rank knows them: a line stays one line elsewhere."""
+    """Return the timelines with callers only for calls where every rank has them, so that lines stay comparable."""
     bare = {one.site for line in timelines.values() for one in line.events if not one.chain}
     return {
         rank: replace(
@@ -102,37 +102,37 @@ def timeline(
     *,
     lost: Collection[str] = (),
 ) -> Timeline:
-    """From both sources: what the recorder numbered, and what the board knows of the same calls and of others.
+    """Return the timeline from the recorder's numbered calls and the status file's calls.
 
-    What other threads call than the one that trains is no part of it.
+    Calls of threads other than the training thread are not included.
     """
     even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EVEN
     trains = _training_tid(board) if board else None
     calls = [one for one in board.calls if _matters(one) and _is_of(one, trains)] if board else []
-    # Without a common clock nobody knows which call a number belongs to.
+    # Without a common clock it is unknown which call a number belongs to.
     apart = {one.group for one in calls} if board and board.zero_ns is None else set()
     series = _unbroken([one for one in collectives if one.group not in apart])
-    numbered = [replace(one, even=one.op in even) for one in _numbered(board, series)]
+    numbered = [replace(one, even=one.op in even) for one in _recorded_events(board, series)]
     if board and board.calls and board.calls[0].number > 1:
-        # Of what is older than the calls that are kept nobody knows whether it was called from Python.
+        # For events older than the stored calls it is unknown whether Python called them.
         numbered = [one for one in numbered if one.at_s >= board.calls[0].entered_s]
     oldest = {one.group: one.seq for one in sorted(series, key=lambda one: one.seq, reverse=True)}
     joined = {one.call.number for one in numbered if one.call}
     numbered = [one for one in numbered if one.call is None or _is_of(one.call, trains)]
     alone = [_called(one, even) for one in calls if one.number not in joined]
     if any(not one.called for one in numbered):
-        # Without what lay between them below Python, older calls are no timeline.
+        # Older calls are no timeline without the events below Python between them.
         alone = [one for one in alone if one.at_s >= numbered[0].at_s]
     return Timeline(
         rank=rank,
         events=tuple(sorted([*alone, *numbered], key=lambda one: (one.at_s, one.seq or 0))),
         lost=frozenset(lost),
-        whole=_kept_all(board) and set(oldest.values()) <= {1},
+        whole=_has_every_call(board) and set(oldest.values()) <= {1},
     )
 
 
 def stacked(rank: int, stack: Stack | None, at_s: float) -> Timeline:
-    """Of a rank without any record: the one call that its stack stands in, if it is in one."""
+    """Return the timeline of a rank without any record: the one call that its stack is in, if any."""
     frames = stack.frames if stack else ()
     named = group_call(frames)
     chain = _own_lines(frames)
@@ -167,7 +167,7 @@ def _line_of(chain: Sequence[Frame]) -> Place | None:
 
 
 def _training_tid(board: StatusFile) -> int | None:
-    """The thread that trains: autograd's own threads mark only backward, one that fetches ahead only data."""
+    """Return the training thread. autograd's own threads record only backward, a prefetching thread only data."""
     marked = [one for one in board.marks if one.kind in TRAINING]
     trains = [one.tid for one in marked if one.tid == board.pid or one.kind not in ("backward", "data")]
     if not trains and any(one.tid == board.pid for one in board.calls):
@@ -179,8 +179,8 @@ def _is_of(call: Call, tid: int | None) -> bool:
     return tid is None or call.tid is None or call.tid == tid
 
 
-def _kept_all(board: StatusFile | None) -> bool:
-    """By what each group counted, where that is known; else by the number of the oldest call."""
+def _has_every_call(board: StatusFile | None) -> bool:
+    """Whether the status file has every call: by each group's count if known, else by the number of the oldest call."""
     if board is None or not board.counts:
         return board is None or not board.calls or board.calls[0].number == 1
     kept = Counter(
@@ -190,12 +190,15 @@ def _kept_all(board: StatusFile | None) -> bool:
 
 
 def _matters(call: Call) -> bool:
-    """Waits are no step of the program; what makes and ends groups has rules of its own."""
+    """Whether the call counts. Waits are no step of the program; creating and ending groups has rules of its own."""
     return not call.op.startswith((protocol.WAIT, *SETUP))
 
 
 def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
-    """Of each group what follows the last hole in its numbers: what is older was lost, or kept for being open."""
+    """Return what follows the last gap in the numbers of each group.
+
+    Older entries were lost or are only kept as open.
+    """
     kept: list[Collective] = []
     for _, group in groupby(sorted(collectives, key=lambda one: (one.group, one.seq)), key=lambda one: one.group):
         series = list(group)
@@ -204,8 +207,8 @@ def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
     return sorted(kept, key=lambda one: (one.created_ns, one.group, one.seq))
 
 
-def _numbered(board: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
-    """One event for each; a call that enters several is one event with the first one's number."""
+def _recorded_events(board: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
+    """Yield one event per recorded call; a call that enters several collectives is one event with the first number."""
     calls = calls_of(board, series) if board else {}
     entered = (_entered(board, one, calls.get((one.group, one.seq))) for one in series)
     for _, same_call in groupby(entered, key=lambda one: one.call.number if one.call else (one.group, one.seq)):
@@ -218,7 +221,7 @@ def _entered(board: StatusFile | None, one: Collective, call: Call | None) -> Ev
     if call is not None:
         from_python = _called(call, frozenset())
         return replace(from_python, group=one.group, seq=one.seq, at_s=at_s, done=one.retired, collective=one)
-    # Of a rank with a board its calls say which collectives are the program's own.
+    # For a rank with a status file, its calls show which collectives are the program's own.
     named = None if board else group_call(one.frames)
     called = named is not None and not named.by
     chain = _own_lines(one.frames) if called else ()
@@ -242,7 +245,7 @@ def _entered(board: StatusFile | None, one: Collective, call: Call | None) -> Ev
 
 
 def _step_at(board: StatusFile, at_s: float) -> int | None:
-    """The step in progress then; None for what lies before the oldest step that is remembered."""
+    """Return the step in progress then; None before the oldest remembered step."""
     if not board.steps_s or (board.steps_s[0][0] > 1 and at_s < board.steps_s[0][1]):
         return None
     return next((step for step, done_s in board.steps_s if at_s <= done_s), board.steps_s[-1][0] + 1)
@@ -281,7 +284,7 @@ def value(event: Event | Token, field: Field) -> int | str | None:
 
 
 def field_apart(one: Event | Token, other: Event | Token) -> Field | None:
-    """The first field in which two entries of one operation may not differ."""
+    """Return the first field in which two entries of one operation must agree and do not."""
     if one.op != other.op:
         return None
     fields = [Field.SHAPE, Field.DTYPE] if one.even and other.even else []

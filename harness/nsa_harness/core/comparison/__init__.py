@@ -1,1 +1,1 @@
-"""Several runs together."""
+"""Conclusions from several runs: contrasts, hypotheses, decisions, sweeps."""

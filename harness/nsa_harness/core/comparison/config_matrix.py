@@ -1,4 +1,4 @@
-"""Configuration matrix: what was run in which form, and what was not."""
+"""Configuration matrix: which configurations were run, and which were not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nsa_harness.core.comparison.contrasts import configuration, is_number, sett
 from nsa_harness.core.comparison.hypotheses import takes_our_keys
 from nsa_harness.core.report import Outcome
 
-# How the ranks work together is across, everything else is down.
+# These keys form the columns; all others form the rows.
 _ACROSS = frozenset({"parallel.wrapper", "run.ranks", "backend", "device"})
 PLAIN = "plain"
 _MOST_COLUMNS = 8
@@ -18,7 +18,7 @@ _MOST_COLUMNS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
-    """A cell holds the runs that were made so; an empty one was not run."""
+    """A row. A cell has the runs of one configuration; an empty cell was not run."""
 
     name: str
     cells: tuple[tuple[Outcome, ...], ...]
@@ -28,11 +28,11 @@ class MatrixRow:
 class ConfigMatrix:
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
-    same: tuple[tuple[str, str], ...]  # what all runs have in common besides the defaults
+    same: tuple[tuple[str, str], ...]  # what all runs have in common apart from the defaults
 
 
 def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
-    """None where fewer than two runs count: one run is no matrix."""
+    """Return the matrix; None if fewer than two runs count."""
     counting = sorted((one for one in outcomes if one.final), key=_order)
     if len(counting) < 2:
         return None
@@ -52,7 +52,7 @@ def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
 
 
 def _pivot(outcomes: Sequence[Outcome], same: Mapping[str, str]) -> str | None:
-    """Where all ranks worked together alike: the setting that makes the shortest table when it goes across."""
+    """Return the setting that makes the shortest table as columns, for runs that agree in the usual column keys."""
     keys = sorted({key for outcome in outcomes for key in configuration(outcome)} - _ACROSS - set(same))
     fitting = [key for key in keys if 1 < len({setting(outcome, key) for outcome in outcomes}) <= _MOST_COLUMNS]
     lengths = {key: len({_down(outcome, {*_ACROSS, *same, key}) for outcome in outcomes}) for key in fitting}
@@ -73,7 +73,7 @@ def _down(outcome: Outcome, hidden: Collection[str]) -> str:
 
 
 def _across(outcome: Outcome) -> str:
-    """ "one process", "ddp · gloo", "fsdp · nccl · 4 ranks"."""
+    """Return the column's name: "one process", "ddp · gloo", "fsdp · nccl · 4 ranks"."""
     wrapper, ranks = setting(outcome, "parallel.wrapper"), setting(outcome, "run.ranks")
     backend = setting(outcome, "backend").replace("any", "")
     if not takes_our_keys(outcome):
@@ -84,15 +84,15 @@ def _across(outcome: Outcome) -> str:
 
 
 def _order(outcome: Outcome) -> tuple[object, ...]:
-    """Whole, so that the order of the outcomes changes nothing."""
+    """Return a total order, so that the order of the outcomes changes nothing."""
     return outcome.scenario, outcome.attempt, outcome.spec_hash, outcome.dir
 
 
 def _row_order(name: str) -> tuple[object, ...]:
-    """Plainest first."""
+    """Return an order with the simplest row first."""
     return 0 if name == PLAIN else name.count(" · ") + 1, _by_size(name)
 
 
 def _by_size(text: str) -> list[tuple[int, str]]:
-    """Numbers by their size, words by the alphabet."""
+    """Return an order of numbers by size and of words by the alphabet."""
     return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"([0-9]{1,15})", text)]

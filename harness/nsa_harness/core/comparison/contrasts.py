@@ -1,6 +1,6 @@
-"""Contrasts: which runs differ in exactly one declared thing, and how often each side of them ended badly.
+"""Contrasts: runs that differ in exactly one declared thing, and how often each side of them failed.
 
-Whatever several runs are said to show rests on these.
+Every conclusion from several runs rests on these.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STEPS = "train.steps"
 _DEBUG = "run.env.TORCH_DISTRIBUTED_DEBUG"
 _ONLY_LOGS = ("run.env.NCCL_DEBUG", "run.env.TORCH_CPP_LOG_LEVEL", "run.env.TORCH_SHOW_CPP_STACKTRACES")
 
-# Over gloo nothing reads what steers NCCL, so that it makes no difference between the two.
+# gloo reads no NCCL settings, so they make no difference between the two backends.
 NCCL_SETTINGS = ("run.env.NCCL_", "run.env.TORCH_NCCL_")
 
 Test = Callable[[str], bool]
@@ -38,7 +38,7 @@ Test = Callable[[str], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """What two runs must differ in to answer a question: all of `keys`, and no other key.
+    """The difference between two runs that answers a question: all of `keys`, and no other key.
 
     The value of the first key satisfies `without` in the control run and `with_it` in the changed run, and the two
     values together satisfy `related`.
@@ -48,14 +48,14 @@ class Variable:
     without: Test
     with_it: Test
     related: Callable[[str, str], bool] = operator.ne
-    besides: tuple[str, ...] = ()  # beginnings of keys that mean something in one of the two runs only
-    undo: tuple[str, ...] = ()  # overrides that make the control run out of a changed one; empty where none does
-    values: tuple[str, str] | None = None  # as a person types `undo`'s key: the control's value, and the changed one's
+    besides: tuple[str, ...] = ()  # prefixes of keys that have a meaning in only one of the two runs
+    undo: tuple[str, ...] = ()  # overrides that turn a changed run into the control run; empty if none can
+    values: tuple[str, str] | None = None  # as typed for `undo`'s key: the control's value, and the changed one's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endings:
-    """How the attempts of one configuration ended, whichever scenario they are of."""
+    """How the attempts of one configuration ended, over all its scenarios."""
 
     bad: int
     of: int
@@ -67,7 +67,7 @@ class Endings:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Two configurations that differ in a factor. The plainest run of each stands for it."""
+    """Two configurations that differ in a variable. The simplest run of each represents it."""
 
     control: Outcome
     changed: Outcome
@@ -76,7 +76,7 @@ class Contrast:
 
     @property
     def steady(self) -> bool:
-        """No attempts of one side disagree."""
+        """Whether the attempts of each side agree."""
         return self.controls.steady and self.changes.steady
 
     @property
@@ -98,7 +98,7 @@ def is_number(value: str) -> bool:
 
 
 def is_evidence(outcome: Outcome) -> bool:
-    """The run that counts, judged, and not flaky."""
+    """Whether the run is the final attempt, judged, and not flaky."""
     return outcome.final and outcome.verdict.status in _EVIDENCE and not outcome.flaky
 
 
@@ -107,9 +107,9 @@ def passed(outcome: Outcome) -> bool:
 
 
 def configuration(outcome: Outcome) -> dict[str, str]:
-    """What decided the run. What a scenario needed is replaced by what it got."""
+    """Return what decided the run. The requirements of a scenario are replaced by what it got."""
     backend = outcome.backend or dict(outcome.settings).get("needs.backend", "")
-    # On gloo, our program gets INFO for DETAIL, which adds lines to the log and nothing else; see docs/scenarios.md.
+    # On gloo, our program gets INFO for DETAIL, which only adds lines to the log; see docs/scenarios.md.
     checks = outcome.backend == "nccl" and dict(outcome.settings).get(_DEBUG) == "DETAIL"
     quiet = _ONLY_LOGS if checks else (*_ONLY_LOGS, _DEBUG)
     chosen = {key: value for key, value in outcome.settings if not key.startswith(("needs.", *quiet))}
@@ -117,12 +117,12 @@ def configuration(outcome: Outcome) -> dict[str, str]:
 
 
 def setting(outcome: Outcome, key: str) -> str:
-    """The value of a key in that run: what was chosen for it, else its default; empty where there is none."""
-    return _value(_decided(outcome), key)
+    """Return the value of a key in that run: what was chosen for it, else its default; "" if there is none."""
+    return _value(_all_settings(outcome), key)
 
 
 def endings(outcomes: Sequence[Outcome]) -> Callable[[Outcome], Endings]:
-    """How all attempts of a run's configuration ended, over all runs of the report."""
+    """Return how all attempts of a run's configuration ended, over all runs of the report."""
     last = {one.scenario: one.spec_hash for one in outcomes if one.final}
     counted: dict[object, list[bool]] = {}
     for one in outcomes:
@@ -137,9 +137,9 @@ def endings(outcomes: Sequence[Outcome]) -> Callable[[Outcome], Endings]:
 
 
 def contrasts(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
-    """Every contrast of that factor, plainest first, the same whatever the order of the outcomes."""
+    """Return every contrast of that variable, simplest first, whatever the order of the outcomes."""
     of = endings(outcomes)
-    standing = _one_of_each(one for one in sorted(outcomes, key=plainness) if _judged(one))
+    standing = _one_per_configuration(one for one in sorted(outcomes, key=plainness) if _judged(one))
     return tuple(
         Contrast(control=control, changed=changed, controls=of(control), changes=of(changed))
         for control, changed in _candidates(factor, standing)
@@ -148,19 +148,19 @@ def contrasts(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, 
 
 
 def steady_contrasts(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
-    """Those of which no attempts of one side disagree."""
+    """Return the contrasts with agreeing attempts on each side."""
     return tuple(one for one in contrasts(factor, outcomes) if one.steady)
 
 
 def blocked_pairs(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Outcome], ...]:
-    """The control and the changed run of what would be a contrast, if each of the two had been judged."""
+    """Return pairs that would be a contrast if both runs had been judged."""
     return tuple(
         pair for pair in _candidates(factor, [one for one in outcomes if one.final]) if not all(map(_judged, pair))
     )
 
 
 def plainness(outcome: Outcome) -> tuple[object, ...]:
-    """Whole, so that equal runs stand in one order."""
+    """Return a total order, simplest run first."""
     return len(outcome.settings), outcome.scenario, outcome.spec_hash, outcome.attempt, outcome.dir
 
 
@@ -169,26 +169,26 @@ def _judged(outcome: Outcome) -> bool:
 
 
 def _tells_of_the_program(outcome: Outcome) -> bool:
-    """Whoever kills a rank does so whatever the run was set to."""
+    """Whether the result depends on the program. A killed rank would have been killed with any settings."""
     return own_status(outcome) in _EVIDENCE and outcome.verdict.cause != Cause.KILLED
 
 
 def _same_launch(outcome: Outcome) -> bool:
-    """A deeper look is a launch with a change, unless the change is none."""
+    """Whether the launch has no diagnostic change."""
     return outcome.deepening is None or outcome.deepening.change == SecondRun.AGAIN
 
 
 def _key(outcome: Outcome) -> object:
-    """Of what is launched, and of what its verdict rests on."""
-    decided = _decided(outcome)
+    """Return what identifies a configuration: what is launched, and what its verdict rests on."""
+    decided = _all_settings(outcome)
     return (
         frozenset((key, value) for key, value in decided.items() if value != _DEFAULTS.get(key, "")),
         outcome.criteria,
     )
 
 
-def _one_of_each(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """The first of each configuration."""
+def _one_per_configuration(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Return the first run of each configuration."""
     first: dict[object, Outcome] = {}
     for outcome in outcomes:
         first.setdefault(_key(outcome), outcome)
@@ -196,7 +196,7 @@ def _one_of_each(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def _candidates(factor: Variable, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
-    """Control and changed run, plainest first."""
+    """Return control and changed run of each pair, simplest first."""
     valued = [(outcome, setting(outcome, factor.keys[0])) for outcome in outcomes]
     changed = [(outcome, value) for outcome, value in valued if factor.with_it(value)]
     controls = [(outcome, value) for outcome, value in valued if factor.without(value)]
@@ -205,18 +205,21 @@ def _candidates(factor: Variable, outcomes: Sequence[Outcome]) -> list[tuple[Out
         for (control, before), (other, after) in product(controls, changed)
         if factor.related(before, after)
     )
-    return sorted((pair for pair in related if _differing_keys(factor, *pair) == set(factor.keys)), key=_plainest)
+    return sorted((pair for pair in related if _differing_keys(factor, *pair) == set(factor.keys)), key=_pair_order)
 
 
 def _differing_keys(factor: Variable, control: Outcome, changed: Outcome) -> set[str]:
-    """The keys that could be the reason for two different verdicts."""
+    """Return the keys that could be the reason for two different verdicts."""
     differ = differences(control, changed)
     differ -= {key for key in differ if key.startswith(factor.besides)} if factor.besides else set()
     return differ - {_STEPS} if _STEPS in differ and _steps_do_not_matter(control, changed) else differ
 
 
 def _steps_do_not_matter(one: Outcome, other: Outcome) -> bool:
-    """More steps only ask more: the longer run passed, or it failed in a step that the shorter one has too."""
+    """Whether a difference in steps is harmless.
+
+    the longer run passed, or failed in a step that the shorter one has too.
+    """
     shorter, longer = sorted((one, other), key=_steps)
     if Cause.EXPECTATION_MISSED in (shorter.verdict.cause, longer.verdict.cause):
         return False
@@ -225,22 +228,22 @@ def _steps_do_not_matter(one: Outcome, other: Outcome) -> bool:
 
 
 def _steps(outcome: Outcome) -> float:
-    """None asked for is endless: such a run is compared to no other."""
+    """Return the number of steps. Without a limit it is infinite, and the run is compared with no other."""
     asked = setting(outcome, _STEPS)
     return float(asked) if is_number(asked) else math.inf
 
 
 def differences(one: Outcome, other: Outcome) -> set[str]:
-    """The keys in which two runs differ. Of a run that was never made only what its scenario asked for is known."""
-    left, right = _decided(one), _decided(other)
+    """Return the keys in which two runs differ. For a skipped run only the scenario's own keys are known."""
+    left, right = _all_settings(one), _all_settings(other)
     skipped = Status.SKIP in (one.verdict.status, other.verdict.status)
     unknown = {"device", *dict((*one.chosen, *other.chosen))} if skipped else set()
     keys = {key for key in {*left, *right} - unknown if not (skipped and key.startswith("fault."))}
     return {key for key in keys if _value(left, key) != _value(right, key)}
 
 
-def _decided(outcome: Outcome) -> dict[str, str]:
-    """With what was left to the shape or the machine."""
+def _all_settings(outcome: Outcome) -> dict[str, str]:
+    """Return the configuration with values that were left to the shape or the machine."""
     return {**configuration(outcome), **dict(outcome.chosen)}
 
 
@@ -258,8 +261,8 @@ def _criteria(outcome: Outcome, prefixes: tuple[str, ...]) -> Mapping[str, str]:
     return {key: value for key, value in outcome.criteria if key.startswith(prefixes)} if prefixes else {}
 
 
-def _plainest(pair: tuple[Outcome, Outcome]) -> tuple[object, ...]:
-    """Whole, so that equal runs give equal answers in every order."""
+def _pair_order(pair: tuple[Outcome, Outcome]) -> tuple[object, ...]:
+    """Return a total order, so that equal runs give equal answers in every order."""
     one, other = pair
     size = len(one.settings) + len(other.settings)
     return (size, one.scenario, other.scenario, one.spec_hash, other.spec_hash, one.attempt, other.attempt, one.dir)

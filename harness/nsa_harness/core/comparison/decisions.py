@@ -1,6 +1,6 @@
-"""Decisions: what the runs say to everything that was agreed: each gate, and the way through the decision tree.
+"""Decisions: the answer of the runs to each gate of the plan, and the path through the decision tree.
 
-A cause that is certain comes first: it answers for its failure, and nothing here contradicts it.
+A certain cause takes precedence: it explains its failure, and no decision contradicts it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.comparison.gates import (
-    Condition,
-    Gate,
     GateResult,
     answered,
     certain_cause,
@@ -28,25 +26,25 @@ from nsa_harness.core.comparison.hypotheses import (
     Hypothesis,
     takes_our_keys,
 )
-from nsa_harness.core.comparison.plan_file import PlanFile, TreeQuestion
+from nsa_harness.core.comparison.plan_file import Condition, Gate, PlanFile, TreeQuestion
 from nsa_harness.core.report import Finding, GateAnswer, GateState, Outcome, Report, TreeAnswer, TreeStep, Walk
 
 
 def with_decisions(report: Report, plan: PlanFile) -> Report:
-    """The report with what its runs say to the plan."""
+    """Return the report with the answers to the plan."""
     return replace(report, gates=decided(report.outcomes, plan), tree=walked(report.outcomes, plan))
 
 
 def decided(outcomes: Sequence[Outcome], plan: PlanFile) -> tuple[GateAnswer, ...]:
-    """Every gate that the runs can be asked, with its answer.
+    """Return every gate that applies to these runs, with its answer.
 
-    The first one that fired leads, but none that asks what makes a run fail whose cause is certain.
+    The first gate that fired leads, unless it asks why runs fail and that failure has a certain cause.
     """
     ours = any(map(takes_our_keys, outcomes))
-    asked = [gate for gate in plan.gates if ours or not gate.condition.asks_of_ours]
-    answers = [(gate, answered(gate.condition, outcomes)) for gate in asked]
-    first = next((gate for gate, answer in answers if _may_lead(gate, answer)), None)
-    return tuple(_told(gate, answer, leads=gate is first) for gate, answer in answers)
+    asked = {name: gate for name, gate in plan.gates.items() if ours or not gate.condition.asks_of_ours}
+    answers = {name: answered(gate.condition, outcomes) for name, gate in asked.items()}
+    first = next((name for name, answer in answers.items() if _may_lead(asked[name], answer)), None)
+    return tuple(_gate_answer(name, asked[name], answer, leads=name == first) for name, answer in answers.items())
 
 
 def _may_lead(gate: Gate, answer: GateResult) -> bool:
@@ -54,9 +52,9 @@ def _may_lead(gate: Gate, answer: GateResult) -> bool:
     return answer.state is GateState.FIRED and (gate.condition.goes_before_the_rest or not explained_already)
 
 
-def _told(gate: Gate, answer: GateResult, *, leads: bool) -> GateAnswer:
+def _gate_answer(name: str, gate: Gate, answer: GateResult, *, leads: bool) -> GateAnswer:
     return GateAnswer(
-        name=gate.name,
+        name=name,
         when=when(gate.condition),
         then=gate.then,
         because=gate.because,
@@ -73,19 +71,19 @@ def fired(gates: Sequence[GateAnswer]) -> tuple[GateAnswer, ...]:
 
 
 def next_commands(gates: Sequence[GateAnswer]) -> tuple[str, ...]:
-    """What the gates ask for, the one that leads first; nothing where a certain cause goes before them."""
+    """Return the commands of the gates, the leading gate's first; none if a certain cause takes precedence."""
     now = sorted(fired(gates), key=lambda one: not one.leads)
     return tuple(command for one in now for command in one.commands) if any(one.leads for one in now) else ()
 
 
 def explained(outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Finding], ...]:
-    """The failures whose cause is certain, each with the finding that says it."""
+    """Return the failures with a certain cause, each with its finding."""
     bad = sorted((one for one in outcomes if one.final and failed(one)), key=plainest)
     return tuple((one, sure) for one in bad if (sure := certain_cause(one)))
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """A failure that is still to be explained by what the runs differ in."""
+    """Whether the failure is still to be explained by differences between runs."""
     return failed(outcome) and not from_outside(outcome) and certain_cause(outcome) is None
 
 
@@ -97,9 +95,9 @@ _SAID: Mapping[GateState, TreeAnswer] = {
 
 
 def walked(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
-    """None where no run that can be asked again failed unannounced by what a tree asks: there is nothing to ask then.
+    """Return the path; None if no run that can be launched again failed unexpectedly.
 
-    Failures that came from outside, and those whose cause is certain, are no evidence of it.
+    Failures from outside, and those with a certain cause, do not count.
     """
     counting = [one for one in outcomes if one.final]
     bad = [one for one in counting if failed(one) and takes_our_keys(one) and not from_outside(one)]
@@ -108,7 +106,7 @@ def walked(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
     left = sorted(filter(_is_open, bad), key=plainest)
     if not left:
         return Walk(steps=(), leaf=None, made_from=_all_named(bad))
-    answers = {gate.name: _of_what_is_open(gate.condition, outcomes) for gate in plan.gates}
+    answers = {name: _of_what_is_open(gate.condition, outcomes) for name, gate in plan.gates.items()}
     steps: list[TreeStep] = []
     used: list[Outcome] = []
     leaf: str | None = None
@@ -121,11 +119,11 @@ def walked(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
 
 
 def _of_what_is_open(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    """What the other runs say to it. Where one of them would say yes, their silence is no no."""
+    """Return the answer of the other runs. If a run with a certain cause would say yes, their silence is no "no"."""
     answer = answered(condition, [one for one in outcomes if not failed(one) or _is_open(one)])
     if answer.state is GateState.FIRED:
         return answer
-    of_all = answered(replace(condition, uncertain=False), outcomes)
+    of_all = answered(condition.model_copy(update={"cause": condition.causes}), outcomes)
     if of_all.state is not GateState.FIRED:
         return answer
     return GateResult(state=GateState.NOT_REACHED, why=f"{of_all.why}: of a certain cause, and no other run answers")
@@ -136,20 +134,20 @@ def _step(
 ) -> TreeStep:
     answer = answers[question.gate]
     said = _SAID[answer.state] if asked else TreeAnswer.NOT_ASKED
-    instead = {TreeAnswer.YES: question.yes_if, TreeAnswer.NO: question.no_if}.get(said, ())
-    leads_to = next((leaf for gate, leaf in instead if answers[gate].state is GateState.FIRED), None)
+    instead = {TreeAnswer.YES: question.yes_if, TreeAnswer.NO: question.no_if}.get(said, {})
+    leads_to = next((leaf for gate, leaf in instead.items() if answers[gate].state is GateState.FIRED), None)
     return TreeStep(
         question=question.asks,
         answer=said,
         why=answer.why if asked else "",
         leads_to=leads_to or (question.yes if said is TreeAnswer.YES else None),
-        command=_asked_again(question, left) if said is TreeAnswer.OPEN else None,
+        command=_command_of(question, left) if said is TreeAnswer.OPEN else None,
     )
 
 
-def _asked_again(question: TreeQuestion, left: Sequence[Outcome]) -> str | None:
+def _command_of(question: TreeQuestion, left: Sequence[Outcome]) -> str | None:
     fitting = next((one for one in left if is_meant(one, question.of)), None)
-    return filled(question.command, fitting) if fitting and question.command else None
+    return filled(question.commands[0], fitting) if fitting and question.commands else None
 
 
 def _all_named(outcomes: Sequence[Outcome]) -> str:
@@ -159,15 +157,15 @@ def _all_named(outcomes: Sequence[Outcome]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Playbook:
-    """What was agreed to ask of the runs of one program, whatever the plan."""
+    """The questions about runs of one program, whatever the plan."""
 
     hypotheses: tuple[Hypothesis, ...]
-    onward: str | None = None  # the command after a single run that asks for none itself
+    onward: str | None = None  # the command after a single run without a command of its own
 
 
 ANY_PROGRAM = Playbook(hypotheses=(NCCL_HYPOTHESIS, *ENVIRONMENT_HYPOTHESES))
 
 
 def fitting(playbook: Playbook, outcomes: Sequence[Outcome]) -> Playbook:
-    """The playbook of our program only where it ran: of another program's runs is asked what fits any program."""
+    """Return the playbook; another program's runs get the one that fits any program."""
     return playbook if any(map(takes_our_keys, outcomes)) else ANY_PROGRAM

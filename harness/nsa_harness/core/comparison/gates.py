@@ -1,16 +1,11 @@
-"""Gates: if the runs show this, then do that, agreed before the run; and what the runs say to each.
-
-A gate is data. The closed vocabulary of its condition is read in `agreed`; here each form has its rule.
-"""
+"""Gates: the answer of the runs to each condition of a plan, with one rule for each form, and conditions in words."""
 
 from __future__ import annotations
 
 import operator
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from nsa_harness.core.comparison.contrasts import (
     NCCL_SETTINGS,
@@ -22,80 +17,22 @@ from nsa_harness.core.comparison.contrasts import (
     steady_contrasts,
 )
 from nsa_harness.core.comparison.hypotheses import silenced, takes_our_keys
+from nsa_harness.core.comparison.plan_file import (
+    EVERY_RUN,
+    FAILS,
+    PASSES,
+    PLACEHOLDER,
+    Condition,
+    Form,
+    Gate,
+    KeyFilter,
+    RunFilter,
+    Test,
+    is_of_ours,
+)
 from nsa_harness.core.diagnosis.causes import Cause, DecisionTreePolicy, row_of
 from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.report import Finding, GateState, Outcome, Status
-from nsa_harness.core.scenario.checks import OURS_ONLY
-
-
-class Test(StrEnum):
-    ONE_OF = "one of"
-    OTHER_THAN = "other than"
-    MORE = "more"  # than the other run has
-    LESS = "less"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What one key of a run must be."""
-
-    key: str
-    test: Test
-    values: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFilter:
-    """Which runs are meant: any of these scenarios, or those with all of these values; with neither every run."""
-
-    scenarios: tuple[str, ...] = ()
-    values: tuple[Wanted, ...] = ()
-
-
-EVERY_RUN = RunFilter()
-
-
-class Form(StrEnum):
-    """What a condition asks, by the words that it is written with."""
-
-    FLAKY = "flaky"
-    FAILS = "fails"  # one of them does
-    PASSES = "passes"  # each of them does
-    CONTRAST = "fails and passes"
-    EACH = "fails and each_passes"
-    ALIKE = "fails and fails_alike"
-    MISSING = "missing_gradients"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    form: Form
-    of: RunFilter = EVERY_RUN  # the runs asked about; of a contrast those that fail
-    other: RunFilter = EVERY_RUN  # of a contrast the other ones
-    differ_in: tuple[str, ...] = ()  # what a contrast may differ in, and must
-    causes: tuple[str, ...] = ()  # by which it failed; none: any that enters a decision tree
-    uncertain: bool = False  # whose cause is not certain
-    where: RunFilter = EVERY_RUN  # of every run that is looked at; what is not known of a run keeps none out
-
-    @property
-    def asks_of_ours(self) -> bool:
-        """No other program can answer it."""
-        keys = [one.key for sought in (self.of, self.other) for one in sought.values]
-        return self.form is Form.MISSING or any(map(is_of_ours, (*keys, *self.differ_in)))
-
-    @property
-    def goes_before_the_rest(self) -> bool:
-        """It asks how runs failed, or by name, and not what makes runs fail: no certain cause makes it idle."""
-        return self.form is Form.FLAKY or bool(self.causes or self.of.scenarios)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    name: str
-    condition: Condition
-    then: str
-    because: str = ""
-    commands: tuple[tuple[str, ...], ...] = ()  # words behind `nsa-harness`, with placeholders
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,31 +40,27 @@ class GateResult:
     state: GateState
     why: str
     runs: tuple[Outcome, ...] = ()
-    fails: Outcome | None = None  # what the placeholders of a command stand for
+    fails: Outcome | None = None  # the runs that placeholders of a command stand for
     passes: Outcome | None = None
 
 
-def is_of_ours(key: str) -> bool:
-    return key.partition(".")[0] in OURS_ONLY
-
-
 def _is_judged(outcome: Outcome) -> bool:
-    """The run that counts, with a verdict on which its attempts agree."""
+    """Whether the run is the final attempt, with a verdict on which its attempts agree."""
     return outcome.final and not outcome.flaky and outcome.verdict.status in (Status.PASS, Status.FAIL, Status.HANG)
 
 
 def failed(outcome: Outcome) -> bool:
-    """A gate asks for failures that nobody announced; an announced one decides nothing new."""
+    """Whether the run failed unexpectedly. An expected failure decides nothing new."""
     return _is_judged(outcome) and not passed(outcome) and not outcome.expected
 
 
 def from_outside(outcome: Outcome) -> bool:
-    """It failed, and that says nothing of a part of the program."""
+    """Whether the run failed for a reason outside of the program's parts."""
     return failed(outcome) and row_of(outcome.verdict.cause).enters_tree is DecisionTreePolicy.NEVER
 
 
 def certain_cause(outcome: Outcome) -> Finding | None:
-    """The finding that explains a failure, where the evidence leaves no other reading."""
+    """Return the finding that explains a failure, if the evidence allows no other reading."""
     cause = outcome.verdict.cause
     if not failed(outcome) or row_of(cause).enters_tree is not DecisionTreePolicy.UNEXPLAINED:
         return None
@@ -139,71 +72,73 @@ def plainest(outcome: Outcome) -> tuple[object, ...]:
 
 
 def named(outcomes: Iterable[Outcome]) -> str:
-    """ "ddp_onestep HANG, ddp_static_graph PASS": each run once, the first few of them."""
+    """Return "ddp_onestep HANG, ddp_static_graph PASS": each run once, the first few of them."""
     told = list(dict.fromkeys(f"{one.scenario} {one.verdict.status.value}" for one in outcomes))
     return ", ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")
 
 
 def answered(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    """What the runs say to it, whatever their order. `outcomes`: all attempts, of which the last one counts."""
+    """Return the answer, whatever the order of `outcomes`, which are all attempts; the final ones count."""
     looked_at = sorted((one for one in outcomes if is_meant(one, condition.where, unknown=True)), key=plainest)
     return _RULES[condition.form](condition, looked_at)
 
 
 def commands(gate: Gate, answer: GateResult) -> tuple[str, ...]:
-    """The runs to make next, of a gate that fired."""
+    """Return the commands of a gate that fired."""
     filled = (_filled(words, answer, _names_its_runs(gate.condition)) for words in gate.commands)
     return tuple(dict.fromkeys(filter(None, filled)))
 
 
 def _flaky(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    asked = _asked(condition.of, outcomes)
+    asked = _final_runs(condition.of, outcomes)
     flaky = [one for one in asked if one.flaky]
     if flaky:
-        return _fired(flaky, fails=flaky[0])
-    return _held("no attempts disagree", asked) if asked else _not_reached(f"missing: {_a_run(condition.of)}")
+        return _result_fired(flaky, fails=flaky[0])
+    return (
+        _result_held("no attempts disagree", asked) if asked else _not_reached(f"missing: {_runs_text(condition.of)}")
+    )
 
 
 def _fails(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    asked = _asked(condition.of, outcomes)
+    asked = _final_runs(condition.of, outcomes)
     bad = [one for one in asked if _counts(condition, one)]
     if bad:
-        return _fired(bad, fails=bad[0])
+        return _result_fired(bad, fails=bad[0])
     if condition.causes:
-        such = f" with {_told(condition.where)}" if condition.where.values else ""
-        return _held(f"no run{such} ended so", [one for one in asked if _is_judged(one)])
+        such = f" with {_values_text(condition.where)}" if condition.where.values else ""
+        return _result_held(f"no run{such} ended so", [one for one in asked if _is_judged(one)])
     judged = [one for one in asked if _is_judged(one)]
     explained = [one for one in judged if condition.uncertain and certain_cause(one)]
     if explained:
-        return _held(f"{named(explained)}: {_causes(explained)} is certain", explained)
+        return _result_held(f"{named(explained)}: {_causes(explained)} is certain", explained)
     counting = [one for one in judged if not from_outside(one)]
-    return _held(named(counting), counting) if counting else _not_reached(_silence(condition, asked))
+    return _result_held(named(counting), counting) if counting else _not_reached(_why_silent(condition, asked))
 
 
 def _passes(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    asked = _asked(condition.of, outcomes)
+    asked = _final_runs(condition.of, outcomes)
     judged = [one for one in asked if _is_judged(one) and not from_outside(one)]
     bad = [one for one in judged if not passed(one)]
     if bad:
-        return _held(named(bad), bad)
+        return _result_held(named(bad), bad)
     silent = [name for name in condition.of.scenarios if not any(_is_named(one, name) for one in judged)]
     if silent or not judged:
-        return _not_reached(_silence(condition, [one for one in asked if one not in judged], silent))
-    return _fired(judged, passes=judged[0])
+        return _not_reached(_why_silent(condition, [one for one in asked if one not in judged], silent))
+    return _result_fired(judged, passes=judged[0])
 
 
 def _contrasted(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    found = _found(condition, outcomes)
+    found = _pairs(condition, outcomes)
     telling = [pair for pair in found if _counts(condition, pair.changed) and _HOLDS[condition.form](pair)]
     if telling:
         first = min(telling, key=lambda pair: certain_cause(pair.changed) is not None)
-        return _fired(_runs_of(telling), fails=first.changed, passes=first.control)
-    return _held(named(_runs_of(found)), _runs_of(found)) if found else _no_pair(condition, outcomes)
+        return _result_fired(_runs_of(telling), fails=first.changed, passes=first.control)
+    return _result_held(named(_runs_of(found)), _runs_of(found)) if found else _no_pair(condition, outcomes)
 
 
 def _each(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    """The runs of every value beside the one that differs from them all."""
-    found, key = _found(condition, outcomes), condition.differ_in[0]
+    """Return the answer of runs with every value, next to the run that differs from them all."""
+    found, key = _pairs(condition, outcomes), condition.differ_in[0]
     asked = next(one for one in condition.other.values if one.key == key)
     complete = []
     for whole in dict.fromkeys(pair.changed.dir for pair in found):
@@ -213,9 +148,9 @@ def _each(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     telling = [beside for beside in complete if _counts(condition, beside[0].changed)]
     telling = [beside for beside in telling if all(passed(pair.control) for pair in beside)]
     for beside in telling[:1]:
-        return _fired(_around(beside), fails=beside[0].changed, passes=beside[0].control)
+        return _result_fired(_around(beside), fails=beside[0].changed, passes=beside[0].control)
     for beside in complete[:1]:
-        return _held(named(_around(beside)), _around(beside))
+        return _result_held(named(_around(beside)), _around(beside))
     return _no_pair(condition, outcomes)
 
 
@@ -225,10 +160,10 @@ def _missing(_: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     if not traced:
         return _not_reached("missing: a run with trace.grads=true whose backward was finished")
     if not short:
-        return _held(f"no parameter without gradient: {named(traced)}", traced)
+        return _result_held(f"no parameter without gradient: {named(traced)}", traced)
     names = sorted(set.intersection(*(set(one.missing_gradients or ()) for one in short)))
     if not names:
-        return _held(f"not the same parameters in {named(short)}", short)
+        return _result_held(f"not the same parameters in {named(short)}", short)
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return GateResult(state=GateState.FIRED, why=f"{shown} in {named(short)}", runs=tuple(short), fails=short[0])
 
@@ -254,15 +189,17 @@ _HOLDS: Mapping[Form, Callable[[Contrast], bool]] = {
 }
 
 
-def _asked(sought: RunFilter, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def _final_runs(sought: RunFilter, outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [one for one in outcomes if one.final and is_meant(one, sought)]
 
 
-def _fired(runs: Sequence[Outcome], *, fails: Outcome | None = None, passes: Outcome | None = None) -> GateResult:
+def _result_fired(
+    runs: Sequence[Outcome], *, fails: Outcome | None = None, passes: Outcome | None = None
+) -> GateResult:
     return GateResult(state=GateState.FIRED, why=named(runs), runs=tuple(runs), fails=fails, passes=passes)
 
 
-def _held(why: str, runs: Sequence[Outcome]) -> GateResult:
+def _result_held(why: str, runs: Sequence[Outcome]) -> GateResult:
     return GateResult(state=GateState.HELD, why=why, runs=tuple(runs))
 
 
@@ -271,7 +208,7 @@ def _not_reached(why: str) -> GateResult:
 
 
 def _counts(condition: Condition, outcome: Outcome) -> bool:
-    """It failed as the condition asks."""
+    """Whether the run failed as the condition asks."""
     if not failed(outcome) or (condition.uncertain and certain_cause(outcome)):
         return False
     if not condition.causes:
@@ -280,23 +217,23 @@ def _counts(condition: Condition, outcome: Outcome) -> bool:
     return any(outcome.verdict.cause == one or one.said_in(outcome.verdict.summary) for one in asked)
 
 
-def _found(condition: Condition, outcomes: Sequence[Outcome]) -> list[Contrast]:
-    """Every pair of runs that differ in what the condition names and in nothing else, the failing one as changed."""
+def _pairs(condition: Condition, outcomes: Sequence[Outcome]) -> list[Contrast]:
+    """Return every pair of runs that differ only in what the condition names; the failing run is the changed one."""
     ends = (condition.of, condition.other)
-    # A run that nobody means must not stand for one that is named, and that is set to the same.
+    # A run that the condition does not name must not represent a named one with the same settings.
     meant = [one for one in outcomes if any(is_meant(one, end) for end in ends)]
     usable = [one for one in meant if not from_outside(one)]
-    found = steady_contrasts(_factor(condition), usable)
+    found = steady_contrasts(_variable(condition), usable)
     return [pair for pair in found if is_meant(pair.changed, condition.of) and is_meant(pair.control, condition.other)]
 
 
-def _factor(condition: Condition) -> Variable:
+def _variable(condition: Condition) -> Variable:
     key = condition.differ_in[0]
     asked = [one.test for one in condition.of.values if one.key == key]
     related = _RELATED.get(asked[0]) if asked else None
-    fits = is_number if related else _anything
+    fits = is_number if related else _any_value
     besides = NCCL_SETTINGS if "needs.backend" in condition.differ_in else ()
-    keys = tuple(map(_kept_as, condition.differ_in))
+    keys = tuple(map(_stored_key, condition.differ_in))
     return Variable(keys=keys, without=fits, with_it=fits, related=related or operator.ne, besides=besides)
 
 
@@ -306,7 +243,7 @@ _RELATED: Mapping[Test, Callable[[str, str], bool]] = {
 }
 
 
-def _anything(_: str) -> bool:
+def _any_value(_: str) -> bool:
     return True
 
 
@@ -319,27 +256,27 @@ def _around(beside: Sequence[Contrast]) -> tuple[Outcome, ...]:
 
 
 def _no_pair(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    meant = [*_asked(condition.of, outcomes), *_asked(condition.other, outcomes)]
+    meant = [*_final_runs(condition.of, outcomes), *_final_runs(condition.other, outcomes)]
     outside = [one for one in meant if from_outside(one)]
     flaky = [one for one in meant if one.flaky]
-    why = _outside(outside) if outside else silenced(_factor(condition), meant)
+    why = _outside_text(outside) if outside else silenced(_variable(condition), meant)
     why = why or (f"{named(flaky)}: attempts disagree" if flaky else "")
-    ends = dict.fromkeys((_end(condition.of), _end(condition.other)))
+    ends = dict.fromkeys((_side_text(condition.of), _side_text(condition.other)))
     alone = f"in two runs that differ in {' and '.join(condition.differ_in)} alone"
     return _not_reached(why or f"missing: {' and '.join(ends)}, {alone}")
 
 
-def _silence(condition: Condition, asked: Sequence[Outcome], silent: Sequence[str] = ()) -> str:
-    """Why none of them says anything."""
+def _why_silent(condition: Condition, asked: Sequence[Outcome], silent: Sequence[str] = ()) -> str:
+    """Return why none of the runs answers."""
     outside = [one for one in asked if from_outside(one)]
     if outside:
-        return _outside(outside)
+        return _outside_text(outside)
     if asked:
         return f"{named(asked)}: not judged, or flaky"
-    return f"missing: {' and '.join(silent) or _a_run(condition.of)}"
+    return f"missing: {' and '.join(silent) or _runs_text(condition.of)}"
 
 
-def _outside(outcomes: Sequence[Outcome]) -> str:
+def _outside_text(outcomes: Sequence[Outcome]) -> str:
     return f"{named(outcomes)}: {_causes(outcomes)} tells nothing of the program's parts"
 
 
@@ -348,18 +285,18 @@ def _causes(outcomes: Sequence[Outcome]) -> str:
 
 
 def is_meant(outcome: Outcome, sought: RunFilter, *, unknown: bool = False) -> bool:
-    """Whether it is one of these runs. `unknown`: what is said of a key whose value in this run nobody knows."""
+    """Whether the run is one of these. `unknown` is the answer for a key with an unknown value in this run."""
     if sought.scenarios and not any(_is_named(outcome, name) for name in sought.scenarios):
         return False
     return all(_has(outcome, one, unknown=unknown) for one in sought.values)
 
 
 def _is_named(outcome: Outcome, name: str) -> bool:
-    """By its scenario's name, or as one of its matrix."""
+    """Whether the run has this scenario name, or belongs to its matrix."""
     return outcome.scenario == name or outcome.scenario.startswith(f"{name}@")
 
 
-def _has(outcome: Outcome, wanted: Wanted, *, unknown: bool) -> bool:
+def _has(outcome: Outcome, wanted: KeyFilter, *, unknown: bool) -> bool:
     value = _value(outcome, wanted.key)
     if value is None:
         return unknown
@@ -369,37 +306,35 @@ def _has(outcome: Outcome, wanted: Wanted, *, unknown: bool) -> bool:
 
 
 def _same(one: str, other: str) -> bool:
-    """1 and 1.0 are one value."""
+    """Whether two values are equal; 1 and 1.0 are."""
     return one == other or (is_number(one) and is_number(other) and float(one) == float(other))
 
 
 def _value(outcome: Outcome, key: str) -> str | None:
-    """None: not known of this run. What a scenario needed is what it got."""
+    """Return the value of a key; None if it is unknown. The requirements of a scenario are replaced by what it got."""
     if key == "run.ranks":
         return f"{outcome.ranks}"
     if is_of_ours(key) and not (takes_our_keys(outcome) and outcome.device):
         return None
-    return setting(outcome, _kept_as(key))
+    return setting(outcome, _stored_key(key))
 
 
-def _kept_as(key: str) -> str:
-    """The key as a run keeps it."""
+def _stored_key(key: str) -> str:
+    """Return the key as outcomes store it."""
     return key.removeprefix("needs.") if key in ("needs.backend", "needs.device") else key
 
 
-PLACEHOLDER = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_]+)*)(?:\*([0-9]{1,3}))?\}")
-FAILS, PASSES = "fails", "passes"
-
-
 def filled(words: Sequence[str], fails: Outcome) -> str | None:
-    """The command with a failed run in the place of `{fails}`."""
+    """Return the command with a failed run for `{fails}`."""
     return _filled(words, GateResult(state=GateState.FIRED, why="", fails=fails), by_name=False)
 
 
 def _filled(words: Sequence[str], answer: GateResult, by_name: bool) -> str | None:
-    """None where it does not fit the run. `by_name`: whoever wrote it knows the run, whatever its program.
+    """Return the command, or None if it does not fit the run. `by_name`.
 
-    Of another program only the same run can be made again: it need not be a scenario at all.
+    its author named the run, whatever its program.
+
+    A run of another program can only be repeated unchanged: it need not be a scenario at all.
     """
     run = answer.passes if f"{{{PASSES}}}" in words else answer.fails
     if run is None:
@@ -417,14 +352,14 @@ def _shell(words: Sequence[str]) -> str:
 
 
 def _is_now(run: Outcome, word: str) -> bool:
-    """KEY=OLD,NEW: a claim starts from what the run has."""
+    """Whether a claim's KEY=OLD,NEW starts from the run's value."""
     key, _, values = word.partition("=")
     now = _value(run, key)
     return now is not None and _same(now, values.partition(",")[0])
 
 
 def _word(word: str, run: Outcome) -> str | None:
-    """None where it needs a number that the run has not."""
+    """Return the word with its placeholders filled; None if it needs a number that the run does not have."""
     for found in PLACEHOLDER.finditer(word):
         key, times = found[1], found[2]
         value = run.scenario if key in (FAILS, PASSES) else dict(run.criteria).get(key) or _value(run, key)
@@ -439,48 +374,48 @@ def _names_its_runs(condition: Condition) -> bool:
 
 
 def when(condition: Condition) -> str:
-    """The condition in words."""
+    """Return the condition in words."""
     text = _WORDS[condition.form](condition)
-    where = ", ".join(condition.where.scenarios) or _told(condition.where, ", ")
+    where = ", ".join(condition.where.scenarios) or _values_text(condition.where, ", ")
     return f"{text} ({where})" if where else text
 
 
 def _fails_words(condition: Condition) -> str:
     by = f" by {' or '.join(condition.causes)}" if condition.causes else ""
-    return f"{_a_run(condition.of)} fails{by}{', its cause not certain' if condition.uncertain else ''}"
+    return f"{_runs_text(condition.of)} fails{by}{', its cause not certain' if condition.uncertain else ''}"
 
 
 def _contrast_words(condition: Condition) -> str:
     if condition.of == condition.other:
-        return f"one of {_end(condition.of)} fails and another one passes"
-    return f"{_end(condition.of)} fails and {_end(condition.other)} passes"
+        return f"one of {_side_text(condition.of)} fails and another one passes"
+    return f"{_side_text(condition.of)} fails and {_side_text(condition.other)} passes"
 
 
 _WORDS: Mapping[Form, Callable[[Condition], str]] = {
-    Form.FLAKY: lambda one: f"attempts of {'one launch' if one.of == EVERY_RUN else _a_run(one.of)} disagree",
+    Form.FLAKY: lambda one: f"attempts of {'one launch' if one.of == EVERY_RUN else _runs_text(one.of)} disagree",
     Form.FAILS: _fails_words,
-    Form.PASSES: lambda one: f"{_a_run(one.of, ' and ')} passes",
+    Form.PASSES: lambda one: f"{_runs_text(one.of, ' and ')} passes",
     Form.CONTRAST: _contrast_words,
-    Form.EACH: lambda one: f"{_end(one.of)} fails and each of {_end(one.other, ' and ')} passes",
-    Form.ALIKE: lambda one: f"{_end(one.of)} fails and {_end(one.other)} fails alike",
+    Form.EACH: lambda one: f"{_side_text(one.of)} fails and each of {_side_text(one.other, ' and ')} passes",
+    Form.ALIKE: lambda one: f"{_side_text(one.of)} fails and {_side_text(one.other)} fails alike",
     Form.MISSING: lambda _: "the same parameters get no gradient in every run",
 }
 
 
-def _a_run(sought: RunFilter, joined: str = " or ") -> str:
-    return joined.join(sought.scenarios) or (f"a run with {_told(sought)}" if sought.values else "a run")
+def _runs_text(sought: RunFilter, joined: str = " or ") -> str:
+    return joined.join(sought.scenarios) or (f"a run with {_values_text(sought)}" if sought.values else "a run")
 
 
-def _end(sought: RunFilter, joined: str = " or ") -> str:
-    """One of the two sides of a contrast."""
-    return joined.join(sought.scenarios) or _told(sought, " and ", joined) or "a run"
+def _side_text(sought: RunFilter, joined: str = " or ") -> str:
+    """Return one side of a contrast in words."""
+    return joined.join(sought.scenarios) or _values_text(sought, " and ", joined) or "a run"
 
 
-def _told(sought: RunFilter, between: str = " and ", joined: str = " or ") -> str:
-    return between.join(_in_words(one, joined) for one in sought.values)
+def _values_text(sought: RunFilter, between: str = " and ", joined: str = " or ") -> str:
+    return between.join(_key_text(one, joined) for one in sought.values)
 
 
-def _in_words(wanted: Wanted, joined: str) -> str:
+def _key_text(wanted: KeyFilter, joined: str) -> str:
     *most, last = wanted.values or ("",)
     values = f"{', '.join(most)}{joined}{last}" if most else last
     match wanted.test:

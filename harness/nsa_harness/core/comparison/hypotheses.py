@@ -1,6 +1,6 @@
-"""Hypotheses: what people blame or hope for, each against the contrasts that can tell, and never against a single run.
+"""Hypotheses: suspected causes and fixes, each tested against contrasts and never against a single run.
 
-What no contrast tells is not tested, with the command that tests it.
+A hypothesis without a contrast is not tested, and gets the command that tests it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.experiment.statistics import more_often, tries
 from nsa_harness.core.report import Outcome, Status, Verdict
 
-_BY_CHANCE = 0.05  # as often may an answer by counts be wrong
+_BY_CHANCE = 0.05  # probability of a wrong answer by counts
 _SHOWN = 2  # runs
 NO_CONTROL = "no control run"
 
 
 def takes_our_keys(outcome: Outcome) -> bool:
-    """The program is ours. A foreign one knows nothing of model, gc and parallel, and chooses its device itself."""
+    """Whether the program is ours. Another one has no keys model, gc and parallel, and chooses its device itself."""
     return outcome.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
 
 
 class HypothesisKind(StrEnum):
-    CAUSE = "cause"  # without it a run passes, with it it does not
-    CHANGE = "change"  # with and without it, one run passes and the other does not
-    NEED = "need"  # with it a run passes, without it it does not; refuted where all pass without it that it concerns
+    CAUSE = "cause"  # a run passes without it, and fails with it
+    CHANGE = "change"  # a run passes on one side, and fails on the other
+    NEED = "need"  # a run passes with it, and fails without it; refuted if all runs that it concerns pass without it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Hypothesis:
     text: str
     kind: HypothesisKind
     factor: Variable
-    prominent: bool = False  # has a row of its own also where nothing tests it
+    prominent: bool = False  # has a row even if no run tests it
     concerns: Callable[[Outcome], bool] = takes_our_keys  # of a need: the runs in which it would matter
 
 
@@ -63,14 +63,14 @@ def switch(key: str, on: str, *, off: str = "") -> Variable:
 
 
 def swap(key: str, control: tuple[str, ...], changed: tuple[str, ...], *, typed: str | None = None) -> Variable:
-    """`typed`: the key as the command line knows it."""
+    """Return a variable with named values on both sides. `typed` is the key on the command line."""
     undo = (f"{typed or key}={control[0]}",)
     values = (control[0], changed[0])
     return Variable(keys=(key,), without=one_of(*control), with_it=one_of(*changed), undo=undo, values=values)
 
 
 def besides_default(key: str, default: str, example: str) -> Variable:
-    """`example`: another value, to try it with."""
+    """Return a variable for any value but the default. `example` is another value to try."""
     undo, values = (f"{key}={default}",), (default, example)
     return Variable(keys=(key,), without=one_of(default), with_it=other_than(default), undo=undo, values=values)
 
@@ -102,7 +102,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side of a contrast: the run that stands for it, and how all its attempts ended."""
+    """One side of a contrast: its representative run, and how all its attempts ended."""
 
     run: Outcome
     ended: Endings
@@ -110,23 +110,23 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class HypothesisRow:
-    """One hypothesis with one answer. Where contrasts answer differently it has a row for each answer."""
+    """One hypothesis with one answer. If contrasts answer differently it has a row for each answer."""
 
     hypothesis: Hypothesis
     answer: Answer
-    control: Side | None  # without what is blamed; None where it is not tested
-    changed: Side | None  # None also where a run without it is enough
-    of_contrasts: tuple[int, int]  # how many say so, of how many
+    control: Side | None  # without the suspect; None if not tested
+    changed: Side | None  # None also if a run without the suspect is enough
+    of_contrasts: tuple[int, int]  # contrasts with this answer, of all contrasts
     reason: str
-    command: str | None  # what tests it
-    cost_s: float | None  # of one of its runs, as those here took
+    command: str | None  # the command that tests it
+    cost_s: float | None  # of one of its runs, estimated from these runs
 
 
 _WEIGHTIEST_FIRST = (Answer.SUPPORTED, Answer.UNDECIDED, Answer.REFUTED, Answer.NOT_TESTED)
 
 
 def answers(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis]) -> tuple[HypothesisRow, ...]:
-    """Of several runs, the weightiest answers first; of a single one, which has no contrast, none."""
+    """Return the answers of several runs, the most important first; none for a single run, which has no contrast."""
     if sum(outcome.final for outcome in outcomes) < 2:
         return ()
     of = endings(outcomes)
@@ -136,14 +136,14 @@ def answers(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis]) -> tu
 
 
 def worth_a_row(row: HypothesisRow) -> bool:
-    """It was tested, or is one of those that everybody asks for, and something can be said of it."""
+    """Whether the row is shown: it was tested, or is prominent and has a command or a reason."""
     if row.answer is not Answer.NOT_TESTED:
         return True
     return row.hypothesis.prominent and (row.command is not None or row.reason != NO_CONTROL)
 
 
 def silenced(factor: Variable, outcomes: Sequence[Outcome]) -> str:
-    """ "ddp_nccl was SKIP": why runs that would have answered say nothing; empty where there are none."""
+    """Return why runs that would have answered do not, such as "ddp_nccl was SKIP"; "" if there are none."""
     for pair in blocked_pairs(factor, outcomes)[:1]:
         ended = {one: _unjudged_word(one) for one in (run.verdict for run in pair)}
         return "; ".join(f"{run.scenario} was {ended[run.verdict]}" for run in pair if ended[run.verdict])
@@ -151,14 +151,14 @@ def silenced(factor: Variable, outcomes: Sequence[Outcome]) -> str:
 
 
 def _unjudged_word(verdict: Verdict) -> str:
-    """Empty of a run that tells of the program."""
+    """Return "" for a run that was judged on its program."""
     if verdict.status in (Status.SKIP, Status.ERROR):
         return verdict.status.value
     return "killed" if verdict.cause == Cause.KILLED else ""
 
 
 def _lowest_rate(outcomes: Sequence[Outcome], of: Callable[[Outcome], Endings]) -> float | None:
-    """How often fails what fails least often among what does not fail each time; None where all is steady.
+    """Return the lowest failure rate among configurations that fail sometimes; None if all are steady.
 
     As long as something fails by chance, one pass and one failure are no contrast.
     """
@@ -174,7 +174,7 @@ def _rows(
         yield _without_it(hypothesis, outcomes, of) or _not_tested(hypothesis, outcomes)
     said = [(*_answer(hypothesis.kind, one, rate), one) for one in found]
     supported = any(given is Answer.SUPPORTED for given, _, _ in said)
-    # What breaks it in one place need not do so in every other one.
+    # What breaks one configuration need not break every other one.
     elsewhere = [one for given, _, one in said if supported and given is Answer.REFUTED and passed(one.changed)]
     for answer in Answer:
         saying = [(reason, one) for given, reason, one in said if given is answer and one not in elsewhere]
@@ -195,7 +195,7 @@ def _rows(
 
 
 def _answer(kind: HypothesisKind, one: Contrast, rate: float | None) -> tuple[Answer, str]:
-    """With its reason. Where nothing fails by chance, one run of each side tells."""
+    """Return the answer with its reason. If nothing fails by chance, one run of each side is enough."""
     if rate is not None:
         return _by_counts(kind, one, rate)
     if passed(one.control) == passed(one.changed):
@@ -210,7 +210,7 @@ def _answer(kind: HypothesisKind, one: Contrast, rate: float | None) -> tuple[An
 
 
 def _by_counts(kind: HypothesisKind, one: Contrast, rate: float) -> tuple[Answer, str]:
-    """Something fails by chance, at that rate or more often: by Fisher's exact test, at 95 %."""
+    """Return the answer by Fisher's exact test, at 95 %, for failures by chance at that rate or more often."""
     control, changed = one.controls, one.changes
     if more_often((changed.bad, changed.of), (control.bad, control.of), 1 - _BY_CHANCE):
         return (Answer.REFUTED if kind is HypothesisKind.NEED else Answer.SUPPORTED), "fails more often with it"
@@ -226,7 +226,7 @@ def _by_counts(kind: HypothesisKind, one: Contrast, rate: float) -> tuple[Answer
 def _without_it(
     hypothesis: Hypothesis, outcomes: Sequence[Outcome], of: Callable[[Outcome], Endings]
 ) -> HypothesisRow | None:
-    """What is said to be needed is not, where every run passes without it in which it would matter."""
+    """Return the refutation of a need if every run that it concerns passes without it."""
     key = hypothesis.factor.keys[0]
     runs = [
         run
@@ -253,7 +253,7 @@ def _without_it(
 
 def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> HypothesisRow:
     silent = silenced(hypothesis.factor, outcomes)
-    # What this machine could not run it cannot test either.
+    # A machine that could not make these runs cannot make the test either.
     base = None if silent else _base(hypothesis.factor, outcomes)
     wall_s = [one.timing.wall_s for one in outcomes if one.final and one.timing.wall_s]
     return HypothesisRow(
@@ -269,20 +269,20 @@ def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> Hypothes
 
 
 def _base(factor: Variable, outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The run to test it with: an unannounced failure in which what is blamed was on; else one that passed."""
+    """Return the run to test with: an unexpected failure with the suspect enabled; else one that passed."""
     ours = [one for one in outcomes if is_evidence(one) and takes_our_keys(one)]
     key = factor.keys[0]
     bad = [one for one in ours if not (passed(one) or one.expected) and factor.with_it(setting(one, key))]
-    fitting = bad or [one for one in ours if passed(one) and _either(factor, setting(one, key))]
+    fitting = bad or [one for one in ours if passed(one) and _fits_either_side(factor, setting(one, key))]
     return min(fitting, key=plainness, default=None)
 
 
-def _either(factor: Variable, value: str) -> bool:
+def _fits_either_side(factor: Variable, value: str) -> bool:
     return factor.with_it(value) or factor.without(value)
 
 
 def _test_command(factor: Variable, base: Outcome) -> str | None:
-    """Both sides of the contrast, made from this run."""
+    """Return a command that makes both sides of the contrast from this run."""
     if not takes_our_keys(base):
         return None
     typed, *others = (word.partition("=")[0] for word in factor.undo) if factor.undo else ("",)

@@ -1,6 +1,6 @@
-"""Agreed: a plan file, which says what it runs and what was agreed to do about the answers.
+"""Plan files: what a plan runs, and what was decided before the run about each answer.
 
-Everything is checked here once: keys, values, scenarios and causes by name, and the commands to go on with.
+The models are the whole list of keys. Scenarios, causes, keys and commands are checked by name as they are read.
 """
 
 from __future__ import annotations
@@ -8,35 +8,106 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from nsa_harness.core.comparison.gates import (
-    EVERY_RUN,
-    FAILS,
-    PASSES,
-    PLACEHOLDER,
-    Condition,
-    Form,
-    Gate,
-    RunFilter,
-    Test,
-    Wanted,
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
 )
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
+from typing_extensions import TypeAliasType
+
 from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS
-from nsa_harness.core.scenario.checks import axis_mistakes
+from nsa_harness.core.scenario.checks import OURS_ONLY, axis_mistakes, checked_model
 from nsa_harness.core.scenario.overrides import is_override, parse_axis, parse_override
+from nsa_harness.core.scenario.program import Location
 from nsa_harness.core.scenario.resolve import SETTING_SECTIONS, shown_setting
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.selection import Named
-from nsa_harness.core.scenario.yaml_tree import Mistake, Node, in_order, parse_yaml, plain, shown, visible
+from nsa_harness.core.scenario.yaml_tree import (
+    Mistake,
+    Node,
+    Origin,
+    from_plain,
+    in_order,
+    parse_yaml,
+    plain,
+    shown,
+)
 from nsa_harness.errors import UsageError, did_you_mean
 
-_TOP = ("schema", "about", "tags", "scenarios", "gates", "tree")
-_GATE = ("if", "then", "because", "try")
-_QUESTION = ("gate", "asks", "yes", "yes_if", "no_if", "of", "try")
+COMMANDS = ("run", "bisect", "claim")
+FAILS, PASSES = "fails", "passes"
+PLACEHOLDER = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_]+)*)(?:\*([0-9]{1,3}))?\}")
+_ANY, _UNCERTAIN, _NOT = "any", "uncertain", "not"
+_KEYS = tuple(
+    f"{section}.{name}"
+    for section in SETTING_SECTIONS
+    for name in type(getattr(Scenario(name="x"), section)).model_fields
+)
+_OPEN = "run.env."
+_KNOWN_CAUSES = (*CAUSES_OF_VERDICTS, _UNCERTAIN)
+
+
+class Test(StrEnum):
+    ONE_OF = "one of"
+    OTHER_THAN = "other than"
+    MORE = "more"  # than the other run has
+    LESS = "less"
+
+
+_RELATIVE = (Test.MORE, Test.LESS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFilter:
+    """The values that one key of a run may have."""
+
+    key: str
+    test: Test
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFilter:
+    """Runs of any of these scenarios, or runs with all of these values; every run if both are empty."""
+
+    scenarios: tuple[str, ...] = ()
+    values: tuple[KeyFilter, ...] = ()
+
+
+EVERY_RUN = RunFilter()
+
+
+class Form(StrEnum):
+    """The question of a condition, named by the keys that it is written with."""
+
+    FLAKY = "flaky"
+    FAILS = "fails"  # at least one of the runs fails
+    PASSES = "passes"  # each of the runs passes
+    CONTRAST = "fails and passes"
+    EACH = "fails and each_passes"
+    ALIKE = "fails and fails_alike"
+    MISSING = "missing_gradients"
+
+
+CONTRASTS = (Form.CONTRAST, Form.EACH, Form.ALIKE)
 _FORMS: Mapping[frozenset[str], Form] = {
     frozenset({"flaky"}): Form.FLAKY,
     frozenset({"missing_gradients"}): Form.MISSING,
@@ -47,17 +118,361 @@ _FORMS: Mapping[frozenset[str], Form] = {
     frozenset({"fails", "each_passes"}): Form.EACH,
     frozenset({"fails", "fails_alike"}): Form.ALIKE,
 }
-_ENDS = ("flaky", "missing_gradients", "fails", "passes", "each_passes", "fails_alike")
-_CONDITION = (*_ENDS, "cause", "differ_in", "where")
-_CONTRASTS = (Form.CONTRAST, Form.EACH, Form.ALIKE)
-_ANY, _SAME, _UNCERTAIN, _NOT = "any", "same", "uncertain", "not"
-COMMANDS = ("run", "bisect", "claim")
-_KEYS = tuple(
-    f"{section}.{name}"
-    for section in SETTING_SECTIONS
-    for name in type(getattr(Scenario(name="x"), section)).model_fields
+_ENDS = frozenset({"flaky", "missing_gradients", "fails", "passes", "each_passes", "fails_alike"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """The names that a plan may use. A plan of a stored run is read without: its names were checked before the run."""
+
+    scenarios: Sequence[Named]
+    runs: Sequence[Named]  # the scenarios that the plan runs
+    gates: Collection[str]
+
+
+Mistakes = Iterator[tuple[Location, str]]  # the place inside a value, and what is wrong
+
+
+def _reject(value: object, mistakes: Mistakes) -> None:
+    """Raise all mistakes of a value at once, each with its location inside the value."""
+    if lines := _lines(value, mistakes):
+        raise ValidationError.from_exception_data("plan", lines)
+
+
+def _lines(value: object, mistakes: Mistakes) -> list[InitErrorDetails]:
+    return [
+        InitErrorDetails(type="value_error", loc=location, input=value, ctx={"error": ValueError(what)})
+        for location, what in mistakes
+    ]
+
+
+def _unknown(noun: str, word: str, known: Collection[str]) -> Mistakes:
+    if word not in known:
+        hint = did_you_mean(word, known) or (f"; known: {', '.join(known)}" if len(known) < 12 else "")
+        yield (), f"no {noun} {shown(word)}{hint}"
+
+
+class _OneOrMore:
+    """Marks a tuple that may also be written as its only item."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_as_items, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        array = handler(schema)
+        return {"anyOf": [array["items"], {**array, "minItems": 1}]}
+
+
+def _as_items(value: Any) -> tuple[Any, ...]:
+    if value == []:
+        raise ValueError("expected at least one item, got an empty list")
+    return _as_tuple(value)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+Item = TypeVar("Item")
+Listed = Annotated[tuple[Item, ...], _OneOrMore()]
+Text = Annotated[str, StringConstraints(min_length=1)]
+
+
+def _check_scenario(name: str, info: ValidationInfo) -> str:
+    known: _Known | None = info.context
+    if known is None:
+        return name
+    words = {word for one in known.scenarios for word in (one.name, one.family)}
+    if name not in words:
+        meant = next((one.name for one in known.scenarios if name in one.aliases), None)
+        hint = f"; it is another name of {meant}: write that" if meant else did_you_mean(name, words)
+        raise ValueError(f"no scenario named {shown(name)}{hint}")
+    return name
+
+
+def _check_tag(tag: str, info: ValidationInfo) -> str:
+    known = {tag for one in info.context.scenarios for tag in one.tags} if info.context else {tag}
+    if tag not in known:
+        raise ValueError(f"no scenario has the tag {shown(tag)}{did_you_mean(tag, known)}")
+    return tag
+
+
+def _check_gate(name: str, info: ValidationInfo) -> str:
+    _reject(name, _unknown("gate", name, info.context.gates) if info.context else iter(()))
+    return name
+
+
+def _check_cause(cause: str) -> str:
+    _reject(cause, _unknown("cause", cause, _KNOWN_CAUSES))
+    return cause
+
+
+def _check_key(key: str) -> str:
+    if key not in _KEYS and not (key.startswith(_OPEN) and len(key) > len(_OPEN)):
+        hint = did_you_mean(key, _KEYS) or f"; known are the keys of {', '.join(SETTING_SECTIONS)}"
+        raise ValueError(f"no key {shown(key)} by which runs differ{hint}")
+    return key
+
+
+def _read_command(text: object, info: ValidationInfo) -> tuple[str, ...]:
+    """Return the words of a command after `nsa-harness`, with placeholders for runs and their values."""
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"expected text, got {shown(text)}")
+    try:
+        words = tuple(shlex.split(text)) or ("",)
+    except ValueError as error:
+        raise ValueError(f"{error} in {shown(text)}") from None
+    condition = info.data.get("condition")  # None in the tree, and if the condition itself is wrong
+    sides = condition.sides if condition else (FAILS,) if "asks" in info.data else (FAILS, PASSES)
+    known = _unknown("command", words[0], COMMANDS)
+    _reject(text, chain(known, _placeholders(words, sides), _changes(words)))
+    return words
+
+
+def _placeholders(words: Iterable[str], sides: Collection[str]) -> Mistakes:
+    for word in words:
+        for name in (match[1] for match in PLACEHOLDER.finditer(word)):
+            if "." not in name and name not in sides:
+                yield (), f"nothing stands for {{{name}}} here; known: {', '.join(f'{{{one}}}' for one in sides)}"
+
+
+def _changes(words: Sequence[str]) -> Mistakes:
+    """Yield what is wrong with the keys that a command changes."""
+    for before, word in pairwise(words):
+        if not is_override(word):
+            continue
+        try:
+            if before == "--matrix" or words[0] == "claim":
+                parse_axis(word, "")
+                continue
+            override = parse_override(PLACEHOLDER.sub("1", word), "")
+        except UsageError as error:
+            yield (), str(error).removeprefix(": ")
+            continue
+        yield from (((), f"{one.key}: {one.what}") for one in axis_mistakes(override.key, override.value))
+
+
+def _check_is_run(name: str, info: ValidationInfo) -> str:
+    if info.context and not any(name in (one.name, one.family) for one in info.context.runs):
+        raise ValueError(f"{shown(name)} is not among what this plan runs; add it to `scenarios`")
+    return name
+
+
+_NAMES: TypeAdapter[tuple[str, ...]] = TypeAdapter(
+    Listed[Annotated[Text, AfterValidator(_check_scenario), AfterValidator(_check_is_run)]]
 )
-_OPEN = "run.env."
+
+
+def _read_runs(value: object, info: ValidationInfo) -> RunFilter:
+    """Return the runs that are meant: `any`, those of scenarios, or those with certain values of their keys."""
+    if value == _ANY:
+        return EVERY_RUN
+    if not isinstance(value, dict):
+        return RunFilter(scenarios=_NAMES.validate_python(value, context=info.context))
+    _reject(value, (mistake for key, wanted in value.items() for mistake in _key_mistakes(key, wanted)))
+    return RunFilter(values=tuple(_key_filter(key, wanted) for key, wanted in value.items()))
+
+
+def _key_mistakes(key: str, wanted: Any) -> Mistakes:
+    try:
+        _check_key(key)
+    except ValueError as error:
+        yield (key,), str(error)
+        return
+    inside = (_NOT,) if isinstance(wanted, dict) else ()
+    if inside and wanted.keys() != {_NOT}:
+        yield (key,), f"expected a value, a list of values, or {{{_NOT}: VALUE}}, got the keys {', '.join(wanted)}"
+        return
+    items = _as_tuple(wanted[_NOT] if inside else wanted)
+    if not items:
+        yield (key,), "expected at least one item, got an empty list"
+    for number, item in enumerate(items) if wanted not in _RELATIVE else ():
+        wrong = axis_mistakes(key, from_plain(item, Origin(source="")))
+        yield from (((key, *inside, number), mistake.what) for mistake in wrong)
+
+
+def _key_filter(key: str, wanted: Any) -> KeyFilter:
+    if wanted in _RELATIVE:
+        return KeyFilter(key=key, test=Test(wanted))
+    test = Test.OTHER_THAN if isinstance(wanted, dict) else Test.ONE_OF
+    items = _as_tuple(wanted[_NOT] if isinstance(wanted, dict) else wanted)
+    return KeyFilter(key=key, test=test, values=tuple(shown_setting(item) for item in items))
+
+
+_OPEN_KEY = {"type": "string", "pattern": f"^{re.escape(_OPEN)}."}
+
+
+def _runs_schema() -> dict[str, Any]:
+    scalar = {"type": ["string", "number", "boolean", "null"]}
+    values = [scalar, {"type": "array", "items": scalar, "minItems": 1}]
+    different = {"type": "object", "properties": {_NOT: {"anyOf": values}}, "required": [_NOT]}
+    by_key = {
+        "type": "object",
+        "propertyNames": {"anyOf": [{"enum": [*_KEYS]}, _OPEN_KEY]},
+        "additionalProperties": {"anyOf": [*values, {**different, "additionalProperties": False}]},
+    }
+    return {"anyOf": [*_NAMES.json_schema()["anyOf"], by_key]}
+
+
+Key = Annotated[Text, AfterValidator(_check_key), WithJsonSchema({"anyOf": [{"enum": [*_KEYS]}, _OPEN_KEY]})]
+CauseName = Annotated[Text, AfterValidator(_check_cause), WithJsonSchema({"enum": [*_KNOWN_CAUSES]})]
+GateName = Annotated[Text, AfterValidator(_check_gate)]
+Command = Annotated[
+    tuple[str, ...],
+    PlainValidator(_read_command),
+    WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(COMMANDS)})\\b"}),
+]
+Runs = TypeAliasType("Runs", Annotated[RunFilter, PlainValidator(_read_runs), WithJsonSchema(_runs_schema())])
+# None stands for a key that is not written; a written null is rejected as `Runs` rejects it.
+End = TypeAliasType("End", Annotated[RunFilter | None, PlainValidator(_read_runs), WithJsonSchema(_runs_schema())])
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:  # noqa: ARG003
+        """Yield what is wrong between keys, whether or not each key is sound."""
+        return iter(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _check_between_keys(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        between = _lines(value, cls.contradictions(value)) if isinstance(value, dict) else []
+        try:
+            model = handler(value)
+        except ValidationError as error:
+            of_keys: Any = error.errors(include_url=False)
+            raise ValidationError.from_exception_data("plan", [*of_keys, *between]) from None
+        if between:
+            raise ValidationError.from_exception_data("plan", between)
+        return model
+
+
+class Condition(_Closed):
+    """The `if` of a gate, with the keys that it is written with."""
+
+    flaky: End = None
+    missing_gradients: Literal["same"] | None = None
+    fails: End = None
+    passes: End = None
+    each_passes: End = None
+    fails_alike: End = None
+    cause: Listed[CauseName] = ()
+    differ_in: Listed[Key] = ()  # the keys in which the two runs of a contrast differ; they differ in no other key
+    where: Runs = EVERY_RUN  # filters every run; a run with an unknown value of such a key stays in
+
+    @property
+    def form(self) -> Form:
+        return _FORMS[_ENDS & self.model_fields_set]
+
+    @property
+    def of(self) -> RunFilter:
+        """The runs that the condition asks about; for a contrast, the runs that fail."""
+        return self.flaky or (self.passes if self.form is Form.PASSES else self.fails) or EVERY_RUN
+
+    @property
+    def other(self) -> RunFilter:
+        """The other runs of a contrast."""
+        passes = self.passes if self.form is Form.CONTRAST else None
+        return passes or self.each_passes or self.fails_alike or EVERY_RUN
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The causes that count; empty for every cause that enters a decision tree."""
+        return tuple(one for one in self.cause if one != _UNCERTAIN)
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether only failures without a certain cause count."""
+        return _UNCERTAIN in self.cause
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """The runs that a command may name by a placeholder."""
+        if self.form is Form.PASSES:
+            return (PASSES,)
+        return (FAILS, PASSES) if self.form in (Form.CONTRAST, Form.EACH) else (FAILS,)
+
+    @property
+    def asks_of_ours(self) -> bool:
+        """Whether only runs of our own program can answer it."""
+        keys = [one.key for runs in (self.of, self.other) for one in runs.values]
+        return self.form is Form.MISSING or any(map(is_of_ours, (*keys, *self.differ_in)))
+
+    @property
+    def goes_before_the_rest(self) -> bool:
+        """Whether it takes precedence over a certain cause, since it asks how runs failed and not why."""
+        return self.form is Form.FLAKY or bool(self.causes or self.of.scenarios)
+
+    @classmethod
+    def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:
+        form = _FORMS.get(_ENDS.intersection(content))
+        if form is None or not content.keys() - {"where", "differ_in"}:
+            forms = ", ".join(" with ".join(sorted(one)) for one in _FORMS if one)
+            yield (), f"expected one of: {forms}, cause; got {', '.join(sorted(content)) or 'nothing'}"
+        contrast = form in CONTRASTS
+        differ_in = _as_tuple(content.get("differ_in", ()))
+        causes = _as_tuple(content.get("cause", ()))
+        if contrast and "differ_in" not in content:
+            what = "is required: two runs tell something where they differ in what it names and in nothing else"
+            yield ("differ_in",), what
+        if not contrast and "differ_in" in content:
+            yield ("differ_in",), "belongs to two ends, such as `fails` and `passes`; remove it"
+        if causes and not (form is Form.FAILS or contrast):
+            yield ("cause",), "is that of a failure; remove it, or ask what `fails`"
+        if _UNCERTAIN in causes and len({*causes}) > 1:
+            yield ("cause",), f"{_UNCERTAIN} cannot stand beside a cause"
+        # `more` on one side is `less` on the other, of the first key in which the two runs differ.
+        ends = [end for name in _ENDS if isinstance(end := content.get(name), dict)]
+        more, less = ({key for end in ends for key, value in end.items() if value == test} for test in _RELATIVE)
+        if (more or less) and not (contrast and more == less == {*differ_in[:1]}):
+            yield ("fails",), "`more` at one end and `less` at the other, both of the first key of `differ_in`"
+        each = content.get("each_passes")
+        values = each.get(differ_in[0]) if isinstance(each, dict) and differ_in else None
+        if form is Form.EACH and differ_in and not (isinstance(values, list) and len(values) > 1):
+            what = f"expected two values of {differ_in[0]} or more, as in {{{differ_in[0]}: [A, B]}}"
+            yield ("each_passes",), what
+
+
+class Gate(_Closed):
+    """A decision that was made before the run: if the condition holds, then do this, because of that."""
+
+    condition: Condition = Field(alias="if")
+    then: Text
+    because: Text
+    commands: Listed[Command] = Field((), alias="try")  # words after `nsa-harness`, with placeholders
+
+
+class TreeQuestion(_Closed):
+    """One question of the decision tree."""
+
+    gate: GateName  # the gate whose condition answers the question
+    asks: Text
+    yes: Text  # the conclusion of a yes
+    yes_if: dict[GateName, Text] = {}  # the conclusion of a yes instead, if that gate fired
+    no_if: dict[GateName, Text] = {}  # the conclusion of a no if that gate fired; else the next question follows
+    of: Runs = EVERY_RUN  # a failed run that can be launched again
+    commands: Listed[Command] = Field((), alias="try")  # the first launches the missing runs from that failed run
+
+
+class PlanFile(_Closed):
+    """The content of a plan file."""
+
+    schema_: Literal[1] = Field(1, alias="schema")
+    about: Text = ""
+    tags: Listed[Annotated[Text, AfterValidator(_check_tag)]] = ()  # it runs every scenario with one of these tags
+    scenarios: Listed[Annotated[Text, AfterValidator(_check_scenario)]] = ()  # and these
+    gates: dict[str, Gate] = Field(min_length=1)
+    questions: Listed[TreeQuestion] = Field((), alias="tree")
+
+    @classmethod
+    def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:
+        if not {"tags", "scenarios"} & content.keys():
+            yield (), "name what the plan runs: `tags` or `scenarios`"
+
+    def runs(self, one: Named) -> bool:
+        return bool({*self.tags} & {*one.tags}) or bool({*self.scenarios} & {one.name, one.family})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,389 +483,62 @@ class PlanText:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class TreeQuestion:
-    gate: str  # whose condition answers it
-    asks: str
-    yes: str  # where a yes leads
-    yes_if: tuple[tuple[str, str], ...] = ()  # where it leads instead if that gate fired
-    no_if: tuple[tuple[str, str], ...] = ()  # where a no leads if that gate fired; else to the next question
-    of: RunFilter = EVERY_RUN  # a failed run that can be asked again
-    command: tuple[str, ...] = ()  # what makes the missing runs out of it
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanFile:
-    tags: tuple[str, ...] = ()  # it runs every scenario with one of these
-    scenarios: tuple[str, ...] = ()  # and these
-    gates: tuple[Gate, ...] = ()
-    questions: tuple[TreeQuestion, ...] = ()
-
-    def runs(self, one: Named) -> bool:
-        return bool({*self.tags} & {*one.tags}) or bool({*self.scenarios} & {one.name, one.family})
+EMPTY_PLAN = PlanFile.model_construct(gates={})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadPlan:
-    plan: PlanFile  # as far as it could be read
+    """A plan, or its mistakes and an empty plan."""
+
+    plan: PlanFile
     mistakes: tuple[Mistake, ...]
 
 
-@lru_cache(maxsize=8)  # a run that is told while it goes on is judged by the same text again and again
-def agreed_plan(stored: PlanText) -> ReadPlan:
-    """The plan of a text whose scenarios were looked up when it was read first. Never raises."""
-    return read_plan(stored, None)
+def is_of_ours(key: str) -> bool:
+    return key.partition(".")[0] in OURS_ONLY
 
 
 def is_plan(root: Node | None) -> bool:
-    """A scenario has no such key."""
+    """Whether the file is a plan: no scenario has the key `gates`."""
     return root is not None and isinstance(root.content, dict) and "gates" in root.content
 
 
+@lru_cache(maxsize=8)  # a run that is reported while it continues is judged by the same text again and again
+def agreed_plan(stored: PlanText) -> ReadPlan:
+    """Return the plan of a stored run, whose names were checked before the run. Never raises."""
+    return read_plan(stored, None)
+
+
 def read_plan(stored: PlanText, scenarios: Sequence[Named] | None) -> ReadPlan:
-    """`scenarios`: all that there are; None where nobody knows, and names are taken as they stand. Never raises."""
+    """Return the plan, or all its mistakes. With `scenarios` None, names are not looked up. Never raises."""
     parsed = parse_yaml(stored.text, stored.file)
     if parsed.root is None:
-        return ReadPlan(plan=PlanFile(), mistakes=parsed.mistakes)
-    reader = _Reader(scenarios=scenarios, mistakes=list(parsed.mistakes))
-    plan = reader.plan(parsed.root)
-    return ReadPlan(plan=plan, mistakes=in_order(dict.fromkeys(reader.mistakes)))
+        return ReadPlan(plan=EMPTY_PLAN, mistakes=parsed.mistakes)
+    known = None if scenarios is None else _known(parsed.root, scenarios)
+    plan, mistakes = checked_model(PlanFile, parsed.root, known)
+    mistakes = in_order(dict.fromkeys((*parsed.mistakes, *mistakes)))
+    return ReadPlan(plan=EMPTY_PLAN if plan is None or mistakes else plan, mistakes=mistakes)
+
+
+def _known(root: Node, scenarios: Sequence[Named]) -> _Known:
+    """Return the names that the plan's own values are checked against."""
+    content = plain(root)
+    top = content if isinstance(content, dict) else {}
+    tags, names, gates = (top.get(key, ()) for key in ("tags", "scenarios", "gates"))
+    runs = EMPTY_PLAN.model_copy(update={"tags": _texts(tags), "scenarios": _texts(names)}).runs
+    gate_names = tuple(gates) if isinstance(gates, dict) else ()
+    return _Known(scenarios=scenarios, runs=[one for one in scenarios if runs(one)], gates=gate_names)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(one for one in _as_tuple(value) if isinstance(one, str))
 
 
 def plan_schema() -> dict[str, Any]:
-    """The JSON schema of a plan file, for editors. Of names, and of what goes together, `read_plan` alone can tell."""
-    text: dict[str, Any] = {"type": "string", "minLength": 1}
-    leads, causes = {"type": "object", "additionalProperties": text}, [*CAUSES_OF_VERDICTS, _UNCERTAIN]
-    value = {"type": ["string", "number", "boolean", "null"]}
-    wanted = {"anyOf": [*_one_or_more(value), _object({_NOT: {"anyOf": _one_or_more(value)}}, required=(_NOT,))]}
-    by_key = {
-        "type": "object",
-        "properties": {key: {"$ref": "#/$defs/wanted"} for key in _KEYS},
-        "patternProperties": {f"^{re.escape(_OPEN)}.": {"$ref": "#/$defs/wanted"}},
-        "additionalProperties": False,
-    }
-    sought = {"anyOf": [{"const": _ANY}, *_one_or_more(text), by_key]}
-    ends = {end: {"$ref": "#/$defs/sought"} for end in _ENDS} | {"missing_gradients": {"const": _SAME}}
-    condition = ends | {
-        "cause": {"anyOf": _one_or_more({"enum": causes})},
-        "differ_in": {"anyOf": _one_or_more({"anyOf": [{"enum": [*_KEYS]}, {"pattern": f"^{re.escape(_OPEN)}."}]})},
-        "where": {"$ref": "#/$defs/sought"},
-    }
-    commands = {"anyOf": _one_or_more({"type": "string", "pattern": f"^({'|'.join(COMMANDS)})\\b"})}
-    gate = {"if": _object(condition), "then": text, "because": text, "try": commands}
-    question = {"gate": text, "asks": text, "yes": text, "yes_if": leads, "no_if": leads}
-    question |= {"of": {"$ref": "#/$defs/sought"}, "try": commands}
-    gates = {"type": "object", "minProperties": 1, "additionalProperties": _object(gate, required=_GATE[:3])}
-    tree = {"type": "array", "minItems": 1, "items": _object(question, required=_QUESTION[:3])}
-    names = {"anyOf": _one_or_more(text)}
-    top = {"schema": {"const": 1}, "about": text, "tags": names, "scenarios": names, "gates": gates, "tree": tree}
+    """Return the JSON schema of a plan file, for editors. Only `read_plan` checks names and what goes together."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **PlanFile.model_json_schema(),
         "title": "nsa-harness plan",
-        "$defs": {"sought": sought, "wanted": wanted},
-        **_object(top, required=("gates",)),
         "anyOf": [{"required": ["tags"]}, {"required": ["scenarios"]}],
     }
-
-
-def _one_or_more(kind: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [kind, {"type": "array", "items": kind, "minItems": 1}]
-
-
-def _object(properties: Mapping[str, Any], required: Sequence[str] = ()) -> dict[str, Any]:
-    closed = {"type": "object", "properties": properties, "additionalProperties": False}
-    return closed | ({"required": [*required]} if required else {})
-
-
-@dataclass(kw_only=True)
-class _Reader:
-    """Reads on after a mistake, so that all of them are told at once."""
-
-    scenarios: Sequence[Named] | None
-    mistakes: list[Mistake] = field(default_factory=list)
-    runs: Sequence[Named] = ()
-
-    def plan(self, root: Node) -> PlanFile:
-        content = self._map(root, "", _TOP, required=("gates",))
-        if "schema" in content and plain(content["schema"]) != 1:
-            self._wrong(content["schema"], "schema", f"expected 1, got {shown(plain(content['schema']))}")
-        if "about" in content:
-            self._text(content["about"], "about")
-        plan = PlanFile(
-            tags=tuple(self._tags(content.get("tags"))),
-            scenarios=tuple(self._names(content["scenarios"], "scenarios")) if "scenarios" in content else (),
-        )
-        if not {"tags", "scenarios"} & content.keys():
-            self._wrong(root, "", "name what the plan runs: `tags` or `scenarios`")
-        self.runs = [one for one in self.scenarios or () if plan.runs(one)]
-        return replace(plan, gates=self._gates(content.get("gates")), questions=self._tree(content))
-
-    def _tags(self, node: Node | None) -> Iterator[str]:
-        known = {tag for one in self.scenarios or () for tag in one.tags}
-        for item in self._items(node, "tags") if node else ():
-            tag = self._text(item, "tags")
-            if self.scenarios is not None and tag and tag not in known:
-                self._wrong(item, "tags", f"no scenario has the tag {shown(tag)}{did_you_mean(tag, known)}")
-            yield tag
-
-    def _gates(self, node: Node | None) -> tuple[Gate, ...]:
-        content = self._map(node, "gates") if node else {}
-        if node and not content:
-            self._wrong(node, "gates", "expected at least one gate")
-        return tuple(self._gate(name, one, f"gates.{visible(name)}") for name, one in content.items())
-
-    def _gate(self, name: str, node: Node, at: str) -> Gate:
-        content = self._map(node, at, _GATE, required=("if", "then", "because"))
-        condition = self._condition(content["if"], f"{at}.if") if "if" in content else Condition(form=Form.FLAKY)
-        return Gate(
-            name=name,
-            condition=condition,
-            then=self._text(content.get("then"), f"{at}.then"),
-            because=self._text(content.get("because"), f"{at}.because"),
-            commands=tuple(self._commands(content.get("try"), f"{at}.try", _sides(condition.form))),
-        )
-
-    def _tree(self, content: Mapping[str, Node]) -> tuple[TreeQuestion, ...]:
-        gates = content["gates"].content if "gates" in content else {}
-        names = tuple(gates) if isinstance(gates, dict) else ()
-        items = self._items(content["tree"], "tree") if "tree" in content else ()
-        return tuple(self._question(item, f"tree.{number}", names) for number, item in enumerate(items))
-
-    def _question(self, node: Node, at: str, gates: Collection[str]) -> TreeQuestion:
-        content = self._map(node, at, _QUESTION, required=("gate", "asks", "yes"))
-        gate = self._text(content.get("gate"), f"{at}.gate")
-        if gate:
-            self._one_of(content["gate"], f"{at}.gate", gate, gates, "gate")
-        commands = list(self._commands(content.get("try"), f"{at}.try", (FAILS,)))
-        return TreeQuestion(
-            gate=gate,
-            asks=self._text(content.get("asks"), f"{at}.asks"),
-            yes=self._text(content.get("yes"), f"{at}.yes"),
-            yes_if=self._leads(content.get("yes_if"), f"{at}.yes_if", gates),
-            no_if=self._leads(content.get("no_if"), f"{at}.no_if", gates),
-            of=self._sought(content["of"], f"{at}.of") if "of" in content else EVERY_RUN,
-            command=commands[0] if commands else (),
-        )
-
-    def _leads(self, node: Node | None, at: str, gates: Collection[str]) -> tuple[tuple[str, str], ...]:
-        content = self._map(node, at) if node else {}
-        for name, one in content.items():
-            self._one_of(one, f"{at}.{visible(name)}", name, gates, "gate")
-        return tuple((name, self._text(one, f"{at}.{visible(name)}")) for name, one in content.items())
-
-    def _condition(self, node: Node, at: str) -> Condition:
-        content = self._map(node, at, _CONDITION)
-        given = content.keys() & {*_ENDS}
-        form = _FORMS.get(frozenset(given))
-        if form is None or not content.keys() - {"where", "differ_in"}:
-            forms = ", ".join(" with ".join(sorted(one)) for one in _FORMS if one)
-            self._wrong(node, at, f"expected one of: {forms}, cause; got {', '.join(sorted(content)) or 'nothing'}")
-            form = Form.FLAKY
-        of, other = ("flaky", "") if form is Form.FLAKY else ("passes", "") if form is Form.PASSES else ("fails", "")
-        other = next((end for end in ("passes", "each_passes", "fails_alike") if end != of and end in content), other)
-        causes = tuple(self._causes(content["cause"], f"{at}.cause")) if "cause" in content else ()
-        condition = Condition(
-            form=form,
-            of=self._sought(content[of], f"{at}.{of}") if of in content else EVERY_RUN,
-            other=self._sought(content[other], f"{at}.{other}") if other else EVERY_RUN,
-            differ_in=tuple(self._differ_in(content.get("differ_in"), f"{at}.differ_in")),
-            causes=tuple(one for one in causes if one != _UNCERTAIN),
-            uncertain=_UNCERTAIN in causes,
-            where=self._sought(content["where"], f"{at}.where") if "where" in content else EVERY_RUN,
-        )
-        for key, what in _contradictions(condition, content):
-            self._wrong(content.get(key, node), f"{at}.{key}", what)
-        return condition
-
-    def _causes(self, node: Node, at: str) -> Iterator[str]:
-        for item in self._items(node, at):
-            cause = self._text(item, at)
-            if cause:
-                self._one_of(item, at, cause, (*CAUSES_OF_VERDICTS, _UNCERTAIN), "cause")
-            if cause in (*CAUSES_OF_VERDICTS, _UNCERTAIN):
-                yield cause
-
-    def _differ_in(self, node: Node | None, at: str) -> Iterator[str]:
-        for item in self._items(node, at) if node else ():
-            if key := self._text(item, at):
-                self._key(item, at, key)
-                yield key
-
-    def _sought(self, node: Node, at: str) -> RunFilter:
-        if node.content == _ANY:
-            return EVERY_RUN
-        if isinstance(node.content, dict):
-            values = (self._wanted(key, one, f"{at}.{visible(key)}") for key, one in node.content.items())
-            return RunFilter(values=tuple(one for one in values if one))
-        return RunFilter(scenarios=tuple(self._names(node, at)))
-
-    def _wanted(self, key: str, node: Node, at: str) -> Wanted | None:
-        if not self._key(node, at, key):
-            return None
-        if node.content in (Test.MORE, Test.LESS):
-            return Wanted(key=key, test=Test(str(node.content)))
-        test = Test.ONE_OF
-        if isinstance(node.content, dict):
-            test, inside = Test.OTHER_THAN, self._map(node, at, (_NOT,), required=(_NOT,))
-            if _NOT not in inside:
-                return None
-            node = inside[_NOT]
-        items = self._items(node, at)
-        for item in items:
-            wrong = axis_mistakes(key, item)
-            self.mistakes.extend(replace(one, origin=item.origin, key=at) for one in wrong)
-        return Wanted(key=key, test=test, values=tuple(shown_setting(plain(item)) for item in items))
-
-    def _names(self, node: Node, at: str) -> Iterator[str]:
-        """Of scenarios: those that there are, and within a gate those that the plan runs."""
-        for item in self._items(node, at):
-            if name := self._text(item, at):
-                self._check_name(item, at, name)
-                yield name
-
-    def _check_name(self, node: Node, at: str, name: str) -> None:
-        if self.scenarios is None:
-            return
-        known = {word for one in self.scenarios for word in (one.name, one.family)}
-        if name not in known:
-            meant = next((one.name for one in self.scenarios if name in one.aliases), None)
-            hint = f"; it is another name of {meant}: write that" if meant else did_you_mean(name, known)
-            self._wrong(node, at, f"no scenario named {shown(name)}{hint}")
-        elif at != "scenarios" and not any(name in (one.name, one.family) for one in self.runs):
-            self._wrong(node, at, f"{shown(name)} is not among what this plan runs; add it to `scenarios`")
-
-    def _commands(self, node: Node | None, at: str, sides: Collection[str]) -> Iterator[tuple[str, ...]]:
-        for item in self._items(node, at) if node else ():
-            text = self._text(item, at)
-            try:
-                words = tuple(shlex.split(text))
-            except ValueError as error:
-                self._wrong(item, at, f"{error} in {shown(text)}")
-                continue
-            if words:
-                self._one_of(item, at, words[0], COMMANDS, "command")
-                for what in (*_placeholders(words, sides), *_changes(words)):
-                    self._wrong(item, at, what)
-                yield words
-
-    def _key(self, node: Node, at: str, key: str) -> bool:
-        if key in _KEYS or (key.startswith(_OPEN) and len(key) > len(_OPEN)):
-            return True
-        hint = did_you_mean(key, _KEYS) or f"; known are the keys of {', '.join(SETTING_SECTIONS)}"
-        self._wrong(node, at, f"no key {shown(key)} by which runs differ{hint}")
-        return False
-
-    def _map(
-        self, node: Node, at: str, known: Sequence[str] | None = None, required: Sequence[str] = ()
-    ) -> Mapping[str, Node]:
-        if not isinstance(node.content, dict):
-            self._wrong(node, at, f"expected keys and values, got {_shape(node)}")
-            return {}
-        for key, child in node.content.items() if known else ():
-            if key not in (known or ()):
-                hint = did_you_mean(key, known or ()) or f"; known here: {', '.join(known or ())}"
-                self._wrong(child, _dotted(at, visible(key)), f"unknown key{hint}")
-        for key in required:
-            if key not in node.content:
-                self._wrong(node, _dotted(at, key), "is required")
-        return {key: child for key, child in node.content.items() if not known or key in known}
-
-    def _items(self, node: Node, at: str) -> tuple[Node, ...]:
-        """Those of a list, or the value itself."""
-        if not isinstance(node.content, tuple):
-            return (node,)
-        if not node.content:
-            self._wrong(node, at, "expected at least one item, got an empty list")
-        return node.content
-
-    def _text(self, node: Node | None, at: str) -> str:
-        """Empty where there is none, or a mistake."""
-        if node is None:
-            return ""
-        if isinstance(node.content, str) and node.content:
-            return node.content
-        self._wrong(node, at, f"expected some text, got {_shape(node)}")
-        return ""
-
-    def _one_of(self, node: Node, at: str, word: str, known: Collection[str], noun: str) -> None:
-        if word not in known:
-            hint = did_you_mean(word, known) or (f"; known: {', '.join(known)}" if len(known) < 12 else "")
-            self._wrong(node, at, f"no {noun} {shown(word)}{hint}")
-
-    def _wrong(self, node: Node, at: str, what: str) -> None:
-        self.mistakes.append(Mistake(origin=node.origin, key=at, what=what))
-
-
-def _dotted(at: str, key: str) -> str:
-    return f"{at}.{key}" if at else key
-
-
-def _shape(node: Node) -> str:
-    if isinstance(node.content, dict):
-        return "keys and values"
-    return "a list" if isinstance(node.content, tuple) else shown(node.content)
-
-
-def _sides(form: Form) -> tuple[str, ...]:
-    """Which runs a command may be made of."""
-    if form is Form.PASSES:
-        return (PASSES,)
-    return (FAILS, PASSES) if form in (Form.CONTRAST, Form.EACH) else (FAILS,)
-
-
-def _contradictions(condition: Condition, content: Mapping[str, Node]) -> Iterator[tuple[str, str]]:
-    """What makes no sense together: (the key, what is wrong)."""
-    contrast = condition.form in _CONTRASTS
-    if contrast and "differ_in" not in content:
-        what = "is required: two runs tell something where they differ in what it names and in nothing else"
-        yield "differ_in", what
-    if not contrast and "differ_in" in content:
-        yield "differ_in", "belongs to two ends, such as `fails` and `passes`; remove it"
-    if "cause" in content and not (condition.form is Form.FAILS or contrast):
-        yield "cause", "is that of a failure; remove it, or ask what `fails`"
-    if condition.causes and condition.uncertain:
-        yield "cause", f"{_UNCERTAIN} cannot stand beside a cause"
-    if "missing_gradients" in content and content["missing_gradients"].content != _SAME:
-        yield "missing_gradients", f"expected {_SAME}, got {_shape(content['missing_gradients'])}"
-    yield from _of_numbers(condition)
-    key = condition.differ_in[0] if condition.differ_in else ""
-    each = [one for one in condition.other.values if one.key == key and one.test is Test.ONE_OF]
-    if condition.form is Form.EACH and condition.differ_in and not any(len(one.values) > 1 for one in each):
-        yield "each_passes", f"expected two values of {key} or more, as in {{{key}: [A, B]}}"
-
-
-def _of_numbers(condition: Condition) -> Iterator[tuple[str, str]]:
-    """`more` on one side is `less` on the other, of the first key in which they differ."""
-    sides = {
-        test: {one.key for sought in (condition.of, condition.other) for one in sought.values if one.test is test}
-        for test in (Test.MORE, Test.LESS)
-    }
-    if not any(sides.values()):
-        return
-    first = {condition.differ_in[0]} if condition.differ_in else set()
-    if condition.form not in _CONTRASTS or sides[Test.MORE] != first or sides[Test.LESS] != first:
-        yield "fails", "`more` at one end and `less` at the other, both of the first key of `differ_in`"
-
-
-def _placeholders(words: Iterable[str], sides: Collection[str]) -> Iterator[str]:
-    for word in words:
-        for found in PLACEHOLDER.finditer(word):
-            name = found[1]
-            if "." not in name and name not in sides:
-                yield f"nothing stands for {{{name}}} here; known: {', '.join(f'{{{one}}}' for one in sides)}"
-
-
-def _changes(words: Sequence[str]) -> Iterator[str]:
-    """What is wrong with the keys that a command changes."""
-    for before, word in pairwise(words):
-        if not is_override(word):
-            continue
-        try:
-            if before == "--matrix" or words[0] == "claim":
-                parse_axis(word, "")
-                continue
-            override = parse_override(PLACEHOLDER.sub("1", word), "")
-        except UsageError as error:
-            yield str(error).removeprefix(": ")
-            continue
-        yield from (f"{one.key}: {one.what}" for one in axis_mistakes(override.key, override.value))

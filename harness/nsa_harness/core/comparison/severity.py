@@ -1,4 +1,4 @@
-"""Severity: how much a finding matters, by one rule for every document."""
+"""Severity of a finding, by one rule for every document."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ _WEIGHT = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
 
 
 def severity(finding: Finding, outcome: Outcome) -> Severity:
-    """Of a finding of that outcome. What made it fail is critical, announced or not; what could not be judged is no
-    fault."""
+    """Return the severity of a finding of that outcome.
+
+    The cause of a failure is critical, expected or not. An outcome that could not be judged has no fault.
+    """
     row, causes_it = row_of(finding.code), finding.code == outcome.verdict.cause
     if outcome.verdict.status in _BAD:
-        # Beside the cause of a failure nothing is critical.
+        # Only the cause of a failure is critical.
         return Severity.CRITICAL if causes_it else min(row.severity, Severity.WARNING, key=_WEIGHT.index)
     return Severity.INFO if causes_it and outcome.expected else row.unfailed
 
 
 def silent_faults(outcome: Outcome) -> tuple[Finding, ...]:
-    """What is wrong in a run that passed."""
+    """Return what is wrong in a run that passed."""
     if outcome.verdict.status is not Status.PASS:
         return ()
     return tuple(one for one in outcome.findings if severity(one, outcome) is not Severity.INFO)
 
 
 def strict_exit_code(report: Report) -> int:
-    """Where all else is well, 1 for a run that passed with something wrong in it."""
+    """Return the exit code, with 1 if all else is well and a run passed with something wrong in it."""
     silent = any(silent_faults(one) for one in report.outcomes if one.final)
     return exit_code(report, strict=True) or int(silent)

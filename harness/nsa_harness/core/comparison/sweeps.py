@@ -1,7 +1,7 @@
-"""Sweeps: runs that differ in tokens and layers alone, what each step cost, and the fit of each implementation.
+"""Sweeps: runs that differ only in tokens and layers, what each step cost, and the fit of each implementation.
 
-A fit is per implementation, which the cells themselves tell. Where it changed within the sweep each one has its own,
-and a size at which another one runs, or may, is not predicted: what is refused has its reason.
+A fit is per implementation, which each cell records. If it changes within the sweep, each implementation has its own
+fit, and a size at which another one may run is refused with a reason.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from nsa_harness.core.diagnosis.context import explained
 from nsa_harness.core.fits import LAYERS, LEAST_SIZES, TOKENS, Fit, Interval, Point, Quantity, Size, fitted
 from nsa_harness.core.report import Finding, Outcome, Status, StepCost
 
-_LEAST_STEPS = 3  # besides the first one, for a median
-_LEAST_ERROR = 0.02  # of a time: what holds a machine up for some steps holds up all of a cell
+_LEAST_STEPS = 3  # after the first one, for a median
+_LEAST_ERROR = 0.02  # of a time: what slows a machine down for some steps affects a whole cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Regime:
     """The cells of a sweep in which the same implementations ran."""
 
     cells: tuple[Outcome, ...]  # by size
-    named: str  # the implementations that differ from those of other cells; empty = none does
+    named: str  # the implementations that differ from those of other cells; empty if none does
 
     @property
     def costs(self) -> tuple[StepCost, ...]:
@@ -40,7 +40,7 @@ class Regime:
         return tuple(fit for fit in made.values() if fit is not None)
 
     def _points(self, quantity: Quantity) -> Sequence[Point]:
-        """None unless every cell has it."""
+        """Return the points; none unless every cell has one."""
         values = [(cost, measured(cost, quantity)) for cost in self.costs]
         points = [
             Point(size=size_of(cost), value=value, error=_error(cost, quantity)) for cost, value in values if value
@@ -57,39 +57,39 @@ class Regime:
 
     @property
     def until(self) -> int | None:
-        """From how many tokens on another implementation runs, as far as the cells say."""
+        """Return the number of tokens from which another implementation runs, if the cells show it."""
         return min((cost.until_tokens for cost in self.costs if cost.until_tokens is not None), default=None)
 
     @property
     def by(self) -> str:
-        """Behind a verb, empty where all cells of the sweep are alike in that."""
+        """Return the implementation as words after a verb; empty if all cells of the sweep have the same one."""
         return f" with {self.named}" if self.named else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """Why a size is not predicted."""
+    """The reason why a size is not predicted."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Runs that differ in tokens and layers alone."""
+    """Runs that differ only in tokens and layers."""
 
     cells: tuple[Outcome, ...]
     regimes: tuple[Regime, ...]  # by their smallest length
 
     def predicted(self, size: Size) -> Mapping[Quantity, Interval] | Refused:
-        """What a step of that size costs, or why that is not said."""
+        """Return the cost of a step of that size, or the reason why it is not predicted."""
         regime = max((one for one in self.regimes if one.first <= size.tokens), key=_first, default=None)
         if regime is None:
             return Refused(reason=f"the smallest cell has {self.regimes[0].first} tokens, and below nothing is known")
         above = min((one for one in self.regimes if one.first > size.tokens), key=_first, default=None)
         if regime.until is not None and size.tokens >= regime.until:
             return Refused(
-                reason=f"the cells up to {regime.last} tokens ran {_ran(regime)}, and from {regime.until} tokens on"
-                " another implementation runs: measure three lengths from there on"
+                reason=f"the cells up to {regime.last} tokens ran {_implementation_text(regime)}, and from"
+                f" {regime.until} tokens on another implementation runs: measure three lengths from there on"
             )
         if above is not None and size.tokens > regime.last and regime.until is None:
             return Refused(
@@ -105,7 +105,7 @@ def _first(regime: Regime) -> int:
     return regime.first
 
 
-def _ran(regime: Regime) -> str:
+def _implementation_text(regime: Regime) -> str:
     return regime.by.strip() or "with one implementation"
 
 
@@ -116,12 +116,12 @@ def _unfitted(regime: Regime) -> str:
 
 
 def unfitted(regime: Regime) -> str | None:
-    """Why there is no fit; None where there is one."""
+    """Return why there is no fit; None if there is one."""
     return None if regime.fits else _unfitted(regime)
 
 
 def measured(cost: StepCost, quantity: Quantity) -> float | None:
-    """What a fit takes from a cell; a time only where it is the median of several steps."""
+    """Return the value that a fit takes from a cell; a time must be the median of several steps."""
     match quantity:
         case Quantity.SECONDS:
             return cost.seconds if cost.steps >= _LEAST_STEPS else None
@@ -134,7 +134,7 @@ def measured(cost: StepCost, quantity: Quantity) -> float | None:
 
 
 def _error(cost: StepCost, quantity: Quantity) -> float:
-    """What is counted is exact."""
+    """Return the error of a value; counted values are exact."""
     errors = {Quantity.SECONDS: cost.error, Quantity.PROCESSOR: cost.cpu_error}
     return max(errors[quantity], _LEAST_ERROR) if quantity in errors else 0.0
 
@@ -144,7 +144,7 @@ def size_of(cost: StepCost) -> Size:
 
 
 def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
-    """The sweeps among these runs; what passed counts, once."""
+    """Return the sweeps among these runs; each size that passed counts once."""
     alike: dict[tuple[object, ...], dict[Size, Outcome]] = {}
     for outcome in outcomes:
         if outcome.final and outcome.verdict.status is Status.PASS and outcome.cost is not None:
@@ -154,9 +154,9 @@ def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
 
 
 def with_growth(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """The outcomes, in their order: the largest of a sweep whose time grows with the square says so.
+    """Return the outcomes in their order; the largest cell of a sweep with quadratic time gets a finding.
 
-    Applied twice it changes nothing more.
+    Applying it twice changes nothing more.
     """
     told: dict[int, Finding] = {}
     for regime in (regime for sweep in sweeps(outcomes) for regime in sweep.regimes):
@@ -187,7 +187,7 @@ def _by_size(size: Size) -> tuple[int, int]:
 
 
 def _apart_from_size(outcome: Outcome) -> tuple[object, ...]:
-    """What must be equal. A named shape is one by its other numbers; how many steps were run changes none of them."""
+    """Return what must be equal in a sweep: the shape's other numbers, not its name, and not the number of steps."""
     assert outcome.cost is not None
     settings = tuple(pair for pair in outcome.settings if pair[0] not in (TOKENS, LAYERS, "train.steps"))
     return settings, outcome.ranks, outcome.device, outcome.backend, outcome.cost.batch

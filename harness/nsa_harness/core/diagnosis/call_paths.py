@@ -9,7 +9,7 @@ from nsa_harness.core.diagnosis.context import Case, hung_roots, place_of
 from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.evidence.evidence import Frame
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.program_source import Branch, around_alone, deciding, passed_over
+from nsa_harness.core.source_code.excerpt import Branch
 from nsa_harness.core.verdict.wait import WaitKind
 
 
@@ -50,26 +50,30 @@ def turned_off_at(case: Case, rank: int, way: Sequence[Frame], *, own: bool = Fa
     Where it went through the same function before and is out of it, what decides there is deeper. `own`: the rank went
     this way before.
     """
-    found, sources = turn(way, own_frames(case, rank)), case.evidence.sources
+    found = turn(way, own_frames(case, rank))
     if found.reached is None:
         return None
     if not found.alike and not found.in_one_function:  # the way of another thread: its own functions tell
-        inner = (one for frame in reversed(way) if (one := deciding(sources, frame, None, same_rank=own)))
+        inner = (one for frame in reversed(way) if (one := case.program.deciding_branch(frame, None, same_rank=own)))
         return _place_of(next(inner, None))
     # Something on the way may have been raised and caught; what decides there is the other way out.
     below = (
         one
         for frame in found.deeper
-        if (one := passed_over(sources, frame) or deciding(sources, frame, None, same_rank=own))
+        if (
+            one := case.program.handler_that_continues(frame)
+            or case.program.deciding_branch(frame, None, same_rank=own)
+        )
     )
     if not found.in_one_function:  # two calls in one line, or of one line
         return (_place_of(next(below, None)) if own else None) or place_of(case, rank, found.alike[-1])
-    decided = deciding(sources, found.reached, found.stands, same_rank=own)
+    decided = case.program.deciding_branch(found.reached, found.stands, same_rank=own)
     if decided is None or not decided.varies:
         decided = next(below, None) or decided
     # Where nothing decides that the line is reached, that the other one is: each may be what they should not have done.
     # So where what decides is the same on every rank.
-    instead = around_alone(sources, found.stands, found.reached) if decided is None or not decided.varies else None
+    undecided = decided is None or not decided.varies
+    instead = case.program.condition_around_only(found.stands, found.reached) if undecided else None
     return _place_of(instead or decided or found.reached)
 
 

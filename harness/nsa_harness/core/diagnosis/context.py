@@ -34,6 +34,7 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.evidence.flight import missing_numbers
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
+from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.group_waits import backend_of
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import computations
@@ -49,6 +50,11 @@ class Case:
 
     evidence: Evidence
     judgement: Judgement
+
+    @cached_property
+    def program(self) -> ProgramSource:
+        """The program's stored source."""
+        return ProgramSource(self.evidence.sources)
 
     def rank(self, rank: int | None) -> RankEvidence | None:
         return next((one for one in self.evidence.ranks if one.rank == rank), None)

@@ -1,1 +1,1 @@
-"""What was seen of a run, as values, and how files of others are read into them."""
+"""Evidence of a run as values, and the parsers of files that others wrote."""

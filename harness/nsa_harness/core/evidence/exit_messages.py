@@ -1,4 +1,4 @@
-"""What Python, torch and torchrun print as a process ends: tracebacks, words after a clean exit, debugging modes."""
+"""Messages at the end of a process, from Python, torch and torchrun: tracebacks, exit errors, debugging modes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _MAX_LENGTH = 500
 
 
 def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
-    """Type, message and frames (innermost first) of the last traceback in `log`, or None.
+    """Return type, message and frames (innermost first) of the last traceback in `log`, or None.
 
-    One that a worker hands on is printed inside the message of the one that it is raised as, and so it is the last.
+    A worker's traceback is printed inside the message of the exception that passes it on, and so it is the last one.
     """
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
     starts = [number for number, line in enumerate(lines) if line in (_START, f"Original {_START}")]
@@ -47,7 +47,7 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
 
 
 def handed_on(raised: Raised) -> Raised:
-    """With the exceptions that other processes handed on as text: torch's workers, pools, spawned ranks."""
+    """Return the exception with those that other processes passed on as text: torch's workers, pools, spawned ranks."""
     texts = (raised.message, *(one.message for one in raised.chain))
     found = (printed for text in texts if (printed := last_traceback(text)))
     inner = tuple(EarlierError(type=kind, message=message, frames=frames) for kind, message, frames in found)
@@ -55,9 +55,9 @@ def handed_on(raised: Raised) -> Raised:
 
 
 def original(raised: Raised) -> Raised:
-    """The one farthest back, of those that it was raised from or that were handed on, that has a line of the program.
+    """Return the earliest exception of the chain that has a line of the program.
 
-    A library raises its own from what it caught inside itself, which says less.
+    A library raises its own exception from one that it caught inside itself, which says less.
     """
     own = [one for one in raised.chain if one.explicit and any(not is_library(frame.file) for frame in one.frames)]
     if not own:
@@ -65,7 +65,7 @@ def original(raised: Raised) -> Raised:
     return replace(raised, type=own[-1].type, message=own[-1].message, frames=own[-1].frames)
 
 
-# What a rank says that waited for longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
+# Messages of a rank that waited longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
 GAVE_UP = re.compile(
     r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
     r"|Ranks? (?P<absent>\d+(?:, \d+)*) failed to pass monitoredBarrier"
@@ -76,9 +76,9 @@ _LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
 
 
 def gave_up_as(rank: RankEvidence) -> re.Match[str] | None:
-    """What the rank said as it gave up waiting for others; None where it did not."""
+    """Return the message of a rank that gave up waiting for others; None if it did not."""
     raised = rank.raised
-    # A program may wait for other things than its ranks, or print and go on.
+    # A program may wait for other things than its ranks, or print the message and continue.
     inside = raised is not None and any("/torch/" in frame.file for frame in raised.frames[:1])
     texts = [f"{raised.type}: {raised.message}"] if raised is not None and inside else []
     texts += [line for line in rank.error_lines if _LAST_BEFORE_ABORT.search(line)]
@@ -86,12 +86,12 @@ def gave_up_as(rank: RankEvidence) -> re.Match[str] | None:
 
 
 def warnings_of(log: Iterable[str]) -> tuple[str, ...]:
-    """Those of torch's warnings that a rule reads, by their first words, each once."""
+    """Return the torch warnings that a rule reads, by their first words, each once."""
     return tuple(sorted({found[0] for line in log if (found := _WARNINGS.search(line))}))
 
 
 def error_lines(log: str) -> tuple[str, ...]:
-    """The last lines that name an error; where none does, the last line that says anything."""
+    """Return the last lines that name an error; if none does, the last line with text."""
     lines = [_PREFIX.sub("", line)[:_MAX_LENGTH] for line in log.splitlines() if line.strip()]
     found = [line for line in lines if _ERROR_WORDS.search(line)]
     return tuple(found[-_MAX_LINES:] or lines[-1:])
@@ -100,7 +100,7 @@ def error_lines(log: str) -> tuple[str, ...]:
 _LINES = 400  # of the end of the log
 _MAX_WORDS = 8
 _MAX_TEXT = 200
-# How each of them begins. Python's own words, which are the same in 3.9 to 3.14; the last one is NCCL's in torch.
+# The first words of each message. They are Python's own and the same in 3.9 to 3.14; the last one is NCCL's in torch.
 _BEGINNINGS = (
     ("atexit", re.compile(r"^Error in (atexit)\._run_exitfuncs:$|^Exception ignored in (atexit callback).*$")),
     ("left", re.compile(r"^.*resource_tracker: There appear to be (\d+ leaked .+?) objects? to clean up.*$")),
@@ -108,7 +108,7 @@ _BEGINNINGS = (
 )
 
 
-# Of a thread, of a child of multiprocessing, and of whatever else wrote to the same stderr.
+# Messages of a thread, of a child of multiprocessing, and of other writers to the same stderr.
 _DEATHS = (
     ("thread", re.compile(r"^Exception in thread (.+?):?$")),
     ("child process", re.compile(r"^Process (\S+):$")),
@@ -117,12 +117,12 @@ _DEATHS = (
 
 
 def last_words(log: str) -> tuple[LastMessages, ...]:
-    """In the order in which they were printed; the same one twice is one."""
+    """Return the messages in the order of printing; a repeated message counts once."""
     return _said(log, _BEGINNINGS)
 
 
 def deaths(log: str, raised: Raised | None) -> tuple[LastMessages, ...]:
-    """The tracebacks of threads and children of a rank; of those without a name not its own, nor what led to it."""
+    """Return the tracebacks of a rank's threads and children; of unnamed ones, not the rank's own and its causes."""
     behind: tuple[Raised | EarlierError, ...] = (raised, *raised.chain) if raised else ()
     own = {frame.line for one in behind if (frame := user_frame(one.frames))}
     found = [(one, one.place.line) for one in _said(log, _DEATHS) if one.place and one.place.line]
@@ -143,7 +143,7 @@ def _said(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[
 
 
 def _last_words(kind: str, name: str, after: Sequence[str]) -> LastMessages:
-    """With the traceback that follows at once, where there is one."""
+    """Yield each message with the traceback that follows immediately, if there is one."""
     error, place, entered = "", None, None
     if after and after[0].startswith("Traceback (most recent call last)"):
         end = next((n for n, line in enumerate(after) if n and line and not line[0].isspace()), len(after))
@@ -167,7 +167,7 @@ _MOST_LINES = 200
 
 
 def debugged(log: str) -> Debugged | None:
-    """The last thing of this kind that a rank printed, or None."""
+    """Return the last message of a debugging mode that a rank printed, or None."""
     if "Traceback of forward call" not in log and _RECOMPUTED not in log:
         return None
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
@@ -184,7 +184,7 @@ def _anomaly(lines: Sequence[str]) -> Debugged | None:
 
 
 def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
-    """Outermost first, up to the first line that belongs to no traceback."""
+    """Yield frames, outermost first, up to the first line that belongs to no traceback."""
     for line in lines:
         if frame := _PRINTED.match(line):
             yield Frame(file=frame[1], line=int(frame[2]), function=frame[3])
@@ -193,7 +193,7 @@ def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
 
 
 def _recomputed(lines: Sequence[str]) -> Debugged | None:
-    """The first operation in which the recomputation is not the forward pass again, where it was called."""
+    """Return the first operation in which the recomputation differs from the forward pass, and where it was called."""
     if _FORWARD not in lines or _RECOMPUTED not in lines:
         return None
     start, middle = lines.index(_FORWARD), lines.index(_RECOMPUTED)
@@ -209,7 +209,7 @@ def _recomputed(lines: Sequence[str]) -> Debugged | None:
 
 
 def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Number from 1, and name, of each operation; checkpointing itself adds calls of detach."""
+    """Return number (from 1) and name of each operation; checkpointing itself adds calls of detach."""
     found: list[tuple[int, str]] = []
     number = 0
     for line in lines:
@@ -223,7 +223,7 @@ def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
 
 
 def _listed_frames(lines: Sequence[str], which: str, wanted: int) -> Iterator[Frame]:
-    """The stack of one operation, innermost first."""
+    """Return the stack of one operation, innermost first."""
     inside = False
     for line in lines:
         if trace := _TRACE.match(line):
@@ -233,7 +233,7 @@ def _listed_frames(lines: Sequence[str], which: str, wanted: int) -> Iterator[Fr
 
 
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n.*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)")
-# Who sends signals says so; without the number of a process they go to the whole job.
+# The messages of processes that send signals; without a process number the signal goes to the whole job.
 _SENDERS = (
     ("torchrun", re.compile(r"Sending process (?P<pid>\d+) closing signal (?P<signal>\w+)")),
     (
@@ -256,7 +256,7 @@ _MAX_SIGNALS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class AgentFailure:
-    """One rank in the agent's summary. `first`: the one it observed first."""
+    """One rank in the agent's summary. `first` marks the one that the agent observed first."""
 
     rank: int
     pid: int
@@ -265,7 +265,7 @@ class AgentFailure:
 
 
 def agent_failures(log: str) -> tuple[AgentFailure, ...]:
-    """The failures in the summary at the end of torchrun's own output; empty where there is none."""
+    """Return the failures in the summary at the end of torchrun's own output; empty if there is none."""
     others, found, first = log.partition(_FIRST)
     return tuple(
         AgentFailure(rank=int(rank), pid=int(pid), status=int(status), first=part is first and bool(found))
@@ -275,7 +275,7 @@ def agent_failures(log: str) -> tuple[AgentFailure, ...]:
 
 
 def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
-    """The signals that launchers and schedulers say they sent, in order: (process or 0, "SIGTERM", by whom)."""
+    """Return the signals that launchers and schedulers report to have sent: (process or 0, "SIGTERM", sender)."""
     said = [(match.start(), sender, match.groupdict()) for sender, words in _SENDERS for match in words.finditer(log)]
     return tuple(
         (

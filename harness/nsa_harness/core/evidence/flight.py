@@ -13,7 +13,7 @@ from typing import Any
 from nsa_harness.core.evidence.evidence import Collective, Frame
 
 _MAX_INSTRUCTIONS = 4_000_000  # a full recorder of 2000 entries with frames has about 500 000
-# None of these imports or calls anything: what consists of them alone is safe to unpickle, whoever has written it.
+# None of these imports or calls anything: data of only these is safe to unpickle, whoever wrote it.
 _PLAIN = frozenset({
     "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BINUNICODE", "SHORT_BINUNICODE", "BININT",
     "BININT1", "BININT2", "LONG1", "BINFLOAT", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST",
@@ -21,7 +21,7 @@ _PLAIN = frozenset({
     "LONG_BINGET",
 })  # fmt: skip
 
-# The recorder has C++'s names for types; the probe, and whoever writes the program, has Python's.
+# The recorder uses C++'s names of types; the probe and most people use Python's.
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -45,7 +45,10 @@ _UNREADABLE = (
 
 
 def plain_value(data: bytes) -> Any:
-    """The value in `data`. Raises ValueError with the byte at which it is no plain value; never calls anything."""
+    """Return the value in `data`; nothing in it is ever called.
+
+    Raises ValueError with the byte that is no plain value.
+    """
     at: int | None = 0
     try:
         for count, (instruction, argument, position) in enumerate(pickletools.genops(io.BytesIO(data))):
@@ -54,7 +57,7 @@ def plain_value(data: bytes) -> Any:
                 raise ValueError(f"more than {_MAX_INSTRUCTIONS} instructions")
             if instruction.name not in _PLAIN:
                 raise ValueError(f"{instruction.name} is no instruction for plain values")
-            # Unpickling takes memory for all numbers up to the one that a value is remembered by.
+            # Unpickling allocates memory for all memo numbers up to the highest one.
             if instruction.name == "LONG_BINPUT" and (argument or 0) > len(data):
                 raise ValueError(f"number {argument} for one of few values")
         return pickle.loads(data)
@@ -64,7 +67,7 @@ def plain_value(data: bytes) -> Any:
 
 MAX_BYTES = 64 << 20
 _KEPT_PER_GROUP = 16
-_MAX_ENTRIES = 20_000  # newest; torch keeps 2000 unless told otherwise
+_MAX_ENTRIES = 20_000  # newest; torch keeps 2000 by default
 _MAX_GROUPS = 4096
 _MAX_TENSORS = 64  # of one coalesced operation
 _MAX_RANKS = 1 << 16
@@ -78,14 +81,14 @@ class FlightDump:
     """One rank's dump, oldest first."""
 
     collectives: tuple[Collective, ...]
-    transfers: tuple[Collective, ...]  # sends and receives, numbered apart: they say nothing about the others' order
-    groups: dict[str, tuple[int, ...]]  # process group -> global ranks, where the dump says so (NCCL)
-    # (group, number) -> who entered it, innermost first; a dump in JSON has none
+    transfers: tuple[Collective, ...]  # sends and receives, numbered apart: they do not order the collectives
+    groups: dict[str, tuple[int, ...]]  # process group -> global ranks, if the dump has them (NCCL)
+    # (group, number) -> frames that entered it, innermost first; a JSON dump has none
     frames: dict[tuple[str, int], tuple[Frame, ...]] = field(default_factory=dict)
 
 
 def parse_dump(data: bytes) -> FlightDump:
-    """The dump in either form. Raises ValueError, which names the place, for what is no dump or too large for one."""
+    """Return the dump in either form. Raises ValueError with the place if it is no dump or too large."""
     if len(data) > MAX_BYTES:
         raise ValueError(f"not a flight recorder dump: {len(data)} bytes, at most {MAX_BYTES} are read")
     try:
@@ -96,12 +99,12 @@ def parse_dump(data: bytes) -> FlightDump:
 
 
 def parse_flight(text: str) -> tuple[Collective, ...]:
-    """Every recorded collective of a JSON dump, oldest first. Raises ValueError as `parse_dump` does."""
+    """Return every recorded collective of a JSON dump, oldest first. Raises ValueError as `parse_dump` does."""
     return parse_dump(text.encode("utf-8", "replace")).collectives
 
 
 def essential(collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GROUP) -> tuple[Collective, ...]:
-    """The newest of each group and all that are not completed: what the question "who waits for whom" needs."""
+    """Return the latest of each group and all that are not completed: enough to know which rank waits for which."""
     newest: dict[str, list[Collective]] = {}
     for collective in collectives:
         newest.setdefault(collective.group, []).append(collective)
@@ -114,9 +117,9 @@ def essential(collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GR
 
 
 def missing_numbers(collectives: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
-    """(group, first, last) that one recorder lacks between two that it has: it loses the oldest, and none else.
+    """Return (group, first, last) of numbers missing inside one recorder, which only ever loses the oldest.
 
-    Behind one that is open others may have been left out, since it is kept for being open (`essential`).
+    After an open entry others may have been skipped, since an open one is always stored (`essential`).
     """
     newest: dict[str, Collective] = {}
     for one in sorted(collectives, key=lambda one: (one.group, one.seq)):
@@ -177,7 +180,7 @@ def _collective(entry: Mapping[Any, Any], where: str, point_to_point: bool) -> C
         ),
         retired=retired,
         created_ns=_whole(entry.get("time_created_ns"), f"{where}: time_created_ns"),
-        # gloo says "scheduled" until the end, so there it tells nothing.
+        # gloo records "scheduled" until the end, which shows nothing.
         started=None if name.startswith("gloo:") else retired or state == "started",
     )
 
@@ -193,7 +196,7 @@ def _sizes(entry: Mapping[Any, Any], where: str) -> list[tuple[int, ...]]:
 
 
 def _groups(configuration: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
-    """gloo leaves one nameless group without ranks here; then nothing is known."""
+    """Return the members of groups; empty if unknown. gloo leaves one nameless group without ranks here."""
     found = {}
     for name, about in list(configuration.items())[:_MAX_GROUPS]:
         where = f"pg_config {_string(name, 'pg_config')!r}"
@@ -205,7 +208,7 @@ def _groups(configuration: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-# What follows takes one value out of a hostile document, or says where it is not what it should be.
+# The functions below take one value out of a hostile document, or name the place where it is wrong.
 
 
 def _dict(value: object, where: str) -> Mapping[Any, Any]:
@@ -223,7 +226,7 @@ def _list(value: object, where: str) -> Sequence[Any]:
 
 
 def _string(value: object, where: str) -> str:
-    """Group names may come as numbers; a container never becomes a text, for it may be endless."""
+    """Return a text. Group names may be numbers; a container never becomes a text, because it may be endless."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise TypeError(f"{where} is {_shown(value)}, no text")
     return str(value)[:_MAX_TEXT]

@@ -16,9 +16,9 @@ _BUCKET = re.compile(r"^\[DDP\] rank=(\d+) bucket_elems=(\d+) dtype=(\S+)$")
 
 @dataclass(frozen=True, kw_only=True)
 class RankTraces:
-    """What one rank traced."""
+    """The trace of one rank."""
 
-    arrived: int | None  # of the last traced step
+    arrived: int | None  # in the last traced step
     missing: int | None
     missing_parameters: tuple[str, ...]  # over all steps, in order of appearance
     buckets: tuple[tuple[int, str], ...]  # (elements, dtype)
@@ -44,7 +44,7 @@ def read_traces(lines: Sequence[str]) -> RankTraces:
 _MAX_STEPS = 4096
 _MAX_NAMES = 100_000
 
-Orders = Mapping[int, tuple[str, ...]]  # by step; a step that is not there had the order of the one before
+Orders = Mapping[int, tuple[str, ...]]  # by step; a missing step has the order of the one before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class OutOfOrder:
 
 
 def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """From the lines {"step", "arrived"}; of a line of another form nothing."""
+    """Return the orders from lines {"step", "arrived"}; lines of another form are ignored."""
     orders: dict[int, tuple[str, ...]] = {}
     for record in records:
         step, arrived = record.get("step"), record.get("arrived")
@@ -71,14 +71,14 @@ def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class BucketsReady:
-    """In which order DDP's buckets became ready, compared over the ranks that traced it."""
+    """The order in which DDP's buckets became ready, compared over the ranks that traced it."""
 
-    count: int  # the most of them in one step
+    count: int  # the most buckets in one step
     differs: OutOfOrder | None  # None: the same on every rank
 
 
 def read_ready_buckets(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
-    """From the lines {"step", "buckets": [{"bucket"}]}, in the order in which they became ready."""
+    """Return the buckets from lines {"step", "buckets": [{"bucket"}]}, in the order in which they became ready."""
     orders: dict[int, tuple[str, ...]] = {}
     for record in records:
         step, buckets = record.get("step"), record.get("buckets")
@@ -89,7 +89,7 @@ def read_ready_buckets(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str
 
 
 def buckets_ready(ranks: Mapping[int, Orders]) -> BucketsReady | None:
-    """None where fewer than two ranks traced them."""
+    """Return the comparison; None if fewer than two ranks traced buckets."""
     traced = {rank: orders for rank, orders in ranks.items() if orders}
     if len(traced) < 2:
         return None
@@ -98,9 +98,9 @@ def buckets_ready(ranks: Mapping[int, Orders]) -> BucketsReady | None:
 
 
 def first_out_of_order(ranks: Mapping[int, Orders]) -> OutOfOrder | None:
-    """The first step, and in it the first rank, with another order than most; of two ranks the higher one.
+    """Return the first step, and in it the first rank, with another order than most; of two ranks the higher one.
 
-    Only what arrived on both is compared: a gradient that is missing is another finding.
+    Only what arrived on both is compared: a missing gradient is another finding.
     """
     traced = {rank: orders for rank, orders in sorted(ranks.items()) if orders}
     for step in sorted({step for orders in traced.values() for step in orders}):

@@ -1,4 +1,4 @@
-"""The probe's looks at a rank's numbers, read back: believed only as far as each record has its form."""
+"""Read the probe's health samples; every record must have its exact form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nsa_harness.core.evidence.status_file import read_place, read_ranks
 from nsa_harness.core.report import Place
 
 KEPT_POINTS = 96
-KEPT_LOOKS = 96  # of a replica; the newest
+KEPT_LOOKS = 96  # of a replica; the latest
 _MAX_NAMES = 8
 _MAX_PARTS = 64
 _MAX_TEXT = 200
@@ -37,7 +37,10 @@ Point = TypeVar("Point")
 
 
 def read_looks(records: Iterable[dict[str, Any]]) -> HealthSamples | None:
-    """The looks; None where there was none. Raises KeyError, TypeError or ValueError for a record of another form."""
+    """Return the samples, or None if there are none.
+
+    Raises KeyError, TypeError or ValueError for a malformed record.
+    """
     reader = _Reader()
     for record in records:
         reader.take(record)
@@ -51,8 +54,8 @@ class _Reader:
         self._memory: list[Memory] = []
         self._fetched: list[Fetched] = []
         self._replicas: dict[int, Replica] = {}
-        self._never: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # of each optimizer, at its last look
-        self._still: dict[int, int] = {}  # of each optimizer, at its last look
+        self._never: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # per optimizer, from its last sample
+        self._still: dict[int, int] = {}  # per optimizer, from its last sample
         self._looks: Counter[int] = Counter()
         self._broken: dict[int, Broken | None] = {}
 
@@ -72,13 +75,13 @@ class _Reader:
             written = OverwrittenFile(path=str(record["path"])[:_MAX_PATH], place=place, step=int(record["step"]))
             self._change(wrote=(*self._state.wrote, written)[:_MAX_FILES])
         elif kind == "unwaited":
-            self._change(unwaited=(*self._state.unwaited, _unwaited(record))[:_MAX_LINES])
+            self._change(unwaited=(*self._state.unwaited, _read_unwaited(record))[:_MAX_LINES])
         elif kind == "given up":
-            self._change(given_up=(*self._state.given_up, _given_up(record))[:_MAX_LINES])
+            self._change(given_up=(*self._state.given_up, _read_given_up(record))[:_MAX_LINES])
         elif kind == "gradients":
-            self._change(arrived=(*self._state.arrived, _arrived(record))[:_MAX_MODELS])
+            self._change(arrived=(*self._state.arrived, _read_arrived(record))[:_MAX_MODELS])
         elif kind == "grown":
-            self._change(grown=tuple(_grown(record))[:_MAX_LINES])
+            self._change(grown=tuple(_read_grown(record))[:_MAX_LINES])
         elif kind == "exit":
             self._change(open_group=bool(record["open_group"]), steps=max(self._state.steps, int(record["step"])))
             self._count_losses(record)
@@ -90,8 +93,8 @@ class _Reader:
         still = max(((self._looks[one], count) for one, count in self._still.items() if count), default=(0, 0))
         return replace(
             self._state,
-            memory=tuple(_thinned(self._memory)),
-            fetched=tuple(_thinned(self._fetched)),
+            memory=tuple(_thin_out(self._memory)),
+            fetched=tuple(_thin_out(self._fetched)),
             replicas=tuple(self._replicas.values()),
             never=tuple(name for _, names, _ in never for name in names)[:_MAX_NAMES],
             never_count=sum(count for count, _, _ in never),
@@ -109,7 +112,7 @@ class _Reader:
         self._change(**{name: int(record[name]) for name in ("losses", "bad_losses", "bad_in_a_row")})
 
     def _take_loss(self, record: dict[str, Any]) -> None:
-        """A loss that parameters made, which were broken before it, tells no more than that they were."""
+        """Store a loss that is not finite. If the parameters were broken before, only that is stored."""
         step, place = int(record["step"]), read_place(str(record["place"]))
         if names := _names(record["held"]):
             self._broken[0] = self._broken.get(0) or Broken(step=step - 1, value=_value(record), names=names)
@@ -124,7 +127,7 @@ class _Reader:
             gpu = None if record["gpu"] is None else int(record["gpu"])
             self._memory.append(Memory(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
         if optimizer == 0 and "waited_s" in record:
-            self._fetched.append(_fetched(record))
+            self._fetched.append(_read_fetched(record))
         self._looks[optimizer] += 1
         place = read_place(str(record.get("never_place", "")))
         self._never[optimizer] = int(record["never"]), _names(record["never_names"]), place
@@ -149,7 +152,7 @@ class _Reader:
         )
 
 
-def _fetched(record: dict[str, Any]) -> Fetched:
+def _read_fetched(record: dict[str, Any]) -> Fetched:
     waited_s, passed_s = float(record["waited_s"]), float(record["passed_s"])
     if not (isfinite(waited_s) and isfinite(passed_s)):
         raise ValueError(f"waited {waited_s} of {passed_s} s")
@@ -161,12 +164,12 @@ def _fetched(record: dict[str, Any]) -> Fetched:
     )
 
 
-def _unwaited(record: dict[str, Any]) -> Unwaited:
+def _read_unwaited(record: dict[str, Any]) -> Unwaited:
     place = read_place(str(record["place"]))
     return Unwaited(op=str(record["op"])[:_MAX_TEXT], place=place, calls=int(record["calls"]))
 
 
-def _given_up(record: dict[str, Any]) -> GivenUp:
+def _read_given_up(record: dict[str, Any]) -> GivenUp:
     return GivenUp(
         type=str(record["type"])[:_MAX_TEXT],
         place=read_place(str(record["place"])),
@@ -175,7 +178,7 @@ def _given_up(record: dict[str, Any]) -> GivenUp:
     )
 
 
-def _arrived(record: dict[str, Any]) -> Arrived:
+def _read_arrived(record: dict[str, Any]) -> Arrived:
     return Arrived(
         model=str(record["model"])[:_MAX_TEXT],
         looks=int(record["looks"]),
@@ -187,7 +190,7 @@ def _arrived(record: dict[str, Any]) -> Arrived:
     )
 
 
-def _grown(record: dict[str, Any]) -> Iterator[Grown]:
+def _read_grown(record: dict[str, Any]) -> Iterator[Grown]:
     for line in record["lines"][:_MAX_LINES]:
         place = read_place(str(line["place"]))
         if place is not None:
@@ -227,8 +230,8 @@ def _value(record: dict[str, Any]) -> str:
     return "inf" if record["value"] == "inf" else "nan"
 
 
-def _thinned(points: list[Point]) -> list[Point]:
-    """The newest, and of the older ones every second where there are too many."""
+def _thin_out(points: list[Point]) -> list[Point]:
+    """Return the latest points, and every second of the older ones if there are too many."""
     while len(points) > KEPT_POINTS:
         half = len(points) // 2
         points = points[:half:2] + points[half:]

@@ -1,7 +1,4 @@
-"""What the kernel and its tools say: processes and threads, the node's memory, its GPUs, whom the kernel killed.
-
-And what NCCL says of how the ranks are connected.
-"""
+"""Host state: processes and threads, the node's memory and GPUs, processes that the kernel killed, and NCCL's log."""
 
 from __future__ import annotations
 
@@ -22,17 +19,17 @@ class Task:
     state: str  # R S D T t Z as in /proc
     wchan: str
     syscall: str  # "futex", "clock_nanosleep", "read", ... or "running", or "" if unreadable
-    wakes_at_s: float | None  # end of a timed sleep or wait, where readable
+    wakes_at_s: float | None  # end of a timed sleep or wait, if readable
     timed: bool | None  # the wait has a timeout; None = not readable
     cpu_s: float
-    fd: int | None = None  # descriptor of the system call; of a poll the first one
-    target: str = ""  # what that is: "pipe:[123]", "socket:[456]", a path; of a shared lock its file; "" if unreadable
-    # Living processes that could end this wait: who holds the other end of the pipe, FIFO or socket, or the lock, or is
-    # the child waited for. None = it waits for nothing of the kind, or not all could be seen.
+    fd: int | None = None  # descriptor of the system call; for a poll the first one
+    target: str = ""  # target of `fd`: "pipe:[123]", "socket:[456]", a path; file of a shared lock; "" if unreadable
+    # Living processes that could end this wait: they hold the other end of the pipe, FIFO or socket, or the lock, or
+    # are the child that is waited for. None = it waits for nothing of the kind, or not all could be read.
     held_by: tuple[int, ...] | None = None
     io_bytes: int | None = None  # read + written by this thread, None = not readable
-    idle_s: float | None = None  # of a main thread, since it last ran on a core; None = the kernel does not say
-    woke: int = 0  # how often it was seen in a later sleep than at the look before, since it stood elsewhere
+    idle_s: float | None = None  # of a main thread, since it last ran on a core; None = unknown
+    woke: int = 0  # how often it was in a later sleep than in the snapshot before, since it was last elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +41,17 @@ class Socket:
     peer: str
     state: str  # "ESTABLISHED", "SYN_SENT", ... as the kernel names them
     unacked_bytes: int  # written and not acknowledged by the other side
-    unread_bytes: int  # arrived and not read; of a listening socket connections not accepted
+    unread_bytes: int  # arrived and not read; for a listening socket, connections that were not accepted
     retransmits: int  # of the oldest unacknowledged segment, in a row
-    acked_bytes: int | None = None  # over its life; None = the kernel does not let us ask
+    acked_bytes: int | None = None  # over its life; None = the kernel refuses the query
     received_bytes: int | None = None
-    peer_rank: int | None = None  # the other end belongs to this rank, or a child of it
+    peer_rank: int | None = None  # the other end belongs to this rank, or to a child of it
     in_job: bool = False  # the other end belongs to a process of the run, its launcher included
 
 
 @dataclass(frozen=True, kw_only=True)
 class SignalMasks:
-    """Of a process, a bit for each signal, as /proc/PID/status has them; those of a thread are the main thread's."""
+    """Signal masks of a process, one bit per signal, as in /proc/PID/status; those of the main thread."""
 
     pending: int
     blocked: int
@@ -64,7 +61,7 @@ class SignalMasks:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process of the run, ranks and their children alike."""
+    """One process of the run: a rank or a child."""
 
     pid: int
     parent: int
@@ -76,14 +73,14 @@ class Process:
     tasks: tuple[Task, ...] = ()
     holds: tuple[str, ...] = ()  # open ends of pipes, FIFOs, sockets: "pipe:[123] w", "/tmp/fifo r", "socket:[456] rw"
     sockets: tuple[Socket, ...] = ()
-    traced_by: int | None = None  # the debugger it belongs to at this moment
-    frozen: bool = False  # its control group is
+    traced_by: int | None = None  # the debugger that is attached at this moment
+    frozen: bool = False  # by its control group
     signals: SignalMasks | None = None  # None = not read
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU at one moment, as nvidia-smi says; None = it does not say."""
+    """One GPU at one moment, from nvidia-smi; None = it does not report the value."""
 
     index: int
     name: str
@@ -92,12 +89,12 @@ class Gpu:
     total_bytes: int | None
     ecc_errors: int | None  # uncorrected, since the driver was loaded
     pids: tuple[int, ...]
-    used_by: dict[int, int] = field(default_factory=dict)  # pid -> bytes; without those that are not told
+    used_by: dict[int, int] = field(default_factory=dict)  # pid -> bytes; only processes whose memory is reported
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAtEvent:
-    """What a rank said that it uses, at one moment. On a CPU there is no allocator to ask: None."""
+    """Memory that a rank reported at one moment. On a CPU there is no allocator to query: None."""
 
     moment: str  # "boot", "dump", "last"
     step: int
@@ -108,13 +105,13 @@ class MemoryAtEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class SentSignal:
-    """A signal that somebody is known to have sent to a process of the run."""
+    """A signal that a known sender sent to a process of the run."""
 
     pid: int  # 0 = every process of the job
     rank: int | None  # None = the launcher, or a child of a rank
     signal: str  # "SIGTERM"
     sender: str  # "harness", "torchrun", "kernel (out of memory)"
-    at_s: float | None  # None = the sender does not say when
+    at_s: float | None  # None = unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +123,7 @@ class HostMemory:
     limit_bytes: int | None  # the smallest limit of the control groups around the run
     used_bytes: int | None  # of that group, at the end
     oom_kills: int | None  # processes that the kernel killed in those groups since the launch
-    killed: tuple[str, ...]  # what the kernel's log says about each: "Out of memory: Killed process 71 (python) ..."
+    killed: tuple[str, ...]  # the kernel's log lines: "Out of memory: Killed process 71 (python) ..."
 
 
 GPU_FIELDS = (
@@ -138,9 +135,9 @@ _MAX_PIDS = 64
 
 
 def parse_gpus(table: str, processes: str) -> tuple[Gpu, ...]:
-    """The GPUs of two answers in CSV without header and units, in the order of the fields above.
+    """Return the GPUs from two CSV answers without header and units, in the order of the fields above.
 
-    Raises ValueError where a line has another form.
+    Raises ValueError if a line has another form.
     """
     pids: dict[str, dict[int, float | None]] = {}
     for uuid, pid, used in _rows(processes, len(PROCESS_FIELDS)):
@@ -173,7 +170,7 @@ def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
 
 
 def _number(word: str) -> float | None:
-    """ "[N/A]", "[Not Supported]", "[Unknown Error]" are no numbers."""
+    """Return the number, or None for "[N/A]", "[Not Supported]" and "[Unknown Error]"."""
     return float(word) if word.replace(".", "", 1).isdigit() else None
 
 
@@ -184,7 +181,7 @@ _MAX_LINE = 300
 
 
 def killed_since(records: Iterable[str], began_us: int) -> Iterator[str]:
-    """What records of /dev/kmsg say of the processes that the kernel killed since; times since boot."""
+    """Return the lines of /dev/kmsg about processes that the kernel killed since; times are since boot."""
     for record in records:
         parts = _RECORD.match(record)
         killed = _KILLED.search(parts[2]) if parts else None
@@ -197,7 +194,7 @@ def killed_pids(lines: Iterable[str]) -> Iterator[int]:
 
 
 def would_act(process: Process) -> str:
-    """What the process does with a signal that ends others, without sending one; empty where it cannot be told."""
+    """Return how the process would handle signals that end others; empty if unknown. No signal is sent."""
     if process.state == "D":
         return "in state D, in which no signal reaches it, SIGKILL included, until its call of the kernel is over"
     if process.state in "Tt" or process.frozen:
@@ -221,7 +218,7 @@ def _signals_in(mask: int) -> Iterator[str]:
     return (known.get(number, f"signal {number}") for number in range(1, 65) if mask >> (number - 1) & 1)
 
 
-# What NCCL writes with NCCL_DEBUG=INFO: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
+# NCCL's output with NCCL_DEBUG=INFO: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
 _NCCL = re.compile(r"\bNCCL (?:INFO|WARN|version)\b")
 _NCCL_VERSION = re.compile(r"NCCL version (\d[\w.+-]*)")
 _NCCL_CHANNELS = re.compile(r"(\d+) coll channels,.*?(\d+) p2p channels,")
@@ -233,7 +230,7 @@ _MAX_WARNINGS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class NcclInfo:
-    """How NCCL connected the ranks, as far as its log says."""
+    """How NCCL connected the ranks, as far as its log shows."""
 
     version: str | None
     channels: int | None  # for collectives
@@ -241,12 +238,12 @@ class NcclInfo:
     transports: tuple[str, ...]  # "P2P/CUMEM", "SHM/direct", "NET/IB"; the most used first
     network: str | None
     seen: tuple[int, ...]  # ranks whose log has any line of NCCL's
-    connected: tuple[int, ...]  # of them those that have finished every communicator that they began
+    connected: tuple[int, ...]  # ranks of `seen` that finished every communicator that they began
     warnings: tuple[str, ...]
 
 
 def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
-    """Of the lines of each rank's log. None where NCCL wrote nothing: it was not asked to, or not used."""
+    """Return the connections from each rank's log lines; None if NCCL wrote nothing: not enabled, or not used."""
     lines = {rank: told for rank, log in logs.items() if (told := [line for line in log if _NCCL.search(line)])}
     if not lines:
         return None
@@ -267,7 +264,7 @@ def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
 
 
 def _has_connected(told: Iterable[str]) -> bool:
-    """NCCL before 2.18 says nothing as it begins."""
+    """Whether every communicator that was begun is connected. NCCL before 2.18 does not log the beginning."""
     said = Counter(word for line in told for word in ("Init START", "Init COMPLETE") if word in line)
     return said["Init COMPLETE"] >= max(1, said["Init START"])
 

@@ -15,7 +15,7 @@ class RankProgress:
     rank: int
     phase: str
     step: int  # optimizer step in progress, 1-based
-    quiet_s: float | None  # age of the newest mark; None = nothing yet
+    quiet_s: float | None  # age of the latest event; None = no event yet
     rss_bytes: int | None  # the peak so far
     module: str | None
 
@@ -35,7 +35,7 @@ class FirstSnapshot:
     blocked_in: str  # "barrier", "all_reduce (DDP)", "read in load"; "running"
     place: str  # "train.py:6"; empty = no line of the program is known
     function: str
-    idle_s: float | None  # since the thread that trains last ran, the shortest of these ranks; None = not known
+    idle_s: float | None  # since the training thread last ran, the shortest of these ranks; None = unknown
     cpu_s: float | None  # of the process so far, the most of these ranks
     age_s: float  # of the job
 
@@ -50,7 +50,7 @@ class ProgressNews:
 
 
 def news(last: ProgressNews | None, phase: str, progress: Progress) -> ProgressNews | None:
-    """What to say now; None = nothing. A new phase, a step of 1, 2, 5, 10, 20 ..., or a sign of life."""
+    """Return what to print now, or None: a new phase, a step of 1, 2, 5, 10, 20 ..., or a sign of life."""
     word = phase.partition(" ")[0]
     reached = milestone(min((rank.step for rank in progress.ranks), default=0)) if word == "step" else 0
     now = ProgressNews(phase=word, milestone=reached, at_s=progress.elapsed_s)
@@ -60,7 +60,7 @@ def news(last: ProgressNews | None, phase: str, progress: Progress) -> ProgressN
 
 
 def milestone(step: int) -> int:
-    """The largest of 1, 2, 5, 10, 20, 50 ... up to `step`; 0 before the first."""
+    """Return the largest of 1, 2, 5, 10, 20, 50 ... up to `step`; 0 before the first."""
     if step < 1:
         return 0
     unit: int = 10 ** (len(str(step)) - 1)
@@ -68,9 +68,9 @@ def milestone(step: int) -> int:
 
 
 def time_left_s(took_s: Sequence[float], running_s: Sequence[float], waiting: int) -> float | None:
-    """An estimate: every run takes the mean of those that ended, as many at a time as run now.
+    """Return an estimate: every run takes the mean of those that ended, with as many in parallel as now.
 
-    None before the first has ended, when nothing is left, and when what runs takes longer than any that ended.
+    None before the first run has ended, if nothing is left, and if a running one takes longer than any that ended.
     """
     if not took_s or not (running_s or waiting):
         return None

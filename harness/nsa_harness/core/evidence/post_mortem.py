@@ -1,4 +1,4 @@
-"""What is left of a job that nobody watched: what all its files say of each rank, as one evidence."""
+"""Post-mortem: the evidence of a job that was not watched, from all of its files."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ from nsa_harness.core.evidence.exit_messages import (
 from nsa_harness.core.evidence.flight import FlightDump, essential
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.evidence.host import HostMemory, SentSignal
-from nsa_harness.core.evidence.job_file import EMPTY, JobFile, Kind
-from nsa_harness.core.evidence.job_logs import (
+from nsa_harness.core.evidence.job_files import (
+    EMPTY,
     MAX_RANKS,
+    JobFile,
     JobLog,
+    Kind,
     by_rank,
     exits_of_tasks,
     fingerprints,
@@ -56,22 +58,22 @@ from nsa_harness.core.report import Trouble
 
 _OF_SOME_RANK = "it does not say of which rank it is: it is taken for one of the ranks, and called rank {} here"
 _TRACEBACK = "Traceback (most recent call last):\n"
-_NAMED_PARTS = 8  # of a path, that a short name may have
+_NAMED_PARTS = 8  # parts of a path that a short name may have
 _DIED = re.compile(r"^Fatal Python error: ", re.M)
-_LAUNCHER = "ChildFailedError"  # what torchrun raises of its own, because a rank has failed
+_LAUNCHER = "ChildFailedError"  # torchrun's own exception after a rank has failed
 
 
 @dataclass(kw_only=True)
 class _Rank:
-    """What all files together say of one rank."""
+    """Everything that all files together say of one rank."""
 
     texts: list[tuple[str, str]] = field(default_factory=list)  # (file, text)
     stacks: tuple[Stack, ...] = ()
     children: dict[int, tuple[Stack, ...]] = field(default_factory=dict)
-    stacks_of: str = ""  # file
+    stacks_of: str = ""  # the file that the stacks come from
     recorder: FlightDump | None = None
     recorder_of: str = ""
-    collectives: tuple[Collective, ...] = ()  # of watchdogs
+    collectives: tuple[Collective, ...] = ()  # from watchdogs
     fingerprint: Collective | None = None
     pid: int = 0
     exit: Exit | None = None
@@ -83,16 +85,16 @@ class _Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class PostMortem:
-    """The evidence, where each part of it comes from, and what would have told more."""
+    """The evidence, the source of each part, and the data that would have shown more."""
 
     evidence: Evidence
     files: Mapping[str, str]  # a proof as the rules name it -> the file that was read
     missing: tuple[Missing, ...]
-    script: str  # as torchrun names it; empty: it did not
+    script: str  # from torchrun's messages; empty if unknown
 
 
 def aftermath(files: Sequence[JobFile], node: str) -> PostMortem:
-    """All that the files say, by rank. Never raises."""
+    """Return the evidence of a job from its files. Never raises."""
     return _Merge(files=sorted(files, key=lambda one: (one.changed_ns, one.name)), node=node).made()
 
 
@@ -107,7 +109,7 @@ class _Merge:
     def made(self) -> PostMortem:
         latest = _latest_attempts(self.files)
         logs = [one for one in latest if one.kind is Kind.LOG]
-        self.numbered = _numbered(one.name for one in logs)
+        self.numbered = _numbered_ranks(one.name for one in logs)
         split = [(one, by_rank(one.text)) for one in logs]
         local = {rank: known for _, log in split for rank, known in log.local.items()}
         for one, log in split:
@@ -120,7 +122,7 @@ class _Merge:
         for one in latest:
             self._take_dump(one, pids)
         self._take_orphans()
-        return self._aftermath(everything)
+        return self._post_mortem(everything)
 
     def _of(self, rank: int) -> _Rank:
         return self.ranks.setdefault(rank, _Rank())
@@ -134,14 +136,14 @@ class _Merge:
             if not text.strip():
                 continue
             owner = rank if rank is not None else whose
-            # What srun labels may be torchrun itself, one a node.
+            # Lines that srun labels may come from torchrun itself, one per node.
             if owner is None or (rank is not None and is_of_launcher(text)):
                 self.launcher.append((one.name, text))
             else:
                 self._of(owner).texts.append((one.name, text))
 
     def _owner(self, one: JobFile, log: JobLog, local: Mapping[int, int]) -> int | None:
-        """Of the lines that name no rank: by the path, the content, or the only rank that other lines name."""
+        """Return the rank of lines that name none: by the path, the content, or the only rank that other lines name."""
         named = [rank for rank in log.lines if rank is not None]
         path, bare = rank_of_path(one.name), "\n".join(log.lines.get(None, ()))
         if path.local is not None:
@@ -164,7 +166,7 @@ class _Merge:
     def _take_exits(self, text: str) -> None:
         began = _first_time(text)
         for one in self.failures:
-            # torchrun has the microseconds by which it says which came first; its table has seconds alone.
+            # torchrun has microseconds for the first failure; its table only has seconds.
             at_s = max(0.0, _time_of(text, one.pid) - began) + (0.0 if one.first else 0.5)
             self._of(one.rank).exit = Exit(pid=one.pid, rank=one.rank, status=one.status, at_s=at_s, by_us=False)
             self._of(one.rank).pid = one.pid
@@ -183,7 +185,7 @@ class _Merge:
             mine = self._of(said.rank).collectives
             if any(one.group == said.group for one in mine):
                 continue
-            # It has entered what the others wait in, or is as far as that it completed.
+            # The rank has entered the call that the others wait in, or completed as many calls.
             ahead = [one for (group, seq), one in entered.items() if group == said.group and seq <= said.enqueued]
             open_ = tuple(one for one in ahead if one.seq > said.completed)
             self._of(said.rank).collectives += open_ or (_done(said.group, said.completed),)
@@ -208,7 +210,7 @@ class _Merge:
             self.trouble.append(Trouble(what=one.name, why=_OF_SOME_RANK.format(rank)))
         mine = self._of(rank)
         if one.recorder is not None:
-            # In JSON it lacks the lines: of the same moment the pickle says more.
+            # JSON has no lines: of the same moment the pickle shows more.
             if mine.recorder is None or one.recorder.frames or not mine.recorder.frames:
                 mine.recorder, mine.recorder_of = one.recorder, one.name
             return
@@ -217,7 +219,7 @@ class _Merge:
         mine.pid = pid or mine.pid
 
     def _take_orphans(self) -> None:
-        """A traceback or a dump of threads in a log that names no rank is that of one of them."""
+        """Assign tracebacks and dumps of threads in logs that name no rank."""
         for name, text in list(self.launcher):
             if is_of_launcher(text):
                 self._take_unlabelled(name, text)
@@ -226,7 +228,7 @@ class _Merge:
                 self._keep_text(name, text, self._free_rank())
 
     def _take_unlabelled(self, name: str, text: str) -> None:
-        """Among torchrun's own words: of the rank that it says failed first, where that has left no other."""
+        """Assign a traceback among torchrun's own lines to the rank that failed first, if it left no other."""
         first = next((one.rank for one in self.failures if one.first), None)
         parts = (f"{_TRACEBACK}{part}" for part in text.split(_TRACEBACK)[1:])
         printed = (part for part in parts if (raised := last_traceback(part)) and not raised[0].endswith(_LAUNCHER))
@@ -243,7 +245,7 @@ class _Merge:
 
     # All of it.
 
-    def _aftermath(self, said: str) -> PostMortem:
+    def _post_mortem(self, said: str) -> PostMortem:
         everything = "\n".join((said, *(one.text for one in self.ranks.values())))
         names = _full_names(self.ranks.values())
         for one in self.ranks.values():
@@ -287,7 +289,7 @@ class _Merge:
             groups=groups,
         )
         return PostMortem(
-            evidence=replace(evidence, trouble=(*self.trouble, *_unused(self.files))),
+            evidence=replace(evidence, trouble=(*self.trouble, *_unused_files(self.files))),
             files=self._proofs(),
             missing=tuple(_missing(evidence, self.ranks, self.files)),
             script=_script(said),
@@ -297,7 +299,7 @@ class _Merge:
         return next((one.rank for one in self.failures if one.pid == pid), None)
 
     def _proofs(self) -> dict[str, str]:
-        """As rules name what lies in a run of ours, where it was read here."""
+        """Return proofs as rules name the files of a run, with the file that was read here."""
         found: dict[str, str] = {}
         for rank, one in self.ranks.items():
             raised = [name for name, text in one.texts if last_traceback(text)] or [name for name, _ in one.texts]
@@ -309,8 +311,8 @@ class _Merge:
         return found
 
 
-def _numbered(names: Iterable[str]) -> dict[str, int]:
-    """The ranks of logs that are told apart by a number at the end of their names alone: "job_0.out", "job_1.out"."""
+def _numbered_ranks(names: Iterable[str]) -> dict[str, int]:
+    """Return the ranks of logs that only a number at the end of their names distinguishes: "job_0.out", "job_1.out"."""
     alike: dict[str, dict[str, int]] = {}
     for name in names:
         number = rank_of_path(name).number
@@ -320,7 +322,7 @@ def _numbered(names: Iterable[str]) -> dict[str, int]:
 
 
 def _latest_attempts(files: Sequence[JobFile]) -> list[JobFile]:
-    """Without the logs of attempts that torchrun followed by another one."""
+    """Return the files without logs of attempts that torchrun retried."""
     paths = {one.name: rank_of_path(one.name) for one in files}
     last: dict[str, int] = {}
     for path in paths.values():
@@ -357,7 +359,7 @@ def _rank_evidence(rank: int, known: _Rank) -> RankEvidence:
 
 
 def _raised(rank: int, known: _Rank) -> Raised | None:
-    """Of several files the last one that has a traceback of the rank's own."""
+    """Return the exception of a rank: from the last of its files with a traceback of the rank itself."""
     for _, text in reversed(known.texts):
         printed = last_traceback(text)
         if printed and not printed[0].endswith(_LAUNCHER):
@@ -369,7 +371,7 @@ def _raised(rank: int, known: _Rank) -> Raised | None:
 
 
 def _collectives(known: _Rank) -> tuple[Collective, ...]:
-    """The recorder's, with the frames that entered them; else what watchdogs say of it."""
+    """Return the recorder's collectives, with the frames that entered them; else those of watchdogs."""
     if known.recorder is None:
         return known.collectives or ((known.fingerprint,) if known.fingerprint else ())
     frames = known.recorder.frames
@@ -378,14 +380,14 @@ def _collectives(known: _Rank) -> tuple[Collective, ...]:
 
 
 def _snapshot(rank: RankEvidence, known: _Rank) -> RankSnapshot | None:
-    """Where it stood: a dump says it, or its own traceback where it gave up waiting there."""
+    """Return the rank's last state from a dump, or from its own traceback if it gave up waiting there."""
     stacks, proof = known.stacks, "stacks.txt"
     text = known.text
     if not stacks and not _DIED.search(text):
         stacks = parse_faulthandler(text)
     if not stacks and rank.raised and rank.raised.frames and gave_up_as(rank):
         proof = "stderr.log"
-        stacks = (_of_traceback(rank.raised.frames),)
+        stacks = (_stack_of_traceback(rank.raised.frames),)
     recorded = known.recorder is not None or bool(known.collectives)
     if not stacks and not recorded:
         return None
@@ -401,12 +403,12 @@ def _snapshot(rank: RankEvidence, known: _Rank) -> RankSnapshot | None:
     )
 
 
-def _of_traceback(frames: tuple[Frame, ...]) -> Stack:
+def _stack_of_traceback(frames: tuple[Frame, ...]) -> Stack:
     return Stack(thread="MainThread", tid=None, active=False, frames=frames, source="traceback")
 
 
 def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
-    """py-spy shortens the names of files; what else names one in full, tells which it is."""
+    """Return the stacks with full file names. py-spy shortens them; other files of the job have the full name."""
     full = {
         frame.file
         for one in ranks
@@ -447,7 +449,7 @@ def _first_time(text: str) -> float:
 
 
 def _time_of(text: str, pid: int) -> float:
-    """When torchrun says that this process failed; 0 where it does not."""
+    """Return when torchrun reports that this process failed; 0 if it does not."""
     blocks = text.split("time")
     found = next((one for one in reversed(blocks) if f"(pid: {pid})" in one), "")
     said = re.match(_TIME, f"time{found}")
@@ -462,7 +464,7 @@ def _seconds(said: str) -> float:
 
 
 def _launcher(closing: Sequence[tuple[int, str, str]]) -> Exit | None:
-    """That a scheduler ended the job is how its launcher ended; 15 is SIGTERM."""
+    """Return the launcher's exit. If a scheduler ended the job, that is the launcher's end; 15 is SIGTERM."""
     whole = any(not pid and sender.startswith("Slurm") for pid, _, sender in closing)
     return Exit(pid=0, rank=None, status=-15, at_s=0.0, by_us=False) if whole else None
 
@@ -511,7 +513,7 @@ _HOW = {
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:
-    """What would have told more. `how`: commands and settings with which it is there next time."""
+    """Data that would have shown more. `how` has commands and settings that record it next time."""
 
     what: str
     how: tuple[str, ...]
@@ -534,8 +536,8 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Job
             yield Missing(what=f"{what} of {whose}", how=(*(now if what == "stacks" else ()), *_HOW[what]))
 
 
-def _unused(files: Sequence[JobFile]) -> Iterator[Trouble]:
-    """An empty log is none to speak of: most ranks write nothing to stderr."""
+def _unused_files(files: Sequence[JobFile]) -> Iterator[Trouble]:
+    """Return the reasons for unused files, except empty logs: most ranks write nothing to stderr."""
     return (Trouble(what=one.name, why=one.why) for one in files if one.kind is Kind.NOTHING and one.why != EMPTY)
 
 

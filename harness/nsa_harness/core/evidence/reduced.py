@@ -1,4 +1,4 @@
-"""Evidence within its bound: what is left out first where a rank has a thousand threads, or stacks without end."""
+"""Reduce evidence to its size limit: what is dropped first if a rank has a thousand threads, or endless stacks."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.stacks import is_library, is_poller, training_stack
 from nsa_harness.core.report import Trouble
 
-MAX_RANK_BYTES = 64 << 10  # of a node's evidence, for each of its ranks
-_RECENT_CALLS = 16  # of a snapshot's board
+MAX_RANK_BYTES = 64 << 10  # of a node's evidence, per rank
+_RECENT_CALLS = 16  # in a snapshot's status file
 _MAY_ACT = ("read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock", "wait4")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """How much of everything stays."""
+    """The limits of one level."""
 
     stacks: int
     frames: int
@@ -39,12 +39,12 @@ class Keep:
     ends: int  # holds and sockets, each
     children: int
     calls: int
-    samples: int  # of each rank
+    samples: int  # per rank
     snapshots: int
-    text: int  # of a file name, a message, a line
+    text: int  # characters of a file name, a message, a line
 
 
-# Each level is tried where the one before is still too much; the last one leaves about 15 KiB a rank.
+# The next level applies if the evidence is still too large; the last one leaves about 15 KiB per rank.
 LEVELS = (
     Keep(stacks=48, frames=64, tasks=64, ends=64, children=16, calls=96, samples=100, snapshots=3, text=2000),
     Keep(stacks=12, frames=32, tasks=24, ends=16, children=8, calls=48, samples=40, snapshots=2, text=500),
@@ -53,12 +53,12 @@ LEVELS = (
 )
 
 
-# How many calls of a rank are kept where they fit, and of each group as many entries of the recorder.
+# Numbers of calls to store per rank if they fit, and of recorder entries per group.
 HISTORIES = (1024, 768, 512, 256, 96)
 
 
 def with_history(evidence: Evidence, calls: int) -> Evidence:
-    """With the newest calls of each rank alone, from the beginning of a step on, and what the recorder has of them."""
+    """Return the evidence with each rank's latest calls, from the start of a step, and the matching recorder rows."""
     ranks = (
         replace(
             rank,
@@ -71,20 +71,20 @@ def with_history(evidence: Evidence, calls: int) -> Evidence:
 
 
 def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:
-    """Of a single step the newest."""
+    """Return the calls from the start of a step on; if all belong to one step, the latest ones."""
     kept = calls[-most:]
     before = calls[-most - 1].step if len(calls) > most else None
     return tuple(one for one in kept if one.step != before) or kept
 
 
 def brief(snapshot: Snapshot) -> Snapshot:
-    """A snapshot without the finished calls and steps that the rank's own board tells after the run."""
+    """Return a snapshot without finished calls and steps that the rank's final status file has too."""
     ranks = (replace(rank, board=_recent(rank.board, _RECENT_CALLS)) for rank in snapshot.ranks)
     return replace(snapshot, ranks=tuple(ranks))
 
 
 def _recent(board: StatusFile | None, count: int) -> StatusFile | None:
-    """The last finished calls, and what waits rest on: the first call, the making of groups, all that is still open."""
+    """Return the last finished calls, and those that waits rest on: the first call, group creations, open calls."""
     if board is None:
         return None
     finished = {call.number for call in [one for one in board.calls if one.left_s is not None][-count:]}
@@ -96,7 +96,7 @@ def _recent(board: StatusFile | None, count: int) -> StatusFile | None:
 
 
 def reduced(evidence: Evidence, keep: Keep) -> Evidence:
-    """The same evidence with less of what is long; what the verdict rests on goes last, and it is said in `trouble`."""
+    """Return the evidence with less of what is long. What the verdict rests on goes last; `trouble` notes each cut."""
     said = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
     snapshots = (
         replace(one, ranks=tuple(_rank_snapshot(rank, keep) for rank in one.ranks))
@@ -127,12 +127,12 @@ def _rank(rank: RankEvidence, keep: Keep) -> RankEvidence:
         collectives=rank.collectives[-keep.calls :],
         death_stacks=_stacks(rank.death_stacks, keep),
         error_lines=tuple(line[: keep.text] for line in rank.error_lines),
-        looks=_looks(rank.looks, keep),
+        looks=_health_samples(rank.looks, keep),
     )
 
 
-def _looks(looks: HealthSamples | None, keep: Keep) -> HealthSamples | None:
-    """The newest: what they tell together, broken or never, stands beside them."""
+def _health_samples(looks: HealthSamples | None, keep: Keep) -> HealthSamples | None:
+    """Return the latest samples; their totals, such as broken or never, are stored separately."""
     if looks is None:
         return None
     replicas = tuple(
@@ -173,9 +173,9 @@ def _rank_snapshot(rank: RankSnapshot, keep: Keep) -> RankSnapshot:
 def _threads(
     process: Process, stacks: Sequence[Stack], marking: Iterable[int], keep: Keep
 ) -> tuple[Process, tuple[Stack, ...]]:
-    """The thread that trains, then those that may act: whether a wait is closed rests on them.
+    """Return the training thread, then those that may act, because they decide whether a wait is closed.
 
-    A thread of Python's whose stack is left out is left out as a thread too: it would look like one of a library's.
+    If a Python thread's stack is dropped, its thread is dropped too: otherwise it would look like a library's thread.
     """
     training = training_stack(stacks, process.pid, marking)
     parked = {one.tid for one in process.tasks if one.syscall == "futex" and one.timed is False}
@@ -189,7 +189,7 @@ def _threads(
 
 
 def _stacks(stacks: Iterable[Stack], keep: Keep) -> tuple[Stack, ...]:
-    """The innermost frames of each."""
+    """Return the stacks with the innermost frames of each."""
     return tuple(
         replace(one, thread=one.thread[:80], frames=_frames(one, keep), native=one.native[:8])
         for one in islice(stacks, keep.stacks)
@@ -197,7 +197,7 @@ def _stacks(stacks: Iterable[Stack], keep: Keep) -> tuple[Stack, ...]:
 
 
 def _frames(stack: Stack, keep: Keep) -> tuple[Frame, ...]:
-    """The innermost ones tell what it waits for, and the program's own where it came from; libraries in between go."""
+    """Return the innermost frames, which show the wait, and the program's own; libraries in between are dropped."""
     inner, outer = stack.frames[: keep.frames // 2], stack.frames[keep.frames // 2 :]
     own = [frame for frame in outer if not is_library(frame.file)]
     rest = keep.frames - len(inner) - len(own)
@@ -209,7 +209,7 @@ def _frames(stack: Stack, keep: Keep) -> tuple[Frame, ...]:
 
 
 def _process(process: Process, tids: Iterable[int | None], keep: Keep) -> Process:
-    """The threads of the stacks and those that may still act come first, then those that computed most."""
+    """Return the process: threads of the stacks and those that may act first, then those that computed most."""
     leading = {process.pid, *tids}
 
     def rank_of(task: Task) -> tuple[bool, bool, float]:

@@ -1,4 +1,4 @@
-"""TCP sockets as the kernel lists them: its table and its answers, as values."""
+"""TCP sockets from the kernel: its table in /proc and its inet_diag answers, as values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAPPED = b"\0" * 10 + b"\xff\xff"  # an IPv4 address in an IPv6 socket
 # linux/netlink.h and linux/inet_diag.h. The header of a message: length, type, flags, sequence, port.
 _NLMSG = struct.Struct("=IHHII")
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
-# Of an answer up to the inode: family, state, timer, retransmits, ports (network order), addresses, interface, cookie,
+# An answer up to the inode: family, state, timer, retransmits, ports (network order), addresses, interface, cookie,
 # expires, rqueue, wqueue, uid, inode.
 _ANSWER = struct.Struct("=BBBB4s16s16sI8sIIIII")
 _ATTRIBUTE = struct.Struct("=HH")
@@ -32,21 +32,21 @@ _BYTES_AT = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Transferred:
-    """What one connection carried over its life."""
+    """Bytes that one connection carried over its life."""
 
     acked_bytes: int
     received_bytes: int
 
 
 def parse_table(text: str) -> dict[int, Socket]:
-    """The sockets of /proc/PID/net/tcp or tcp6, by inode; a line that is not of that form is left out."""
+    """Return the sockets of /proc/PID/net/tcp or tcp6, by inode; malformed lines are skipped."""
     rows = (_row(line.split()) for line in text.splitlines()[1:])
     return {row.inode: row for row in rows if row is not None and row.inode}
 
 
 def parse_answers(data: bytes) -> Iterator[tuple[int, Transferred | None]]:
-    """The sockets of one datagram of inet_diag: inode and bytes. Raises ValueError when the kernel refused."""
-    for kind, body in _walked(data, _NLMSG):
+    """Yield inode and bytes of the sockets in one inet_diag datagram. Raises ValueError if the kernel refused."""
+    for kind, body in _messages(data, _NLMSG):
         if kind == _NLMSG_ERROR:
             (number,) = struct.unpack_from("=i", body.ljust(4, b"\0"))
             raise ValueError(f"the kernel refused: error {-number}")
@@ -55,12 +55,12 @@ def parse_answers(data: bytes) -> Iterator[tuple[int, Transferred | None]]:
 
 
 def answers_end(data: bytes) -> bool:
-    """The datagram holds the end of the answer. Raises ValueError for a torn one."""
-    return any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _ in _walked(data, _NLMSG))
+    """Whether the datagram contains the end of the answer. Raises ValueError for a torn datagram."""
+    return any(kind in (_NLMSG_DONE, _NLMSG_ERROR) for kind, _ in _messages(data, _NLMSG))
 
 
 def other_ends(table: Mapping[int, Socket]) -> dict[int, int]:
-    """Inode of each connection -> inode of its other end, where both are in the table (both on this host)."""
+    """Return inode -> inode of the other end, for connections with both ends in the table (both on this host)."""
     by_address = {(one.local, one.peer): inode for inode, one in table.items() if one.state != "LISTEN"}
     pairs = ((inode, by_address.get((one.peer, one.local))) for inode, one in table.items() if one.state != "LISTEN")
     return {inode: other for inode, other in pairs if other is not None and other != inode}
@@ -83,7 +83,7 @@ def _row(words: list[str]) -> Socket | None:
 
 
 def _address(text: str) -> str:
-    """ "0100007F:1F90" -> "127.0.0.1:8080". The address is in words of the host's byte order, the port is a number."""
+    """Return "127.0.0.1:8080" for "0100007F:1F90". The address has the host's byte order, the port is a number."""
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     raw = struct.pack(f"={len(words)}I", *words)
@@ -96,15 +96,18 @@ def _address(text: str) -> str:
 
 def _transferred(attributes: bytes) -> Transferred | None:
     with suppress(ValueError):
-        for kind, info in _walked(attributes, _ATTRIBUTE):
+        for kind, info in _messages(attributes, _ATTRIBUTE):
             if kind == _INET_DIAG_INFO and len(info) >= _BYTES_AT + _BYTES.size:
                 acked, received = _BYTES.unpack_from(info, _BYTES_AT)
                 return Transferred(acked_bytes=acked, received_bytes=received)
     return None
 
 
-def _walked(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
-    """Kind and body of each message or attribute: both begin with length and kind, and end at a multiple of four."""
+def _messages(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
+    """Yield kind and body of each message or attribute.
+
+    Both begin with length and kind, and are padded to four bytes.
+    """
     at = 0
     while at + header.size <= len(data):
         length, kind = header.unpack_from(data, at)[:2]

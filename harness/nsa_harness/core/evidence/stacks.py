@@ -1,4 +1,4 @@
-"""Stacks as values: which frames are the user's, which thread trains, and what lies below Python."""
+"""Stacks as values: the user's frames, the training thread, the collective call, process pools, and native frames."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MAX_THREADS = 256
 
 _STDLIB = re.compile(r"/lib/(?:python3\.\d+|pypy3\.\d+)/(?!site-packages/|dist-packages/)|^<frozen ")
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/([^/]+)")
-# Packages that run other people's training code; a frame of theirs is never the line to look at.
+# Packages that run other people's training code; the user is never sent to one of their frames.
 _MACHINERY = {"torch", "numpy", "triton", "functorch", "torchgen"}
-# What ships with us and is none of what we put into a rank or around it is the user's program, as a planted fault is.
+# Our shipped program is the user's program. Only the probe and planted faults are not.
 _SUBJECT = re.compile(
     r"-packages/nsa_attention/|-packages/nsa_harness/(?!(?:probe|faults|fork_server|supervisor)/)[^/]+/"
     r"|/(?:nsa_)?harness/faults/acts\.py$"
 )
-_GUESTS = re.compile(r"/(?:nsa_)?harness/(?:probe|faults)/")  # in a checkout, and where we are installed
+_GUESTS = re.compile(r"/(?:nsa_)?harness/(?:probe|faults)/")  # in a checkout, and if installed
 _PROBE = re.compile(r"/(?:nsa_)?harness/probe/")
 _LIBRARY_POLLERS = (
     "tqdm/_monitor.py",
@@ -38,7 +38,7 @@ _FAULTHANDLER_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 
 def parse_py_spy(text: str, source: str) -> tuple[Stack, ...]:
-    """The threads of `py-spy dump --json`. Raises ValueError on anything else."""
+    """Return the threads of `py-spy dump --json`. Raises ValueError on anything else."""
     try:
         threads = json.loads(text)
         if not isinstance(threads, list):
@@ -68,10 +68,10 @@ _PY_SPY_FRAME = re.compile(r"^ {4}(\S.*) \((.+?)(?::(\d+))?\)$")
 
 
 def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
-    """The threads of each process that `py-spy dump` printed for people, the process it was asked of first.
+    """Return the threads of each process in `py-spy dump` as text, the dumped process first.
 
-    Its files are short names unless --full-filenames was given: those of torch and of the standard library are given a
-    folder, by which they are told from the program's own.
+    File names are short unless --full-filenames was given. Those of torch and the standard library get a directory,
+    which distinguishes them from the program's own.
     """
     found: dict[int, list[tuple[str, int | None, str, list[Frame]]]] = {}
     threads: list[tuple[str, int | None, str, list[Frame]]] | None = None
@@ -112,15 +112,15 @@ def _in_its_folder(short: str) -> str:
 
 
 _PARTNERS = ("src", "dst")  # global ranks
-_OTHERWISE = ("group_src", "group_dst")  # numbers within a group, of which a stack does not say who they are
+_OTHERWISE = ("group_src", "group_dst")  # numbers within a group; a stack does not show their global ranks
 _NUMBER = re.compile(r"-?\d{1,9}")
 
 
 def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Of the outermost call of torch.distributed that the thread is in, its root or partner and its tag.
+    """Return root or partner and tag of the outermost torch.distributed call that the thread is in.
 
-    Empty where the source tells no variables (`py-spy --locals` does), where the call has neither, and where it names
-    them by their number in a group. Whole numbers alone are read: any other variable may be a secret.
+    Empty if the source has no variables (`py-spy --locals` has), the call has neither, or names them by their number in
+    a group. Only whole numbers are read: any other variable may be a secret.
     """
     inside = takewhile(lambda frame: is_library(str(frame["filename"])), frames)
     calls = [frame for frame in inside if str(frame["filename"]).endswith(_PUBLIC[0])]
@@ -136,7 +136,7 @@ def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def without_variables(text: str) -> str:
-    """A dump of py-spy without what variables hold. Raises ValueError for what is no JSON."""
+    """Return a py-spy dump without the values of variables. Raises ValueError if it is no JSON."""
     threads = json.loads(text)
     for thread in threads if isinstance(threads, list) else ():
         for frame in thread.get("frames", ()):
@@ -145,10 +145,10 @@ def without_variables(text: str) -> str:
 
 
 def parse_faulthandler(text: str) -> tuple[Stack, ...]:
-    """The threads of the last dump in a faulthandler file; empty when there is none.
+    """Return the threads of the last dump in a faulthandler file; empty if there is none.
 
-    Dumps follow each other without a mark between them: a thread that shows up again begins the next one. The main
-    thread is the oldest, and faulthandler lists the newest first.
+    Dumps follow each other without a separator: a thread that appears again begins the next one. The main thread is the
+    oldest, and faulthandler lists the newest first.
     """
     dump: dict[str, list[Frame]] = {}
     frames: list[Frame] = []
@@ -167,29 +167,29 @@ def parse_faulthandler(text: str) -> tuple[Stack, ...]:
 
 
 def is_library(file: str) -> bool:
-    """The standard library, an installed package, or our own probe: not the user's code."""
+    """Whether the file belongs to the standard library, an installed package or the probe, and not to the user."""
     if _SUBJECT.search(file):
         return False
     return bool(_STDLIB.search(file) or _PACKAGE.search(file) or _GUESTS.search(file))
 
 
 def is_standard(file: str) -> bool:
-    """The standard library."""
+    """Whether the file belongs to the standard library."""
     return bool(_STDLIB.search(file))
 
 
 def in_probe(file: str) -> bool:
-    """The probe's own code, which stands around functions of torch."""
+    """Whether the file belongs to the probe, whose wrappers surround functions of torch."""
     return bool(_PROBE.search(file))
 
 
 def is_poller(stack: Stack) -> bool:
-    """A Python thread that a library, or our own probe, keeps for itself."""
+    """Whether a library or the probe keeps this Python thread for itself."""
     return any(in_probe(frame.file) or any(one in frame.file for one in _LIBRARY_POLLERS) for frame in stack.frames)
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
-    """The innermost frame of the user's code; failing that, of a package that is not training machinery."""
+    """Return the innermost frame of the user's code; without one, of a package that is no training machinery."""
     own = next((frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")), None)
     if own is not None:
         return own
@@ -197,9 +197,9 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def training_stack(stacks: Sequence[Stack], pid: int, marking_tids: Iterable[int] = ()) -> Stack | None:
-    """The stack of the thread that trains: a thread that marks and has left Python's main loop, else the main thread.
+    """Return the training thread's stack: a thread with events that has left Python's main loop, else the main thread.
 
-    On CUDA the backward pass runs Python hooks on autograd's own threads; there the main thread only waits.
+    On CUDA the backward pass runs Python hooks on autograd's own threads; the main thread only waits.
     """
     by_tid = {stack.tid: stack for stack in stacks}
     main = by_tid.get(pid) or next((stack for stack in stacks if stack.thread == "MainThread"), None)
@@ -211,7 +211,7 @@ def training_stack(stacks: Sequence[Stack], pid: int, marking_tids: Iterable[int
 
 
 def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = ()) -> Frame | None:
-    """The innermost frame in a file that ends so, and, if names are given, in one of these functions."""
+    """Return the innermost frame in a file with that ending and, if names are given, in one of these functions."""
     wanted = set(names)
     return next(
         (frame for frame in frames if frame.file.endswith(file_ends) and (not wanted or frame.function in wanted)), None
@@ -220,7 +220,7 @@ def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = 
 
 @dataclass(frozen=True, kw_only=True)
 class Awaited:
-    """What a thread waits for in another one, by the call of the standard library that it stands in."""
+    """What a thread waits for in another thread, by the standard library's call that it is in."""
 
     call: str
     what: str
@@ -241,7 +241,7 @@ _AWAITED = {
 
 
 def awaited(frames: Sequence[Frame]) -> Awaited:
-    """By the frames between the innermost one and the program; py-spy names a method with its class."""
+    """Return the wait, by the frames between the innermost one and the program; py-spy adds a method's class."""
     for frame in takewhile(lambda frame: is_library(frame.file), frames):
         for (file, name), found in _AWAITED.items():
             own = frame.function if "." in name else frame.function.rpartition(".")[2]
@@ -254,9 +254,9 @@ _GROUP_CALLS = "torch/distributed/"
 _WRAPPED = "torch/nn/parallel/distributed.py"  # DDP
 _PUBLIC = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
 _NO_CALLS = ("torch/distributed/checkpoint/", "torch/distributed/elastic/", "torch/distributed/run.py")
-# Whose calls these are, by the files around them, innermost first.
+# Libraries that make such calls, by the files around them, innermost first.
 _MADE_BY = (("torch/distributed/fsdp/", "FSDP"), (_WRAPPED, "DDP"), ("torch/distributed/pipelining/", "pipeline"))
-# What waits below Python in a function of torch that is no operation itself.
+# Operations that a thread waits for below Python, in a torch function that is no operation itself.
 _WAITS_FOR = {
     "_engine_run_backward": "all_reduce",
     "_sync_module_states": "broadcast",
@@ -274,7 +274,7 @@ _WAITS_FOR = {
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCall:
-    """The operation between ranks that a stack stands in, as its frames name it."""
+    """The collective call that a stack is in, as its frames name it."""
 
     op: str
     by: str  # "DDP", "FSDP", "pipeline"; empty = the program calls it itself
@@ -285,9 +285,9 @@ class GroupCall:
 
 
 def group_call(frames: Sequence[Frame]) -> GroupCall | None:
-    """The outermost function of torch.distributed that the thread has called and not left; None where it is in none.
+    """Return the outermost torch.distributed function that the thread is in, or None.
 
-    DDP reduces below the engine of autograd, which has no frame of it: a thread that waits there waits for that.
+    DDP reduces below the engine of autograd, which has no frame of it: a thread that waits there waits for DDP.
     """
     leaf = frames[0] if frames else None
     if leaf is not None and leaf.function == "_engine_run_backward":
@@ -327,16 +327,16 @@ _PYSTACK_FRAME = re.compile(r'^\s+\(Python\) File "(.*)", line (\d+), in (.*)$')
 def native_wanted(
     stacks: Sequence[Stack], process: Process, marking: Iterable[int], last: Frame | None
 ) -> Stack | None:
-    """The thread to ask about: it trains, and its Python line does not tell what it does.
+    """Return the training thread if its native frames are needed because its Python line does not show what it does.
 
-    It keeps the interpreter's lock without running Python, runs on and on in the line `last` that an earlier look has
-    shown, or stands in a system call we do not know. A process in state D or stopped cannot be asked.
+    It holds the GIL without running Python, keeps running in the line `last` of an earlier snapshot, or is in an
+    unknown system call. A process in state D or stopped cannot be sampled.
     """
     stack = training_stack(stacks, process.pid, marking)
     task = next((task for task in process.tasks if stack and task.tid == (stack.tid or process.pid)), None)
     if stack is None or task is None or not stack.frames or process.state in "DTtZX":
         return None
-    if not stack.source.startswith("py-spy"):  # which could not look at all
+    if not stack.source.startswith("py-spy"):  # which could not read native frames at all
         return None
     if stack.gil and task.state != "R" and task.syscall != "running":
         return stack
@@ -345,7 +345,7 @@ def native_wanted(
 
 
 def parse_native(text: str) -> dict[int, tuple[str, ...]]:
-    """The C functions below each thread's innermost Python frame, of `py-spy dump --json --native`.
+    """Return the C functions below each thread's innermost Python frame, from `py-spy dump --json --native`.
 
     Raises ValueError on anything else.
     """
@@ -356,7 +356,7 @@ def parse_native(text: str) -> dict[int, tuple[str, ...]]:
 
 
 def parse_pystack(text: str) -> tuple[Stack, ...]:
-    """The threads of `pystack remote`, which prints the outermost frame first. Raises ValueError if there are none."""
+    """Return the threads of `pystack remote`, which prints the outermost frame first. Raises ValueError without any."""
     found: list[tuple[int, bool, list[Frame]]] = []
     for line in text.splitlines():
         if thread := _PYSTACK_THREAD.match(line):
@@ -379,12 +379,71 @@ def parse_pystack(text: str) -> tuple[Stack, ...]:
 
 
 def _native(frames: list[dict[str, object]]) -> tuple[str, ...]:
-    """Python frames have no module in py-spy's words, native ones name their library."""
+    """Whether the frame is native: py-spy gives Python frames no module, and native ones their library."""
     native = takewhile(lambda frame: frame.get("module") is not None, frames)
     named = (f"{_function(str(frame['name']))} ({str(frame['module']).rpartition('/')[2]})" for frame in native)
     return tuple(name[:200] for name, _ in islice(groupby(named), _MAX_NATIVE))
 
 
 def _function(name: str) -> str:
-    """A function without a symbol has an address for a name, and a recursion of such a different one each time."""
+    """Return the function's name. Without a symbol the name is an address, and differs in each level of a recursion."""
     return "?" if name.startswith("0x") else name
+
+
+_QUEUE = "multiprocessing/queues.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """One kind of process pool: where a result is awaited, and the loop of its workers."""
+
+    awaited_in: tuple[tuple[str, tuple[str, ...]], ...]  # file, functions
+    file: str  # of the workers' loop, and of the threads that hand out tasks
+    loop: str
+
+
+MULTIPROCESSING = Pool(
+    awaited_in=(("multiprocessing/pool.py", ("wait", "get", "next", "join")),),
+    file="multiprocessing/pool.py",
+    loop="worker",
+)
+EXECUTOR = Pool(
+    awaited_in=(
+        ("concurrent/futures/_base.py", ("result", "exception", "wait", "as_completed")),
+        ("concurrent/futures/process.py", ("shutdown",)),
+    ),
+    file="concurrent/futures/process.py",
+    loop="_process_worker",
+)
+_POOLS = (MULTIPROCESSING, EXECUTOR)
+
+
+def awaits_result(frames: Sequence[Frame]) -> Pool | None:
+    """Return the kind of pool whose result this thread waits for."""
+    return next((pool for pool in _POOLS if any(_within(frames, *one) for one in pool.awaited_in)), None)
+
+
+def is_worker(pool: Pool, frames: Sequence[Frame]) -> bool:
+    return _within(frames, pool.file, (pool.loop,))
+
+
+def awaits_task(frames: Sequence[Frame]) -> bool:
+    """Whether a worker waits in the queue of tasks, with no user code below the pool's own loop."""
+    loops = (
+        number
+        for number, one in enumerate(frames)
+        if any(one.file.endswith(pool.file) and one.function == pool.loop for pool in _POOLS)
+    )
+    inner = next(loops, 0)
+    return inner > 0 and _within(frames[inner - 1 : inner], _QUEUE, ("get",))
+
+
+def serves_pool(frames: Sequence[Frame]) -> bool:
+    """Whether the thread only hands tasks to workers and takes their results."""
+    hands_on = any(frame.file.endswith(pool.file) for pool in _POOLS for frame in frames)
+    return hands_on and all(is_standard(frame.file) for frame in frames)
+
+
+def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
+    """Whether a frame is in that file and function. py-spy names a method with its class, faulthandler without."""
+    return any(one.file.endswith(file) and one.function.rpartition(".")[2] in names for one in frames)

@@ -1,4 +1,4 @@
-"""The reading side of the progress board: bytes somebody else wrote, believed only as far as they prove themselves."""
+"""Read status files: bytes that another process wrote, trusted only as far as they are consistent."""
 
 from __future__ import annotations
 
@@ -36,18 +36,17 @@ _HANDLED = re.compile(r"([01])([01]) [0-9.]+ (.*)", re.DOTALL)
 _COORDINATE = re.compile(r"([^ =]{1,40})=([0-9]{1,7})(?= |$)")
 
 _MAX_CHAIN = 64  # frames
-_STEPS_OF_FORWARDS = 3  # where two ranks are one step apart, the one that both did and the one before
+_STEPS_OF_FORWARDS = 3  # if two ranks are one step apart: the step that both did, and the one before
 _GRADIENTS = {protocol.CALL_GRADIENTS: True, protocol.CALL_NO_GRADIENTS: False}
 
 _Clock = Callable[[int], float]  # from nanoseconds to seconds since the launch
 
 
 def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> StatusFile:
-    """The board as a value, times in seconds since `launched_ns`; of its calls at most the newest few.
+    """Return the status file as a value, with times in seconds since `launched_ns` and at most the latest calls.
 
-    Of forwards, none where not all calls are asked for: what is read so often asks how far a rank is, not which way.
-
-    A slot caught between two states is left out. Raises ValueError, and nothing else, for what is no board at all.
+    Forwards are only read together with all calls: frequent reads need the progress of a rank, not its path. A slot
+    caught between two states is skipped. Raises ValueError, and nothing else, for data that is no status file.
     """
     pid, rank, world_size, created_ns, layout = _identity(data)
     data = _as_layout_3(data) if layout == protocol.LAYOUT_2 else data
@@ -136,7 +135,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
 
 
 def answered(data: bytes) -> int:
-    """The number of the last request for the flight recorder that this process has answered."""
+    """Return the number of the last flight recorder request that this process has answered."""
     return int(protocol.BEAT.unpack_from(data, protocol.BEAT_AT)[1])
 
 
@@ -148,7 +147,7 @@ _SIZES = {
 
 
 def _as_layout_3(data: bytes) -> bytes:
-    """The same board with what it has at the places of today; what layout 2 did not know is empty."""
+    """Return the file in today's layout; what layout 2 did not have is empty."""
     board = bytearray(protocol.BOARD_SIZE)
     board[: protocol.CALLS_AT] = data[: protocol.CALLS_AT]
     for call in _ring(data, protocol.CALL_2, protocol.CALLS_AT, protocol.CALLS_2):
@@ -234,7 +233,7 @@ def _gaps(data: bytes) -> dict[str, float]:
 
 
 def _steps(data: bytes) -> list[tuple[int, ...]]:
-    """The newest unbroken series of the ring: what does not continue it is a torn write or an older lap."""
+    """Return the latest unbroken series of the ring: anything else is a torn write or an older lap."""
     series: list[tuple[int, ...]] = []
     for record in _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS):
         follows = bool(series) and record[0] == series[-1][0] + 1
@@ -247,9 +246,9 @@ def _steps(data: bytes) -> list[tuple[int, ...]]:
 
 
 def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[Forwards, ...]]:
-    """Every module with its line once, and the newest steps."""
+    """Return every module with its line once, and the latest steps."""
     ring = _ring(data, protocol.FORWARD, protocol.FORWARDS_AT, protocol.FORWARDS)
-    # What a record that is being written leaves out is a hole, and so the end of what can be compared.
+    # A record that is being written leaves a gap, which ends what can be compared.
     newest = ring[_unbroken_from(ring) :]
     by_step: dict[int, list[tuple[int, ...]]] = {}
     for record in newest:
@@ -271,13 +270,13 @@ def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], 
 
 
 def _unbroken_from(ring: Sequence[tuple[int, ...]]) -> int:
-    """Where the newest series of numbers begins that has no hole."""
+    """Return where the latest series of numbers without a gap begins."""
     holes = (at for at in range(len(ring) - 1, 0, -1) if ring[at][0] != ring[at - 1][0] + 1)
     return next(holes, 0)
 
 
 def _facts(data: bytes, strings: list[str]) -> dict[str, str]:
-    """A later fact of the same name replaces the earlier one."""
+    """Return the facts by name; a later fact of the same name replaces the earlier one."""
     (used,) = protocol.FACTS_USED.unpack_from(data, protocol.FACTS_USED_AT)
     pairs = (
         protocol.FACT.unpack_from(data, protocol.FACTS_AT + i * protocol.FACT.size)
@@ -292,7 +291,7 @@ def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
 
 
 def _caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tuple[CaughtException, ...]:
-    """What does not read as step, type and place is left out."""
+    """Return caught exceptions; what does not parse as step, type and place is skipped."""
     caught: list[CaughtException] = []
     for name, value in sorted(facts.items()):
         parts = value.split(" ", 2) if name.startswith(protocol.FACT_CAUGHT) else []
@@ -313,7 +312,7 @@ def _counted(one: CaughtException, again: str, chains: list[tuple[Frame, ...]]) 
 
 
 def _handled(one: CaughtException, number: str, facts: dict[str, str]) -> CaughtException:
-    """By the first of its lines that caught it for good."""
+    """Return the first of its lines that finally caught it."""
     lines = [
         found
         for name, value in sorted(facts.items())
@@ -324,7 +323,7 @@ def _handled(one: CaughtException, number: str, facts: dict[str, str]) -> Caught
 
 
 def read_ranks(text: str) -> tuple[int, ...]:
-    """From "0-3,6,8-16/4". What is no such list, or too long to be one, has no members."""
+    """Return the ranks of "0-3,6,8-16/4"; none if the text is no such list, or too long."""
     ranks: list[int] = []
     for first, last, stride in _RANGE.findall(text) if _RANGES.fullmatch(text) else ():
         ranks += range(int(first), min(int(last or first), int(first) + _MAX_RANKS) + 1, max(1, int(stride or 1)))
@@ -332,7 +331,10 @@ def read_ranks(text: str) -> tuple[int, ...]:
 
 
 def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
-    """By node, innermost first. A line is known after the one that called it; what names a later one is no chain."""
+    """Return chains by node, innermost first.
+
+    A line comes after its caller; a node that names a later one has no chain.
+    """
     (used,) = protocol.NODES_USED.unpack_from(data, protocol.NODES_USED_AT)
     chains: list[tuple[Frame, ...]] = [()]
     for number in range(1, min(used + 1, protocol.NODES)):
@@ -344,7 +346,7 @@ def _chains(data: bytes, strings: list[str]) -> list[tuple[Frame, ...]]:
 
 
 def _counts(data: bytes, strings: list[str]) -> dict[str, CallCount]:
-    """A record caught between two states is left out."""
+    """Return the counts by group; a record caught between two states is skipped."""
     size = protocol.TOTALS * protocol.TOTAL.size
     totals = protocol.TOTAL.iter_unpack(data[protocol.TOTALS_AT : protocol.TOTALS_AT + size])
     return {
@@ -370,7 +372,7 @@ def _count(text: str) -> int | None:
 
 
 def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple[int, ...]]:
-    """The records that stand where their number belongs, in its order."""
+    """Return the records that are at the slot of their number, in the order of the numbers."""
     ring = record.iter_unpack(memoryview(data)[at : at + count * record.size])
     return sorted(one for place, one in enumerate(ring) if one[0] and (one[0] - 1) % count == place)
 
@@ -400,14 +402,14 @@ def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame,
 
 
 def _own_place(place: Place | None, led_here: Sequence[Frame]) -> Place | None:
-    """Of a call that a trainer makes, as Lightning's and accelerate's do, the program's line that led to it."""
+    """Return the program's line that led to a call that a trainer makes, such as Lightning's or accelerate's."""
     if place is None or not led_here or not is_library(place.file or ""):
         return place
     return Place(file=led_here[0].file, line=led_here[0].line, function=led_here[0].function)
 
 
 def read_place(text: str) -> Place | None:
-    """From "file:line:function", where the file may hold colons itself."""
+    """Return the place of "file:line:function", where the file may contain colons."""
     file, _, rest = text.rpartition(":")[0].rpartition(":")
     function = text.rpartition(":")[2]
     if not file or not rest.isascii() or not rest.isdigit() or len(rest) > 9:

@@ -1,4 +1,4 @@
-"""Which collectives a rank entered during which of its steps: the board's times joined with the flight recorder's."""
+"""The collectives that a rank entered in each step: the status file's times joined with the flight recorder's."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile, StepRow, Tally
 
 _NS = 1_000_000_000
-_KEPT_ROWS = 64  # of a rank whose steps all differ; equal ones in a row are one
+_KEPT_ROWS = 64  # rows of a rank whose steps all differ; consecutive equal steps are one row
 _NEAR = 64  # calls that other threads may have made while this one was inside
-_SLACK_S = 0.0001  # both clocks are read a moment apart
+_SLACK_S = 0.0001  # both clocks are read at slightly different moments
 SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_process_group", protocol.WAIT)
 
 
 def entered_s(board: StatusFile, collective: Collective) -> float | None:
-    """When the rank entered it, in seconds since the launch; None where the board lacks the recorder's clock."""
+    """Return when the rank entered it, in seconds since the launch; None without the recorder's clock."""
     return None if board.zero_ns is None else (collective.created_ns - board.zero_ns) / _NS
 
 
 def calls_of(board: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
-    """The calls from Python that they were entered from, by group and number; none for what DDP and FSDP do below it.
+    """Return the Python call of each collective by group and number; none for those of DDP and FSDP below Python.
 
-    One call may enter several. Of calls within the same tenth of a millisecond each entered one of its own size; the
-    newest are matched first, since the older ones of either side may be lost.
+    One call may enter several. Of calls within a tenth of a millisecond, each entered one of its own size. The latest
+    are matched first, since the older ones of either side may be lost.
     """
     found: dict[tuple[str, int], Call] = {}
-    alike: set[int] = set()  # calls that entered just what they were called for
+    alike: set[int] = set()  # calls that entered exactly what they were called for
     for one in sorted(collectives, key=lambda one: (one.group, one.seq), reverse=True):
         near = _calls_around(board, one)
         own = next((call for call in reversed(near) if call.number not in alike and _is_entered_by(one, call)), None)
@@ -57,18 +57,18 @@ def _is_entered_by(collective: Collective, call: Call) -> bool:
 
 
 def step_s(board: StatusFile) -> float | None:
-    """Median between its finished steps, so without what comes before the first; None where fewer than two are."""
+    """Return the median time between finished steps, without what precedes the first; None for fewer than two."""
     took = [later - earlier for (_, earlier), (_, later) in pairwise(board.steps_s)]
     return median(took) if took else None
 
 
 def elements(collective: Collective) -> int:
-    """Of all its tensors: their shapes need not agree between ranks."""
+    """Return the elements of all its tensors: their shapes need not agree between ranks."""
     return sum(prod(sizes) for sizes in collective.sizes)
 
 
 def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
-    """The steps that both still remember whole, and the one in progress; none without a common clock."""
+    """Return the steps that both sources still have completely, and the current one; none without a common clock."""
     if board.zero_ns is None or not board.steps_s:
         return ()
     since_s = _remembered_since(board, collectives)
@@ -91,16 +91,16 @@ def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Ste
         for step, begin_s, end_s in _spans(board)
         if since_s is None or (begin_s is not None and begin_s >= since_s)
     )
-    return tuple(_merged(rows))[-_KEPT_ROWS:]
+    return tuple(_merge_equal_steps(rows))[-_KEPT_ROWS:]
 
 
 def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:
-    """Every step of its own."""
+    """Return every step as a row of its own."""
     return {step: replace(row, step=step, until=step) for row in rows for step in range(row.step, row.until + 1)}
 
 
 def ledger_table(rows: dict[int, tuple[StepRow, ...]]) -> Iterator[str]:
-    """The ledgers of all ranks as a table for people: a line a step, a column a rank."""
+    """Yield the ledgers of all ranks as a table: a line per step, a column per rank."""
     known = {rank: by_step(ledger) for rank, ledger in rows.items()}
     yield "Collectives that each rank entered during each optimizer step; 'below': by DDP or FSDP, not from Python."
     texts = {
@@ -124,8 +124,8 @@ def _row_text(row: StepRow | None) -> str:
     return f"{done}{gradients}: {', '.join(tallies) or 'no collective'}"
 
 
-def _merged(rows: Iterable[StepRow]) -> list[StepRow]:
-    """Equal finished steps in a row as one."""
+def _merge_equal_steps(rows: Iterable[StepRow]) -> list[StepRow]:
+    """Return consecutive equal finished steps as one row."""
     merged: list[StepRow] = []
     for row in rows:
         before = merged[-1] if merged and row.done_s is not None else None
@@ -143,7 +143,7 @@ def _covers(call: Call, group: str, at_s: float) -> bool:
 
 
 def _spans(board: StatusFile) -> Iterator[tuple[int, float | None, float | None]]:
-    """(step, begin, end); the first step has no begin, the one in progress no end. An unknown begin is left out."""
+    """Yield (step, begin, end). The first step has no begin, the one in progress no end; unknown begins are skipped."""
     begin_s: float | None = None
     for number, (step, end_s) in enumerate(board.steps_s):
         if number or step == 1:
@@ -161,9 +161,10 @@ def _tallies(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Tall
 
 
 def _remembered_since(board: StatusFile, collectives: Sequence[Collective]) -> float | None:
-    """From when on recorder and board hold everything; None = from the beginning.
+    """Return since when recorder and status file have everything; None = from the beginning.
 
-    A group is whole back to the first hole in its numbers: what is older was overwritten, or kept only for being open.
+    A group is complete back to the first gap in its numbers: older entries were overwritten, or are only stored as
+    open.
     """
     groups: dict[str, list[Collective]] = {}
     for one in collectives:
@@ -175,7 +176,7 @@ def _remembered_since(board: StatusFile, collectives: Sequence[Collective]) -> f
 
 
 def _whole_since(group: Sequence[Collective]) -> Collective | None:
-    """The oldest entry after the last hole; None where the numbers go back to the first."""
+    """Return the oldest entry after the last gap; None if the numbers go back to the first."""
     series = sorted(group, key=lambda one: one.seq, reverse=True)
     oldest = series[0]
     for one in series[1:]:

@@ -10,7 +10,7 @@ from itertools import takewhile
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Source, Stack
 from nsa_harness.core.evidence.stacks import in_probe, is_library
 from nsa_harness.core.report import CallStack, Culprit, Place, Status
-from nsa_harness.core.source_code.program_source import excerpt
+from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.verdict import Judgement
 
@@ -149,7 +149,7 @@ def _told(
 
 def _around(sources: Sequence[Source], frame: Frame) -> Place | None:
     """No line at the end is blank: whoever shows them counts from there."""
-    kept = excerpt(sources, frame.file, frame.line)
+    kept = ProgramSource(tuple(sources)).excerpt(frame)
     if kept is None:
         return None
     lines = kept.text.splitlines()

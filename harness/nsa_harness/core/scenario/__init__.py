@@ -1,1 +1,1 @@
-"""From a scenario to what is launched: declared, checked, resolved."""
+"""Scenarios: from YAML to the specification of a launch."""

@@ -1,6 +1,6 @@
-"""From a merged tree to a Scenario, or to every mistake in it with its place.
+"""Turn a merged tree into a Scenario, or into all its mistakes with their places.
 
-Each key by itself, then those that make no sense together.
+Each key is checked on its own, then keys that contradict each other.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from nsa_harness.errors import did_you_mean
 
 OURS_ONLY = ("model", "train", "gc", "parallel", "trace")
 _LAYERLESS = (FaultKind.SKIP_COLLECTIVE, FaultKind.SET_PARAMETERS, FaultKind.STARVED_LOADER)
-_LASTING = (FaultKind.LEAK, FaultKind.SET_PARAMETERS)  # nothing of them is over after a while
+_LASTING = (FaultKind.LEAK, FaultKind.SET_PARAMETERS)  # these faults never end on their own
 
 
 def contradictions(scenario: Scenario, program: OwnProgram | None) -> Contradictions:
-    """Every contradiction of a scenario whose keys are sound: (place, what is wrong)."""
+    """Yield every contradiction of a scenario whose keys are valid: (place, what is wrong)."""
     yield from _program(scenario)
     yield from _expectations(scenario)
     if scenario.is_ours and program is not None:
@@ -125,16 +125,16 @@ Checked = TypeVar("Checked", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedScenario:
-    """Exactly one of the two is there."""
+    """A scenario or its mistakes; exactly one of them is present."""
 
     scenario: Scenario | None
     mistakes: tuple[Mistake, ...]
 
 
 def checked_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
-    """The scenario of a tree whose `extends` and `matrix` are used up, contradictions between keys included.
+    """Return the scenario of a tree whose `extends` and `matrix` are resolved, or its mistakes and contradictions.
 
-    `program`: None where the scenario can only be of another one.
+    `program` is None if the scenario can only belong to another program.
     """
     tree = without(tree, FILE_ONLY) if isinstance(tree.content, dict) else tree
     scenario, mistakes = checked_model(Scenario, tree)
@@ -145,32 +145,47 @@ def checked_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
 
 
 def file_mistakes(tree: Node) -> tuple[Mistake, ...]:
-    """What is wrong with one file by itself, before its parent is known."""
+    """Return the mistakes of one file, before its parent is known."""
     return checked_model(ScenarioFile, tree)[1]
 
 
 def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
-    """What is wrong with one value of a matrix. What else its section requires may stand elsewhere."""
+    """Yield the mistakes of one matrix value. Other required keys of its section may be set elsewhere."""
     for mistake in file_mistakes(nested(key, value)):
         if mistake.key.startswith(key) and "." in key and mistake.what != _REQUIRED:
             yield mistake
 
 
 def key_mistake(tree: Node, location: Location, what: str) -> Mistake:
-    """A mistake at the place where the key was given."""
-    key = ".".join(visible(str(step)) for step in location)
+    """Return a mistake at the place where the key was given."""
+    key = ".".join(visible(str(step)) for step in _written(tree, location))
     return Mistake(origin=origin_of(tree, location), key=key, what=what)
 
 
-def checked_model(model: type[Checked], tree: Node) -> tuple[Checked | None, tuple[Mistake, ...]]:
-    """The value of a tree, or every key of it that is wrong by itself."""
+def _written(tree: Node, location: Location) -> Iterator[str | int]:
+    """Yield the steps of a location without the number of an item that was written without its list."""
+    here: Node | None = tree
+    for step in location:
+        content = here.content if here else None
+        if isinstance(step, str):
+            yield step
+            here = content.get(step) if isinstance(content, dict) else None
+        elif isinstance(content, tuple):
+            yield step
+            here = next(iter(content[step : step + 1]), None)
+
+
+def checked_model(
+    model: type[Checked], tree: Node, context: object = None
+) -> tuple[Checked | None, tuple[Mistake, ...]]:
+    """Return the value of a tree, or every key of it that is wrong by itself. `context` is for the validators."""
     value = plain(tree)
     if not isinstance(value, dict):
         what = f"expected keys and values such as `about: ...`, got {_shape(value)}"
         return None, (Mistake(origin=tree.origin, key="", what=what),)
     try:
         # Strict mode takes enumerations and tuples only from JSON.
-        return model.model_validate_json(json.dumps(value)), ()
+        return model.model_validate_json(json.dumps(value), context=context), ()
     except ValidationError as error:
         details = error.errors(include_url=False)
     found = [key_mistake(tree, _location(detail), _words(model, detail)) for detail in details]
@@ -255,7 +270,7 @@ def _unknown_key(model: type[BaseModel], location: Location) -> str:
 
 
 def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """The model that reads the map at `location`."""
+    """Return the model that reads the map at `location`."""
     here: object = model
     for step in location:
         if isinstance(here, type) and issubclass(here, BaseModel):
@@ -270,7 +285,7 @@ def _section(model: type[BaseModel], location: Location) -> type[BaseModel] | No
 
 
 def dotted(value: Plain, whole: Collection[str] = (), prefix: str = "") -> Iterator[tuple[str, Plain]]:
-    """Every dotted key with its value. Lists are one value, and so is what `whole` names."""
+    """Yield every dotted key with its value. A list is one value, and so is every key named in `whole`."""
     assert isinstance(value, dict)
     for key, item in value.items():
         if isinstance(item, dict) and f"{prefix}{key}" not in whole:
@@ -280,6 +295,6 @@ def dotted(value: Plain, whole: Collection[str] = (), prefix: str = "") -> Itera
 
 
 def as_plain(scenario: Scenario) -> Plain:
-    """Every key with its value, defaults included, in the order of the models."""
+    """Return every key with its value, defaults included, in the order of the models."""
     value: Plain = scenario.model_dump(mode="json")
     return value

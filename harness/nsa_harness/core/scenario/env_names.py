@@ -1,4 +1,4 @@
-"""Environment names of torch, NCCL and gloo: which are right, which nobody reads, and which do nothing here.
+"""Environment variables of torch, NCCL and gloo: names that are wrong, that nothing reads, or that have no effect here.
 
 Checked against the names in the binaries of torch 2.11 to 2.13 and the aliases in its source.
 """
@@ -19,7 +19,7 @@ OLD_NAMES = {
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "TORCH_FR_DUMP_TEMP_FILE",
 }
 _TIMEOUT = "a timeout is an argument of init_process_group, and limits.stall_s is the harness's own"
-# Nothing reads these: each with what to do.
+# Nothing reads these names; each has the text of what to do instead.
 DEAD_NAMES = {
     "NCCL_TRACE_BUFFER_SIZE": "write TORCH_FR_BUFFER_SIZE",
     "NCCL_DUMP_ON_TIMEOUT": "write TORCH_NCCL_DUMP_ON_TIMEOUT",
@@ -72,16 +72,16 @@ _KNOWN = """
     NCCL_WIN_ENABLE NCCL_SINGLE_RING_THRESHOLD NCCL_LL_THRESHOLD NCCL_TREE_THRESHOLD
     """
 KNOWN_NAMES = frozenset(_KNOWN.split())
-# One letter wrong or two swapped, in names of usual length; a name that only resembles another stays below.
+# Similarity of names with one wrong letter or two swapped ones. A name that only resembles another stays below.
 _SLIP = 0.91
 CUDA_PREFIXES = ("NCCL_", "TORCH_NCCL_", "CUDA_", "PYTORCH_CUDA_", "CUBLAS_")
 _NCCL_PREFIXES = ("NCCL_", "TORCH_NCCL_")
 
 
 def name_mistakes(env: Mapping[str, str], overruled: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Names and values that cannot do what they were written for: (name, what is wrong and what to write).
+    """Yield names and values that cannot have the intended effect: (name, what is wrong and what to write).
 
-    `overruled`: names that the program's own command line goes before, each with what to write.
+    `overruled` has the names that the program's own command line overrides, each with what to write.
     """
     for name, value in env.items():
         if what := _wrong_name(name, overruled) or _wrong_value(name, value):
@@ -89,7 +89,7 @@ def name_mistakes(env: Mapping[str, str], overruled: Mapping[str, str]) -> Itera
 
 
 def effect_notes(env: Mapping[str, str], *, device: str, backend: str) -> Iterator[str]:
-    """Sentences about sound names that do nothing on this device and backend, or cost something."""
+    """Yield sentences about valid names that do nothing on this device and backend, or cost something."""
     if device == "cpu":
         idle, place = [name for name in env if name.startswith(CUDA_PREFIXES)], "the device is cpu"
     else:
@@ -104,10 +104,10 @@ def effect_notes(env: Mapping[str, str], *, device: str, backend: str) -> Iterat
 def sound_environment(
     env: Mapping[str, str], *, torch: str | None, backend: str, ddp: bool
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The environment without what is known to crash this torch, and what was changed.
+    """Return the environment without values that are known to crash this torch, and what was changed.
 
-    DETAIL ends every DDP job on gloo with a segmentation fault in torch 2.13, in c10d::Logger::set_env_variables,
-    a healthy job and one of a single rank too. INFO names the same parameters.
+    DETAIL ends every DDP job on gloo with a segmentation fault in torch 2.13, in c10d::Logger::set_env_variables, also
+    a healthy job and one with a single rank. INFO names the same parameters.
     """
     crashes = env.get(_DEBUG) == "DETAIL" and ddp and backend == "gloo" and (torch or "").startswith("2.13.")
     if not crashes:

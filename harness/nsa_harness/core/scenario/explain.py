@@ -15,7 +15,7 @@ _BARE_WORD_STARTS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/."
 
 
 def explained(scenario: Scenario, tree: Node) -> Iterator[str]:
-    """Lines of YAML that can be saved and run, with the origin of each value as a comment."""
+    """Yield lines of YAML that can be saved and run, with the origin of each value as a comment."""
     value = as_plain(scenario)
     assert isinstance(value, dict)
     for key, item in value.items():
@@ -23,7 +23,7 @@ def explained(scenario: Scenario, tree: Node) -> Iterator[str]:
 
 
 def resolved_lines(spec: RunSpec | Skip, command: str) -> Iterator[str]:
-    """What the scenario comes to on this machine, as comments."""
+    """Yield what the scenario resolves to on this machine, as comments."""
     if isinstance(spec, Skip):
         yield f"# on this machine: SKIP, {spec.reason}"
         return
@@ -58,6 +58,6 @@ def _flow(value: Plain) -> str:
 
 
 def _bare(text: str) -> bool:
-    """The word stands unquoted and is read back as the same text."""
+    """Whether the text can be written without quotes and is read back unchanged."""
     plain_word = text[:1] in _BARE_WORD_STARTS and all(c.isalnum() or c in " _./+-" for c in text)
     return plain_word and text.isascii() and text == text.strip() and scalar(text) == text

@@ -13,7 +13,7 @@ FORMS = 'none, all, "start:stop" with start < stop, or a list such as [2, 6]'
 
 
 def parse_layers(value: object) -> str:
-    """The canonical text of a choice: none, all, 0:6 or 2,6. Raises ValueError that says what was expected."""
+    """Return the canonical text of a choice: none, all, 0:6 or 2,6. Raises ValueError that says what was expected."""
     if value in ("none", "all"):
         return str(value)
     if isinstance(value, str):
@@ -24,7 +24,7 @@ def parse_layers(value: object) -> str:
 
 
 def layers_of(choice: str, layers: int) -> tuple[int, ...]:
-    """The layers a canonical choice names in a model of `layers`."""
+    """Return the layers that a canonical choice names in a model of `layers` layers."""
     if choice == "none":
         return ()
     if choice == "all":
@@ -36,7 +36,7 @@ def layers_of(choice: str, layers: int) -> tuple[int, ...]:
 
 
 def named_layers(choice: str) -> tuple[int, ...]:
-    """The layers that a canonical choice names by their numbers; none for what needs a model: all, none, nothing."""
+    """Return the layers that a canonical choice names by number; none for choices that need a model: all and none."""
     return () if choice in ("", "none", "all") else layers_of(choice, 0)
 
 
@@ -53,7 +53,7 @@ def _canonical_text(text: str) -> str:
 
 
 def _members(items: list[object] | tuple[object, ...]) -> set[int]:
-    """The layers of a list; `0-6` in it is an inclusive span, as reports print it."""
+    """Return the layers of a list; `0-6` in it is an inclusive span, as reports print it."""
     members: set[int] = set()
     for item in items:
         span = _SPAN.fullmatch(item) if isinstance(item, str) else None

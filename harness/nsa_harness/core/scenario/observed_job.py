@@ -1,4 +1,4 @@
-"""What is declared of a job that is only observed: its limits, and the RunSpec that its report is about."""
+"""Settings of a job that is only observed: its limits, and the RunSpec for its report."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from nsa_harness.errors import UsageError
 
 _SECTION = "limits."
 _MAX_NAME = 60
-# Programs that start ranks and are none, even where RANK is in their own environment.
+# Programs that start ranks and are no ranks themselves, even with RANK in their own environment.
 _STARTER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
 _STARTER_COMMANDS = frozenset({"torchrun", "accelerate", "deepspeed", "composer", "srun", "mpirun"})
 _STARTER_WORDS = 4  # interpreter, its switches, -m, module
 
 
 def starts_ranks(words: Sequence[str]) -> bool:
-    """The command of a launcher: `torchrun ...`, `python -P -m torch.distributed.run ...`."""
+    """Whether the command is a launcher: `torchrun ...`, `python -P -m torch.distributed.run ...`."""
     return any(
         word in _STARTER_MODULES or word.rpartition("/")[2] in _STARTER_COMMANDS for word in words[:_STARTER_WORDS]
     )
 
 
 def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Limits:
-    """The limits that words like `limits.stall_s=10` set; no deadline unless one is given. Raises UsageError."""
+    """Return the limits that words like `limits.stall_s=10` set; no deadline by default. Raises UsageError."""
     for word in words:
         if not (is_override(word) and word.startswith(_SECTION)):
             raise UsageError(
@@ -49,7 +49,7 @@ def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Li
 
 
 def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits, spec_hash: str) -> RunSpec:
-    """`ranks` is not known yet: whoever observes the job counts them, see `with_ranks`."""
+    """Return the spec of an observed job. `ranks` is unknown until the job is observed, see `with_ranks`."""
     return RunSpec(
         scenario=name,
         about=about,
@@ -71,13 +71,13 @@ def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits,
 
 
 def with_ranks(spec: RunSpec, seen: int) -> RunSpec:
-    """The spec with as many ranks as the job turned out to have."""
+    """Return the spec with the number of ranks that the job has."""
     notes = () if seen else ("no rank was seen: the command has loaded no torch, or left before it could be seen",)
     return replace(spec, ranks=max(1, seen), notes=notes)
 
 
 def job_name(command: Sequence[str]) -> str:
-    """After the first Python file of the command, else after the command itself: a folder of the report has it."""
+    """Return a directory name from the first Python file of the command, else from the command itself."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     stem = script.rsplit("/", 1)[-1].removesuffix(".py")
     return re.sub(r"[^A-Za-z0-9_.-]", "_", stem).lstrip("_.-")[:_MAX_NAME] or "job"

@@ -1,4 +1,4 @@
-"""Overrides: dotted keys laid upon a scenario, from its matrix, the environment or the command line."""
+"""Overrides: dotted keys that change a scenario, from its matrix, the environment or the command line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What a command line changes of every scenario it selects."""
+    """The changes that a command line makes to every scenario it selects."""
 
     overrides: tuple[Override, ...] = ()
     axes: tuple[Axis, ...] = ()
@@ -60,12 +60,12 @@ class Variant:
 
 
 def is_override(word: str) -> bool:
-    """`gc.layers=0:4` is one; `ddp@gc.mode=reentrant` and `./a=b.yaml` are patterns."""
+    """Whether the word is an override: `gc.layers=0:4` is, `ddp@gc.mode=reentrant` and `./a=b.yaml` are patterns."""
     return _OVERRIDE.match(word) is not None
 
 
 def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
-    """The override a word means. Raises UsageError."""
+    """Return the override that a word stands for. Raises UsageError."""
     key, text = word.split("=", 1)
     if key.split(".")[0] in _NOT_HERE:
         raise UsageError(f"{source}: {key}: can stand only in a scenario file")
@@ -78,7 +78,7 @@ def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
 
 
 def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
-    """The axis that `gc.mode=reentrant,non_reentrant` means. Raises UsageError."""
+    """Return the axis that `gc.mode=reentrant,non_reentrant` stands for. Raises UsageError."""
     if not is_override(word):
         raise UsageError(f"{source}: expected KEY=A,B such as gc.mode=reentrant,non_reentrant, got {visible(word, 60)}")
     key, text = word.split("=", 1)
@@ -94,7 +94,7 @@ def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
 
 
 def with_axes(tree: Node, axes: Sequence[Axis]) -> Node:
-    """The tree with these axes in its matrix, in place of its own of the same key."""
+    """Return the tree with these axes in its matrix; they replace its own axes of the same key."""
     for axis in axes:
         values = Node(origin=axis.values[0].origin, content=axis.values)
         own = Node(origin=values.origin, content={"matrix": Node(origin=values.origin, content={axis.key: values})})
@@ -103,14 +103,14 @@ def with_axes(tree: Node, axes: Sequence[Axis]) -> Node:
 
 
 def overridden(tree: Node, overrides: Sequence[Override]) -> Node:
-    """The tree with the overrides on it. An override of a matrix key takes that axis away."""
+    """Return the tree with the overrides applied. An override of a matrix key removes that axis."""
     for override in overrides:
         tree = merged(_without_axis(tree, override.key), nested(override.key, override.value))
     return tree
 
 
 def variants(tree: Node) -> Iterator[Variant]:
-    """Each combination of the tree's matrix, in the order written; the tree itself without a matrix."""
+    """Yield each combination of the tree's matrix, in the order written; the tree itself without a matrix."""
     axes = _axes(tree)
     bare = without(tree, ("matrix",)) if isinstance(tree.content, dict) else tree
     for values in itertools.product(*(items for _, items in axes)):
@@ -120,7 +120,7 @@ def variants(tree: Node) -> Iterator[Variant]:
 
 
 def matrix_mistakes(tree: Node) -> Iterator[Mistake]:
-    """Axes that no scenario can have: keys that only a file takes, and values that give one name twice."""
+    """Yield mistakes of axes: keys that only a file may have, and values that give the same name twice."""
     for key, items in _axes(tree):
         origin = items[0].origin
         if key.split(".")[0] in _NOT_HERE or not is_override(f"{key}="):
@@ -147,7 +147,7 @@ def _without_axis(tree: Node, key: str) -> Node:
 
 
 def _value_text(value: Node) -> str:
-    """A value as a part of a scenario's name, so without what a folder's name cannot take."""
+    """Return a value as a part of a scenario's name, without characters that a directory name cannot have."""
     bare = plain(value)
     text = "+".join(str(item) for item in bare) if isinstance(bare, list) else str(bare)
     text = {"True": "true", "False": "false", "None": "null"}.get(text, text)

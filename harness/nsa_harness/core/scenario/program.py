@@ -1,4 +1,4 @@
-"""The seam to the program whose options a scenario spells out: what no other program's launch needs to know."""
+"""The interface to our own program, whose options a scenario has as keys; other programs need none of it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from nsa_harness.core.scenario.scenario import Scenario
 Location = tuple[str | int, ...]
 Contradictions = Iterator[tuple[Location, str]]  # the place of each, and what is wrong
 
-Row = dict[str, float | str]  # of a table that the program writes, by column; a cell that is empty is not there
-Table = Callable[[str], Sequence[Row] | None]  # the rows of a file, by its name; None where there is none to read
-Reported = Callable[[Table], tuple[dict[str, float], tuple[Row, ...]]]  # metrics, and what rules of its own read
+Row = dict[str, float | str]  # one row of a table that the program writes, by column; an empty cell is missing
+Table = Callable[[str], Sequence[Row] | None]  # the rows of a file, by its name; None if there are none
+Reported = Callable[[Table], tuple[dict[str, float], tuple[Row, ...]]]  # metrics, and rows for the program's own rules
 
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What the caller knows of the place: paths and contents. Paths never reach the spec hash."""
+    """Paths and contents known to the caller. Paths never reach the spec hash."""
 
     python: str
-    subject_dir: str  # the directory of the program that is ours, launched by path
-    content_hash: str  # of the program's source; empty for a command or an installed module
+    subject_dir: str  # the directory of our own program, launched by path
+    content_hash: str  # hash of the program's source; empty for a command or an installed module
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnProgram:
-    """What is known of the program that reads model, train, gc, parallel and trace. Asked about its scenarios alone."""
+    """What our own program knows about its keys: model, train, gc, parallel and trace."""
 
     contradictions: Callable[[Scenario], Contradictions]  # on any machine
     beyond_the_model: Callable[[Scenario, MachineFacts], Contradictions]  # with the model that this machine gets

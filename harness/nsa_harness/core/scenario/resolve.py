@@ -1,4 +1,4 @@
-"""Scenario + machine -> RunSpec or Skip: every `auto` is decided here, and said."""
+"""Resolve a scenario for a machine: RunSpec or Skip. Every `auto` is decided and reported here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def resolve(
     program: OwnProgram,
     notes: tuple[str, ...] = (),
 ) -> RunSpec | Skip:
-    """The launch of a scenario on this machine. `program` fills in what it alone reads."""
+    """Return the launch of a scenario on this machine. `program` fills in what only our own program reads."""
     if reason := _missing(scenario, facts, program):
         return Skip(
             scenario=scenario.name,
@@ -40,7 +40,7 @@ def resolve(
 
 
 def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
-    """Twelve hex digits over everything that decides what runs; no path of this machine goes in."""
+    """Return twelve hex digits over everything that decides what runs; no path of this machine is included."""
     names = {surroundings.subject_dir: OUR_PROGRAM, surroundings.python: "python"}
     head = tuple(names.get(word, word) for word in spec.program)
     head = (PurePath(head[0]).name, *head[1:])
@@ -60,7 +60,7 @@ def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
 
 
 def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
-    """What a scenario sets other than the defaults, of the sections that decide what runs: (dotted key, value)."""
+    """Return the settings that differ from the defaults, in sections that decide what runs: (dotted key, value)."""
     chosen: dict[str, str] = {f"run.env.{name}": value for name, value in scenario.run.env.items()}
     for section in SETTING_SECTIONS:
         values = getattr(scenario, section).model_dump(mode="json", exclude_defaults=True, exclude={"env"})
@@ -69,7 +69,7 @@ def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
 
 
 def shown_setting(value: object) -> str:
-    """A value as an override on the command line would write it."""
+    """Return a value as an override on the command line would write it."""
     if isinstance(value, bool):
         return str(value).lower()
     return value if isinstance(value, str) else json.dumps(value)
@@ -92,7 +92,7 @@ def gpus_text(count: int) -> str:
 def _foreign(scenario: Scenario) -> RunSpec:
     run, needs = scenario.run, scenario.needs
     backend = "any" if needs.backend is Backend.AUTO else needs.backend.value
-    # The program is not ours to correct, and it may set other names itself.
+    # The harness does not correct another program's environment; the program may set other names itself.
     notes = tuple(f"run.env.{name}: {what}" for name, what in name_mistakes(run.env, {}))
     spec = replace(_common(scenario), backend=backend, notes=notes)
     if run.command is not None:
@@ -103,7 +103,7 @@ def _foreign(scenario: Scenario) -> RunSpec:
 
 
 def _common(scenario: Scenario) -> RunSpec:
-    """The parts that do not depend on the machine; the rest is filled in."""
+    """Return the parts that do not depend on the machine."""
     limits = scenario.limits
     return RunSpec(
         scenario=scenario.name,
@@ -136,9 +136,10 @@ def _common(scenario: Scenario) -> RunSpec:
 def expectation(
     scenario: Scenario, uniform: float = 1.0, *, steps: int | None = None, device: str | None = None
 ) -> Expect:
-    """`uniform`: the loss of guessing, in which some bounds are given. `steps`: as many must have been done.
+    """Return the expectation for this launch.
 
-    `device`: where the program runs, if that is known; bounds for another one are left out.
+    `uniform` is the loss of guessing, the unit of some bounds. `steps` is the number of steps that must be done.
+    `device` is where the program runs, if known; bounds for other devices are skipped.
     """
     expect = scenario.expect
     done = {} if steps is None else {"steps": Bound(eq=steps)}

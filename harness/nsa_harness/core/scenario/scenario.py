@@ -97,7 +97,7 @@ class Compression(StrEnum):
 
 class Loss(StrEnum):
     CROSS_ENTROPY = "cross_entropy"
-    MEAN = "mean"  # of the logits: no targets, a backward pass as bare as can be
+    MEAN = "mean"  # mean of the logits: no targets, the simplest backward pass
 
 
 class CommHook(StrEnum):
@@ -137,7 +137,7 @@ def _word(value: str) -> str:
 
 
 def _name(value: str) -> str:
-    # A name becomes a folder of the run directory.
+    # A name becomes a directory of the run.
     if not NAME.fullmatch(value):
         raise ValueError(f"expected a name of letters, digits and _ . @ = , : + -, got {shown(value)}")
     return value
@@ -384,7 +384,7 @@ class FaultWhenSection(_Section):
 
     @property
     def in_recomputation(self) -> bool:
-        """The fault acts where a layer is computed again, and needs no layer of its own."""
+        """Whether the fault acts while a layer is recomputed, and needs no layer of its own."""
         return any(given is not None for given in (self.recomputed, self.any_recomputed, self.recomputed_layers))
 
 
@@ -424,7 +424,7 @@ class Scenario(_Section):
 
     @property
     def is_ours(self) -> bool:
-        """The program is nsa.train, which takes model, train, gc, parallel and trace."""
+        """Whether the program is nsa.train, which takes model, train, gc, parallel and trace."""
         return self.run.command is None and self.run.program == OUR_PROGRAM
 
 
@@ -440,6 +440,6 @@ class ScenarioFile(Scenario):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema of a scenario file, for editors."""
+    """Return the JSON schema of a scenario file, for editors."""
     schema = ScenarioFile.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "nsa-harness scenario"}

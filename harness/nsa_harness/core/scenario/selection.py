@@ -1,4 +1,4 @@
-"""Which scenarios a command line means: names, aliases, globs, tags and -k expressions."""
+"""Select scenarios by the words of a command line: names, aliases, globs, tags and -k expressions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsa_harness.errors import UsageError, did_you_mean
 
 
 class Named(Protocol):
-    """What selection looks at."""
+    """The properties of a scenario that a selection reads."""
 
     @property
     def name(self) -> str: ...
@@ -32,7 +32,7 @@ Item = TypeVar("Item", bound=Named)
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Patterns keep their order; inside one, higher priority comes first, then the name, then the order of a matrix."""
+    """A selection. Patterns keep their order; inside a pattern, priority comes first, then name, then matrix order."""
 
     patterns: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()  # any of them
@@ -40,7 +40,7 @@ class Selection:
 
 
 def selected(items: Sequence[Item], selection: Selection) -> tuple[Item, ...]:
-    """The items meant. Raises UsageError when a word matches nothing or everything together matches nothing."""
+    """Return the selected items. Raises UsageError if a word matches nothing, or all words together match nothing."""
     # The variants of one scenario keep the order of its matrix.
     ordered = sorted(items, key=lambda item: (-item.priority, item.family))
     found = list(ordered)
@@ -58,7 +58,7 @@ def selected(items: Sequence[Item], selection: Selection) -> tuple[Item, ...]:
 
 
 def _matching(items: Sequence[Item], word: str) -> list[Item]:
-    # A name goes before an alias: a user's scenario may carry the name that a shipped one has as alias.
+    # A name takes precedence over an alias: a user's scenario may have the name that a shipped one has as alias.
     named = [item for item in items if word in (item.name, item.family)]
     found = named or [item for item in items if any(_matches(known, word) for known in _known(item))]
     if found:
@@ -101,7 +101,7 @@ class _Expression:
     def __init__(self, text: str) -> None:
         self.text = text
         self._tokens: list[str] = []
-        self._value(lambda _: False)  # read before there is a scenario to match
+        self._value(lambda _: False)  # checked before there is a scenario to match
 
     def matches(self, item: Named) -> bool:
         return self._value(lambda word: word in item.tags or any(word in known for known in _known(item)))

@@ -1,6 +1,6 @@
-"""Positioned trees: YAML 1.2 text as nodes that know where each value stands.
+"""Trees with positions: YAML 1.2 text as nodes that know their line and column.
 
-Built from parser events, so a hostile text cannot expand aliases, construct objects or exhaust the stack.
+Built from parser events, so hostile text cannot expand aliases, construct objects or exhaust the stack.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Plain = Scalar | list["Plain"] | dict[str, "Plain"]
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where a value was given: a place in a file, or a source without lines (`command line`)."""
+    """The place where a value was given: a place in a file, or a source without lines (`command line`)."""
 
     source: str
     line: int | None = None
@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A value and the place of its key, or of the item in a list."""
+    """A value with the place of its key, or of the item in a list."""
 
     origin: Origin
     content: Scalar | tuple[Node, ...] | dict[str, Node]
@@ -54,10 +54,10 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """One thing the user has to mend."""
+    """One mistake that the user has to fix."""
 
     origin: Origin
-    key: str  # dotted; empty when the whole file is meant
+    key: str  # dotted; empty for the whole file
     what: str
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Mistake:
 
 
 def in_order(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
-    """As they stand in the file."""
+    """Return the mistakes in the order of the file."""
     return tuple(sorted(mistakes, key=lambda mistake: (mistake.origin.line or 0, mistake.origin.column or 0)))
 
 
@@ -75,9 +75,9 @@ class Parsed:
     mistakes: tuple[Mistake, ...]
 
 
-@lru_cache(maxsize=512)  # a matrix of a nightly asks one catalog for each kind of runner; reading it is what takes long
+@lru_cache(maxsize=512)  # a nightly's matrix reads one catalog once per kind of runner, and reading is slow
 def parse_yaml(text: str, source: str) -> Parsed:
-    """The tree of one document. Never raises; duplicate keys are all reported, a broken syntax once."""
+    """Return the tree of one document. Never raises; all duplicate keys are reported, a syntax error once."""
     return _parsed(_Builder(source), text)
 
 
@@ -90,12 +90,12 @@ def _parsed(builder: _Builder, text: str) -> Parsed:
 
 
 def as_written(text: str, source: str) -> Parsed:
-    """The same tree with each scalar as the text that stands there: 1.90 and 2.0.1 alike. Never raises."""
+    """Return the tree with each scalar as its original text, such as 1.90 and 2.0.1. Never raises."""
     return _parsed(_VerbatimBuilder(source), text)
 
 
 def plain(node: Node) -> Plain:
-    """The value without positions."""
+    """Return the value without positions."""
     if isinstance(node.content, dict):
         return {key: plain(child) for key, child in node.content.items()}
     if isinstance(node.content, tuple):
@@ -104,7 +104,7 @@ def plain(node: Node) -> Plain:
 
 
 def merged(under: Node, over: Node) -> Node:
-    """`over` laid upon `under`: maps merge, everything else replaces."""
+    """Return `over` merged into `under`: maps merge, everything else replaces."""
     if not (isinstance(under.content, dict) and isinstance(over.content, dict)):
         return over
     content = dict(under.content)
@@ -114,20 +114,20 @@ def merged(under: Node, over: Node) -> Node:
 
 
 def nested(key: str, value: Node) -> Node:
-    """The tree that sets one dotted key."""
+    """Return the tree that sets one dotted key."""
     for name in reversed(key.split(".")):
         value = Node(origin=value.origin, content={name: value})
     return value
 
 
 def without(node: Node, keys: Sequence[str]) -> Node:
-    """The map without some of its top-level keys."""
+    """Return the map without some of its top-level keys."""
     assert isinstance(node.content, dict)
     return replace(node, content={key: child for key, child in node.content.items() if key not in keys})
 
 
 def origin_of(node: Node, location: Sequence[str | int]) -> Origin:
-    """The origin of the deepest part of `location` that exists."""
+    """Return the origin of the deepest part of `location` that exists."""
     for step in location:
         content = node.content
         if isinstance(content, dict) and step in content:
@@ -140,7 +140,7 @@ def origin_of(node: Node, location: Sequence[str | int]) -> Origin:
 
 
 def from_plain(value: Plain, origin: Origin) -> Node:
-    """A tree in which every node has the same origin."""
+    """Return a tree in which every node has the same origin."""
     if isinstance(value, Mapping):
         return Node(origin=origin, content={str(key): from_plain(child, origin) for key, child in value.items()})
     if isinstance(value, list):
@@ -155,7 +155,7 @@ class _UnreadableError(Exception):
 
 
 class _Builder:
-    """Turns the events of one document into nodes, counting nodes and depth as it goes."""
+    """Turns the events of one document into nodes, and limits nodes and depth."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -270,7 +270,7 @@ _SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Scalar]], ...] = (
 
 
 def scalar(text: str) -> Scalar:
-    """What an unquoted word means. Raises ValueError for an integer too long to read."""
+    """Return the value of an unquoted word. Raises ValueError for an integer too long to read."""
     for pattern, convert in _SCALARS:
         if pattern.fullmatch(text):
             return convert(text)
@@ -278,7 +278,7 @@ def scalar(text: str) -> Scalar:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value as messages print it: quoted if text, no control characters, at most `limit` characters."""
+    """Return a value for messages: quoted if text, no control characters, at most `limit` characters."""
     if isinstance(value, str):
         return f'"{visible(value, limit)}"'
     if value is None or isinstance(value, bool):
@@ -287,7 +287,7 @@ def shown(value: object, limit: int = 60) -> str:
 
 
 def visible(text: str, limit: int = 200) -> str:
-    """Text on one line, without characters that a terminal obeys."""
+    """Return text on one line, without control characters that a terminal obeys."""
     cut = text[:limit] + "..." if len(text) > limit else text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
 

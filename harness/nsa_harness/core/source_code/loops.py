@@ -1,4 +1,4 @@
-"""Loops of the program in which a thread sleeps: their text, and whether one more round can change anything."""
+"""Loops of the program in which a thread sleeps: their text, and whether another iteration can change anything."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 _MAX_TEXT = 4000
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-# What a condition may hold that reads nothing but objects of the process itself.
+# Nodes of a condition that only reads objects of the process itself.
 _READS = (
     ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Tuple, ast.List,
     ast.boolop, ast.unaryop, ast.cmpop, ast.expr_context,
@@ -19,7 +19,7 @@ _SAYS = (
     ast.With, ast.withitem,
 )  # fmt: skip
 _LOOKS = frozenset({"sleep", "is_set", "len"})
-# What a thread that only reports calls. None of these gives a lock back or fills a queue.
+# Calls of a thread that only reports. None of these releases a lock or fills a queue.
 _REPORTS = _LOOKS | {
     "wait", "write", "writelines", "flush", "fsync", "fileno", "open", "write_text", "touch", "utime", "print", "debug",
     "info", "warning", "error", "log", "dump_traceback", "dumps", "format", "strftime", "isoformat", "now", "time",
@@ -30,7 +30,7 @@ _SHARED = frozenset({"value"})  # of multiprocessing.Value, which another proces
 
 
 def innermost_loop(text: str, line: int) -> str:
-    """The loop around the line, within one function; "" where there is none, or it is no Python."""
+    """Return the loop around the line, within one function; "" if there is none, or the text is no Python."""
     holders = (one for one in ast.walk(_tree(text)) if isinstance(one, (*_LOOPS, *_FUNCTIONS)))
     around = [one for one in holders if one.lineno <= line <= (one.end_lineno or 0)]
     inner = max(around, key=lambda one: (one.lineno, one.col_offset), default=None)
@@ -39,12 +39,12 @@ def innermost_loop(text: str, line: int) -> str:
 
 
 def only_looks(loop: str) -> bool:
-    """It reads objects of the process itself and sleeps, which changes nothing: only another thread could end it."""
+    """Whether the loop only reads objects of the process and sleeps, so that only another thread can end it."""
     return _holds(loop, (*_READS, *_STEPS), _LOOKS)
 
 
 def only_reports(loop: str) -> bool:
-    """Each round says the same to a file, a log or a connection; whether there is another one, other threads decide."""
+    """Whether each iteration only reports to a file, a log or a connection; only other threads can end such a loop."""
     inside = list(ast.walk(_tree(loop)))
     tests = [each for one in inside if isinstance(one, ast.While | ast.If) for each in ast.walk(one.test)]
     asked = {_called(one) for one in tests if isinstance(one, ast.Call)}

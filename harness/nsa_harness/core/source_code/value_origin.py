@@ -1,5 +1,4 @@
-"""Where a value of the program was made: from a use of it back through assignments, returns and arguments, by the
-source that was kept."""
+"""Find where a value of the program was made: follow its use back through assignments, returns and arguments."""
 
 from __future__ import annotations
 
@@ -8,255 +7,284 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from nsa_harness.core.evidence.evidence import Frame, Source
+from nsa_harness.core.evidence.evidence import Frame
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.program_source import (
-    Function,
-    asks_rank,
-    excerpt,
-    function_name,
-    holders,
-    is_setting,
-    names_rank,
-    parsed,
-)
+from nsa_harness.core.source_code.excerpt import Excerpt, Function, is_setting, names_rank
+from nsa_harness.core.source_code.program_source import ProgramSource
 
 _CHANCE = re.compile(r"\brandom\b|\bsecrets\b|\buuid\d?\b|environ\b|getenv\b")
 _COLLECTIVES = re.compile(r"\b(?:all_reduce|all_gather|broadcast|reduce_scatter|all_to_all)\w*\(")
 _WORLD = re.compile(r"\bget_world_size\(")  # the same on every rank
-_OPTIONS = re.compile(r"\.parse_(?:known_)?args\(")  # so too, whatever it was made of
-_STEPS = 12  # assignments on the way
-_FURTHER = 3  # by so many steps what differs by the rank may lie behind what does not
-_SEEN = 200  # uses that are looked at in all
+_OPTIONS = re.compile(r"\.parse_(?:known_)?args\(")  # the same on every rank, whatever it is made from
+_MAX_STEPS = 12  # assignments between a use and the origin
+_FURTHER = 3  # steps by which an origin that differs by rank may be further away than one that does not
+_MAX_USES = 200  # uses that one search inspects
 
-_WITHIN = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")  # frames of their own until Python 3.12
+_WITHIN = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")  # frames of their own before Python 3.12
 
 Chain = Sequence[Frame | Place]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
+    """The line that made a value."""
+
     place: Place
-    of_rank: bool  # who the rank is decides there, or chance, or whether an exception came
+    of_rank: bool  # the value depends there on the rank, on chance, or on whether an exception came
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Use:
-    """An expression at a line of the file, and who called the function that it stands in, as far as that is known."""
+    """An expression at a line of the file, and the callers of its function as far as they are known."""
 
-    kept: Source
+    excerpt: Excerpt
     line: int
     value: ast.expr
     callers: tuple[_Use, ...] = ()  # calls of this function, whose arguments are its parameters
     outer: Chain = ()  # frames around the function, innermost first
     below: bool = False  # it lies in a function that was called for the value
-    handed: bool = False  # an argument: who calls is decided elsewhere
+    handed: bool = False  # it is an argument: conditions around the call do not decide its value
+
+
+def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) -> Origin | None:
+    """Return what decides the number of iterations: the origin of the items or the condition of the loop at `line`."""
+    excerpt = program.excerpt(line)
+    if excerpt is None or line.line is None:
+        return None
+    loops = (one for one in excerpt.nodes if isinstance(one, ast.For | ast.While))
+    loop = next((one for one in loops if excerpt.line_of(one) == line.line), None)
+    if loop is None:
+        return None
+    value = loop.iter if isinstance(loop, ast.For) else loop.test
+    return _Search(program=program).origin(_Use(excerpt=excerpt, line=line.line, value=value, outer=outer))
+
+
+def origin_of_arguments(program: ProgramSource, chain: Chain, *, own_rank: bool = True) -> Origin | None:
+    """Return the origin of the arguments of the call at the chain's innermost line.
+
+    `own_rank`: the arguments should not depend on the rank, so an origin that names the rank is wanted.
+    """
+    excerpt = program.excerpt(chain[0]) if chain else None
+    if excerpt is None or chain[0].line is None:
+        return None
+    at = chain[0].line - excerpt.first + 1
+    calls = [one for one in excerpt.nodes if isinstance(one, ast.Call) and one.lineno <= at <= (one.end_lineno or at)]
+    given = [each for one in calls[:1] for each in (*one.args, *(word.value for word in one.keywords))]
+    if not given:
+        return None
+    use = _Use(excerpt=excerpt, line=chain[0].line, value=ast.Tuple(elts=given, ctx=ast.Load()), outer=chain[1:])
+    return _Search(program=program, own_rank=own_rank).origin(use)
 
 
 @dataclass(kw_only=True)
 class _Search:
-    sources: Sequence[Source]
-    own_rank: bool  # a value made of the rank is unlike what it should be; of a partner it is not
+    """A breadth-first search from one use back to the places that made its value."""
+
+    program: ProgramSource
+    own_rank: bool = True
     uses: deque[tuple[int, _Use]] = field(default_factory=deque)
     seen: set[tuple[int, int, str]] = field(default_factory=set)
-    found: list[tuple[int, bool, Place]] = field(default_factory=list)
-    # Of these, calls to which the rank is only handed, and the functions that are reached by them.
+    places: list[tuple[int, bool, Place]] = field(default_factory=list)
+    # Calls among `places` that only receive the rank, with the functions that they reach.
     handed: dict[Place, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
+    def origin(self, use: _Use) -> Origin | None:
+        """Return the nearest place; one that differs by rank comes first unless it is `_FURTHER` steps further away."""
+        outer = tuple(one for one in use.outer if one.function not in _WITHIN)
+        self.uses.append((0, replace(use, outer=outer)))
+        while self.uses and len(self.seen) < _MAX_USES:
+            depth, each = self.uses.popleft()
+            if depth < _MAX_STEPS:
+                self._follow(depth, each)
+        best = min(self.places, key=lambda one: one[0], default=None)
+        if best is not None and best[2] in self.handed:
+            reached = self.handed[best[2]]
+            made = [one for one in self.places if one[1] and one[2] not in self.handed]
+            inside = [one for one in made if (one[2].file, one[2].function) in reached]
+            best = min(inside, key=lambda one: one[0], default=best)
+        return None if best is None else Origin(place=best[2], of_rank=best[1])
 
-def origin_of_loop(sources: Sequence[Source], line: Place | Frame, outer: Chain) -> Origin | None:
-    """Of the items or the condition of the loop that begins in this line: what decides how many rounds it goes."""
-    kept = excerpt(sources, line.file, line.line)
-    loops = [one for one in ast.walk(parsed(kept.text)) if isinstance(one, ast.For | ast.While)] if kept else []
-    loop = next((one for one in loops if kept and one.lineno + kept.first - 1 == line.line), None)
-    if kept is None or loop is None or line.line is None:
-        return None
-    value = loop.iter if isinstance(loop, ast.For) else loop.test
-    return _origin(sources, _Use(kept=kept, line=line.line, value=value, outer=outer))
+    def _follow(self, depth: int, use: _Use) -> None:
+        """Follow every name of the expression to its assignments, and every call into the program's function."""
+        called, inputs = self._inputs(use)
+        for function, call in called:
+            if not _is_agreed(function):
+                for line, value in _results(function):
+                    made = _Use(excerpt=function, line=line, value=value, callers=(call,), below=True)
+                    self._add(depth, made, line)
+        for name in inputs:
+            key = (use.excerpt.first, hash((use.excerpt.file, use.line)), name)
+            if key in self.seen:
+                continue
+            self.seen.add(key)
+            for one in self._definitions(use, name):
+                self._add(depth, one, one.line)
+
+    def _add(self, depth: int, use: _Use, line: int) -> None:
+        """Note a line that makes the value, and queue the line's own inputs."""
+        text = ast.unparse(use.value)
+        if _OPTIONS.search(text):
+            return
+        self.uses.append((depth + 1, use))
+        called, inputs = self._inputs(use)
+        of_rank = self._is_of_rank(use)
+        calls = (one for one in ast.walk(use.value) if isinstance(one, ast.Call))
+        nothing = not inputs and all(one.args or one.keywords for one in calls)
+        plain = isinstance(use.value, ast.Name | ast.Attribute | ast.Constant) or bool(called) or nothing
+        plain = plain or _WORLD.search(text) is not None
+        handed_on = not use.below and any(self._is_given(use, name) for name in inputs)
+        if of_rank or not (plain or handed_on):
+            place = Place(file=use.excerpt.file, line=line, function=use.excerpt.name)
+            self.places.append((depth + (0 if of_rank else _FURTHER), of_rank, place))
+            if called and not self._is_of_rank(replace(use, value=_outside_calls(use.value, called))):
+                self.handed[place] = frozenset(self._reached([function for function, _ in called]))
+
+    def _reached(self, functions: Sequence[Excerpt]) -> set[tuple[str, str]]:
+        """Return file and name of these functions and of all functions that they call."""
+        seen: set[tuple[str, str]] = set()
+        waiting = list(functions)
+        while waiting:
+            one = waiting.pop()
+            key = (one.file, one.name)
+            if key not in seen:
+                seen.add(key)
+                calls = [each for each in one.nodes if isinstance(each, ast.Call)]
+                waiting += [function for each in calls if (function := self._function_called(each))]
+        return seen
+
+    def _inputs(self, use: _Use) -> tuple[list[tuple[Excerpt, _Use]], list[str]]:
+        """Return the program's functions that the expression calls, and the other names that it reads."""
+        called: list[tuple[Excerpt, _Use]] = []
+        names: dict[str, None] = {}
+
+        def visit(one: ast.AST) -> None:
+            if isinstance(one, ast.Call):
+                function = self._function_called(one)
+                if function is not None:
+                    called.append((function, replace(_at(use, one), callers=use.callers)))
+                    return
+                if isinstance(one.func, ast.Attribute):
+                    visit(one.func.value)
+                for given in (*one.args, *(word.value for word in one.keywords)):
+                    visit(given)
+            elif isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
+                text = ast.unparse(one)
+                if not is_setting(text):
+                    names[text if one.value.id in ("self", "cls") else one.value.id] = None
+            elif isinstance(one, ast.Name):
+                if not one.id.isupper() and one.id not in ("self", "cls"):
+                    names[one.id] = None
+            elif not (isinstance(one, ast.Attribute) and is_setting(ast.unparse(one))):
+                for each in ast.iter_child_nodes(one):
+                    visit(each)
+
+        visit(use.value)
+        known = {name for name, _, _ in _assignments(use.excerpt)}
+        return called, [one for one in names if "." in one or one in known or _parameter(use.excerpt, one) is not None]
+
+    def _function_called(self, call: ast.Call) -> Excerpt | None:
+        """Return the called function if it is the only stored function of that name."""
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
+        return self.program.only_function(name)
+
+    def _definitions(self, use: _Use, name: str) -> Iterator[_Use]:
+        """Yield what gave the name its value: assignments above, a caller's argument, or other methods for `self`."""
+        own = [one for one in _assignments(use.excerpt) if one[0] == name and one[1] <= use.line]
+        if own:
+            yield from (replace(use, line=line, value=value, handed=False) for line, value in _latest(use, own))
+        elif "." in name:
+            yield from self._attributes(use, name)
+        elif (at := _parameter(use.excerpt, name)) is not None:
+            yield from self._arguments(use, name, at)
+
+    def _attributes(self, use: _Use, name: str) -> Iterator[_Use]:
+        assigned = [
+            _Use(excerpt=excerpt, line=line, value=value, below=True)
+            for excerpt in self.program.same_file(use.excerpt)
+            for other, line, value in _assignments(excerpt)
+            if other == name
+        ]
+        yield from (one for one in assigned if not isinstance(one.value, ast.Constant) or _is_conditional(one))
+
+    def _arguments(self, use: _Use, name: str, at: int) -> Iterator[_Use]:
+        """Yield what the known callers pass for the parameter, else what the only caller passes."""
+        for call in use.callers or tuple(self._callers(use)):
+            if not isinstance(call.value, ast.Call):
+                continue
+            words = [one.value for one in call.value.keywords if one.arg == name]
+            given = words or (call.value.args if at < 0 else call.value.args[at : at + 1])
+            for value in given:
+                yield replace(_at(call, value), callers=call.callers, below=use.below, handed=True)
+
+    def _is_given(self, use: _Use, name: str) -> bool:
+        position = _parameter(use.excerpt, name)
+        return position is not None and next(self._arguments(use, name, position), None) is not None
+
+    def _callers(self, use: _Use) -> Iterator[_Use]:
+        if use.outer:
+            excerpt, line = self.program.excerpt(use.outer[0]), use.outer[0].line
+            calls = _calls(excerpt, use.excerpt.name, use.outer[1:]) if excerpt and excerpt.first else ()
+            yield from (one for one in calls if _holds(one, line))
+            return
+        found = [one for excerpt in self.program.excerpts for one in _calls(excerpt, use.excerpt.name, ())]
+        yield from found if len(found) == 1 else ()
+
+    def _is_of_rank(self, use: _Use) -> bool:
+        """Whether the value depends on the rank or on chance, by its text or by a condition around it."""
+        text = ast.unparse(use.value)
+        by_text = _CHANCE.search(text) is not None or (self.own_rank and names_rank(text))
+        return by_text or (not use.handed and _is_conditional(use))
 
 
-def origin_of_arguments(sources: Sequence[Source], chain: Chain, *, own_rank: bool = True) -> Origin | None:
-    """Of what is given to the call in the innermost line of the chain. `own_rank`: it should not hang on the rank."""
-    kept = excerpt(sources, chain[0].file, chain[0].line) if chain else None
-    if kept is None or chain[0].line is None:
-        return None
-    at = chain[0].line - kept.first + 1
-    calls = [one for one in ast.walk(parsed(kept.text)) if isinstance(one, ast.Call)]
-    calls = [one for one in calls if one.lineno <= at <= (one.end_lineno or at)]
-    given = [each for one in calls[:1] for each in (*one.args, *(word.value for word in one.keywords))]
-    if not given:
-        return None
-    value = ast.Tuple(elts=given, ctx=ast.Load())
-    return _origin(sources, _Use(kept=kept, line=chain[0].line, value=value, outer=chain[1:]), own_rank=own_rank)
+def _at(use: _Use, value: ast.expr) -> _Use:
+    """Return `value` as a use in the same function."""
+    return _Use(excerpt=use.excerpt, line=use.excerpt.line_of(value), value=value, outer=use.outer)
 
 
-def _origin(sources: Sequence[Source], use: _Use, *, own_rank: bool = True) -> Origin | None:
-    """What lies nearest; what differs by the rank before what does not, unless it lies much further."""
-    use = replace(use, outer=tuple(one for one in use.outer if one.function not in _WITHIN))
-    search = _Search(sources=sources, own_rank=own_rank)
-    search.uses.append((0, use))
-    while search.uses and len(search.seen) < _SEEN:
-        depth, one = search.uses.popleft()
-        if depth < _STEPS:
-            _follow(search, depth, one)
-    best = min(search.found, key=lambda one: one[0], default=None)
-    if best is not None and best[2] in search.handed:
-        reached = search.handed[best[2]]
-        made = [one for one in search.found if one[1] and one[2] not in search.handed]
-        inside = [one for one in made if (one[2].file, one[2].function) in reached]
-        best = min(inside, key=lambda one: one[0], default=best)
-    return None if best is None else Origin(place=best[2], of_rank=best[1])
-
-
-def _follow(search: _Search, depth: int, use: _Use) -> None:
-    """Every name of the expression to where it got its value, every call of a function of the program into it."""
-    called, inputs = _inputs(search.sources, use)
-    for function, call in called:
-        if not _agreed(function):
-            for line, value in _results(function):
-                made = _Use(kept=function, line=line, value=value, callers=(call,), below=True)
-                _made(search, depth, made, line)
-    for name in inputs:
-        key = (use.kept.first, hash((use.kept.file, use.line)), name)
-        if key in search.seen:
-            continue
-        search.seen.add(key)
-        for one in _definitions(search.sources, use, name):
-            _made(search, depth, one, one.line)
-
-
-def _made(search: _Search, depth: int, use: _Use, line: int) -> None:
-    """A place where the value is made, and its own inputs after it."""
-    if _OPTIONS.search(ast.unparse(use.value)):
-        return
-    search.uses.append((depth + 1, use))
-    called, inputs = _inputs(search.sources, use)
-    of_rank = _of_rank(search, use)
-    calls = (one for one in ast.walk(use.value) if isinstance(one, ast.Call))
-    nothing = not inputs and all(one.args or one.keywords for one in calls)
-    plain = isinstance(use.value, ast.Name | ast.Attribute | ast.Constant) or bool(called) or nothing
-    plain = plain or _WORLD.search(ast.unparse(use.value)) is not None
-    handed_on = not use.below and any(_is_given(search.sources, use, name) for name in inputs)
-    if of_rank or not (plain or handed_on):
-        place = Place(file=use.kept.file, line=line, function=function_name(use.kept))
-        search.found.append((depth + (0 if of_rank else _FURTHER), of_rank, place))
-        if called and not _of_rank(search, replace(use, value=_besides(use.value, called))):
-            search.handed[place] = frozenset(_reached(search.sources, [function for function, _ in called]))
-
-
-def _besides(value: ast.expr, called: Sequence[tuple[Source, _Use]]) -> ast.expr:
-    """The names of an expression that stand outside of these calls."""
+def _outside_calls(value: ast.expr, called: Sequence[tuple[Excerpt, _Use]]) -> ast.expr:
+    """Return the names of an expression that lie outside these calls."""
     calls = [call.value for _, call in called]
     inside = {id(each) for one in calls for each in ast.walk(one)}
     names = [one for one in ast.walk(value) if isinstance(one, ast.Name | ast.Attribute) and id(one) not in inside]
     return ast.Tuple(elts=list(names), ctx=ast.Load())
 
 
-def _reached(sources: Sequence[Source], functions: Sequence[Source]) -> set[tuple[str, str]]:
-    """File and name of these and of all that they call."""
-    seen: set[tuple[str, str]] = set()
-    waiting = list(functions)
-    while waiting:
-        one = waiting.pop()
-        key = (one.file, function_name(one))
-        if key not in seen:
-            seen.add(key)
-            calls = [each for each in ast.walk(parsed(one.text)) if isinstance(each, ast.Call)]
-            waiting += [found for each in calls if (found := _function_called(sources, each))]
-    return seen
-
-
-def _inputs(sources: Sequence[Source], use: _Use) -> tuple[list[tuple[Source, _Use]], list[str]]:
-    """Functions of the program that are called there, and what else is read: names, and attributes of `self`."""
-    called: list[tuple[Source, _Use]] = []
-    names: dict[str, None] = {}
-
-    def visit(one: ast.AST) -> None:
-        if isinstance(one, ast.Call):
-            function = _function_called(sources, one)
-            if function is not None:
-                line = one.lineno + use.kept.first - 1
-                called.append(
-                    (function, _Use(kept=use.kept, line=line, value=one, callers=use.callers, outer=use.outer))
-                )
-                return
-            if isinstance(one.func, ast.Attribute):
-                visit(one.func.value)
-            for given in (*one.args, *(word.value for word in one.keywords)):
-                visit(given)
-        elif isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
-            text = ast.unparse(one)
-            if not is_setting(text):
-                names[text if one.value.id in ("self", "cls") else one.value.id] = None
-        elif isinstance(one, ast.Name):
-            if not one.id.isupper() and one.id not in ("self", "cls"):
-                names[one.id] = None
-        elif not (isinstance(one, ast.Attribute) and is_setting(ast.unparse(one))):
-            for each in ast.iter_child_nodes(one):
-                visit(each)
-
-    visit(use.value)
-    known = {name for name, _, _ in _assignments(use.kept)}
-    return called, [one for one in names if "." in one or one in known or _parameter(use.kept, one) is not None]
-
-
-def _function_called(sources: Sequence[Source], call: ast.Call) -> Source | None:
-    """The only function of that name that was kept."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", None)
-    same = [one for one in sources if function_name(one) == name]
-    return same[0] if len(same) == 1 else None
-
-
-def _agreed(function: Source) -> bool:
-    """It asks the other ranks: what it gives is no rank's own."""
+def _is_agreed(function: Excerpt) -> bool:
+    """Whether the function calls a collective, so that its result is the same on every rank."""
     return _COLLECTIVES.search(function.text) is not None
 
 
-def _results(function: Source) -> Iterator[tuple[int, ast.expr]]:
-    for one in _own_nodes(parsed(function.text)):
+def _results(function: Excerpt) -> Iterator[tuple[int, ast.expr]]:
+    for one in _own_nodes(function.tree):
         if isinstance(one, ast.Return | ast.Yield | ast.YieldFrom) and one.value is not None:
-            yield one.lineno + function.first - 1, one.value
+            yield function.line_of(one), one.value
 
 
 def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Of the function itself, in the order of its lines, without those of functions within it."""
+    """Yield the nodes of the function in source order, without those of functions inside it."""
     for one in ast.iter_child_nodes(tree):
         yield one
         if not isinstance(tree, Function) or not isinstance(one, Function | ast.Lambda):
             yield from _own_nodes(one)
 
 
-def _definitions(sources: Sequence[Source], use: _Use, name: str) -> Iterator[_Use]:
-    """Where the name got what it holds: in the function before, from a caller, or of `self` in other functions."""
-    own = [one for one in _assignments(use.kept) if one[0] == name and one[1] <= use.line]
-    if own:
-        yield from (replace(use, line=line, value=value, handed=False) for line, value in _last(use, own))
-    elif "." in name:
-        yield from _attributes(sources, use, name)
-    elif (at := _parameter(use.kept, name)) is not None:
-        yield from _arguments(sources, use, name, at)
-
-
-def _last(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tuple[int, ast.expr]]:
-    """The newest ones, back to the first that no condition left out; a mere counter where nothing else is."""
-    around = {id(one) for one in holders(use.kept, use.line)}
-    counters = [one for one in own if _counts(one[2])]
+def _latest(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tuple[int, ast.expr]]:
+    """Yield assignments backwards up to the first unconditional one; counters only if there is nothing else."""
+    around = {id(one) for one in use.excerpt.blocks_around(use.line)}
+    counters = [one for one in own if isinstance(one[2], ast.Constant) and isinstance(one[2].value, int)]
     for _, line, value in reversed(own if len(counters) == len(own) else [one for one in own if one not in counters]):
         yield line, value
-        if all(id(one) in around for one in holders(use.kept, line)) and line < use.line:
+        if all(id(one) in around for one in use.excerpt.blocks_around(line)) and line < use.line:
             return
 
 
-def _counts(value: ast.expr) -> bool:
-    """What an `x += 1` gives."""
-    return isinstance(value, ast.Constant) and isinstance(value.value, int)
-
-
-def _assignments(kept: Source) -> Iterator[tuple[str, int, ast.expr]]:
-    """Name, line and value of all that the function gives a name, in the order of the lines."""
-    found: list[tuple[str, int, ast.expr]] = []
-    for one in ast.walk(parsed(kept.text)):
+@lru_cache(maxsize=1024)
+def _assignments(excerpt: Excerpt) -> tuple[tuple[str, int, ast.expr], ...]:
+    """Return name, line and value of all that the function assigns, in the order of the lines."""
+    assigned: list[tuple[str, int, ast.expr]] = []
+    for one in excerpt.nodes:
         pairs: list[tuple[ast.expr, ast.expr]] = []
         if isinstance(one, ast.Assign):
             pairs = [(target, one.value) for target in one.targets]
@@ -269,35 +297,24 @@ def _assignments(kept: Source) -> Iterator[tuple[str, int, ast.expr]]:
         elif isinstance(one, ast.With):
             pairs = [(each.optional_vars, each.context_expr) for each in one.items if each.optional_vars]
         for target, value in pairs:
-            line = (value if isinstance(one, ast.comprehension) else target).lineno + kept.first - 1
-            found += [(name, line, each) for name, each in _bound(target, value)]
-    return iter(sorted(found, key=lambda one: one[1]))
+            line = excerpt.line_of(value if isinstance(one, ast.comprehension) else target)
+            assigned += [(name, line, each) for name, each in _bound(target, value)]
+    return tuple(sorted(assigned, key=lambda one: one[1]))
 
 
 def _bound(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(target, ast.Tuple | ast.List):
         parts = value.elts if isinstance(value, ast.Tuple | ast.List) else ()
-        alike = len(parts) == len(target.elts)
+        paired = len(parts) == len(target.elts)
         for at, each in enumerate(target.elts):
-            yield from _bound(each, parts[at] if alike else value)
+            yield from _bound(each, parts[at] if paired else value)
     elif isinstance(target, ast.Name | ast.Attribute):
         yield ast.unparse(target), value
 
 
-def _attributes(sources: Sequence[Source], use: _Use, name: str) -> Iterator[_Use]:
-    found = [
-        _Use(kept=kept, line=line, value=value, below=True)
-        for kept in sources
-        if kept.file == use.kept.file
-        for other, line, value in _assignments(kept)
-        if other == name
-    ]
-    yield from (one for one in found if not isinstance(one.value, ast.Constant) or _conditional(one))
-
-
-def _parameter(kept: Source, name: str) -> int | None:
-    """Its position, `self` not counted; -1 for what takes all the rest."""
-    function = _definition(kept)
+def _parameter(excerpt: Excerpt, name: str) -> int | None:
+    """Return the parameter's position without `self`; -1 for a variadic one; None if there is no such parameter."""
+    function = excerpt.function
     if function is None:
         return None
     plain = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
@@ -309,59 +326,22 @@ def _parameter(kept: Source, name: str) -> int | None:
     return plain.index(name) if name in plain else len(plain) if name in words else None
 
 
-def _definition(kept: Source) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    return next((one for one in ast.walk(parsed(kept.text)) if isinstance(one, Function)), None)
-
-
-def _arguments(sources: Sequence[Source], use: _Use, name: str, at: int) -> Iterator[_Use]:
-    """What the caller gave for the parameter: the caller that is known, else the only one."""
-    for call in use.callers or tuple(_callers(sources, use)):
-        if not isinstance(call.value, ast.Call):
+def _calls(excerpt: Excerpt, name: str, outer: Chain) -> Iterator[_Use]:
+    for one in excerpt.nodes:
+        if not isinstance(one, ast.Call) or not isinstance(one.func, ast.Attribute | ast.Name):
             continue
-        words = [one.value for one in call.value.keywords if one.arg == name]
-        given = words or (call.value.args if at < 0 else call.value.args[at : at + 1])
-        for value in given:
-            line = value.lineno + call.kept.first - 1
-            yield replace(call, line=line, value=value, below=use.below, handed=True)
-
-
-def _is_given(sources: Sequence[Source], use: _Use, name: str) -> bool:
-    position = _parameter(use.kept, name)
-    return position is not None and next(_arguments(sources, use, name, position), None) is not None
-
-
-def _callers(sources: Sequence[Source], use: _Use) -> Iterator[_Use]:
-    name = function_name(use.kept)
-    if use.outer:
-        kept, line = excerpt(sources, use.outer[0].file, use.outer[0].line), use.outer[0].line
-        yield from (one for one in _calls(kept, name, use.outer[1:]) if kept and kept.first and _holds(one, line))
-        return
-    found = [one for kept in sources for one in _calls(kept, name, ())]
-    yield from found if len(found) == 1 else ()
+        if name == (one.func.attr if isinstance(one.func, ast.Attribute) else one.func.id):
+            yield _Use(excerpt=excerpt, line=excerpt.line_of(one), value=one, outer=outer)
 
 
 def _holds(call: _Use, line: int | None) -> bool:
-    last = (call.value.end_lineno or call.value.lineno) + call.kept.first - 1
+    last = (call.value.end_lineno or call.value.lineno) + call.excerpt.first - 1
     return line is not None and call.line <= line <= last
 
 
-def _calls(kept: Source | None, name: str, outer: Chain) -> Iterator[_Use]:
-    for one in ast.walk(parsed(kept.text)) if kept else ():
-        named = isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute | ast.Name)
-        if kept and named and name == (one.func.attr if isinstance(one.func, ast.Attribute) else one.func.id):  # type: ignore[attr-defined]
-            yield _Use(kept=kept, line=one.lineno + kept.first - 1, value=one, outer=outer)  # type: ignore[attr-defined,arg-type]
-
-
-def _of_rank(search: _Search, use: _Use) -> bool:
-    """By what it is made under, or by its own words."""
-    words = ast.unparse(use.value)
-    by_words = _CHANCE.search(words) is not None or (search.own_rank and names_rank(words))
-    return by_words or (not use.handed and _conditional(use))
-
-
-def _conditional(use: _Use) -> bool:
-    """Under a condition on the rank, or an `except`."""
-    around = holders(use.kept, use.line)
+def _is_conditional(use: _Use) -> bool:
+    """Whether the use is under a condition on the rank, or in an `except`."""
+    around = use.excerpt.blocks_around(use.line)
     tests = [one.test for one in around if isinstance(one, ast.If)]
     handled = any(isinstance(one, ast.ExceptHandler) for one in around)
-    return handled or any(asks_rank(parsed(use.kept.text), one) for one in tests)
+    return handled or any(use.excerpt.asks_rank(one) for one in tests)

@@ -1,1 +1,1 @@
-"""Who waits for whom, and what that makes of a run."""
+"""The wait-for graph of a run, the proof of a hang, and the verdict."""

@@ -1,4 +1,4 @@
-"""Waits of a rank for other ranks: collectives, transfers between two, keys of the store, the making of groups."""
+"""Waits for other ranks: collectives, point-to-point transfers, keys of the store, and the creation of groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SENDS = {"send", "isend", "send_object_list"}
 _RECEIVES = {"recv", "irecv", "recv_object_list"}
 _BOTH_WAYS = {"batch_isend_irecv"}
 TRANSFERS = frozenset({*_SENDS, *_RECEIVES, *_BOTH_WAYS})
-# Their tensors must be alike on every rank; the others may rightly differ in size, or hold data on one rank only.
+# The tensors of these calls must be equal on every rank. Others may differ in size, or hold data on one rank only.
 _UNIFORM = {"all_reduce", "reduce", "all_reduce_coalesced", "barrier", "all_reduce_barrier"}
 # torch's rendezvous of a process group: "/default_pg/0//cpu//<one rank>/<the rank waited for>".
 _RENDEZVOUS = re.compile(r"//\w+//\d+/(\d+)(?![\w/])")
@@ -36,13 +36,13 @@ _RENDEZVOUS = re.compile(r"//\w+//\d+/(\d+)(?![\w/])")
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """All ranks of one moment, and what is known of the job around them."""
+    """All ranks at one moment, and what is known of the job around them."""
 
     living: Mapping[int, RankSnapshot]
     gone: frozenset[int]
     groups: Mapping[str, tuple[int, ...]]
     world_size: int
-    spins: bool  # ranks wait for a device and keep a core busy meanwhile
+    spins: bool  # ranks keep a core busy while they wait for a device
 
     @property
     def seen(self) -> frozenset[int]:
@@ -50,7 +50,7 @@ class JobState:
 
     @property
     def elsewhere(self) -> tuple[int, ...]:
-        """Ranks on other nodes, or not started yet: nobody can say what they do."""
+        """Ranks on other nodes or not started yet, whose state nobody can see."""
         return tuple(sorted(set(range(self.world_size)) - self.seen))
 
     def others(self, rank: int) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ def job_of(
     world_size: int = 0,
     groups: Mapping[str, tuple[int, ...]] | None = None,
 ) -> JobState:
-    """`world_size`, `groups`: where they are known without a board."""
+    """Return the state of the job. `world_size` and `groups` are used where no status file has them."""
     left = frozenset(gone)
     boards = [rank.board for rank in ranks if rank.board]
     sizes = [board.world_size or 0 for board in boards]
@@ -76,13 +76,13 @@ def job_of(
         gone=left,
         groups={**(groups or {}), **{name: some for board in boards for name, some in board.groups.items() if some}},
         world_size=max(sizes, default=world_size),
-        # Only a device's recorder says what has started; a program of unknown backend is told by it.
+        # Only a device's recorder records what has started, so it identifies a program of unknown backend.
         spins="nccl" in known or (known != "gloo" and any(one is not None for one in recorded)),
     )
 
 
 def backend_of(asked_for: str, boards: Iterable[StatusFile]) -> str:
-    """Where nobody was asked, what the ranks found."""
+    """Return the backend of the job; if none was requested, the one that the ranks report."""
     found = next((board.backend for board in boards if board.backend), "")
     return asked_for if asked_for in ("gloo", "nccl") else found or asked_for
 
@@ -90,18 +90,17 @@ def backend_of(asked_for: str, boards: Iterable[StatusFile]) -> str:
 def group_wait(
     rank: RankSnapshot, stack: Stack | None, job: JobState, *, computes: bool, still: bool = True
 ) -> WaitState | None:
-    """What the rank waits for in other ranks; None where it waits elsewhere, or computes.
+    """Return the rank's wait for other ranks, or None if it waits for something else or computes.
 
-    It is closed where one of the peers at least is a rank that we see, so that its own wait decides.
-
-    `computes`: the thread uses a core. `still`: it stands on the same line as before.
+    The wait is closed if at least one of the peers is visible, so that the peer's own wait decides. `computes` means
+    that the thread uses a core, `still` that it is on the same line as before.
     """
     frames = stack.frames if stack else ()
-    if computes and not (job.spins and _for_device(frames, stack, still)):
+    if computes and not (job.spins and _spins_for_device(frames, stack, still)):
         return None
     inside = bool(frames) and _is_inside(frames[0])
     call = _open_call(rank)
-    if call is not None and (inside or not frames) and (found := _called(rank, call, job)):
+    if call is not None and (inside or not frames) and (found := _unrecorded_wait(rank, call, job)):
         return found
     return _collective(rank, frames, call, job, inside=inside, computes=computes)
 
@@ -110,8 +109,8 @@ def _is_inside(leaf: Frame) -> bool:
     return (_TORCH_DISTRIBUTED in leaf.file and _CHECKPOINT not in leaf.file) or in_probe(leaf.file)
 
 
-def _for_device(frames: Sequence[Frame], stack: Stack | None, still: bool) -> bool:
-    """The thread spins for what the device does: a collective, a synchronize, `.item()`, the backward pass."""
+def _spins_for_device(frames: Sequence[Frame], stack: Stack | None, still: bool) -> bool:
+    """Whether the thread spins for a device: in a collective, a synchronize, `.item()` or the backward pass."""
     if stack is None or not frames:
         return True
     leaf = frames[0]
@@ -128,7 +127,7 @@ def _open_call(rank: RankSnapshot) -> Call | None:
 
 
 def call_of_stack(stack: Stack) -> Call | None:
-    """The call with a root or a partner that the thread is in, where the source of the stack told that."""
+    """Return the call with a root or a partner that the thread is in, if the source of the stack shows it."""
     named = group_call(stack.frames)
     if named is None or not stack.arguments:
         return None
@@ -147,8 +146,8 @@ def call_of_stack(stack: Stack) -> Call | None:
     )
 
 
-def _called(rank: RankSnapshot, call: Call, job: JobState) -> WaitState | None:
-    """Waits that the flight recorder does not know: only the call says for whom."""
+def _unrecorded_wait(rank: RankSnapshot, call: Call, job: JobState) -> WaitState | None:
+    """Return a wait that the flight recorder does not record; only the call shows for which rank it is."""
     if call.op == ENTRANCE or call.op in CREATIONS:
         return _creation(rank, call, job)
     if operation(call) in TRANSFERS:
@@ -157,35 +156,35 @@ def _called(rank: RankSnapshot, call: Call, job: JobState) -> WaitState | None:
 
 
 def operation(call: Call) -> str:
-    """What was called; of a wait for a handle what the handle is of."""
+    """Return the operation that was called; for a wait on a handle, the operation of the handle."""
     return call.op.removeprefix(protocol.WAIT)
 
 
 def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
     named = missing_rank(call.key)
     kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
-    made = {other: _made(rank, job.living.get(other), kinds) for other in job.others(rank.rank)}
+    made = {other: _calls_ahead(rank, job.living.get(other), kinds) for other in job.others(rank.rank)}
     absent = [other for other, (ahead, _) in made.items() if ahead < 0] if named is None else [named]
     absent += [other for other in job.elsewhere if other not in absent]
     if not absent and call.op != ENTRANCE:
-        # Through with as many as this rank has begun, and in a further one: of another number.
+        # The peer has finished as many calls as this rank has begun, and is inside a later one.
         absent = [other for other, (ahead, inside) in made.items() if ahead > 0 and inside]
     if call.op == ENTRANCE and job.world_size:
-        absent += range(job.world_size, call.elements)  # it was told of more ranks than were started
+        absent += range(job.world_size, call.elements)  # the call names more ranks than were started
     if not absent:
         return _transport(rank.rank, job.others(rank.rank), call=call)
-    return _waits(WaitKind.GROUP_CREATION, absent, job, call=call)
+    return _wait_for_ranks(WaitKind.GROUP_CREATION, absent, job, call=call)
 
 
-def _made(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) -> tuple[int, bool]:
-    """By how many calls of these kinds the peer is ahead, 0 where that is forgotten; and whether it is in one."""
+def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) -> tuple[int, bool]:
+    """Return how many calls of these kinds the peer is ahead (0 if unknown), and whether it is inside one."""
     if peer is None or peer.board is None or rank.board is None:
         return -1, False
     within = _open_call(peer)
     inside = within is not None and within.op in kinds
     if not _forgot(peer.board) and not _forgot(rank.board):
         return _count(peer.board, kinds) - _count(rank.board, kinds), inside
-    # The entrance is every rank's first call. Who is in a call of the kind is taken to have come to the same one.
+    # The entrance is every rank's first call. A rank inside a call of that kind is taken to be in the same call.
     entered = inside or (kinds == {ENTRANCE} and _forgot(peer.board))
     return (0 if entered else -1), inside
 
@@ -199,46 +198,46 @@ def _count(board: StatusFile, kinds: frozenset[str]) -> int:
 
 
 def _transfer(rank: int, call: Call, job: JobState) -> WaitState:
-    """A receive from anybody waits for all others."""
+    """Return the wait of a transfer. A receive from any rank waits for all other ranks."""
     others = job.others(rank)
     peers = others if call.peer is None else (call.peer,)
-    if any(_answers(rank, call, job.living[peer]) for peer in peers if peer in job.living):
+    if any(_is_other_half(rank, call, job.living[peer]) for peer in peers if peer in job.living):
         return _transport(rank, peers, call=call)
-    return _waits(WaitKind.POINT_TO_POINT, peers, job, call=call)
+    return _wait_for_ranks(WaitKind.POINT_TO_POINT, peers, job, call=call)
 
 
-def _answers(rank: int, call: Call, peer: RankSnapshot) -> bool:
-    """The partner is in the other half of this transfer."""
+def _is_other_half(rank: int, call: Call, peer: RankSnapshot) -> bool:
+    """Whether the partner is in the other half of this transfer."""
     theirs = _open_call(peer)
     if theirs is None or theirs.peer not in (rank, None) or operation(theirs) not in TRANSFERS:
         return False
     both = (operation(call), operation(theirs))
     if _BOTH_WAYS.intersection(both) or sum(one in _SENDS for one in both) == 1:
         return True
-    # Both send: fine where the partner has a receive under way, which ends without a call of its own.
+    # Both send. That is fine if the partner has posted a receive, which completes without another call.
     posted = () if peer.board is None else peer.board.calls
     return all(one in _SENDS for one in both) and any(one.op == "irecv" and one.peer in (rank, None) for one in posted)
 
 
 def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
-    """A key of a rendezvous names the rank that is missing. Any other key may be set by any other rank."""
+    """Return the wait for a key. A rendezvous key names the missing rank; any other rank may set any other key."""
     named = missing_rank(call.key)
     if named is not None:
-        return _waits(WaitKind.GROUP_CREATION, (named,), job, call=call)
+        return _wait_for_ranks(WaitKind.GROUP_CREATION, (named,), job, call=call)
     others = job.others(rank)
     if job.elsewhere or not others:
         return WaitState(kind=WaitKind.STORE, peers=(), closed=False, call=call)
-    return _waits(WaitKind.STORE, others, job, call=call)
+    return _wait_for_ranks(WaitKind.STORE, others, job, call=call)
 
 
 def missing_rank(key: str) -> int | None:
-    """The rank that the first key of torch's rendezvous in a text waits for: the end of "/default_pg/0//cpu//0/1"."""
+    """Return the rank that a text's first rendezvous key waits for: the end of "/default_pg/0//cpu//0/1"."""
     found = _RENDEZVOUS.search(key)
     return int(found[1]) if found else None
 
 
-def _waits(kind: WaitKind, peers: Iterable[int], job: JobState, *, call: Call) -> WaitState:
-    """For a rank that is seen, its own wait decides. A number outside the job never comes."""
+def _wait_for_ranks(kind: WaitKind, peers: Iterable[int], job: JobState, *, call: Call) -> WaitState:
+    """Return the wait for these ranks. The own wait of a visible rank decides; a rank outside the job never comes."""
     wanted = tuple(sorted(peers))
     nobody = bool(job.world_size) and not job.elsewhere and all(peer >= job.world_size for peer in wanted)
     closed = bool(wanted) and (nobody or any(peer in job.seen for peer in wanted))
@@ -255,20 +254,20 @@ def _transport(
 def _collective(
     rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: JobState, *, inside: bool, computes: bool
 ) -> WaitState | None:
-    """The collective this rank waits in, and the ranks that have not come to it."""
+    """Return the collective that this rank waits in, and the ranks that have not entered it."""
     pending = next((one for one in rank.collectives if not one.retired), None)
     in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
     others = job.others(rank.rank)
     if pending is None:
-        # Without a probe only the stack says for what; DDP waits below the engine of autograd.
+        # Without a probe only the stack shows the collective; DDP waits below the engine of autograd.
         named = group_call(frames) if rank.board is None and not computes else None
         if not (inside or named or (call is not None and not frames)):
             return None
         if named and named.op in TRANSFERS:
             return WaitState(kind=WaitKind.POINT_TO_POINT, peers=others, closed=bool(others))
         return WaitState(kind=WaitKind.COLLECTIVE, peers=others, closed=bool(others), call=call)
-    absent, unseen = _absent(pending, rank.rank, job)
-    absent = tuple(sorted({*absent, *_of_another_root(rank.rank, call, job)}))
+    absent, unseen = _missing_members(pending, rank.rank, job)
+    absent = tuple(sorted({*absent, *_ranks_with_another_root(rank.rank, call, job)}))
     handle = bool(frames) and not inside and not in_engine  # the user's own `work.wait()`, or something else entirely
     if handle and not absent and not (computes and job.spins):
         return None
@@ -280,8 +279,8 @@ def _collective(
     )
 
 
-def _of_another_root(rank: int, call: Call | None, job: JobState) -> tuple[int, ...]:
-    """Ranks in the same broadcast, gather or the like that take somebody else for its root: it pairs with nothing."""
+def _ranks_with_another_root(rank: int, call: Call | None, job: JobState) -> tuple[int, ...]:
+    """Return ranks in the same rooted collective that name another root: their call pairs with no other."""
     if call is None or call.peer is None or operation(call) in TRANSFERS:
         return ()
     opened = {peer: theirs for peer in job.living if peer != rank and (theirs := _open_call(job.living[peer]))}
@@ -289,24 +288,24 @@ def _of_another_root(rank: int, call: Call | None, job: JobState) -> tuple[int, 
     return tuple(peer for peer, theirs in same.items() if theirs.peer is not None and theirs.peer != call.peer)
 
 
-def _absent(pending: Collective, rank: int, job: JobState) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The members that have not entered `pending` or entered something else in its place, and those nobody sees."""
+def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the members that have not entered `pending` or entered another call instead, and the invisible members."""
     members = job.groups.get(pending.group)
     others = job.others(rank) if members is None else tuple(peer for peer in members if peer != rank)
     seen = (peer for peer in others if peer in job.living)
-    lacking = [peer for peer in seen if _lacks(job.living[peer], pending, certain=members is not None)]
+    lacking = [peer for peer in seen if _has_not_entered(job.living[peer], pending, certain=members is not None)]
     missing = job.gone.intersection(others).union(lacking)
     unseen = [peer for peer in (others if members else job.elsewhere) if peer not in job.seen]
     return tuple(sorted(missing)), tuple(unseen)
 
 
-def _lacks(peer: RankSnapshot, pending: Collective, *, certain: bool) -> bool:
-    """The peer has not entered it, as far as its recorder tells."""
+def _has_not_entered(peer: RankSnapshot, pending: Collective, *, certain: bool) -> bool:
+    """Whether the peer has not entered the collective, according to its recorder."""
     if not peer.collectives and peer.board is not None and peer.board.enqueued:
-        return False  # it has entered collectives, and its recorder could not be read: nobody can say which
+        return False  # it has entered collectives, but its recorder could not be read, so nothing is known
     in_group = {one.seq: one for one in peer.collectives if one.group == pending.group}
     if not in_group and pending.group != "0" and peer.collectives and not certain:
-        return False  # not a member of this group, as far as anyone has seen
+        return False  # not a member of this group, as far as the evidence shows
     same = in_group.get(pending.seq)
     return max(in_group, default=0) < pending.seq or (same is not None and not _matches(pending, same))
 

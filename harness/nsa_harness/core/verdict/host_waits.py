@@ -1,4 +1,4 @@
-"""Waits of a process for its host: locks, pipes, files, connections, children, workers, the clock."""
+"""Waits of a process on its host: locks, pipes, files, connections, children, workers and the clock."""
 
 from __future__ import annotations
 
@@ -7,32 +7,41 @@ from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Task
-from nsa_harness.core.evidence.pools import awaits_result, awaits_task, is_worker, serves_pool
-from nsa_harness.core.evidence.stacks import in_function, is_poller, training_stack, user_frame
+from nsa_harness.core.evidence.stacks import (
+    awaits_result,
+    awaits_task,
+    in_function,
+    is_poller,
+    is_worker,
+    serves_pool,
+    training_stack,
+    user_frame,
+)
 from nsa_harness.core.source_code.loops import only_looks, only_reports
 from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
 from nsa_harness.core.verdict.wait import OF_MOTION, ChildWait, WaitKind, WaitState
 
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
-WAKES = 2  # from one sleep line, to no effect: a third sleep there is one of a poller
+WAKES = 2  # wake-ups on one sleep line without effect; one more sleep there is polling
 _BLOCKING_IO = {"read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock"}
 
 
 def is_library(task: Task) -> bool:
-    """A thread that torch, gloo or a driver keeps for itself, told by its name."""
+    """Whether the thread belongs to torch, gloo or a driver, by its name."""
     return task.comm.startswith(_LIBRARY_THREADS)
 
 
 def _natively_busy(task: Task) -> bool:
-    """A thread of a C++ library that runs, or stands in a read or write that can end, may be what is waited for.
+    """Whether a thread of a C++ library may be what is waited for: it runs, or is in a read or write that can end.
 
-    One that only polls (epoll, timed waits) is a library's loop: gloo, autograd and allocators all keep some.
+    A thread that only polls (epoll, timed waits) is a library's event loop. gloo, autograd and allocators keep such
+    threads.
     """
     return not is_library(task) and (task.state in "RD" or task.syscall in _BLOCKING_IO)
 
 
 def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
-    """A thread that does not wait for a lock itself, and is no poller, may do anything."""
+    """Whether the thread can act: it waits for no lock and does not only poll."""
     if is_poller(stack):
         return False
     task = tasks.get(stack.tid) if stack.tid else None
@@ -53,13 +62,13 @@ _LOADER = "torch/utils/data/dataloader.py"
 _LOADER_CALLS = {"_try_get_data", "_get_data"}
 _WORKER = "torch/utils/data/_utils/worker.py"
 _QUEUE = "multiprocessing/queues.py"
-_NAMED_HOLDERS = 16  # the list of holders is cut there: then not all are known
-_DEEPEST = 8  # children of children
+_NAMED_HOLDERS = 16  # longest list of lock holders; a full list may be incomplete
+_DEEPEST = 8  # levels of child processes that are followed
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Actor:
-    """One process now, and the thread of it that waits."""
+    """One process at this moment, and its thread that waits."""
 
     process: Process
     before: Process | None
@@ -73,11 +82,11 @@ class _Actor:
 
     @property
     def may_act(self) -> bool:
-        """Some other thread of it, or another process that shares the lock."""
+        """Whether another thread of the process, or another process that shares the lock, can act."""
         return self.thread_may_act() or in_function(self.frames, "multiprocessing/synchronize.py") is not None
 
     def thread_may_act(self, idle: Sequence[Stack] = ()) -> bool:
-        """Any thread of it but the one that waits, and those that are known to be idle."""
+        """Whether any thread can act, apart from the waiting thread and threads known to be idle."""
         tasks = {task.tid: task for task in self.process.tasks}
         in_python = {stack.tid for stack in self.stacks if stack.frames}
         native = (task for tid, task in tasks.items() if tid not in in_python)
@@ -86,7 +95,7 @@ class _Actor:
         return self.stack is None or acts
 
     def computing(self, elapsed_s: float) -> tuple[ChildWait, ...]:
-        """Its threads that compute, if each one that may act does that, on lines that are known."""
+        """Return the threads that compute, if every thread that can act computes on known lines."""
         earlier_s = {task.tid: task.cpu_s for task in self.before.tasks} if self.before else {}
         used_s = {task.tid: task.cpu_s - earlier_s.get(task.tid, task.cpu_s) for task in self.process.tasks}
         busy = [
@@ -115,24 +124,24 @@ class _Actor:
 
     @property
     def is_unread(self) -> bool:
-        """A Python process whose stacks nobody could take."""
+        """Whether the process runs Python and its stacks could not be read."""
         return not self.frames and "python" in self.process.command and self.process.state not in "ZX"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Family:
-    """A rank, the processes below it, and who the others of the job are."""
+    """A rank, the processes below it, and the owners of the job's other processes."""
 
     rank: int
     actors: Mapping[int, _Actor]
-    owners: Mapping[int, int]  # process -> rank, of all other ranks and their children
+    owners: Mapping[int, int]  # process -> rank, for all other ranks and their children
     elapsed_s: float
 
 
 def host_wait(
     before: RankSnapshot | None, rank: RankSnapshot, stack: Stack | None, owners: Mapping[int, int], elapsed_s: float
 ) -> WaitState:
-    """What the thread of `stack` waits for. `owners`: the rank of each process of the job."""
+    """Return what the thread of `stack` waits for on its host. `owners` maps each process of the job to its rank."""
     if rank.process is None:
         return WaitState(kind=WaitKind.LOADER if stack and _awaits_batch(stack.frames) else WaitKind.UNKNOWN)
     was = before.process if before else None
@@ -143,11 +152,11 @@ def host_wait(
         trains = training_stack(stacks, child.pid)
         actors[child.pid] = _Actor(process=child, before=earlier.get(child.pid), stacks=stacks, stack=trains)
     family = _Family(rank=rank.rank, actors=actors, owners=owners, elapsed_s=elapsed_s)
-    return _stands_in(family, rank.pid, ())
+    return _wait_of(family, rank.pid, ())
 
 
-def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
-    """`above`: the processes that wait for this one, which can do nothing for it in the thread that waits."""
+def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
+    """Return the wait of `actor`. `above` are the processes that wait for it and cannot act in their waiting thread."""
     actor = family.actors[pid]
     task = actor.task
     if _awaits_batch(actor.frames):
@@ -163,7 +172,7 @@ def _stands_in(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
 def _sleep(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
     looks = actor.stack is not None and task.woke >= WAKES and only_looks(actor.stack.loop)
     alone = len(family.actors) == 1 and not actor.thread_may_act()
-    polls = len(above) > 1 and task.woke >= WAKES  # then the end of this sleep ends nothing for who waits
+    polls = len(above) > 1 and task.woke >= WAKES  # the end of this sleep then ends nothing for the processes above
     return WaitState(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=looks and alone)
 
 
@@ -177,28 +186,30 @@ def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) ->
 
 
 def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """A semaphore of several processes: each one that has it in its memory may give it back."""
+    """Return the wait for a semaphore: every process that has it in its memory may release it."""
     wait = WaitState(kind=WaitKind.LOCK, target=task.target)
     all_named = task.held_by is not None and len(task.held_by) < _NAMED_HOLDERS
     if task.timed is not False or not all_named or actor.thread_may_act():
         return _unless_busy(family, wait)
-    idle = {pid for pid, other in family.actors.items() if _waits_for_orders(other)}
+    idle = {pid for pid, other in family.actors.items() if _has_no_request(other)}
     sharers = tuple(pid for pid in task.held_by or () if pid not in idle)
     if not sharers:
         return replace(wait, closed=True)
-    return _unless_busy(family, replace(_held(family, wait, replace(task, held_by=sharers), above), child=None))
+    return _unless_busy(
+        family, replace(_wait_for_holders(family, wait, replace(task, held_by=sharers), above), child=None)
+    )
 
 
-def _waits_for_orders(actor: _Actor) -> bool:
-    """A worker of a DataLoader that nobody has given anything to do."""
+def _has_no_request(actor: _Actor) -> bool:
+    """Whether the process is a DataLoader worker without a request."""
     within = any(frame.file.endswith(_WORKER) for frame in actor.frames)
-    return within and not _fetches(actor.stack) and not actor.thread_may_act()
+    return within and not _is_at_work(actor.stack) and not actor.thread_may_act()
 
 
 def _unless_busy(family: _Family, wait: WaitState) -> WaitState:
-    """A child that computes may be what an open wait is for: a compiler, a pool of workers.
+    """Return the wait, unless it is open and a child that computes may be what it is for: a compiler, a worker pool.
 
-    Not one that the wait is already known to be for.
+    A child that the wait is already known to be for does not count.
     """
     known = {next(iter(family.actors)), *(one.pid for one in wait.computing)}
     computes = (
@@ -215,15 +226,15 @@ def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> W
     if task.target.startswith("socket:["):
         return _connection(family, actor, task, wait)
     if not task.target.startswith("pipe:[") and not task.target.endswith(" (deleted)"):
-        return wait  # a file system, a device, or a FIFO, which others may still open by its name
-    held = _held(family, wait, task, above)
+        return wait  # a file system, a device, or a FIFO that other processes may still open by its name
+    held = _wait_for_holders(family, wait, task, above)
     if not direct:  # a poll watches other descriptors too
         return replace(held, closed=False, peers=())
     return replace(held, kind=WaitKind.PIPE) if held.closed and task.syscall in _WRITES else held
 
 
 def _connection(family: _Family, actor: _Actor, task: Task, wait: WaitState) -> WaitState:
-    """A connection to a rank waits for that rank, any other for the world outside."""
+    """Return the wait for a connection: for a rank if the other end is one, else for the outside world."""
     socket = next((one for one in actor.process.sockets if f"socket:[{one.inode}]" == task.target), None)
     if socket is None:
         return wait
@@ -232,8 +243,8 @@ def _connection(family: _Family, actor: _Actor, task: Task, wait: WaitState) -> 
     return replace(wait, target=socket.peer, peers=peers, closed=bool(peers))
 
 
-def _held(family: _Family, wait: WaitState, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Closed by those who hold what is waited for: other ranks are waited for, the rest must be unable to act."""
+def _wait_for_holders(family: _Family, wait: WaitState, task: Task, above: tuple[int, ...]) -> WaitState:
+    """Return the wait, closed if its holders are ranks or cannot act."""
     holders = task.held_by or ()
     of_the_job = all(pid in family.actors or pid in family.owners for pid in holders)
     if not of_the_job or not 0 < len(holders) < _NAMED_HOLDERS:
@@ -241,22 +252,22 @@ def _held(family: _Family, wait: WaitState, task: Task, above: tuple[int, ...]) 
     below = [pid for pid in holders if pid in family.actors and pid not in above]
     waiting = all(not family.actors[pid].may_act for pid in holders if pid in above)
     peers = {family.owners[pid] for pid in holders if pid not in family.actors}
-    found = _with_children(wait, family, below, above, closed=waiting) if below else replace(wait, closed=waiting)
+    found = _wait_for_children(wait, family, below, above, closed=waiting) if below else replace(wait, closed=waiting)
     return replace(found, peers=tuple(sorted(peers)) if found.closed else ())
 
 
 def _file_lock(family: _Family, _: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    return _held(family, WaitState(kind=WaitKind.FILE_LOCK, target=task.target), task, above)
+    return _wait_for_holders(family, WaitState(kind=WaitKind.FILE_LOCK, target=task.target), task, above)
 
 
 def _children(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
     own = tuple(pid for pid, one in family.actors.items() if one.process.parent == actor.process.pid)
     wanted = task.held_by or own
     known = [pid for pid in wanted if pid in family.actors and pid not in above]
-    return _with_children(WaitState(kind=WaitKind.CHILD), family, known, above, closed=len(known) == len(wanted))
+    return _wait_for_children(WaitState(kind=WaitKind.CHILD), family, known, above, closed=len(known) == len(wanted))
 
 
-# What a system call waits for; the processes that wait for this one, and itself, are `above`.
+# The wait of each system call. `above` are the processes that wait for this one, and this one itself.
 _BY_CALL: Mapping[str, Callable[[_Family, _Actor, Task, tuple[int, ...]], WaitState]] = {
     **dict.fromkeys(_IO_CALLS, _io),
     **dict.fromkeys(_FILE_LOCKS, _file_lock),
@@ -267,13 +278,13 @@ _BY_CALL: Mapping[str, Callable[[_Family, _Actor, Task, tuple[int, ...]], WaitSt
 
 
 def _loader(family: _Family, above: tuple[int, ...]) -> WaitState:
-    """A loop over a DataLoader ends when a worker that is at work hands over its batch."""
-    workers = [pid for pid, actor in family.actors.items() if pid not in above and _fetches(actor.stack)]
-    return _unless_busy(family, _with_children(WaitState(kind=WaitKind.LOADER), family, workers, above))
+    """Return the wait of a loop over a DataLoader, which ends when a busy worker hands over its batch."""
+    workers = [pid for pid, actor in family.actors.items() if pid not in above and _is_at_work(actor.stack)]
+    return _unless_busy(family, _wait_for_children(WaitState(kind=WaitKind.LOADER), family, workers, above))
 
 
 def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[int, ...]:
-    """The workers that have a task, of the pool whose result this process waits for; none where it waits for none."""
+    """Return the busy workers of the pool whose result this process waits for; none if it waits for no pool."""
     pool = awaits_result(family.actors[pid].frames)
     if pool is None:
         return ()
@@ -282,37 +293,37 @@ def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[in
 
 
 def _pool(family: _Family, actor: _Actor, at_work: Sequence[int], above: tuple[int, ...]) -> WaitState:
-    """Closed where each worker that has a task is, and nobody else is there who could give or do another one."""
+    """Return the wait for a pool: closed if every busy worker's wait is and no thread can finish or add a task."""
     serving = [one for one in actor.stacks if serves_pool(one.frames)]
     others = actor.thread_may_act(serving)
     all_read = not any(one.is_unread for one in family.actors.values())
-    found = _with_children(WaitState(kind=WaitKind.CHILD), family, at_work, above, closed=all_read and not others)
+    found = _wait_for_children(WaitState(kind=WaitKind.CHILD), family, at_work, above, closed=all_read and not others)
     return _unless_busy(family, found)
 
 
 def _awaits_batch(frames: Sequence[Frame]) -> bool:
-    """py-spy names a method with its class, faulthandler without."""
+    """Whether the thread waits for a batch. py-spy names a method with its class, faulthandler without it."""
     asked = (frame.function.rpartition(".")[2] for frame in frames if frame.file.endswith(_LOADER))
     return any(name in _LOADER_CALLS for name in asked)
 
 
-def _fetches(stack: Stack | None) -> bool:
-    """A worker that does not wait for its next batch's indices."""
+def _is_at_work(stack: Stack | None) -> bool:
+    """Whether the worker does something other than wait for the indices of its next batch."""
     frames = stack.frames if stack else ()
     inner = next((index for index, frame in enumerate(frames) if frame.file.endswith(_WORKER)), None)
     return inner is not None and (inner == 0 or not frames[inner - 1].file.endswith(_QUEUE))
 
 
-def _with_children(
+def _wait_for_children(
     wait: WaitState, family: _Family, pids: Sequence[int], above: tuple[int, ...], *, closed: bool = True
 ) -> WaitState:
-    """Any of them may end the wait; `closed`: nobody else. Its end is readable where each one's is."""
+    """Return the wait for these children, any of which may end it. `closed` means that nothing else can end it."""
     if not pids:
         return wait
     below = [_child(family, pid, above) for pid in pids]
     at_work = [(child, (child,) if child.kind is WaitKind.COMPUTE else child.computing) for child in below]
     computing = tuple(one for _, computes in at_work for one in computes)
-    # A loop that never ends explains the wait only where nothing else that is waited for may end it.
+    # A loop that never ends explains the wait only if nothing else that is waited for may end it.
     may_end = any(not child.closed and not computes for child, computes in at_work)
     moving = any(child.motion is Motion.MOVING for child in below) or (computing and may_end)
     ends = [child.deepest.until_s for child in below]
@@ -334,7 +345,7 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
         kind = OF_MOTION.get(moved, WaitKind.UNKNOWN)
         found = WaitState(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
     else:
-        found = _stands_in(family, pid, above)
+        found = _wait_of(family, pid, above)
     return ChildWait(
         **vars(replace(found, closed=found.closed and not found.peers)),
         pid=pid,
@@ -345,7 +356,7 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
 
 
 def _motion(actor: _Actor, elapsed_s: float) -> Motion:
-    """CPU time or bytes of a child are motion, unless its samples can tell a loop from work."""
+    """Return the motion of a child. CPU time or bytes count, unless its samples can distinguish a loop from work."""
     process, before = actor.process, actor.before
     if process.state in "ZX":
         return Motion.GONE
@@ -359,7 +370,7 @@ def _motion(actor: _Actor, elapsed_s: float) -> Motion:
 
 
 def _only_computes(actor: _Actor, before: Process, elapsed_s: float) -> bool:
-    """In the thread whose lines are known, and it moves no byte: a worker that decodes reads a little at a time."""
+    """Whether the child computes in the thread with known lines and moves few bytes: decoding workers read a little."""
     task = actor.task
     earlier_s = next((one.cpu_s for one in before.tasks if task and one.tid == task.tid), None)
     if not actor.frames or task is None or earlier_s is None or task.cpu_s - earlier_s < STARVED_SHARE * elapsed_s:

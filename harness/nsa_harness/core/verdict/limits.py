@@ -1,4 +1,4 @@
-"""How long quiet is too long: the limits in force, learnt from the run itself."""
+"""Time limits in force: how long a run may make no progress, learned from the run itself."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nsa_harness.core.evidence.evidence import Evidence, StatusFile
 from nsa_harness.core.plan import Limits
 
 STALL_FLOOR_S = 5.0
-STALL_FACTOR = 3.0  # times the longest quiet this run has shown in the same phase
+STALL_FACTOR = 3.0  # times the longest pause of this run in the same phase
 BUSY_FLOOR_S = 60.0
 BUSY_FACTOR = 10.0  # times the longest completed step
 OPEN_WAIT_FLOOR_S = 300.0
-OPEN_WAIT_FACTOR = 10.0  # times the longest quiet
+OPEN_WAIT_FACTOR = 10.0  # times the longest pause
 START_S = 120.0  # interpreter, imports, rendezvous, first use of the device
-BLIND_STALL_S = 20.0  # without a board only bytes and stacks tell, and both pause in a healthy run
+BLIND_STALL_S = 20.0  # no status file: only bytes and stacks are visible, and both pause in a healthy run
 
 _SET_UP = {"init_process_group", "new_group"}
 
 
 def started(board: StatusFile | None) -> bool:
-    """The rank has left start-up: it trains, or calls collectives of its own."""
+    """Whether the rank has finished start-up: it trains, or calls collectives other than those that create groups."""
     if board is None:
         return False
     trains = board.training is not None
@@ -31,14 +31,14 @@ def started(board: StatusFile | None) -> bool:
 
 
 def last_progress_s(board: StatusFile) -> float:
-    """When this rank last did something that only progress does."""
+    """Return when this rank last made progress."""
     newest = board.newest
     counted = (board.collectives_changed_s or 0.0, board.device_changed_s or 0.0)
     return max(board.created_s, newest.at_s if newest else 0.0, *counted)
 
 
 def in_force(declared: Limits, boards: Iterable[StatusFile | None], grown_s: float = 0.0) -> Limits:
-    """The limits for this moment. `grown_s`: a suspect that moved again after so long a quiet has raised the floor."""
+    """Return the limits for this moment; a suspect that moved again after `grown_s` raises the floor."""
     known = [board for board in boards if board is not None]
     phases = {board.newest.kind for board in known if board.newest}
     same_phase = max((gap for b in known for kind, gap in b.gaps_s.items() if kind in phases), default=0.0)
@@ -55,10 +55,10 @@ def in_force(declared: Limits, boards: Iterable[StatusFile | None], grown_s: flo
 
 
 def since_launch(limits: Limits, began_s: float | None) -> Limits:
-    """With the deadline as a time after the launch: it counts from when every rank had left start-up, `began_s`.
+    """Return the limits with a deadline that counts from `began_s`, when every rank had finished start-up.
 
-    A fork starts in a fraction of the time that torchrun takes, and neither says anything of the program. None: some
-    rank has not left it yet, or it is a job that was found as it ran; then the deadline counts from the launch.
+    A fork starts in a fraction of torchrun's time, and neither time depends on the program. With None the deadline
+    counts from the launch: a rank is still starting, or the job was found while it ran.
     """
     if began_s is None or limits.deadline_s is None:
         return limits
@@ -66,7 +66,7 @@ def since_launch(limits: Limits, began_s: float | None) -> Limits:
 
 
 def limits_of(evidence: Evidence) -> Limits:
-    """Those that were in force as the watching ended, the deadline as a time after the launch."""
+    """Return the limits in force when watching ended, with the deadline as a time after the launch."""
     ours = not evidence.observed and not evidence.attached
     return since_launch(evidence.limits, evidence.launch_s if ours else None)
 

@@ -1,4 +1,4 @@
-"""Motion: what one rank did between two looks at it."""
+"""Motion of a rank between two snapshots: it moves, waits, computes, or is stopped."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process, Socket, Task
 from nsa_harness.core.evidence.stacks import is_poller, training_stack
 
-BUSY_SHARE = 0.5  # of one core
-# Of one core, by the thread that trains: on a machine with too much to do a rank that computes gets no more. A thread
-# that waits gets nothing at all.
+BUSY_SHARE = 0.5  # share of one core
+# Share of one core used by the training thread. A computing rank on an overloaded machine gets no more than that; a
+# waiting thread gets nothing at all.
 STARVED_SHARE = 0.05
-# Of a rank that computes meanwhile: it saves, loads or packs, and a loop that only computes moves none.
+# A computing rank that moves this many bytes saves, loads or packs. A loop that only computes moves none.
 STREAM_BYTES_PER_S = 65536
 
 
-_WORKER_SERVER = "pt_workerserver"  # answers who asks of the process, and takes no part in the training
+_WORKER_SERVER = "pt_workerserver"  # answers queries about the process and takes no part in the training
 SLEEPS = frozenset({"clock_nanosleep", "nanosleep"})
 
 
@@ -29,14 +29,14 @@ class Motion(StrEnum):
 
 
 def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -> Motion:
-    """What one rank did between two looks, collectives aside."""
+    """Return what one rank did between two snapshots, apart from collectives."""
     if after.dumped:
         return Motion.WAITING
     if after.process is None or after.process.state in "ZX":
         return Motion.GONE
     if _stopped(before, after.process):
         return Motion.STOPPED
-    if before is None or before.process is None or _marked(before, after):
+    if before is None or before.process is None or _has_new_event(before, after):
         return Motion.MOVING
     if cpu_share(before.process, after.process, elapsed_s) >= BUSY_SHARE:
         return Motion.MOVING if _streams(before, after, elapsed_s) else Motion.BURNING
@@ -48,18 +48,18 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
 
 
 def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """It neither marked nor moved a byte: a rank that polls shows another line now and then, and does nothing.
+    """Whether the rank made no progress event and moved no byte, so that only its line may have changed.
 
-    A loop that says each time that it tries again, and sleeps, moves those few bytes and no others.
+    A rank that polls shows another line now and then. A loop that reports each retry and sleeps moves a few bytes.
     """
-    if _marked(before, after):
+    if _has_new_event(before, after):
         return False
     naps = nap(before) is not None or nap(after) is not None
     return not _transferred(before, after, elapsed_s) or (naps and _only_trickles(before, after, elapsed_s))
 
 
 def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """At both looks in a sleep on one line, not in the same sleep: between them it looked, or wrote a line."""
+    """Whether both snapshots show a sleep on one line, but not the same sleep, and few bytes moved between them."""
     earlier, later = nap(before), nap(after)
     if earlier is None or later is None or earlier >= later or leaf(before) != leaf(after):
         return False
@@ -73,7 +73,7 @@ def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) 
 
 
 def nap(snapshot: RankSnapshot) -> float | None:
-    """When the sleep that the thread that trains stands in ends; None where it stands in none."""
+    """Return when the training thread's sleep ends; None if it is in no sleep."""
     task = task_of(snapshot, rank_stack(snapshot))
     return task.wakes_at_s if task and task.syscall in SLEEPS else None
 
@@ -84,7 +84,7 @@ def _streams(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> boo
 
 
 def _stopped(before: RankSnapshot | None, after: Process) -> bool:
-    """By a signal, by a frozen control group, or held by a debugger at both looks, which a tool that reads is not."""
+    """Whether a signal or a frozen control group stopped the process, or a debugger held it in both snapshots."""
     if after.state == "t":
         return before is not None and before.process is not None and before.process.state == "t"
     return after.state == "T" or after.frozen
@@ -95,20 +95,20 @@ def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
 
 
 def thread_cpu_s(before: RankSnapshot | None, after: RankSnapshot) -> float | None:
-    """What the thread that trains has computed since, whatever the others did; None where nobody says."""
+    """Return the CPU time that the training thread used since; None if unknown."""
     stack = rank_stack(after)
     then, now = task_of(before, stack) if before else None, task_of(after, stack)
     return now.cpu_s - then.cpu_s if now and then else None
 
 
 def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
-    """What the kernel says of the thread of that stack; without one, of the first thread."""
+    """Return the kernel's state of the stack's thread; without a stack, of the first thread."""
     wanted = stack.tid if stack and stack.tid else snapshot.pid
     tasks = snapshot.process.tasks if snapshot.process else ()
     return next((task for task in tasks if task.tid == wanted), None)
 
 
-def _marked(before: RankSnapshot, after: RankSnapshot) -> bool:
+def _has_new_event(before: RankSnapshot, after: RankSnapshot) -> bool:
     if before.board is None or after.board is None:
         return before.board is not after.board
     then, now = (
@@ -119,14 +119,14 @@ def _marked(before: RankSnapshot, after: RankSnapshot) -> bool:
 
 
 def _transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Bytes moved, apart from those our own questions cost and those of threads that sleep, report and sleep again."""
+    """Whether bytes moved, apart from those of our own queries and of threads that sleep, report and sleep again."""
     if before.process is None or after.process is None:
         return False
-    asleep, spare = _asleep(before) & _asleep(after), STREAM_BYTES_PER_S * elapsed_s
+    asleep, spare = _sleeping_threads(before) & _sleeping_threads(after), STREAM_BYTES_PER_S * elapsed_s
     tids = {tid for tid, _ in asleep}
     reported = _task_bytes(after.process, tids) - _task_bytes(before.process, tids)
     idle = reported if reported < spare else 0
-    # A thread of torch's worker server closes seconds after the question, with an event of a few bytes.
+    # A thread of torch's worker server closes seconds after the query, with an event of a few bytes.
     served: set[int | None] = {one.tid for one in after.process.tasks if one.comm == _WORKER_SERVER}
     closed = _task_bytes(after.process, served) - _task_bytes(before.process, served)
     if _moved_bytes(before, after) not in (None, idle, idle + closed):
@@ -136,8 +136,8 @@ def _transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) ->
     return carried(before.process, after.process, spare if asleep and not connected else 0)
 
 
-def _asleep(snapshot: RankSnapshot) -> set[tuple[int | None, tuple[Frame, ...]]]:
-    """Threads of the program's in a wait that ends by itself, and where they stand; not the one that trains."""
+def _sleeping_threads(snapshot: RankSnapshot) -> set[tuple[int | None, tuple[Frame, ...]]]:
+    """Return the threads in a wait that ends on its own, with their frames; the training thread does not count."""
     tasks = snapshot.process.tasks if snapshot.process else ()
     naps = {one.tid for one in tasks if one.timed and (one.syscall in SLEEPS or one.syscall == "futex")}
     trains = rank_stack(snapshot)
@@ -150,10 +150,10 @@ def _task_bytes(process: Process, tids: set[int | None]) -> int:
 
 
 def carried(before: Process, after: Process, spare_bytes: float = 0) -> bool:
-    """A connection had bytes acknowledged or received.
+    """Whether a connection had bytes acknowledged or received.
 
-    The kernel's count of bytes read and written leaves out send and recv, which is what libraries of sockets call.
-    Connections to the launcher and its store do not count: what keeps them alive is not training.
+    The kernel's count of bytes read and written does not include send and recv, which socket libraries call.
+    Connections to the launcher and its store do not count, since keep-alive traffic is not training.
     """
     earlier = {one.inode: _carried_bytes(one) for one in before.sockets}
     return any(
@@ -168,7 +168,7 @@ def _carried_bytes(one: Socket) -> int:
 
 
 def _moved_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
-    """Read and written since, apart from what our own questions cost; None where the kernel does not say."""
+    """Return the bytes read and written since, without those of our own queries; None if the kernel counts none."""
     looks = [
         one.process.io_bytes - one.asked_bytes
         for one in (before, after)
@@ -183,6 +183,6 @@ def leaf(snapshot: RankSnapshot) -> Frame | None:
 
 
 def rank_stack(snapshot: RankSnapshot) -> Stack | None:
-    """The stack of the thread that trains."""
+    """Return the stack of the training thread."""
     tids = [mark.tid for mark in snapshot.board.marks] if snapshot.board else []
     return training_stack(snapshot.stacks, snapshot.pid, tids)

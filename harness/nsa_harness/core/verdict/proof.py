@@ -1,4 +1,4 @@
-"""From suspicion to proof: when a quiet run may be called HANG, and of which kind."""
+"""Proof of a hang: when a run without progress may be called HANG, and of which kind."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from nsa_harness.core.verdict.motion import Motion, leaf, nap
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import WaitFor, wait_for
 
-SETTLE_S = 1.5  # two looks closer than this show the same thing twice
+SETTLE_S = 1.5  # two snapshots closer than this show the same moment
 LOOP_SAMPLES = 20
 LOOP_LINES = 2
-# A loop with a longer body, or that calls small functions: more samples, and twice the time, have to show it alone.
+# A loop with a long body, or one that calls small functions, needs more samples and twice the time.
 TURN_SAMPLES = 60
 TURN_LINES = 16
 TURN_USER_LINES = 8
 TURN_TIMES = 2
 _LOOPS = frozenset({WaitKind.COMPUTE, WaitKind.COMPILE})
-Computation = Sequence[Sample] | Sequence[ChildSample]  # of one process, oldest first
+Computation = Sequence[Sample] | Sequence[ChildSample]  # samples of one process, oldest first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Why this run moves no more."""
+    """The reason why this run can make no more progress."""
 
-    kind: HangKind | None  # None: of a job that nobody watched it is known that it stood, and not always in what
+    kind: HangKind | None  # None: a post-mortem shows that the run was blocked, but not always in what
     reason: str
     graph: WaitFor
 
@@ -42,10 +42,10 @@ def prove(
     backend: str,
     gone: Iterable[int] = (),
 ) -> Proof | None:
-    """The proof that this run hangs, or None while it may still move.
+    """Return the proof that this run hangs, or None while it may still move.
 
-    `snapshots` are of one episode of suspicion, oldest first; `limits` are those in force, every one a number.
-    `backend` says whether ranks keep a core busy while they wait for a device.
+    `snapshots` belong to one stall episode, oldest first. `limits` are those in force, with every value set. `backend`
+    decides whether ranks keep a core busy while they wait for a device.
     """
     looks = two_looks(snapshots)
     if looks is None:
@@ -75,14 +75,14 @@ def prove(
 
 
 def two_looks(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | None:
-    """The last one, and the latest before it that is far enough away to show what moves."""
+    """Return the last snapshot, and the latest earlier one that is far enough away to show motion."""
     earlier = [one for one in snapshots[:-1] if snapshots[-1].at_s - one.at_s >= SETTLE_S]
     return (earlier[-1], snapshots[-1]) if earlier else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StallEpisode:
-    """What was seen since the run fell quiet."""
+    """The observations since the run stopped making progress."""
 
     snapshots: Sequence[Snapshot]
     samples: Sequence[Sample]
@@ -90,13 +90,13 @@ class StallEpisode:
     last_progress_s: float
 
     def endless(self, root: Wait) -> bool:
-        """An open root that has shown for long enough that it does not end."""
+        """Return an open root that has shown for long enough that it does not end."""
         quiet_s = self.quiet_s(root)
         if root.kind is WaitKind.COMPUTE or root.computing:
             busy_s = _number(self.limits.busy_s)
             if _all_loop(root, self.samples):
                 return quiet_s >= busy_s
-            turns = all(_loops(one) or _turns(one) for one in computations(root, self.samples))
+            turns = all(_loops(one) or _is_short_loop(one) for one in computations(root, self.samples))
             return quiet_s >= TURN_TIMES * busy_s and turns
         if quiet_s < _number(self.limits.open_wait_s):
             return False
@@ -105,7 +105,7 @@ class StallEpisode:
         return not self._wakes_in_time(root)
 
     def left_s(self, root: Wait) -> float | None:
-        """Until that would be long enough; None for a sleep that ends in time."""
+        """Return the seconds until that would be long enough; None for a sleep that ends in time."""
         busy_s = _number(self.limits.busy_s)
         if root.kind is WaitKind.COMPUTE or root.computing:
             limit_s = busy_s if _all_loop(root, self.samples) else TURN_TIMES * busy_s
@@ -116,7 +116,7 @@ class StallEpisode:
         return max(0.0, limit_s - self.quiet_s(root))
 
     def quiet_s(self, root: Wait) -> float:
-        """Since the last progress of the run, and since this rank moved a byte, or computed where it now waits."""
+        """Return the seconds since the run's last progress and since this rank last moved a byte or computed."""
         stirring = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
         times = (
             one.at_s
@@ -126,7 +126,7 @@ class StallEpisode:
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
     def sleeps_again(self, root: Wait) -> bool:
-        """It slept on this line before, that sleep is over, and it sleeps there again."""
+        """Whether the rank slept on this line before, that sleep has ended, and it sleeps there again."""
         looks = (rank for look in self.snapshots for rank in look.ranks if rank.rank == root.rank)
         seen = [(leaf(rank), nap(rank)) for rank in looks]
         seen += [(one.leaf, one.wakes_at_s) for one in self.samples if one.rank == root.rank]
@@ -135,7 +135,7 @@ class StallEpisode:
         return root.kind is WaitKind.SLEEP and any(before)
 
     def _wakes_in_time(self, root: Wait) -> bool:
-        """A sleep that ends before the deadline is waited for; one that follows another on the same line is a loop."""
+        """Whether a sleep ends before the deadline. A sleep that follows another one on the same line is a loop."""
         if root.until_s is None:
             return False
         in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
@@ -143,7 +143,7 @@ class StallEpisode:
 
 
 def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:
-    """Where the rank computed since it last moved in any other way; else where each did that it waits for."""
+    """Return the samples in which the rank, or each process it waits for, computed since it last moved otherwise."""
     seen = _burning(root.rank, samples)
     if not root.computing:
         return (tuple(one for one in seen if not one.below),)
@@ -152,7 +152,7 @@ def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ..
 
 
 def loop_lines(root: Wait, samples: Sequence[Sample]) -> set[tuple[str, int]]:
-    """The innermost lines of the last samples of what computes."""
+    """Return the innermost lines of the last samples that computed."""
     return {line for one in computations(root, samples) for line in _last_lines(one)}
 
 
@@ -166,7 +166,7 @@ def _computes(root: Wait) -> bool:
 
 
 def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
-    """The samples in which the rank computed, since it last moved in any other way."""
+    """Return the samples in which the rank computed since it last moved in any other way."""
     own = [one for one in samples if one.rank == rank]
     moves = (number for number, one in enumerate(own, start=1) if one.motion == Motion.MOVING and not one.another_line)
     moved = max(moves, default=0)
@@ -181,8 +181,8 @@ def _loops(seen: Computation) -> bool:
     return len(seen) >= LOOP_SAMPLES and 1 <= len(_last_lines(seen)) <= LOOP_LINES
 
 
-def _turns(seen: Computation) -> bool:
-    """Every sample shows one function of the user's, on few lines of it, and few lines of what it calls."""
+def _is_short_loop(seen: Computation) -> bool:
+    """Whether every sample shows one function of the user, few of its lines, and few lines of its callees."""
     last = seen[-TURN_SAMPLES:]
     users = {one.user for one in last}
     functions = {(user.file, user.function) if user else None for user in users}
@@ -192,7 +192,7 @@ def _turns(seen: Computation) -> bool:
 
 
 def closed(root: Wait, limits: Limits) -> bool:
-    """A sleep, its own or that of the child it waits for, that ends after the deadline never ends for this run."""
+    """Return the wait, closed if its sleep, or that of the child it waits for, ends after the deadline."""
     late = root.until_s is not None and limits.deadline_s is not None and root.until_s > limits.deadline_s
     return late or root.closed
 

@@ -1,6 +1,6 @@
-"""What happened: PASS, FAIL, HANG or ERROR, from the evidence alone.
+"""Verdict: PASS, FAIL, HANG or ERROR, from the evidence alone.
 
-Judge and diagnosis never see the planted fault, the scenario's name or what was expected.
+Verdict and diagnosis never see the planted fault, the scenario's name or the expected result.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _GROUPS = "torch/distributed/distributed_c10d.py"
 
 
 def is_shutting_down(rank: RankSnapshot) -> bool:
-    """The interpreter is on its way out: it joins the last threads, or calls what wanted to be called at the end.
+    """Whether the interpreter is exiting: it joins the last threads or runs exit hooks.
 
-    The probe marks the first of these, and the stack shows it where there is no probe.
+    The probe records a progress event as this begins. Without a probe the stack shows it.
     """
     if rank.board is not None and any(mark.kind == "exit" for mark in rank.board.marks):
         return True
@@ -58,18 +58,18 @@ _MOVED_LOOKS = 2  # one moved byte may be a library's heartbeat
 
 
 def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
-    """Ranks that moved between looks, or computed on more lines than a loop has."""
+    """Return the ranks that moved between snapshots, or computed on more lines than a loop has."""
     return tuple(rank for rank in sorted({one.rank for one in samples}) if _moves(rank, samples))
 
 
 def still_moving(evidence: Evidence) -> list[int]:
-    """Ranks that moved while they were looked at."""
+    """Return the ranks that moved during observation."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    return sorted({*moving_ranks(evidence.samples), *_marked(last, evidence)})
+    return sorted({*moving_ranks(evidence.samples), *_ranks_with_new_events(last, evidence)})
 
 
 def looked_at(evidence: Evidence) -> str:
-    """One sentence, which begins with MOVING or SUSPECT."""
+    """Return one sentence that begins with MOVING or SUSPECT."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     blind = [rank.rank for rank in last if rank.board is None]
     has, own = ("has", "its own") if len(blind) == 1 else ("have", "theirs")
@@ -98,8 +98,8 @@ def _lines(seen: Sequence[Sample] | Sequence[ChildSample]) -> set[tuple[str, int
     return {(one.leaf.file, one.leaf.line) for one in seen if one.leaf}
 
 
-def _marked(last: Sequence[RankSnapshot], evidence: Evidence) -> set[int]:
-    """Ranks whose board has a mark of the time since the first look."""
+def _ranks_with_new_events(last: Sequence[RankSnapshot], evidence: Evidence) -> set[int]:
+    """Return the ranks with a progress event since the first snapshot."""
     begun_s = evidence.samples[0].at_s if evidence.samples else evidence.ended_s
     return {rank.rank for rank in last if rank.board and last_progress_s(rank.board) > begun_s}
 
@@ -108,22 +108,22 @@ def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-# What a rank says when another one has gone: never the first failure if anything else went wrong.
+# Messages of a rank whose peer has gone: never the first failure if anything else went wrong.
 _COLLATERAL = re.compile(
     r"Connection (?:closed by|reset by) peer|Socket (?:unexpectedly )?closed|Timed out waiting|Broken pipe"
     r"|failed to recv, got 0 bytes|Connection refused|Watchdog caught collective operation timeout"
     r"|failed to pass monitoredBarrier|successfully reached monitoredBarrier, but received errors"
     r"|ncclRemoteError|Detected mismatch between collectives on ranks"
 )
-_OF_A_PIPE = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|OS|URL)Error$")  # the program's own, which may break too
-# gloo aborts the rank that received a message of another collective: it is the one that called the right one.
+_OF_A_PIPE = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|OS|URL)Error$")  # a pipe of the program itself may break too
+# gloo aborts the rank that received a message of another collective. That rank called the right one.
 _MISMATCH_ABORT = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
 
 
-# The others feel a closed connection at once; the end of the process that had it is noted a little later.
+# Peers notice a closed connection at once; the end of the process that had it is recorded a little later.
 _SEEN_LATE_S = 0.5
 _DESTROYS = "destroy_process_group"
-# The second is what a shell, or a handler of the program's own, makes of the signal.
+# The second value is the signal as a shell, or the program's own handler, reports it.
 _ASKED_TO_END = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
@@ -131,14 +131,14 @@ class FailureKind(StrEnum):
     RAISED = "raised"
     SIGNAL = "signal"
     CODE = "code"
-    LEFT = "left"  # ended with 0, or nobody knows how, while the others still needed it
+    LEFT = "left"  # ended with 0 or an unknown status while other ranks still needed it
     LAUNCHER = "launcher"
-    UNSEEN = "unseen"  # ended, nobody saw how, and the others were asked to end
+    UNSEEN = "unseen"  # ended with an unknown status while other ranks were asked to end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One thing that ended wrongly. `collateral`: the consequence of another rank's failure."""
+    """One process that ended wrongly. `collateral` means that another rank's failure caused it."""
 
     kind: FailureKind
     rank: int | None
@@ -152,18 +152,18 @@ class Failure:
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
     status: Status
-    failures: tuple[Failure, ...]  # in order of time, first the one that explains the others
+    failures: tuple[Failure, ...]  # in order of time; the failure that explains the others is first
     proof: Proof | None
-    shown: str | None = None  # a PASS by what
+    shown: str | None = None  # the evidence that a PASS rests on
     error: str | None = None  # why the harness could not judge
 
 
 def judge(evidence: Evidence) -> Judgement:
-    """A rank that died explains the ranks that wait for it: FAIL goes before HANG."""
+    """Return the verdict. A rank that died explains the ranks that wait for it, so FAIL takes precedence over HANG."""
     proof = _proof(evidence)
     failures = _failures(evidence, proof)
     if evidence.ending is Ending.UNWATCHED:
-        return _of_files(evidence, failures)
+        return _judge_post_mortem(evidence, failures)
     if evidence.launcher_error:
         return Judgement(status=Status.ERROR, failures=failures, proof=None, error=evidence.launcher_error)
     if failures or evidence.ending is Ending.DEADLINE:
@@ -177,7 +177,7 @@ def judge(evidence: Evidence) -> Judgement:
         Ending.EARLY: "ended early, and nothing is proven of it: it stood as another run did that was proven to hang",
         Ending.EXITED: _unseen_end(evidence),
         Ending.INTERRUPTED: "interrupted before it ended",
-        Ending.ABANDONED: f"the harness died before the run ended; {_without_us(evidence)}",
+        Ending.ABANDONED: f"the harness died before the run ended; {_without_controller(evidence)}",
         Ending.NOT_LAUNCHED: "the launcher could not be started",
         Ending.RESTARTED: "the job started its ranks anew, and nothing shows why",
         Ending.DETACHED: looked_at(evidence),
@@ -185,12 +185,14 @@ def judge(evidence: Evidence) -> Judgement:
     return Judgement(status=Status.ERROR, failures=(), proof=None, error=words[evidence.ending])
 
 
-def _of_files(evidence: Evidence, failures: tuple[Failure, ...]) -> Judgement:
-    """Of a job that nobody watched. That its ranks gave up waiting for each other, or were asked to end, is how a hang
-    ends, and no failure of its own.
+def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Judgement:
+    """Return the verdict of a post-mortem.
+
+    Ranks that gave up waiting for each other, or were asked to end, show how a hang ends. That is no failure of their
+    own.
     """
     own = [one for one in failures if not one.collateral and one.status not in _ASKED_TO_END]
-    proof = None if own else _stood(evidence)
+    proof = None if own else _was_blocked(evidence)
     if proof is not None:
         return Judgement(status=Status.HANG, failures=(), proof=proof)
     if failures:
@@ -198,8 +200,8 @@ def _of_files(evidence: Evidence, failures: tuple[Failure, ...]) -> Judgement:
     return Judgement(status=Status.ERROR, failures=(), proof=None, error=_nothing_shown(evidence))
 
 
-def _stood(evidence: Evidence) -> Proof | None:
-    """Ranks gave up waiting for others; or each was dumped in a wait for others, and not all in the same call."""
+def _was_blocked(evidence: Evidence) -> Proof | None:
+    """Whether ranks gave up waiting for others, or were dumped in waits for others in different calls."""
     graph = left_waiting(evidence)
     waiting = [wait for wait in graph.waits if wait.kind in FOR_RANKS]
     closed = all(root.closed and root.kind in FOR_RANKS for root in graph.roots)
@@ -214,7 +216,7 @@ def _stood(evidence: Evidence) -> Proof | None:
 
 
 def _call(wait: Wait) -> tuple[object, ...]:
-    """By the number that a recorder gave it; else by its line."""
+    """Return what identifies a call: its number in the recorder, else its line."""
     return (wait.stands_in, wait.user if wait.collective is None else None)
 
 
@@ -225,12 +227,12 @@ def _nothing_shown(evidence: Evidence) -> str:
 
 
 def ended_well(evidence: Evidence) -> str | None:
-    """What shows that every rank ended well, in a sentence; None where nothing does.
+    """Return a sentence that shows that every rank ended well, or None.
 
-    Each rank's own exit code, or that of a launcher which ends with 0 only where every rank did. Of a rank whose exit
-    was not seen, below a program that may have caught anything, it is enough that its interpreter came to its end.
+    The evidence is each rank's own exit code, or that of a launcher that exits with 0 only if every rank did. If a
+    rank's exit was not seen, below a program that may catch any error, the end of its interpreter is enough.
     """
-    unseen, launcher = _unseen(evidence), evidence.launcher
+    unseen, launcher = _ranks_without_good_end(evidence), evidence.launcher
     if evidence.ending is Ending.EXITED and (launcher is None or launcher.status is None or launcher.by_us):
         return None
     if evidence.ranks and not unseen:
@@ -245,13 +247,13 @@ def ended_well(evidence: Evidence) -> str | None:
     return f"the {who} ended with exit code 0; exit of {_ranks(unseen)} not seen"
 
 
-def _unseen(evidence: Evidence) -> list[RankEvidence]:
-    """Whose own good end is not recorded."""
+def _ranks_without_good_end(evidence: Evidence) -> list[RankEvidence]:
+    """Return the ranks whose good end is not recorded."""
     return [one for one in evidence.ranks if one.exit is None or one.exit.status != 0 or one.exit.by_us]
 
 
 def _unseen_end(evidence: Evidence) -> str:
-    launcher, unseen = evidence.launcher, _unseen(evidence)
+    launcher, unseen = evidence.launcher, _ranks_without_good_end(evidence)
     if launcher is None or launcher.status is None or launcher.by_us or not unseen:
         return "nobody saw how the run ended: the record of its processes is missing"
     return f"the command {how_it_ended(launcher.status)}, and nobody saw how {_ranks(unseen)} ended"
@@ -265,8 +267,8 @@ def _ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
 
 
-def _without_us(evidence: Evidence) -> str:
-    """What became of a run whose controller died; only what its guardian saw."""
+def _without_controller(evidence: Evidence) -> str:
+    """Return the verdict of a run whose controller died, from the records of its reaper."""
     if evidence.observed:
         return "the job was left alone"
     if evidence.undead is None:
@@ -290,7 +292,7 @@ def _proof(evidence: Evidence) -> Proof | None:
 
 
 def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
-    # A rank that stood at the last look has printed its exception and lived on, even if nobody saw how it ended.
+    # A rank in the last snapshot printed its exception and lived on, even if its end was not seen.
     stood = [one.rank for look in evidence.snapshots[-1:] for one in look.ranks if evidence.ending is Ending.STALL]
     printed = {one.rank for one in evidence.ranks if one.raised is not None and one.raised.at_s is None}
     survived = [one.rank for one in evidence.ranks if one.rank in printed.intersection(stood) and one.exit is None]
@@ -298,7 +300,7 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
     standing = [rank for rank in evidence.ranks if rank.rank not in survived]
     found = [one for rank in standing if (one := _rank_failure(rank, over=rank.rank in over))]
     found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, proof, found))]
-    found += _gone_unseen(evidence, found)
+    found += _unseen_ends(evidence, found)
     launcher = evidence.launcher
     if not found and launcher and launcher.status not in (0, None) and not launcher.by_us:
         found.append(
@@ -315,7 +317,7 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
 
 
 def _rank_failure(rank: RankEvidence, *, over: bool) -> Failure | None:
-    """`over`: its program had come to its end when it was last looked at, and the process had not."""
+    """Return the failure of a rank. `over` means that its program had ended, but not its process."""
     exit = rank.exit
     if rank.raised is not None and (_ended_by(rank.raised, exit) or (over and rank.raised.at_s is not None)):
         raised = original(rank.raised)
@@ -324,7 +326,7 @@ def _rank_failure(rank: RankEvidence, *, over: bool) -> Failure | None:
             rank=rank.rank,
             at_s=raised.at_s if raised.at_s is not None else (exit.at_s if exit else 0.0),
             text=f"{raised.type}: {raised.message}".strip(),
-            # What a handler raises, or fails with, after a peer was lost is as much the consequence.
+            # If a handler raises or fails after a peer was lost, that is also a consequence.
             collateral=_lost_a_peer(rank.raised) or any(_lost_a_peer(one) for one in rank.raised.chain),
             status=exit.status if exit else None,
             raised=raised,
@@ -343,8 +345,8 @@ def _rank_failure(rank: RankEvidence, *, over: bool) -> Failure | None:
     )
 
 
-def _gone_unseen(evidence: Evidence, found: Sequence[Failure]) -> list[Failure]:
-    """Whose end nobody saw, where the others failed in nothing but being asked to end: who asked had a reason."""
+def _unseen_ends(evidence: Evidence, found: Sequence[Failure]) -> list[Failure]:
+    """Return ranks whose end was not seen while the others were only asked to end: whoever asked had a reason."""
     asked = bool(found) and all(one.raised is None and one.status in _ASKED_TO_END for one in found)
     whole_job = any(not one.pid and one.sender != "harness" for one in evidence.signals)
     if not asked or whole_job or evidence.ending is not Ending.EXITED:
@@ -357,7 +359,7 @@ def _gone_unseen(evidence: Evidence, found: Sequence[Failure]) -> list[Failure]:
             text=f"rank {one.rank} {how_it_ended(None)}",
             collateral=False,
         )
-        for one in _unseen(evidence)
+        for one in _ranks_without_good_end(evidence)
         if (one.pid is None if one.exit is None else one.exit.status is None and not one.exit.by_us)
     ]
 
@@ -367,7 +369,7 @@ def _lost_a_peer(error: Raised | EarlierError) -> bool:
 
 
 def _ended_by(raised: Raised, exit: Exit | None) -> bool:
-    """The exception is what ended the rank. One that was only printed may have been caught before a signal came."""
+    """Whether the exception ended the rank. A printed exception may have been caught before a signal came."""
     if exit is None:
         return True
     printed_only = raised.at_s is None and exit.status is not None and exit.status < 0
@@ -375,9 +377,9 @@ def _ended_by(raised: Raised, exit: Exit | None) -> bool:
 
 
 def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, found: list[Failure]) -> Failure | None:
-    """A rank that ended with 0 before the others failed for want of it, or while one of them still waits for it.
+    """Return ranks that exited with 0 before others failed for lack of them, or while a rank still waits for them.
 
-    Of a job that was found as it ran nobody may know how it ended.
+    The exits of a job that was found while it ran may be unknown.
     """
     if exit.rank is None or exit.by_us or not (exit.status == 0 or (exit.status is None and evidence.attached)):
         return None
@@ -397,7 +399,7 @@ def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, found: list
 
 
 def _left_s(exit: Exit, evidence: Evidence) -> float:
-    """When the others lost the rank: its connections close with its groups, and the process may take seconds to end."""
+    """Return when the others lost the rank: its connections close with its groups, seconds before its process ends."""
     board = next((rank.board for rank in evidence.ranks if rank.rank == exit.rank), None)
     calls = board.calls if board else ()
     destroyed = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
@@ -406,7 +408,7 @@ def _left_s(exit: Exit, evidence: Evidence) -> float:
 
 
 def how_it_ended(status: int | None) -> str:
-    """In words, after the name of a process."""
+    """Return how a process ended, as words that follow its name."""
     if status is None:
         return "ended; nobody saw how"
     if status >= 0:

@@ -1,4 +1,4 @@
-"""One wait: what a rank stands in, for whom, and whether it can end."""
+"""Wait: what a rank is blocked in, for which ranks it waits, and whether the wait can end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nsa_harness.core.verdict.motion import Motion
 class WaitKind(StrEnum):
     COLLECTIVE = "collective"
     POINT_TO_POINT = "point_to_point"
-    STORE = "store"  # a key that nobody has set yet
+    STORE = "store"  # a key that no rank has set yet
     GROUP_CREATION = "group_creation"  # init_process_group or new_group, which some rank has not entered
     TRANSPORT = "transport"  # every rank is in the same collective or transfer, and it does not end
     LOCK = "lock"
     FILE_LOCK = "file_lock"
-    PIPE = "pipe"  # the other end is held by nobody who still acts
+    PIPE = "pipe"  # no process that can act holds the other end
     SLEEP = "sleep"
     CHILD = "child"
     LOADER = "loader"  # a worker of a DataLoader
@@ -30,7 +30,7 @@ class WaitKind(StrEnum):
     NOTHING = "nothing"  # it moves
 
 
-# What a process that does not wait stands in.
+# The wait kind of a process that does not wait.
 OF_MOTION = {
     Motion.STOPPED: WaitKind.STOPPED,
     Motion.GONE: WaitKind.GONE,
@@ -41,31 +41,31 @@ OF_MOTION = {
 
 @dataclass(frozen=True, kw_only=True)
 class WaitState:
-    """What a process stands in. `closed`: it cannot come, whatever time passes, unless another rank moves.
+    """What a process is blocked in. `closed` means that only another rank's move can end it, however much time passes.
 
-    `motion` is MOVING where somebody who is waited for moves, and BURNING where every process that is waited for
-    computes on lines that are known, or stands in a closed wait.
+    `motion` is MOVING if something that is waited for moves. It is BURNING if every process that is waited for computes
+    on known lines or is in a closed wait.
     """
 
     kind: WaitKind
     motion: Motion = Motion.WAITING
     closed: bool = False
     peers: tuple[int, ...] = ()  # the ranks it waits for
-    until_s: float | None = None  # end of a sleep, its own or that of the child it waits for, where readable
+    until_s: float | None = None  # end of its sleep, or of the sleep of the child it waits for, if known
     target: str = ""  # what it waits on outside its own memory: a pipe, a path, the address of a peer
     collective: Collective | None = None
     call: Call | None = None
     child: ChildWait | None = None  # the process below it that it waits for
-    computing: tuple[ChildWait, ...] = ()  # processes below it, or its threads, where nothing else may act
+    computing: tuple[ChildWait, ...] = ()  # its threads or the processes below it that compute, if nothing else can act
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildWait(WaitState):
-    """What a process below a rank, or a thread of its own, stands in, where that rank waits for it."""
+    """What a process below a rank, or another thread of the rank, is blocked in while the rank waits for it."""
 
     pid: int
     command: str
-    thread: str = ""  # the name of a thread of the rank's own process, whose number there is `pid`
+    thread: str = ""  # name of a thread of the rank's own process; `pid` is then the thread's id
     leaf: Frame | None
     user: Frame | None
 
@@ -76,7 +76,7 @@ class ChildWait(WaitState):
 
 @dataclass(frozen=True, kw_only=True)
 class Wait(WaitState):
-    """What one rank stands in."""
+    """What one rank is blocked in."""
 
     rank: int
     stands_in: str

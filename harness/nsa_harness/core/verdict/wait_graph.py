@@ -1,4 +1,4 @@
-"""Who waits for whom: what each rank stands in, whether it can still come, and who is at the root."""
+"""The wait-for graph: what each rank is blocked in, whether that can end, and which ranks are at the root."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nsa_harness.core.verdict.motion import (
 )
 from nsa_harness.core.verdict.wait import OF_MOTION, Wait, WaitKind, WaitState
 
-# Frames that stand on a stack only while something is compiled, not while what was compiled runs.
+# Frames that are on a stack only during compilation, not while compiled code runs.
 _COMPILERS = (
     "torch/_dynamo/convert_frame.py",
     "torch/_inductor/compile_fx.py",
@@ -34,7 +34,7 @@ _COMPILERS = (
 
 @dataclass(frozen=True, kw_only=True)
 class WaitFor:
-    """The graph over all ranks of one moment."""
+    """The wait-for graph over all ranks at one moment."""
 
     waits: tuple[Wait, ...]
     roots: tuple[Wait, ...]  # waits for no rank, or member of a cycle
@@ -45,12 +45,12 @@ class WaitFor:
 
 
 def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: str) -> WaitFor:
-    """The wait-for graph at `after`; `before` shows what moved since. `gone`: ranks whose process has ended."""
+    """Return the graph at `after`; `before` shows what moved since. `gone` are ranks whose process has ended."""
     return _graph(before, after, job_of(after.ranks, gone, backend))
 
 
 def left_waiting(evidence: Evidence) -> WaitFor:
-    """The wait-for graph of a job that nobody watched, as the dumps show it that somebody took of its ranks."""
+    """Return the graph of a post-mortem, from dumps that others took of the ranks."""
     look = evidence.snapshots[-1] if evidence.snapshots else Snapshot(number=0, at_s=0.0, ranks=())
     job = job_of(look.ranks, (), evidence.backend, world_size=evidence.world_size, groups=evidence.groups)
     return _graph(look, look, job)
@@ -80,7 +80,7 @@ def _wait(
     if moved in (Motion.BURNING, Motion.WAITING):
         group = group_wait(rank, stack, job, computes=computes, still=_is_still(before, stack))
         if group is not None:
-            found = group  # whatever its CPU: NCCL spins while it waits
+            found = group  # any CPU use is fine: NCCL spins while it waits
         elif computes:
             found = replace(found, kind=WaitKind.COMPILE if _compiles(frames) else WaitKind.COMPUTE)
         else:
@@ -90,7 +90,7 @@ def _wait(
     return Wait(
         **vars(found),
         rank=rank.rank,
-        stands_in=_stands_in(rank, stack, found),
+        stands_in=_blocked_in(rank, stack, found),
         leaf=frames[0] if frames else None,
         user=user_frame(frames),
         in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
@@ -101,14 +101,14 @@ _OVER = (Motion.STOPPED, Motion.GONE)
 
 
 def _moved(host: WaitState, *, works: bool) -> Motion:
-    """A thread that waits while another one of its process computes may wait for what that one computes."""
+    """Return the rank's motion. A thread that waits while another thread computes may wait for that computation."""
     if host.motion in (Motion.MOVING, Motion.BURNING):
         return host.motion
     return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
 
 
 def _works(before: RankSnapshot | None, rank: RankSnapshot, elapsed_s: float) -> bool:
-    """The process keeps a core busy, apart from the library threads that spin for a device or the network."""
+    """Whether the process keeps a core busy, apart from library threads that spin for a device or the network."""
     if before is None or before.process is None or rank.process is None:
         return False
     earlier_s = {task.tid: task.cpu_s for task in before.process.tasks}
@@ -126,7 +126,7 @@ def _compiles(frames: Sequence[Frame]) -> bool:
 
 
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
-    """The waits that others hang on: those for no rank, and the cycles that no wait leads out of."""
+    """Return the root waits: those for no rank, and the cycles that no wait leads out of."""
     by_rank = {wait.rank: wait for wait in waits}
     reached = {rank: waited_for(rank, waits) & by_rank.keys() for rank in by_rank}
     roots = (wait for wait in waits if all(wait.rank in reached[rank] for rank in reached[wait.rank]))
@@ -134,7 +134,7 @@ def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
 
 
 def waited_for(rank: int, waits: Iterable[Wait]) -> set[int]:
-    """The ranks that this one waits for, directly or not, and itself."""
+    """Return this rank and the ranks that it waits for, directly or indirectly."""
     peers = {wait.rank: wait.peers for wait in waits}
     seen: set[int] = set()
     queue = [rank]
@@ -163,7 +163,7 @@ FOR_RANKS = (
 )  # fmt: skip
 
 
-def _stands_in(rank: RankSnapshot, stack: Stack | None, found: WaitState) -> str:
+def _blocked_in(rank: RankSnapshot, stack: Stack | None, found: WaitState) -> str:
     frames = stack.frames if stack else ()
     if found.kind in FOR_RANKS:
         return _group_words(found, frames)
@@ -186,7 +186,7 @@ def _group_words(found: WaitState, frames: Sequence[Frame]) -> str:
 
 
 def sampled(before: Snapshot | None, after: Snapshot, gone: Iterable[int], backend: str) -> Iterator[Sample]:
-    """One sample a rank of `after`."""
+    """Return one sample for each rank of `after`."""
     waits = {wait.rank: wait for wait in wait_for(before, after, gone, backend).waits} if before else {}
     earlier = {rank.rank: rank for rank in before.ranks} if before else {}
     elapsed_s = max(after.at_s - before.at_s, 1e-3) if before else 0.0

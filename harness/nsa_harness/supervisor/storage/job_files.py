@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsa_harness.core.evidence.flight import MAX_BYTES
-from nsa_harness.core.evidence.job_file import JobFile, is_document, left_file
+from nsa_harness.core.evidence.job_files import JobFile, is_document, left_file
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.storage.rundir import RunDir
 from nsa_harness.supervisor.storage.safe_directory import Budget, SafeDirectory, named

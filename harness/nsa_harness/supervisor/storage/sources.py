@@ -9,7 +9,8 @@ from pathlib import Path
 
 from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.report import Outcome, Place, Trouble
-from nsa_harness.core.source_code.program_source import program_sources, statement
+from nsa_harness.core.source_code.collection import program_sources
+from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.supervisor.capture.containers import path_of
 from nsa_harness.supervisor.storage.adapters import adapter
 from nsa_harness.supervisor.storage.rundir import AttemptDir
@@ -78,14 +79,15 @@ def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -
 
 def quoted(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
     """The outcome with the statement at every place it names."""
+    program = ProgramSource(tuple(sources))
 
     def with_text(place: Place | None) -> Place | None:
-        return place and replace(place, text=statement(sources, place))
+        return place and replace(place, text=program.statement(place))
 
     culprit = outcome.culprit and replace(outcome.culprit, place=with_text(outcome.culprit.place))
     findings = tuple(replace(finding, place=with_text(finding.place)) for finding in outcome.findings)
     stacks = tuple(
-        replace(one, frames=tuple(replace(frame, text=statement(sources, frame)) for frame in one.frames))
+        replace(one, frames=tuple(replace(frame, text=program.statement(frame)) for frame in one.frames))
         for one in outcome.stacks
     )
     return replace(outcome, culprit=culprit, findings=findings, stacks=stacks)

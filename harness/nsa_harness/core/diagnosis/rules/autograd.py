@@ -25,7 +25,6 @@ from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.evidence.evidence import Hint, RankEvidence, StatusFile
 from nsa_harness.core.evidence.stacks import in_function, user_frame
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.program_source import gone_around, guard, reentrant_at
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
 
 _OTHER_COUNT, _OTHER_SHAPE = Cause.MODEL_MISMATCH.row.signatures
@@ -68,7 +67,7 @@ def static_graph_changed(case: Case, changed: Sequence[Failure]) -> Explanation:
 
 @refusal(Cause.READY_TWICE, outranks=("exception",))
 def ready_twice(case: Case, twice: Sequence[Failure]) -> Explanation:
-    reentrant = reentrant_at(case.evidence.sources)
+    reentrant = case.program.reentrant_checkpoint()
     found = _refusal(
         case,
         twice,
@@ -265,8 +264,8 @@ def rank_conditional_unused_params(case: Case, unfinished: Sequence[Failure]) ->
         seen=seen,
         advice=Cause.UNUSED_PARAMS.row.advice,
     )
-    around = gone_around(case.evidence.sources, (found.place and found.place.module) or "")
-    decides = around or (guard(case.evidence.sources, found.place) if found.place else None)
+    around = case.program.branch_around_module((found.place and found.place.module) or "")
+    decides = around or (case.program.guard(found.place) if found.place else None)
     return _moved(found, decides.place if decides else None)
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import permutations
 
 from nsa_harness.core.collectives.alignment import Difference, DifferenceKind, Link, index_of, left_routine
-from nsa_harness.core.collectives.counts import parted_before
+from nsa_harness.core.collectives.call_history import parted_before
 from nsa_harness.core.collectives.reasons import (
     OtherModules,
     StepDifference,
@@ -48,21 +48,7 @@ from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.evidence.evidence import CaughtException, Ending, Frame, Stack, StatusFile
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.program_source import (
-    Branch,
-    Loop,
-    around_alone,
-    branches,
-    deciding,
-    enters,
-    guard,
-    handlers,
-    holds_more,
-    loops_around,
-    loops_left,
-    same_function,
-    way_to,
-)
+from nsa_harness.core.source_code.excerpt import Branch, Loop
 from nsa_harness.core.source_code.value_origin import Origin, origin_of_arguments, origin_of_loop
 from nsa_harness.core.verdict.verdict import FailureKind
 
@@ -200,8 +186,7 @@ def _crossing(case: Case, ranks: Sequence[int], everyone: Sequence[int]) -> Plac
 
 def _other_round(case: Case, frames: Sequence[Frame]) -> Place | None:
     """The innermost loop around lines in which all ranks stand: they are in other rounds of it, for other groups."""
-    sources = case.evidence.sources
-    loop = next((one for frame in reversed(frames) for one in loops_around(sources, frame) if one.of_items), None)
+    loop = next((one for frame in reversed(frames) for one in case.program.loops_around(frame) if one.of_items), None)
     return Place(file=loop.file, line=loop.line, function=loop.function) if loop else None
 
 
@@ -264,12 +249,11 @@ def _only_if(case: Case, found: Difference, branch: Branch) -> _Why:
     made = tuple(rank for rank in found.everyone if rank not in found.ranks) if found.kind is K.MISSING else found.ranks
     way = f"past `{branch.text}: return`" if branch.leaves else branch.text
     besides = f"; {ranks_text(made)} {'gets' if len(made) == 1 else 'get'} there only {way}{at(place)}"
-    sources = case.evidence.sources
     frames = (frame for rank, _ in found.entered for frame in own_frames(case, rank))
-    held = next((one for one in frames if holds_more(sources, branch, one)), None)
+    held = next((one for one in frames if case.program.is_later_statement(branch, one)), None)
     ways = ((rank, turn_between(case, rank, other)) for rank, other in permutations(found.everyone[:_COMPARED], 2))
     # Inside of a `with` at whose beginning another one stands.
-    within = next(((rank, way) for rank, way in ways if enters(sources, way.stands, way.reached)), None)
+    within = next(((rank, way) for rank, way in ways if case.program.opens_block_around(way.stands, way.reached)), None)
     if within is not None:
         held = within[1].reached
         besides += (
@@ -310,7 +294,7 @@ def _jumps_before(case: Case, rank: int) -> list[Branch]:
 
 def _jumps(case: Case, frame: Frame) -> list[Branch]:
     """To the next round of the loop, or out of it, before this line of it."""
-    return [one for one in branches(case.evidence.sources, frame) if one.leaves and not one.ends]
+    return [one for one in case.program.branches(frame) if one.leaves and not one.ends]
 
 
 def _caught(case: Case, found: Difference) -> _Why | None:
@@ -370,7 +354,7 @@ def _passed_over(case: Case, found: Difference, stands: _Stands) -> _Why | None:
 
 def _handler(case: Case, rank: int) -> Place | None:
     """The nearest `except` to where the rank stands."""
-    known = (one for frame in reversed(own_frames(case, rank)) for one in handlers(case.evidence.sources, frame))
+    known = (one for frame in reversed(own_frames(case, rank)) for one in case.program.handlers(frame))
     return next((one.place for one in known), None)
 
 
@@ -442,7 +426,7 @@ def _other_modules(case: Case, found: Difference) -> _Why | None:
     if one is None:
         return None
     way = one.entered if one.besides else one.expected
-    decides = guard(case.evidence.sources, way.place) if way.place else None
+    decides = case.program.guard(way.place) if way.place else None
     reduces = all(event.op in _REDUCTIONS for event in below)
     return _Why(
         reason=R.OTHER_GRADIENTS if reduces else R.OTHER_MODULES,
@@ -491,7 +475,7 @@ def _left_out_at(case: Case, less: StepDifference, ranks: Sequence[int]) -> Plac
     """What decides, on the way to the last such call of that step, whether there is another one."""
     events = case.timelines[ranks[0]].events if ranks and less.called else ()
     made = [one for one in events if (one.step, one.op, one.group) == (less.step, less.op, less.group)][-1:]
-    known = (deciding(case.evidence.sources, frame, None) for one in made for frame in one.chain)
+    known = (case.program.deciding_branch(frame, None) for one in made for frame in one.chain)
     return next((one.place for one in known if one is not None and one.varies), None)
 
 
@@ -581,7 +565,7 @@ def _in_order_of_lines(case: Case, found: Difference) -> bool:
     ways = turn_between(case, found.ranks[0], others[0]) if others else None
     if ways is None or ways.reached is None or ways.stands is None or not ways.in_one_function:
         return False
-    return same_function(case.evidence.sources, ways.reached, ways.stands) and ways.reached.line > ways.stands.line
+    return case.program.same_function(ways.reached, ways.stands) and ways.reached.line > ways.stands.line
 
 
 def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) -> Place | None:
@@ -589,14 +573,12 @@ def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) 
     loop = next((stands.left[rank] for rank in ranks if rank in stands.left), None)
     left = loop is not None
     if loop is None and found.kind is K.COUNT:
-        around = (
-            one for frame in reversed(own_frames(case, ranks[0])) for one in loops_around(case.evidence.sources, frame)
-        )
+        around = (one for frame in reversed(own_frames(case, ranks[0])) for one in case.program.loops_around(frame))
         loop = next(around, None)
     if loop is None:
         return None
     # By an exception that stops it only where it would go as many rounds on every rank.
-    own = origin_of_loop(case.evidence.sources, Place(file=loop.file, line=loop.line), ()) if loop.stops else None
+    own = origin_of_loop(case.program, Place(file=loop.file, line=loop.line), ()) if loop.stops else None
     line = next((one.line for one in (*loop.exits, *loop.skips, *(() if own else loop.stops))), None)
     others = [rank for rank in found.everyone if rank not in ranks] if left and not loop.exits else []
     made = next((one for rank in others if (one := _rounds_of(case, loop, rank))), None)
@@ -607,12 +589,12 @@ def _exit(case: Case, found: Difference, stands: _Stands, ranks: Sequence[int]) 
 
 def _rounds_of(case: Case, left: Loop, rank: int) -> Origin | None:
     """What gives the number of rounds of the loop, or of the first one within it that may go another number of them."""
-    frames, sources = own_frames(case, rank), case.evidence.sources
+    frames = own_frames(case, rank)
     for depth, frame in enumerate(frames):
-        for loop in reversed(loops_around(sources, frame)):
+        for loop in reversed(case.program.loops_around(frame)):
             if (loop.file, loop.function) != (left.file, left.function) or left.line <= loop.line <= left.last:
                 line = Place(file=loop.file, line=loop.line)
-                made = origin_of_loop(sources, line, tuple(reversed(frames[:depth])))
+                made = origin_of_loop(case.program, line, tuple(reversed(frames[:depth])))
                 if made is not None:
                     return made
     return None
@@ -646,7 +628,7 @@ def _own_way(case: Case, found: Difference, rank: int) -> tuple[Frame, ...]:
     chains = [one.chain for one in case.timelines[rank].events if (one.op, one.place) == (due.op, due.place)]
     if due.chain and due.chain not in chains:
         return tuple(reversed(next(filter(None, reversed(chains)), ())))
-    return way_to(case.evidence.sources, own_frames(case, rank), [one.function for one in ways.deeper])
+    return case.program.path_to_call(own_frames(case, rank), [one.function for one in ways.deeper])
 
 
 def _made_at(case: Case, found: Difference, ranks: Sequence[int]) -> Place | None:
@@ -659,8 +641,8 @@ def _made_at(case: Case, found: Difference, ranks: Sequence[int]) -> Place | Non
         (at for at, one in enumerate(frames) if (one.file, one.line) == (event.place.file, event.place.line)), None
     )
     chain = event.chain or (() if stands is None else frames[stands:]) or (event.place,)
-    made = origin_of_arguments(case.evidence.sources, chain)
-    if made is None or (not made.of_rank and same_function(case.evidence.sources, made.place, chain[0])):
+    made = origin_of_arguments(case.program, chain)
+    if made is None or (not made.of_rank and case.program.same_function(made.place, chain[0])):
         return None
     return made.place
 
@@ -702,20 +684,19 @@ def _branch(case: Case, rank: int, event: Event) -> Branch | None:
     stands = case.rank(rank) if not event.done else None
     callers = [one for one in frames_of(case, stands) if not is_library(one.file)] if stands else []
     lines: list[Place | Frame] = [event.place] if event.called and event.place else []
-    known = (one for line in [*lines, *callers] for one in branches(case.evidence.sources, line))
+    known = (one for line in [*lines, *callers] for one in case.program.branches(line))
     return next((one for one in known if one.of_rank), None)
 
 
 def _conditional(case: Case, found: Difference) -> Difference:
     """The call that one side alone reached under a condition is taken for the one that the other side never makes."""
-    sources = case.evidence.sources
     ranks = [rank for rank, _ in found.entered][:_COMPARED]
     sides: set[tuple[object, ...]] = set()
     for one, other in permutations(ranks, 2):
         ways, event = turn_between(case, one, other), found.event(one)
         # Seen from the other one: `reached` is where this one stands.
         if event is not None and ways.reached and ways.stands and ways.in_one_function:
-            around = around_alone(sources, ways.reached, ways.stands)
+            around = case.program.condition_around_only(ways.reached, ways.stands)
             sides |= {event.site} if around is not None else set()
     made = tuple(rank for rank, event in found.entered if {event.site} == sides)
     return replace(found, kind=K.EXTRA, ranks=made) if made else found
@@ -736,8 +717,8 @@ def _stands(case: Case, found: Difference) -> _Stands:
     for one, other in permutations(ranks, 2):
         ways = turn_between(case, one, other)
         if ways.reached and ways.stands and ways.in_one_function:
-            compared |= same_function(case.evidence.sources, ways.reached, ways.stands)
-            loops = loops_left(case.evidence.sources, inside=ways.stands, outside=ways.reached)
+            compared |= case.program.same_function(ways.reached, ways.stands)
+            loops = case.program.loops_left(inside=ways.stands, outside=ways.reached)
             loop = loops[-1] if loops else _loop_of_calls(case, found, one, other, ways.stands)
             left |= {one: loop} if loop else {}
     return _Stands(left=left if len(left) < len(ranks) else {}, compared=compared)
@@ -759,7 +740,7 @@ def _loop_of_calls(case: Case, found: Difference, one: int, other: int, below: F
         return None
     frames = own_frames(case, other)
     inside = frames[frames.index(below) + 1 :]
-    loops = [(frame, loop) for frame in inside for loop in loops_around(case.evidence.sources, frame)]
+    loops = [(frame, loop) for frame in inside for loop in case.program.loops_around(frame)]
     # The last thing that it did there lies in the loop that it left, or behind those within.
     held = (
         (frame, loop) for frame, loop in loops for one in before[-1:] if any(loop.holds(made) for made in one.chain)

@@ -40,7 +40,6 @@ from nsa_harness.core.evidence.exit_messages import GAVE_UP, gave_up_as
 from nsa_harness.core.evidence.health_samples import LastMessages
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Place, Status
-from nsa_harness.core.source_code.program_source import loop_around, statement
 from nsa_harness.core.verdict.motion import BUSY_SHARE
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, still_moving
 from nsa_harness.core.verdict.wait import Wait
@@ -239,7 +238,7 @@ def _spent(case: Case, sampled: RankProfile | None) -> str:
     if sampled is None or sampled.cpu_share is None or sampled.cpu_share >= BUSY_SHARE:
         return "compute"
     user = _parts(case, sampled)[0].user
-    said = statement(case.evidence.sources, Place(file=user.file, line=user.line)) or ""
+    said = case.program.statement(Place(file=user.file, line=user.line)) or ""
     return "sleep" if "sleep(" in said else "wait"
 
 
@@ -304,7 +303,7 @@ def _parts(case: Case, sampled: RankProfile) -> list[_Part]:
     """The first one holds most of the time."""
     parts: dict[tuple[str, str, int | None], list[HotLine]] = {}
     for one in sampled.lines:
-        loop = loop_around(case.evidence.sources, one.user)
+        loop = case.program.loop_line(one.user)
         parts.setdefault((one.user.file, one.user.function, loop), []).append(one)
     seen = (
         _Part(user=lines[0].user, loop=loop, seen=sum(one.seen for one in lines))

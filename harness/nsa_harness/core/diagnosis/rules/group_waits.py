@@ -28,7 +28,6 @@ from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.evidence.evidence import Call, Evidence, KeySet
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.program_source import branches, deciding, key_setters, only_way
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
@@ -207,11 +206,10 @@ def _setter(case: Case, keys: str) -> tuple[int, KeySet] | None:
 
 def _written(case: Case, key: str) -> tuple[tuple[int, ...], Place | None, str]:
     """The line of the source that sets such a key, and the rank of which it says so."""
-    sources = case.evidence.sources
-    line, found = next(key_setters(sources, key), (None, None))
-    way = list(only_way(sources, line)) if line else []
-    tests = [one for each in way for one in branches(sources, each) if one.of_rank]
-    decides = (one for each in way if (one := deciding(sources, each, None, same_rank=True)) and one.varies)
+    line, found = next(case.program.key_setters(key), (None, None))
+    way = list(case.program.only_call_path(line)) if line else []
+    tests = [one for each in way for one in case.program.branches(each) if one.of_rank]
+    decides = (one for each in way if (one := case.program.deciding_branch(each, None, same_rank=True)) and one.varies)
     numbers = [
         *(found.groups() if found else ()),
         *(one[1] for test in tests for one in _THIS_RANK.finditer(test.text)),

@@ -26,7 +26,6 @@ from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.stacks import A_LOCK, awaited
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.program_source import also_taken_at, kept_at, served_at, taken_at
 from nsa_harness.core.verdict.limits import limits_of
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import loop_lines
@@ -90,7 +89,7 @@ def _loading(case: Case) -> tuple[Wait, ChildWait] | None:
 @rule_given(_loading, RulePhase.WAITS_BY_ITSELF, Cause.DATALOADER_WORKER_BLOCKED, outranks=("fork_lock",))
 def dataloader_worker_blocked(case: Case, root: Wait, worker: ChildWait) -> Explanation:
     place = _child_place(case, root, worker)
-    held = also_taken_at(case.evidence.sources, place) if place and _is_forked_lock(worker) else None
+    held = case.program.other_holder_of_lock(place) if place and _is_forked_lock(worker) else None
     forked = "; it was forked with a lock held by a thread that it does not have" if _is_forked_lock(worker) else ""
     forked += f"; {held.function} takes that lock too{at(held)}" if held else ""
     return explained(
@@ -113,7 +112,7 @@ def _is_forked_lock(child: ChildWait) -> bool:
 @rule_given(_below(_is_forked_lock), RulePhase.WAITS_BY_ITSELF, Cause.FORK_LOCK, outranks=("pipe_full",))
 def fork_lock(case: Case, root: Wait, child: ChildWait) -> Explanation:
     place = _child_place(case, root, child)
-    held = also_taken_at(case.evidence.sources, place) if place else None
+    held = case.program.other_holder_of_lock(place) if place else None
     return explained(
         Cause.FORK_LOCK,
         f"rank {root.rank} waits{at(wait_place(case, root))} for its child process {child.pid}, which waits for a"
@@ -173,8 +172,8 @@ def lock_cycle(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     behind, own = line_behind(case, root), wait_place(case, root)
     place = behind or own
     stack = rank_stack(case.looked[root.rank]) if root.rank in case.looked else None
-    served = served_at(case.evidence.sources, stack.frames) if stack and not behind else None
-    left = kept_at(case.evidence.sources, place) if place else None
+    served = case.program.missing_partner(stack.frames) if stack and not behind else None
+    left = case.program.exit_with_lock(place) if place else None
     joined = f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
     wanted = awaited(stack.frames) if stack else A_LOCK
     what, advice = wanted.what, _ADVICE
@@ -209,7 +208,7 @@ def _holder(case: Case, root: Wait, wanted: Place | None) -> str:
         return ""
     for stack in case.looked[root.rank].stacks if root.rank in case.looked else ():
         own = any((one.file, one.line) == (wanted.file, wanted.line) for one in stack.frames)
-        held = taken_at(case.evidence.sources, wanted, stack.frames)
+        held = case.program.lock_taken_by(wanted, stack.frames)
         if held is not None:
             return f"{'it' if own else f'its thread {stack.thread or stack.tid}'} took that lock{at(held)}, and "
     return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nsa_harness.core.collectives.alignment import departure, last_round
-from nsa_harness.core.collectives.call_pattern import other_partner
+from nsa_harness.core.collectives.call_history import other_partner
 from nsa_harness.core.collectives.timeline import Event
 from nsa_harness.core.diagnosis.call_paths import passer, turned_off_at
 from nsa_harness.core.diagnosis.causes import Cause
@@ -16,7 +16,6 @@ from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.program_source import deciding, loops_around
 from nsa_harness.core.source_code.value_origin import origin_of_arguments, origin_of_loop
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -121,13 +120,13 @@ def _transfers(case: Case, rank: int, partner: int) -> list[Event]:
 
 def _decided_at(case: Case, place: Place | None) -> Place | None:
     """What decides whether the call that was left out is reached."""
-    branch = deciding(case.evidence.sources, place, None) if place else None
+    branch = case.program.deciding_branch(place, None) if place else None
     return place if branch is None else branch.place
 
 
 def _exit(case: Case, place: Place | None) -> Place | None:
     """Of the loop that it was in: what lets it out, or the loop itself."""
-    loop = next(iter(loops_around(case.evidence.sources, place)), None) if place else None
+    loop = next(iter(case.program.loops_around(place)), None) if place else None
     if loop is None:
         return place
     return Place(file=loop.file, line=loop.exits[0].line if loop.exits else loop.line, function=loop.function)
@@ -139,13 +138,13 @@ def _made_otherwise(case: Case, roots: Sequence[Wait]) -> Place | None:
         frames = tuple(reversed(own_frames(case, root.rank)))
         made = [one for peer in root.peers for one in _transfers(case, root.rank, peer)][-1:]
         chain = made[0].chain if made else frames
-        found = origin_of_arguments(case.evidence.sources, chain, own_rank=False)
+        found = origin_of_arguments(case.program, chain, own_rank=False)
         if found is not None and found.of_rank:
             return found.place
     for root in roots:
         frames = tuple(reversed(own_frames(case, root.rank)))
-        for loop in loops_around(case.evidence.sources, frames[0]) if frames else ():
-            found = origin_of_loop(case.evidence.sources, Place(file=loop.file, line=loop.line), frames[1:])
+        for loop in case.program.loops_around(frames[0]) if frames else ():
+            found = origin_of_loop(case.program, Place(file=loop.file, line=loop.line), frames[1:])
             if found is not None:
                 return found.place
     return None

@@ -23,10 +23,16 @@ from nsa_harness.core.diagnosis.context import (
 from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.health_samples import LastMessages
-from nsa_harness.core.evidence.pools import MULTIPROCESSING, awaits_result, awaits_task, is_worker
-from nsa_harness.core.evidence.stacks import is_poller, training_stack, user_frame
+from nsa_harness.core.evidence.stacks import (
+    MULTIPROCESSING,
+    awaits_result,
+    awaits_task,
+    is_poller,
+    is_worker,
+    training_stack,
+    user_frame,
+)
 from nsa_harness.core.report import HangKind, Place
-from nsa_harness.core.source_code.program_source import locks_wanted, taken_at
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -141,7 +147,7 @@ def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
     others = [one for one in seen.stacks if one is not stack and not is_poller(one) and user_frame(one.frames)]
     others = [one for one in others if _takes_again(case, one)] or others
     lines = {user_frame(one.frames) for one in others}
-    locks = {locks_wanted(case.evidence.sources, line) for line in lines if line}
+    locks = {case.program.locks_taken_at(line) for line in lines if line}
     if not lines or (len(lines) > 1 and (len(locks) != 1 or frozenset() in locks)):
         return None
     tasks = seen.process.tasks if seen.process else ()
@@ -151,7 +157,7 @@ def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
 
 def _takes_again(case: Case, stack: Stack) -> bool:
     wanted = user_frame(stack.frames)
-    return wanted is not None and taken_at(case.evidence.sources, wanted, stack.frames) is not None
+    return wanted is not None and case.program.lock_taken_by(wanted, stack.frames) is not None
 
 
 def line_behind(case: Case, root: Wait) -> Place | None:

@@ -1,42 +1,46 @@
-"""What the logs of a job say that nobody watched: taken apart by rank, timeouts of collectives, and what Slurm did."""
+"""Files of a job that was not watched: logs split by rank, timeouts of collectives, Slurm's messages, and dumps."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import islice
 
-from nsa_harness.core.evidence.evidence import Collective
+from nsa_harness.core.evidence.evidence import Collective, Stack
+from nsa_harness.core.evidence.flight import FlightDump, parse_dump
+from nsa_harness.core.evidence.stacks import parse_faulthandler, parse_py_spy, parse_py_spy_text, parse_pystack
 
-MAX_RANKS = 4096  # a higher number in a log is the number of something else
+MAX_RANKS = 4096  # a higher number in a log is no rank
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(r"\[([A-Za-z_]{1,40}?)_?(\d{1,6})\]: ?")  # torchrun's --tee, and torch's own of a traceback
 _LABEL = re.compile(r"^ *(\d{1,6}): ?")  # srun --label
 _BY_NCCL = re.compile(r"\[(?:PG [^\]]{1,120} )?Rank (\d{1,6})\]")
 _GLOBAL = "rank"
-_LABELLED = 0.8  # of the lines, where srun labels them: a line may be torn
+_LABELLED = 0.8  # share of lines that make a log labelled: a line may be torn
 _FEWEST_LABELLED = 3
 _MAX_LINE = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobLog:
-    """One file, by rank."""
+    """One log file, split by rank."""
 
-    lines: dict[int | None, tuple[str, ...]]  # None: without a word of a rank, as a launcher writes
-    local: dict[int, int]  # local rank -> rank, where one line has both
+    lines: dict[int | None, tuple[str, ...]]  # None: lines without a rank, as a launcher writes them
+    local: dict[int, int]  # local rank -> rank, from lines that have both
 
 
 def by_rank(text: str) -> JobLog:
-    """The lines of each rank, without what stood before them. Of an interleaved file each rank's stay in order."""
+    """Return the lines of each rank without their prefix, in order, also from an interleaved file."""
     plain = _COLOUR.sub("", text) if "\x1b" in text else text
     lines = [line[:_MAX_LINE].rstrip("\r") for line in plain.split("\n")]
     local: dict[int, int] = {}
     found: dict[int | None, list[str]] = {}
     for task, some in _tasks(lines):
-        told = list(map(_told, some))
+        told = list(map(_split_prefix, some))
         local |= {own: rank for own, rank, _ in told if own is not None and rank is not None}
         of_torchrun = any(own is not None or rank is not None for own, rank, _ in told)
         for own, rank, line in told:
@@ -47,7 +51,7 @@ def by_rank(text: str) -> JobLog:
 
 
 def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
-    """The lines of each task of Slurm's, where they are labelled; else all of them."""
+    """Yield the lines of each Slurm task if they are labelled; else all of them."""
     labels = [_LABEL.match(line) for line in lines]
     written = [label for label, line in zip(labels, lines, strict=True) if line.strip()]
     labelled = [label for label in written if label and int(label[1]) < MAX_RANKS]
@@ -61,8 +65,8 @@ def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
     yield from tasks.items()
 
 
-def _told(line: str) -> tuple[int | None, int | None, str]:
-    """(local rank, rank, what it says): "[default1]:[rank3]: text" is of local rank 1, which is rank 3."""
+def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
+    """Return (local rank, rank, text): "[default1]:[rank3]: text" is of local rank 1, which is rank 3."""
     own = rank = None
     at = 0
     while found := _PREFIX.match(line, at):
@@ -92,20 +96,20 @@ _OF_LAUNCHER = re.compile(
 
 
 def rank_said(text: str) -> int | None:
-    """The rank that a file says it is of, where it names one alone."""
-    named = {int(found[1]) for words in _OF_FILE for found in _some(words, text, "RANK")}
+    """Return the rank that a file names for itself, if it names only one."""
+    named = {int(found[1]) for words in _OF_FILE for found in _matching_lines(words, text, "RANK")}
     return named.pop() if len(named) == 1 and max(named) < MAX_RANKS else None
 
 
 def world_size_said(text: str) -> int:
-    """The one said most often; 0 where none is."""
-    said = Counter(int(one[1] or one[2]) for one in _some(_WORLD_SIZE, text, "WORLD_SIZE", "world"))
+    """Return the world size that is named most often; 0 if none is named."""
+    said = Counter(int(one[1] or one[2]) for one in _matching_lines(_WORLD_SIZE, text, "WORLD_SIZE", "world"))
     known = [(count, size) for size, count in said.items() if 0 < size <= MAX_RANKS]
     return max(known, default=(0, 0))[1]
 
 
 def is_of_launcher(text: str) -> bool:
-    """Some of it is torchrun's or Slurm's own."""
+    """Whether some of the text is torchrun's or Slurm's own."""
     return _OF_LAUNCHER.search(text) is not None
 
 
@@ -116,12 +120,12 @@ _LAST_NUMBER = re.compile(r"(?:^|[/_.\-])(?:r|gpu|task)?(\d{1,9})(?:\.[A-Za-z]{1
 
 @dataclass(frozen=True, kw_only=True)
 class PathRank:
-    """What the path of a file says of whose it is; None where it says nothing."""
+    """The rank that the path of a file shows; all fields None or empty if it shows none."""
 
     rank: int | None = None
-    local: int | None = None  # of torchrun's --log-dir: the local rank
-    launch: str = ""  # torchrun's folder of that launch
-    attempt: int = 0  # of it
+    local: int | None = None  # torchrun's --log-dir: the local rank
+    launch: str = ""  # torchrun's directory of that launch
+    attempt: int = 0  # attempt of that launch
     number: int | None = None  # at the end of the name: a rank, or the number of a process
 
 
@@ -137,7 +141,7 @@ def _rank(digits: str) -> int | None:
     return int(digits) if int(digits) < MAX_RANKS else None
 
 
-# NCCL's watchdog, in the words of torch 1.13 to 2.13; older ones leave out the sizes, and the group.
+# NCCL's watchdog, in the wording of torch 1.13 to 2.13; older versions have no sizes and no group.
 _TIMEOUT = re.compile(
     r"\[(?:PG [^\]]{1,120} )?Rank (?P<rank>\d{1,6})\].{0,200}?Watchdog caught collective operation timeout:"
     r" WorkNCCL\(SeqNum=(?P<seq>\d{1,18}), OpType=(?P<op>\w{1,60})(?:, NumelIn=(?P<count>\d{1,18}))?"
@@ -147,7 +151,7 @@ _PROGRESS = re.compile(
     r".{0,200}?(?:at work(?: sequence id)?: (?P<seq>\d{1,18}).{0,60}?)?"
     r"last enqueued(?: NCCL)? work: (?P<enqueued>-?\d{1,18}), last completed(?: NCCL)? work: (?P<completed>-?\d{1,18})"
 )
-# The recorder's names of what the watchdog names as C++ does.
+# The recorder's names of operations that the watchdog names as C++ does.
 _OPERATIONS = {
     "ALLREDUCE": "all_reduce",
     "ALLREDUCE_COALESCED": "allreduce_coalesced",
@@ -163,7 +167,7 @@ _MAX_SAID = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a rank had come in a group when a watchdog spoke."""
+    """How far a rank was in a group when a watchdog reported."""
 
     rank: int
     group: str
@@ -172,14 +176,14 @@ class Progress:
 
 
 def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
-    """(rank, the collective that NCCL's watchdog gave up) with the first number of each rank in each group."""
+    """Return (rank, the collective that NCCL's watchdog gave up), the first number of each rank in each group."""
     groups = {
         (int(one["rank"]), int(one["seq"])): one["group"] or one["id"]
-        for one in _some(_PROGRESS, text, "last enqueued")
+        for one in _matching_lines(_PROGRESS, text, "last enqueued")
         if one["seq"] is not None
     }
     first: dict[tuple[int, str], Collective] = {}
-    for one in _some(_TIMEOUT, text, "Watchdog caught"):
+    for one in _matching_lines(_TIMEOUT, text, "Watchdog caught"):
         rank, seq = int(one["rank"]), int(one["seq"])
         if rank >= MAX_RANKS or one["op"] in _TRANSFERS:
             continue
@@ -191,10 +195,10 @@ def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
 
 
 def progress(text: str) -> tuple[Progress, ...]:
-    """What the watchdogs say of each rank and group, the last word of each."""
+    """Return the watchdogs' last report on each rank and group."""
     said = {
         (int(one["rank"]), one["group"] or one["id"]): (int(one["enqueued"]), int(one["completed"]))
-        for one in _some(_PROGRESS, text, "last enqueued")
+        for one in _matching_lines(_PROGRESS, text, "last enqueued")
         if int(one["rank"]) < MAX_RANKS
     }
     return tuple(
@@ -211,13 +215,13 @@ def _open(group: str, seq: int, op: str, count: str | None) -> Collective:
         sizes=((int(count),),) if count else (),
         dtypes=(),
         retired=False,
-        created_ns=seq,  # the log has the time of the end alone; in the order of their numbers they were made
+        created_ns=seq,  # the log only has the end time; the numbers give the order
         started=True,
     )
 
 
-def _some(words: re.Pattern[str], text: str, *hints: str) -> Iterator[re.Match[str]]:
-    """In each line that has one of the hints: most lines of a log have none, and looking for a text is cheap."""
+def _matching_lines(words: re.Pattern[str], text: str, *hints: str) -> Iterator[re.Match[str]]:
+    """Yield matches in lines that have a hint: searching for a plain text is cheap, and most lines have none."""
     if not any(hint in text for hint in hints):
         return iter(())
     lines = (line[:_MAX_LINE] for line in text.split("\n") if any(hint in line for hint in hints))
@@ -231,10 +235,10 @@ _OUT_OF_MEMORY = re.compile(r"[^\n]{0,80}(?:oom[_-]kill event|Out Of Memory)[^\n
 
 
 def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
-    """(task, status) as srun says it; where one task is one rank, these are the ranks'."""
+    """Return (task, status) from srun's messages; if each task is one rank, these are the ranks' exits."""
     return tuple(
         (task, status)
-        for one in _some(_TASKS, text, "srun: error")
+        for one in _matching_lines(_TASKS, text, "srun: error")
         if (status := _status(one["how"])) is not None
         for task in _numbers(one["tasks"])
     )
@@ -247,7 +251,7 @@ def _status(how: str) -> int | None:
 
 
 def _numbers(listed: str) -> Iterator[int]:
-    """ "0-2,5": 0, 1, 2, 5."""
+    """Return the numbers of "0-2,5": 0, 1, 2, 5."""
     for part in listed.split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (last or first).isdigit():
@@ -255,8 +259,8 @@ def _numbers(listed: str) -> Iterator[int]:
 
 
 def killed_for_memory(text: str) -> tuple[str, ...]:
-    """What Slurm and the kernel say of it, each once."""
-    return tuple(dict.fromkeys(one[0].strip() for one in _some(_OUT_OF_MEMORY, text, "oom", "Out Of Memory")))
+    """Return the messages of Slurm and the kernel about memory, each once."""
+    return tuple(dict.fromkeys(one[0].strip() for one in _matching_lines(_OUT_OF_MEMORY, text, "oom", "Out Of Memory")))
 
 
 _TOLD_OF_WATCHDOG = 4
@@ -264,11 +268,13 @@ _SAID_BY_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout[^\
 
 
 def watchdog_lines(text: str) -> tuple[str, ...]:
-    """The first words of NCCL's watchdog, which names an error only further down."""
-    return tuple(one[0] for one in islice(_some(_SAID_BY_WATCHDOG, text, "Watchdog caught"), _TOLD_OF_WATCHDOG))
+    """Return the first lines of NCCL's watchdog, which names an error only further down."""
+    return tuple(
+        one[0] for one in islice(_matching_lines(_SAID_BY_WATCHDOG, text, "Watchdog caught"), _TOLD_OF_WATCHDOG)
+    )
 
 
-# TORCH_DISTRIBUTED_DEBUG=DETAIL: the two sides that it found unlike, in the words of torch 2.11 to 2.13.
+# TORCH_DISTRIBUTED_DEBUG=DETAIL: the two sides that it found different, in the wording of torch 2.11 to 2.13.
 _FINGERPRINT = re.compile(
     r"Rank (?P<rank>\d{1,6}) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<seq>\d{1,18}), ?)?"
     r"OpType=(?P<op>\w{1,60})(?:, TensorShape=\[(?P<shape>[\d, ]{0,200})\])?(?:, TensorDtypes=(?P<dtype>\w{1,40}))?"
@@ -276,11 +282,11 @@ _FINGERPRINT = re.compile(
 
 
 def fingerprints(text: str) -> tuple[tuple[int, Collective], ...]:
-    """(rank, the collective that it was in) of both sides, as the ranks themselves report that they differ."""
+    """Yield (rank, the collective that it was in) of both sides, as the ranks report a difference."""
     found: dict[int, Collective] = {}
-    for one in _some(_FINGERPRINT, text, "CollectiveFingerPrint"):
+    for one in _matching_lines(_FINGERPRINT, text, "CollectiveFingerPrint"):
         rank = int(one["rank"])
-        # A rank that has come further names a sequence of its own; what is compared is the one of the report.
+        # A rank that got further names a sequence of its own; the report's own sequence is compared.
         if rank < MAX_RANKS:
             shape = tuple(int(size) for size in re.findall(r"\d{1,18}", one["shape"] or ""))
             opened = _open("0", int(one["seq"] or 0), one["op"], None)
@@ -288,3 +294,105 @@ def fingerprints(text: str) -> tuple[tuple[int, Collective], ...]:
                 opened, sizes=(shape,) if shape else (), dtypes=(one["dtype"],) if one["dtype"] else ()
             )
     return tuple(found.items())
+
+
+_PICKLE, _ELF, _CORE = b"\x80", b"\x7fELF", 4
+_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"PK\x03\x04", b"BZh")
+EMPTY = "it is empty"
+_SNIFFED = 4096
+_BINARY = 0.1  # share of the first bytes
+
+
+class Kind(StrEnum):
+    LOG = "log"
+    RECORDER = "flight recorder dump"
+    STACKS = "stack dump"
+    CORE = "core file"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """One file and its kind."""
+
+    name: str
+    kind: Kind
+    changed_ns: int = 0
+    why: str = ""  # of NOTHING: why the file is not used
+    text: str = ""  # of a log, and of a printed dump
+    stacks: Mapping[int, tuple[Stack, ...]] = field(default_factory=dict)  # by process; 0 if the dump names none
+    recorder: FlightDump | None = None
+
+
+def is_document(head: bytes) -> bool:
+    """Whether the file must be read completely: half a pickle or half a JSON document is useless."""
+    return head[:1] == _PICKLE or _json_like(head)
+
+
+def _json_like(head: bytes) -> bool:
+    """Whether the file may be JSON. A log that begins with "[rank0]: " or "[W1123 02:07:28 ..." is not."""
+    return re.match(rb'\s*(?:\[[\s{"\[\]]|\{[\s"}])', head) is not None
+
+
+def left_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
+    """Return a file's kind and content. Never raises: an unusable file has a reason."""
+    known = JobFile(name=name, kind=Kind.NOTHING, changed_ns=changed_ns)
+    if not data.strip():
+        return replace(known, why=EMPTY)
+    if data[:1] == _PICKLE:
+        return _recorder(known, data)
+    if data[:4] == _ELF:
+        if int.from_bytes(data[16:18], "little") != _CORE:
+            return replace(known, why="a program, and no dump of one")
+        return replace(known, kind=Kind.CORE)
+    if data.startswith(_PACKED):
+        return replace(known, why="it is packed; unpack it first")
+    head = data[:_SNIFFED]
+    strange = sum(byte < 9 or 13 < byte < 27 for byte in head) + head.decode("utf-8", "replace").count("\ufffd")
+    if strange > _BINARY * len(head) or b"\0\0" in head:
+        return replace(known, why="binary, and no dump that is known")
+    if _json_like(head) and (document := _document(known, data)):
+        return document
+    return _text(known, data.decode("utf-8-sig", errors="replace"))
+
+
+def _recorder(known: JobFile, data: bytes) -> JobFile:
+    try:
+        return replace(known, kind=Kind.RECORDER, recorder=parse_dump(data))
+    except ValueError as error:
+        return replace(known, why=str(error))
+
+
+def _document(known: JobFile, data: bytes) -> JobFile | None:
+    """Return a JSON document; None for a log whose lines are JSON, or begin like it."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(value, dict) and "entries" in value:
+        return _recorder(known, data)
+    try:
+        stacks = parse_py_spy(data.decode("utf-8", errors="replace"), "py-spy")
+        pids = {one.get("pid") for one in value}
+        pid = pids.pop() if len(pids) == 1 else 0
+    except (ValueError, TypeError, AttributeError):
+        return replace(known, why="JSON, and neither a flight recorder dump nor stacks of py-spy")
+    if not stacks:
+        return replace(known, why="JSON without anything in it")
+    return replace(known, kind=Kind.STACKS, stacks={pid if isinstance(pid, int) else 0: stacks})
+
+
+_BEGINS_WITH_A_THREAD = re.compile(r"\s*(?:Timeout \([\d:.]+\)!\s+)?(?:Current thread|Thread) 0x[0-9a-f]+ ")
+
+
+def _text(known: JobFile, text: str) -> JobFile:
+    """Return the stacks if the file begins with them, else a log; faulthandler's stacks may be anywhere in a log."""
+    stacks = parse_py_spy_text(text)
+    if not stacks and _BEGINS_WITH_A_THREAD.match(text):
+        stacks = {0: parse_faulthandler(text)}
+    elif not stacks and "Traceback for thread" in text:
+        try:
+            stacks = {0: parse_pystack(text)}
+        except ValueError:
+            stacks = {}
+    return replace(known, kind=Kind.STACKS if stacks else Kind.LOG, text=text, stacks=stacks)

@@ -1,0 +1,122 @@
+"""A rank's call history: the next call by its repeating pattern, and a hash over all calls before the stored ones."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from zlib import crc32
+
+from nsa_harness import protocol
+from nsa_harness.core.evidence.evidence import Call, StatusFile
+from nsa_harness.core.evidence.stacks import is_library
+from nsa_harness.core.verdict.group_waits import TRANSFERS
+
+KEPT = 2  # repeats from which on a pattern is trusted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """The next event that a rank's own history predicts."""
+
+    at: int  # index of the past event with the longest equal history; the event there is expected
+    times: int  # how often the same event followed the event before
+
+    @property
+    def kept(self) -> bool:
+        return self.times >= KEPT
+
+
+@lru_cache(maxsize=4096)  # in a large world most ranks did the same
+def due(sites: tuple[Hashable, ...], at: int) -> Due | None:
+    """Return what is expected at `at`; None if the rank was never there, or continued differently each time."""
+    alike = {here: _common_length(sites, here, at) for here in range(1, at) if sites[here - 1] == sites[at - 1]}
+    if not alike:
+        return None
+    longest = max(alike.values())
+    best = [here for here, length in alike.items() if length == longest]
+    if len({sites[here] for here in best}) > 1:
+        return None
+    return Due(at=best[-1], times=sum(sites[here] == sites[best[-1]] for here in alike))
+
+
+def comes_later(sites: Sequence[Hashable], found: Due, at: int, site: Hashable) -> bool:
+    """Whether `site` came after the expected event in the previous iteration."""
+    return site in sites[found.at + 1 : at]
+
+
+def leaves_a_loop(sites: Sequence[Hashable], at: int) -> bool:
+    """Whether the rank went from the same event to this one before, so that one iteration less is still complete."""
+    return any(sites[here - 1] == sites[at - 1] and sites[here] == sites[at] for here in range(1, at))
+
+
+def _common_length(sites: Sequence[Hashable], here: int, at: int) -> int:
+    """Return for how many events backwards the two histories are equal."""
+    length = 0
+    while length < here and sites[here - 1 - length] == sites[at - 1 - length]:
+        length += 1
+    return length
+
+
+def other_partner(board: StatusFile) -> Call | None:
+    """Return the newest transfer if its line always had the same partner before, and now has another."""
+    made = [one for one in board.calls if not one.op.startswith(protocol.WAIT) and one.peer is not None]
+    if not made:
+        return None
+    newest = made[-1]
+    usual = [one.peer for one in made[:-1] if (one.op, one.group, one.place) == (newest.op, newest.group, newest.place)]
+    return newest if len(usual) >= KEPT and len(set(usual)) == 1 and usual[0] != newest.peer else None
+
+
+_UNDONE = pow(protocol.HASH_FACTOR, -1, 1 << 64)
+
+
+def parted_before(group: str, boards: Mapping[int, StatusFile]) -> bool:
+    """Whether these ranks made different calls in the group before the oldest call that all of them store.
+
+    The hashes are compared at the same count. A rank that has not reached this count, or whose hash cannot be undone,
+    is ignored.
+    """
+    known = [hashes for board in boards.values() if (hashes := _hashes(group, board))]
+    common = max((min(hashes) for hashes in known), default=0)
+    return len({hashes[common] for hashes in known if common in hashes}) > 1
+
+
+def _hashes(group: str, board: StatusFile) -> dict[int, int]:
+    """Return the hash at each count, from the newest call back to before the oldest stored one; empty if unknown."""
+    total = board.counts.get(group)
+    calls = [one for one in _latest_calls(board) if one.group == group and _is_counted(one)]
+    # With two threads it is unknown which of them counted first.
+    if total is None or len({one.tid for one in calls}) > 1:
+        return {}
+    hashes, rolled = {total.calls: total.hash}, total.hash
+    for count, call in zip(range(total.calls - 1, -1, -1), calls, strict=False):
+        call_hash = _call_hash(call)
+        if call_hash is None:
+            break
+        rolled = hashes[count] = (rolled * _UNDONE & protocol.HASH_MASK) ^ call_hash
+    return hashes if hashes.get(0, protocol.HASH_START) == protocol.HASH_START else {}
+
+
+def _latest_calls(board: StatusFile) -> Iterator[Call]:
+    """Yield the unbroken series of calls that ends with the newest one, backwards."""
+    backwards = board.calls[::-1]
+    yield from backwards[:1]
+    for later, one in pairwise(backwards):
+        if one.number != later.number - 1:
+            return
+        yield one
+
+
+def _is_counted(call: Call) -> bool:
+    return not call.op.startswith(protocol.WAIT) and call.op not in TRANSFERS
+
+
+def _call_hash(call: Call) -> int | None:
+    """Return the hash as the probe computes it; None if some line that led to the call is unknown."""
+    if not call.chain and (call.place is None or call.place.file is None or not is_library(call.place.file)):
+        return None
+    lines = "\n".join(f"{one.file}:{one.line}:{one.function}" for one in call.chain)
+    elements = call.elements if call.op in protocol.EVEN else 0
+    return ((crc32(call.op.encode()) << 32 ^ crc32(lines.encode("utf-8", "replace"))) + elements) & protocol.HASH_MASK

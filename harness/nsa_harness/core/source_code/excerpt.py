@@ -1,0 +1,359 @@
+"""One stored function of the program: its syntax tree, and the branches that decide whether a line is reached."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from textwrap import dedent
+
+from nsa_harness.core.evidence.evidence import Frame, Source
+from nsa_harness.core.report import Place
+
+_RANK = re.compile(r"rank|(?:is|main|on)_?(?:main|master|primary|leader|chief|coordinator)|(?:main|master)_?proc", re.I)
+_COUNTS = re.compile(r"(?:itertools\.)?(?:range|count|enumerate)\(")
+_SETTING = re.compile(r"(?:^|\.)(?:args?|cfg|conf|config|opts?|options|hparams?|hp|settings|params)[.\[]")
+_END_OF_HEAD = re.compile(r":\s*(?:#.*)?$")
+_FILLED = (ast.List, ast.Dict, ast.Set)
+_JUMPS = (ast.Continue, ast.Break, ast.Return, ast.Raise)
+
+LoopNode = ast.For | ast.AsyncFor | ast.While
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Holder = ast.If | ast.ExceptHandler | LoopNode | Function
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A condition, a handler or a jump that decides whether a line is reached."""
+
+    file: str
+    line: int
+    function: str
+    text: str  # "if rank == 0", "except ValueError", "continue"
+    of_rank: bool  # the condition reads the rank
+    leaves: bool  # it lies before the line, and its block leaves the loop or the function
+    ends: bool  # it leaves the function, so a thread that is further down in the same call did not take it
+    varies: bool  # it reads more than loop counters and settings, which are the same on every rank
+    catches: bool  # it is an `except`
+    goes_on: int  # its own line; for an `except` that leaves, the line of its jump
+
+    @property
+    def place(self) -> Place:
+        return Place(file=self.file, line=self.line, function=self.function)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """A `for` or `while` around a line of the program."""
+
+    file: str
+    line: int
+    last: int
+    function: str
+    of_items: bool  # it iterates over items and does not merely count
+    exits: tuple[Branch, ...]  # conditions and handlers that end it early
+    stops: tuple[Branch, ...]  # exits by an exception whose name is no error: some caller catches it
+    skips: tuple[Branch, ...]  # handlers around the requested line that continue with the next iteration
+
+    def holds(self, line: Frame) -> bool:
+        return line.file == self.file and self.line <= line.line <= self.last
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """A stored function, or a stored statement of a module, with its syntax tree."""
+
+    source: Source
+
+    @property
+    def file(self) -> str:
+        return self.source.file
+
+    @property
+    def first(self) -> int:
+        return self.source.first
+
+    @property
+    def text(self) -> str:
+        return self.source.text
+
+    @cached_property
+    def last(self) -> int:
+        return self.first + self.text.count("\n")
+
+    @property
+    def tree(self) -> ast.Module:
+        return parsed(self.text)
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def function(self) -> Function | None:
+        """The function that the excerpt consists of, or None outside of functions."""
+        return next((node for node in self.nodes if isinstance(node, Function)), None)
+
+    @property
+    def name(self) -> str:
+        return self.function.name if self.function else "<module>"
+
+    @cached_property
+    def body(self) -> ast.AST:
+        """The function if the excerpt is one, else the whole tree."""
+        return next((node for node in ast.iter_child_nodes(self.tree) if isinstance(node, Function)), self.tree)
+
+    @cached_property
+    def calls(self) -> tuple[tuple[int, str], ...]:
+        """Line and name of each function or method that is called."""
+        return tuple((line + self.first - 1, name) for line, name in calls_in(self.nodes))
+
+    @cached_property
+    def names_handed_on(self) -> frozenset[str]:
+        """Names and attributes that are passed to a call."""
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        values = [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
+        names = (one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in values)
+        return frozenset(names)
+
+    def line_of(self, node: ast.stmt | ast.expr | ast.ExceptHandler) -> int:
+        return node.lineno + self.first - 1
+
+    def place(self, node: ast.stmt | ast.expr) -> Place:
+        return Place(file=self.file, line=self.line_of(node), function=self.name)
+
+    def method_calls(self, names: Sequence[str]) -> Iterator[ast.Call]:
+        for node in self.nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names:
+                yield node
+
+    def blocks_around(self, line: int) -> list[_Holder]:
+        """Conditions, handlers, loops and functions around a line of the file, innermost first."""
+        at = line + 1 - self.first
+        blocks = [node for node in self.nodes if isinstance(node, _Holder)]
+        return sorted((one for one in blocks if one.lineno <= at <= (one.end_lineno or 0)), key=lambda one: -one.lineno)
+
+    def branches(self, line: int) -> tuple[Branch, ...]:
+        """Return the conditions around the line, nearest first; then handlers; then jumps before it in its loop."""
+        around = self.blocks_around(line)
+        tested = (one for one in around if isinstance(one, ast.If | ast.While))
+        tests = [self._branch(one, one.test) for one in tested if not _asks_for_main(one.test)]
+        handlers = [self._branch(one, one.type) for one in around if isinstance(one, ast.ExceptHandler)]
+        loop = next((one for one in around if isinstance(one, LoopNode)), None)
+        block = loop or next((one for one in around if isinstance(one, Function)), None)
+        return (*tests, *handlers, *(self._jumps(block, line - self.first) if block is not None else ()))
+
+    def handlers(self, line: int) -> tuple[Branch, ...]:
+        """Return the handlers around the line or next to it in its innermost loop.
+
+        Each stands at the statement by which it leaves the loop or function, if there is one.
+        """
+        around = self.blocks_around(line)
+        block = next((one for one in around if isinstance(one, LoopNode)), next(iter(around[-1:]), None))
+        return tuple(self._handlers(block)) if block else ()
+
+    def _handlers(self, block: ast.AST) -> Iterator[Branch]:
+        for one, nested in _guards(block, nested=False):
+            if isinstance(one, ast.ExceptHandler) and not nested:
+                jump = next((each for each in one.body if isinstance(each, _JUMPS)), one)
+                yield replace(self._branch(one, one.type), line=self.line_of(jump))
+
+    def handler_that_continues(self, line: int) -> Branch | None:
+        """Return the nearest `except` that catches what the line raises and stays in its function."""
+        at = line + 1 - self.first
+        tries = [node for node in self.nodes if isinstance(node, ast.Try)]
+        around = [one for one in tries if one.body[0].lineno <= at <= (one.body[-1].end_lineno or 0)]
+        caught = (each for one in sorted(around, key=lambda one: -one.lineno) for each in one.handlers)
+        staying = (one for one in caught if not any(isinstance(each, ast.Raise) for each in ast.walk(one)))
+        return next((self._branch(one, one.type) for one in staying), None)
+
+    def loops_around(self, line: int) -> tuple[Loop, ...]:
+        """Return the loops around the line, innermost first."""
+        return tuple(self._loop(one, line) for one in self.blocks_around(line) if isinstance(one, LoopNode))
+
+    def _loop(self, loop: LoopNode, line: int) -> Loop:
+        counts = None if isinstance(loop, ast.While) else _COUNTS.match(ast.unparse(loop.iter))
+        items = not isinstance(loop, ast.While) and (counts is None or counts[0].startswith("enumerate"))
+        end = loop.end_lineno or 0
+        return Loop(
+            file=self.file,
+            line=self.line_of(loop),
+            last=(loop.end_lineno or loop.lineno) + self.first - 1,
+            function=self.name,
+            of_items=items,
+            exits=tuple(self._jumps(loop, end, (ast.Break, ast.Return))),
+            stops=tuple(self._jumps(loop, end, (ast.Raise,), errors=False)),
+            skips=tuple(self._skips(loop, line + 1 - self.first)),
+        )
+
+    def _skips(self, loop: LoopNode, line: int) -> Iterator[Branch]:
+        """Yield handlers of a `try` around the line, or before it in an iteration that the handler ends."""
+        tries = [one for one in ast.walk(loop) if isinstance(one, ast.Try)]
+        bodies = {id(each): one.body for one in tries for each in one.handlers}
+        for one, nested in _guards(loop, nested=False):
+            if not isinstance(one, ast.ExceptHandler) or id(one) not in bodies or nested:
+                continue
+            body = bodies[id(one)]
+            jump = next((each for each in one.body if isinstance(each, _JUMPS)), None)
+            inside = body[0].lineno <= line <= (body[-1].end_lineno or 0) and not isinstance(jump, ast.Raise)
+            if inside or (isinstance(jump, ast.Continue) and (one.end_lineno or 0) < line):
+                yield replace(self._branch(one, one.type), line=self.line_of(jump or one))
+
+    def _jumps(
+        self, block: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...] = _JUMPS, *, errors: bool = True
+    ) -> Iterator[Branch]:
+        """Yield conditions and handlers that leave the block before the line, or continue with its next iteration.
+
+        `errors`: a `raise` of an error counts as leaving too.
+        """
+        for one, nested in _guards(block, nested=False):
+            leaves = tuple(kind for kind in kinds if not nested or kind not in (ast.Continue, ast.Break))
+            jumps = [each for each in one.body if isinstance(each, leaves) and (errors or not _fails(each))]
+            if jumps and (one.end_lineno or 0) <= line:
+                ends = not any(isinstance(each, ast.Continue | ast.Break) for each in one.body)
+                branch = self._branch(one, one.test if isinstance(one, ast.If) else one.type, leaves=True)
+                yield replace(branch, ends=ends, goes_on=self.line_of(jumps[0]) if branch.catches else branch.line)
+
+    def _branch(self, node: ast.stmt | ast.ExceptHandler, test: ast.expr | None, *, leaves: bool = False) -> Branch:
+        return Branch(
+            file=self.file,
+            line=self.line_of(node),
+            function=self.name,
+            text=_END_OF_HEAD.sub("", self.text.splitlines()[node.lineno - 1].strip())[:120],
+            of_rank=test is not None and self.asks_rank(test),
+            leaves=leaves,
+            ends=False,
+            varies=test is None or self._varies(test),
+            catches=isinstance(node, ast.ExceptHandler),
+            goes_on=self.line_of(node),
+        )
+
+    def asks_rank(self, test: ast.expr) -> bool:
+        """Whether the condition names the rank, or a variable that the function assigned from the rank."""
+        names = {each.id for each in ast.walk(test) if isinstance(each, ast.Name)}
+        assigned = [
+            one.value
+            for one in self.nodes
+            if isinstance(one, ast.Assign)
+            and any(isinstance(each, ast.Name) and each.id in names for each in one.targets)
+        ]
+        return any(names_rank(ast.unparse(one)) for one in (test, *assigned))
+
+    def _varies(self, test: ast.expr) -> bool:
+        unvarying = self._counters | {name for name, value in self._assigned_once if not _unlike(value, self._counters)}
+        return any(name not in unvarying for name in _unlike(test, self._counters))
+
+    @cached_property
+    def _counters(self) -> set[str]:
+        return {
+            each.id
+            for one in self.nodes
+            if isinstance(one, ast.For) and isinstance(one.iter, ast.Call) and _COUNTS.match(ast.unparse(one.iter))
+            for each in _first_names(one.target)
+        }
+
+    @cached_property
+    def _assigned_once(self) -> tuple[tuple[str, ast.expr], ...]:
+        """Names with exactly one assignment, and its value unless that is a container that is filled later."""
+        given = Counter(one.id for one in self.nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+        given.update(one.arg for one in self.nodes if isinstance(one, ast.arg))
+        assigned = (one for one in self.nodes if isinstance(one, ast.Assign) and len(one.targets) == 1)
+        named = ((one.targets[0].id, one.value) for one in assigned if isinstance(one.targets[0], ast.Name))
+        return tuple(
+            (name, value)
+            for name, value in named
+            if given[name] == 1 and not any(isinstance(each, _FILLED) for each in ast.walk(value))
+        )
+
+    def locks(self) -> Iterator[tuple[str, ast.With | ast.Call]]:
+        """Yield each lock's text and the node that takes it.
+
+        A `with` holds the lock to its end; a call of `acquire` holds it for an unknown time.
+        """
+        for node in self.nodes:
+            if isinstance(node, ast.With):
+                yield from ((ast.unparse(each.context_expr), node) for each in node.items)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "acquire":
+                yield ast.unparse(node.func.value), node
+
+    def exits_with_lock(self, lock: str, acquired: int) -> Iterator[int]:
+        """Yield lines of the excerpt that return or raise before the lock is released, unless a `finally` does."""
+        calls = [one for one in self.method_calls(("release",)) if ast.unparse(one.func) == f"{lock}.release"]
+        finals = [each for one in self.nodes if isinstance(one, ast.Try) for each in one.finalbody]
+        released = (
+            [] if any(one in ast.walk(each) for each in finals for one in calls) else [one.lineno for one in calls]
+        )
+        for guard, _ in _guards(self.body, nested=False):
+            jump = next((one for one in guard.body if isinstance(one, ast.Return | ast.Raise)), None)
+            releases = any(guard.lineno <= line <= (guard.end_lineno or 0) for line in released)
+            if jump is not None and not releases and acquired < jump.lineno < max(released, default=0):
+                yield jump.lineno
+
+    def early_exit(self, default: int) -> int:
+        """Return the line where a handler leaves the excerpt's first loop, else its function; else `default`."""
+        block = next((one for one in self.nodes if isinstance(one, LoopNode)), self.body)
+        exits = self._jumps(block, self.text.count("\n") + 1, (ast.Break, ast.Return))
+        return next((one.line for one in exits if one.catches), default)
+
+
+@lru_cache(maxsize=1024)
+def parsed(text: str) -> ast.Module:
+    """Return the tree of an excerpt with its original indentation; an empty tree if it is not valid Python."""
+    try:
+        return ast.parse(dedent(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def calls_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each function or method that one of these nodes calls."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            yield node.lineno, node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+
+
+def is_setting(text: str) -> bool:
+    """Whether the expression reads an option of the program."""
+    return _SETTING.search(text) is not None
+
+
+def names_rank(text: str) -> bool:
+    return _RANK.search(text) is not None
+
+
+def _asks_for_main(test: ast.expr) -> bool:
+    """Whether the test is `__name__ == "__main__"`, which is the same on every rank."""
+    return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
+
+
+def _fails(jump: ast.stmt) -> bool:
+    """Whether the statement raises a class named Error, or the current exception again."""
+    return isinstance(jump, ast.Raise) and (jump.exc is None or "Error" in ast.unparse(jump.exc))
+
+
+def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.ExceptHandler, bool]]:
+    """Yield conditions and handlers in source order, without inner functions, and whether an inner loop holds them."""
+    for one in ast.iter_child_nodes(block):
+        if isinstance(one, ast.If | ast.ExceptHandler):
+            yield one, nested
+        if not isinstance(one, Function | ast.Lambda):
+            yield from _guards(one, nested=nested or isinstance(one, LoopNode))
+
+
+def _unlike(value: ast.expr, counters: Collection[str]) -> set[str]:
+    """Return names in `value` that are no counter, setting or constant; a call counts by its function's name."""
+    settings = {id(each) for one in ast.walk(value) if isinstance(one, ast.Attribute | ast.Subscript)
+                for each in ast.walk(one.value) if is_setting(ast.unparse(one))}  # fmt: skip
+    periods = (one.right for one in ast.walk(value) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod))
+    settings |= {id(each) for one in periods for each in ast.walk(one)}
+    names = [one.id for one in ast.walk(value) if isinstance(one, ast.Name) and id(one) not in settings]
+    return {name for name in names if name not in counters and not name.isupper()}
+
+
+def _first_names(target: ast.expr) -> Iterator[ast.Name]:
+    """Yield the names of a loop target; for `enumerate`, those of the number only."""
+    first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+    return (one for one in ast.walk(first) if isinstance(one, ast.Name))
