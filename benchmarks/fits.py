@@ -107,7 +107,9 @@ def _revived(cell: Mapping[str, Any]) -> Outcome:
     """A run that passed on a CPU, of which the cost alone is known."""
     cost = StepCost(**{**cell, "implementations": tuple(cell["implementations"])})
     plain = skipped(Skip(scenario=f"sweep_seq_len@model.seq_len={cost.tokens}", about="", reason=""))
-    return replace(plain, cost=cost, device="cpu", verdict=replace(plain.verdict, status=Status.PASS))
+    return replace(
+        plain, cost=cost, spec=replace(plain.spec, device="cpu"), verdict=replace(plain.verdict, status=Status.PASS)
+    )
 
 
 def judged(cells: Sequence[Outcome], truth: Outcome) -> dict[str, Any]:

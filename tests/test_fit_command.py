@@ -98,7 +98,9 @@ def test_what_another_implementation_would_run_is_refused_with_its_reason(tmp_pa
 def test_half_of_a_sweep_over_layers_are_half_the_layers(tmp_path: Path) -> None:
     layers = [
         replace(
-            one, cost=replace(one.cost, layers=number, tokens=2048), scenario=f"sweep_production@model.layers={number}"
+            one,
+            cost=replace(one.cost, layers=number, tokens=2048),
+            spec=replace(one.spec, scenario=f"sweep_production@model.layers={number}"),
         )
         for number, one in enumerate([cell(2048, 1.0 + 0.5 * number, "blockwise") for number in (1, 2, 3, 4)], start=1)
         if one.cost

@@ -334,6 +334,7 @@ NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
     ),
     "harness/nsa_harness/commands/run.py": ({".open"}, "/dev/null, in the place of a terminal that is gone"),
     "harness/nsa_harness/render/documents/html.py": ({".read_text"}, "our own template"),
+    "harness/nsa_harness/render/documents/schemas.py": ({".read_text"}, "our own descriptions"),
     "harness/nsa_harness/supervisor/experiments/intermediate_configs.py": (
         {".rename"},
         "a folder that pip has filled, in a run of our own",

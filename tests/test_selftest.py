@@ -51,7 +51,7 @@ def outcome(said: ComparedVerdict, name: str = "subject") -> Outcome:
     place = Place(file="a.py", line=1, function="f", module=None, layer=said.layer, parameter=None, text=None)
     culprit = Culprit(ranks=said.rank, step=said.step, collective=None, place=place) if said.rank else None
     verdict = Verdict(status=Status(said.verdict), kind=None, cause=said.cause, summary="as it is")
-    return replace(PASSED, scenario=name, dir=name, verdict=verdict, culprit=culprit)
+    return replace(PASSED, spec=replace(PASSED.spec, scenario=name), dir=name, verdict=verdict, culprit=culprit)
 
 
 def truthful(planting: Planting) -> Outcome:
@@ -316,7 +316,7 @@ def saying(*outcomes: Outcome, code: int = 0) -> Any:
 
     def run_all(request: RunRequest, screen: Listener) -> int:
         run = create_run(request.out or Path("reports"))
-        told = {one.scenario: one for one in outcomes}
+        told = {one.spec.scenario: one for one in outcomes}
         asked = [spec.scenario for spec in request.specs]
         report = Report(
             run_id=run.run_id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nsa_harness.core.comparison.plan_file import agreed_plan
 from nsa_harness.core.outcome.outcome import skipped
 from nsa_harness.core.plan import Skip
-from nsa_harness.core.report import Culprit, Finding, Outcome, Status, Verdict
+from nsa_harness.core.report import Culprit, Finding, Outcome, SpecSummary, Status, Verdict
 from nsa_harness.supervisor.launch.plan_files import shipped_plan
 
 PLAN = agreed_plan(shipped_plan()).plan
@@ -33,7 +33,14 @@ def run(name: str, status: Status = Status.PASS, settings: dict[str, str] | None
         "device": "cpu",
         "dir": name,
     }
-    return replace(plain, **{**facts, **changes})
+    return changed(plain, **{**facts, **changes})
+
+
+def changed(outcome: Outcome, **changes: Any) -> Outcome:
+    """The outcome with other values in its fields or in those of its spec."""
+    of_spec = {field.name for field in fields(SpecSummary)} & changes.keys()
+    spec = replace(outcome.spec, **{name: changes.pop(name) for name in of_spec})
+    return replace(outcome, spec=spec, **changes)
 
 
 def sure(outcome: Outcome, confidence: float = 0.95) -> Outcome:
@@ -72,5 +79,5 @@ RUNS = st.lists(
         expected=st.booleans(),
     ),
     max_size=6,
-    unique_by=lambda outcome: outcome.scenario,  # as in a report, where a name and an attempt are one run
+    unique_by=lambda outcome: outcome.spec.scenario,  # as in a report, where a name and an attempt are one run
 )

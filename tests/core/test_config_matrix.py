@@ -31,7 +31,7 @@ def test_rows_are_what_was_set_and_columns_how_the_ranks_worked_together() -> No
     matrix = config_matrix(outcomes)
     assert matrix is not None
     assert matrix.columns == ("one process", "2 ranks", "ddp · gloo", "ddp · gloo · 4 ranks", "ddp · nccl")
-    assert [(row.name, [[one.scenario for one in cell] for cell in row.cells]) for row in matrix.rows] == [
+    assert [(row.name, [[one.spec.scenario for one in cell] for cell in row.cells]) for row in matrix.rows] == [
         ("plain", [[], [], ["again", "plain"], [], ["nccl"]]),
         ("gc.layers=all", [["one_gc"], [], ["gc"], ["wide"], []]),
         ("run.program=train.py", [[], ["foreign"], [], [], []]),
@@ -77,12 +77,12 @@ def test_one_run_is_no_matrix(outcomes: list[Outcome]) -> None:
 @given(RUNS, st.randoms(use_true_random=False))
 def test_every_run_that_counts_stands_in_exactly_one_cell_in_any_order(outcomes: list[Outcome], random: Random) -> None:
     matrix = config_matrix(outcomes)
-    counting = sorted(one.scenario for one in outcomes if one.final)
+    counting = sorted(one.spec.scenario for one in outcomes if one.final)
     assert config_matrix(random.sample(outcomes, len(outcomes))) == matrix
     if matrix is None:
         assert len(counting) < 2
         return
-    assert sorted(one.scenario for row in matrix.rows for cell in row.cells for one in cell) == counting
+    assert sorted(one.spec.scenario for row in matrix.rows for cell in row.cells for one in cell) == counting
     assert {len(row.cells) for row in matrix.rows} == {len(matrix.columns)}
     assert all(any(row.cells) for row in matrix.rows)
 

@@ -146,16 +146,19 @@ def test_a_gate_without_its_runs_is_not_reached_and_says_which_are_missing(gate:
 
 @pytest.mark.parametrize(("gate", "outcomes"), [case[:2] for case in FIRES], ids=[case[0] for case in FIRES])
 def test_no_gate_fires_where_all_passed_or_was_announced(gate: str, outcomes: list[Outcome]) -> None:
-    well = [run(one.scenario, PASS, dict(one.settings), backend=one.backend, device=one.device) for one in outcomes]
+    well = [
+        run(one.spec.scenario, PASS, dict(one.spec.settings), backend=one.spec.backend, device=one.spec.device)
+        for one in outcomes
+    ]
     assert answer(gate, *well).state is not GateState.FIRED
     if gate not in ("unstable", "missing_gradients"):
         announced = [
             run(
-                one.scenario,
+                one.spec.scenario,
                 one.verdict.status,
-                dict(one.settings),
-                backend=one.backend,
-                device=one.device,
+                dict(one.spec.settings),
+                backend=one.spec.backend,
+                device=one.spec.device,
                 expected=True,
                 cause=one.verdict.cause,
                 summary=one.verdict.summary,
@@ -174,7 +177,17 @@ def test_what_steers_nccl_is_no_difference_from_a_run_over_gloo() -> None:
     gloo = run("gloo", PASS, {"needs.backend": "gloo"}, device="cuda")
     steered = run("nccl", HANG, {"run.env.NCCL_IB_DISABLE": "1"}, backend="nccl", device="cuda")
     assert answer("nccl_only", gloo, steered).state is GateState.FIRED
-    assert answer("nccl_only", gloo, replace(steered, settings=(("run.env.X", "1"),))).state is GateState.NOT_REACHED
+    assert (
+        answer(
+            "nccl_only",
+            gloo,
+            replace(
+                steered,
+                spec=replace(steered.spec, settings=(("run.env.X", "1"),)),
+            ),
+        ).state
+        is GateState.NOT_REACHED
+    )
 
 
 def test_ready_twice_of_another_program_may_have_been_checkpointed() -> None:
@@ -300,7 +313,7 @@ def test_a_certain_cause_leads_and_no_gate_that_asks_for_causes_beside_it() -> N
     assert [one.name for one in fired(gates)] == ["static_graph"]  # a mitigation that was seen stays one
     assert not any(one.leads for one in gates)
     assert next_commands(gates) == ()
-    assert [(one.scenario, finding.advice) for one, finding in explained(ends)] == [("plain", "untie the knot")]
+    assert [(one.spec.scenario, finding.advice) for one, finding in explained(ends)] == [("plain", "untie the knot")]
     assert answer("gloo_too", *ends).why == "plain HANG: lock_cycle is certain"
 
 

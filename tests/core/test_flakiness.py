@@ -76,8 +76,8 @@ _ATTEMPTS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from(list(Statu
 @given(_ATTEMPTS)
 def test_each_scenario_has_one_attempt_that_counts_and_none_is_lost(outcomes: list[Outcome]) -> None:
     told = with_flakiness(outcomes)
-    assert [(one.scenario, one.attempt) for one in told] == [(one.scenario, one.attempt) for one in outcomes]
-    assert sorted(one.scenario for one in told if one.final) == sorted({one.scenario for one in outcomes})
+    assert [(one.spec.scenario, one.attempt) for one in told] == [(one.spec.scenario, one.attempt) for one in outcomes]
+    assert sorted(one.spec.scenario for one in told if one.final) == sorted({one.spec.scenario for one in outcomes})
 
 
 @given(_ATTEMPTS, st.randoms(use_true_random=False))

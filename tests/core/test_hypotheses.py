@@ -77,7 +77,7 @@ def test_both_sides_are_named_with_their_runs() -> None:
     (row,) = rows(outcomes, "static_graph changes it")
     assert row.control
     assert row.changed
-    assert (row.control.run.scenario, row.changed.run.scenario) == ("plain", "static")
+    assert (row.control.run.spec.scenario, row.changed.run.spec.scenario) == ("plain", "static")
 
 
 @pytest.mark.parametrize("more", [{"gc.layers": "all"}, {"train.seed": "3"}, {"fault.kind": "raise"}])
@@ -327,7 +327,10 @@ def test_a_verdict_that_rests_on_a_number_needs_the_same_number_in_the_control(
 ) -> None:
     bad = run("ddp", FAIL, cause=cause)
     same = run("manual", PASS, MANUAL)
-    other = replace(same, criteria=tuple(sorted({**dict(same.criteria), key: "7"}.items())))
+    other = replace(
+        same,
+        spec=replace(same.spec, criteria=tuple(sorted({**dict(same.spec.criteria), key: "7"}.items()))),
+    )
     assert answer([bad, same], "DDP is the cause")[0] == "supported"
     assert (answer([bad, other], "DDP is the cause")[0] == "supported") is counts
 

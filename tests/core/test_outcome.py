@@ -41,9 +41,10 @@ from nsa_harness.core.report import (
     HangKind,
     MachineFacts,
     Outcome,
+    RankStatus,
     RankSummary,
     Report,
-    Standing,
+    SpecSummary,
     Status,
     Timing,
     Trouble,
@@ -116,9 +117,18 @@ def test_a_run_that_passed_is_told_whole() -> None:
         for rank in (0, 1)
     )
     assert told == Outcome(
-        scenario="ddp_onestep",
-        about="One DDP step",
-        spec_hash="9c1e",
+        spec=SpecSummary(
+            scenario="ddp_onestep",
+            about="One DDP step",
+            spec_hash="9c1e",
+            subject="train.py",
+            ranks=2,
+            backend="gloo",
+            notes=("CPU form",),
+            not_covered=("nccl",),
+            device="cpu",
+            criteria=CRITERIA,
+        ),
         attempt=2,
         final=True,
         verdict=Verdict(status=Status.PASS, kind=None, cause=None, summary="every rank ended with exit code 0"),
@@ -134,10 +144,6 @@ def test_a_run_that_passed_is_told_whole() -> None:
         timing=Timing(launch_s=2.0, wall_s=31.5, quiet_s=None, detected_s=None, teardown_s=0.5),
         usage=Usage(peak_rss_bytes=2, peak_gpu_bytes=7, tokens_per_s=9.0),
         dir="ddp_onestep~2",
-        subject="train.py",
-        ranks=2,
-        backend="gloo",
-        notes=("CPU form",),
         checked=(
             "losses finite on every rank",
             "3 of 3 gradients on every rank",
@@ -145,7 +151,6 @@ def test_a_run_that_passed_is_told_whole() -> None:
             "every rank exited 0",
             "no process left",
         ),
-        not_covered=("nccl",),
         ruled_out=(),
         standings=(),
         vitals=vitals,
@@ -155,8 +160,6 @@ def test_a_run_that_passed_is_told_whole() -> None:
         ended="by itself, no process left",
         repeat="nsa-harness run spec.json",
         next=None,
-        device="cpu",
-        criteria=CRITERIA,
         missing_gradients=(),
     )
 
@@ -165,14 +168,14 @@ def test_settings_and_criteria_say_what_makes_two_runs_comparable() -> None:
     planted = Fault(kind="deadlock", rank=1, step=2)
     wanted = Expect(verdict="FAIL", missing_grads=0, metrics=(("loss_last", Bound(lt=5.7, gt=0.0)),))
     told = outcome(evidence(left(0)), tags=("plan",), settings=(("gc.layers", "all"),), fault=planted, expect=wanted)
-    assert told.tags == ("plan",)
-    assert told.settings == (
+    assert told.spec.tags == ("plan",)
+    assert told.spec.settings == (
         ("fault.kind", "deadlock"),
         ("fault.rank", "1"),
         ("fault.step", "2"),
         ("gc.layers", "all"),
     )
-    assert dict(told.criteria) == {
+    assert dict(told.spec.criteria) == {
         "expect.verdict": "FAIL",
         "expect.missing_grads": "0",
         "expect.metrics.loss_last": "< 5.7 > 0",
@@ -209,7 +212,7 @@ def test_a_hang_says_the_last_collective_that_every_rank_has_left() -> None:
 
 def test_a_skip_keeps_what_the_scenario_set() -> None:
     skip = skipped(Skip(scenario="x", about="", reason="", tags=("plan",), settings=(("needs.backend", "nccl"),)))
-    assert (skip.tags, skip.settings) == (("plan",), (("needs.backend", "nccl"),))
+    assert (skip.spec.tags, skip.spec.settings) == (("plan",), (("needs.backend", "nccl"),))
 
 
 def test_a_hang_is_told_with_its_proof_its_culprit_and_its_victims() -> None:
@@ -232,8 +235,8 @@ def test_a_hang_is_told_with_its_proof_its_culprit_and_its_victims() -> None:
         == "2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart"
     )
     assert told.standings == (
-        Standing(rank=0, stands_in="all_reduce #6", waits_for="rank 1", quiet_s=12.0, culprit=False),
-        Standing(rank=1, stands_in="a lock in hook", waits_for="its own process", quiet_s=11.0, culprit=True),
+        RankStatus(rank=0, stands_in="all_reduce #6", waits_for="rank 1", quiet_s=12.0, culprit=False),
+        RankStatus(rank=1, stands_in="a lock in hook", waits_for="its own process", quiet_s=11.0, culprit=True),
     )
     assert told.ruled_out == (
         "slow (no rank computes)",
@@ -303,13 +306,18 @@ def test_an_announced_hang_is_expected() -> None:
 def test_a_skip_is_never_a_surprise() -> None:
     told = skipped(Skip(scenario="ddp_nccl", about="nccl", reason="no GPU"))
     assert told.verdict == Verdict(status=Status.SKIP, kind=None, cause="missing_need", summary="no GPU")
-    assert (told.expected, told.final, told.scenario, told.ended) == (True, True, "ddp_nccl", "nothing was started")
+    assert (told.expected, told.final, told.spec.scenario, told.ended) == (
+        True,
+        True,
+        "ddp_nccl",
+        "nothing was started",
+    )
 
 
 def test_a_fault_of_the_harness_is_an_error_of_that_attempt() -> None:
     told = unjudged(spec(), attempt=3, directory="ddp_onestep~3", error="OSError: disk full")
     assert told.verdict == Verdict(status=Status.ERROR, kind=None, cause="harness_error", summary="OSError: disk full")
-    assert (told.expected, told.attempt, told.dir, told.spec_hash) == (False, 3, "ddp_onestep~3", "9c1e")
+    assert (told.expected, told.attempt, told.dir, told.spec.spec_hash) == (False, 3, "ddp_onestep~3", "9c1e")
 
 
 # The words.
@@ -387,15 +395,15 @@ def test_where_the_ranks_of_a_failed_run_stood_last() -> None:
         rank_evidence(2, exit=ended(2, -15, by_us=True)),
     )
     assert outcome(evidence(*ranks)).standings == (
-        Standing(
+        RankStatus(
             rank=0,
             stands_in="was terminated by SIGKILL · last in forward blocks.1",
             waits_for="",
             quiet_s=None,
             culprit=True,
         ),
-        Standing(rank=1, stands_in="optimizer", waits_for="", quiet_s=23.0, culprit=False),
-        Standing(rank=2, stands_in="nothing recorded", waits_for="", quiet_s=None, culprit=False),
+        RankStatus(rank=1, stands_in="optimizer", waits_for="", quiet_s=23.0, culprit=False),
+        RankStatus(rank=2, stands_in="nothing recorded", waits_for="", quiet_s=None, culprit=False),
     )
 
 

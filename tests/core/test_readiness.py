@@ -60,7 +60,7 @@ def ran(name: str, status: Status = Status.PASS, **changes: Any) -> Outcome:
 
 def judged(*outcomes: Outcome, facts: MachineFacts = LAPTOP, asked: Checklist | None = None) -> Readiness:
     """The runs that were made; every other run of the phases was not."""
-    made = {outcome.scenario: outcome for outcome in outcomes}
+    made = {outcome.spec.scenario: outcome for outcome in outcomes}
     return readiness(
         asked or checklist(),
         [
@@ -77,7 +77,7 @@ def judged(*outcomes: Outcome, facts: MachineFacts = LAPTOP, asked: Checklist | 
 
 def all_but(*others: Outcome) -> list[Outcome]:
     names = [name for phase in NAMES for name in phase]
-    known = {one.scenario: one for one in others}
+    known = {one.spec.scenario: one for one in others}
     return [known.get(name) or ran(name) for name in names]
 
 

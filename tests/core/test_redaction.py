@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from nsa_harness.core.redaction import (
-    Found,
+    Secret,
     Secrets,
-    of_environment,
-    of_words,
     redacted,
     redacted_environment,
     redacted_json,
     redacted_value,
     redacted_words,
+    secrets_of_command,
+    secrets_of_environment,
     shell_line,
     texts_of,
     where_to_set,
@@ -102,7 +102,7 @@ def test_what_only_sounds_like_a_secret_stays(text: str) -> None:
 
 def test_a_path_is_no_secret() -> None:
     words = ["--password", "/run/secrets/db", "--auth-token", "~/.config/token.json"]
-    assert of_words(words) == []
+    assert secrets_of_command(words) == []
 
 
 @pytest.mark.parametrize("form", [PEM, PEM.replace("\n", "\\n"), json.dumps({"private_key": PEM})])
@@ -128,7 +128,9 @@ def test_of_two_values_the_longer_one_goes_first() -> None:
 
 
 def test_a_value_of_an_environment_has_a_number_once_it_is_seen() -> None:
-    values = [one.value for one in of_environment([("DB_PASSWORD", "horse-battery"), ("API_KEY", "never-printed")])]
+    values = [
+        one.value for one in secrets_of_environment([("DB_PASSWORD", "horse-battery"), ("API_KEY", "never-printed")])
+    ]
     secrets = Secrets().with_suspected(values).learned("rank 0 connects with horse-battery")
     assert [one.value for one in secrets.numbered] == ["horse-battery"]
     assert redacted("horse-battery", secrets) == "$SECRET_1"
@@ -136,14 +138,14 @@ def test_a_value_of_an_environment_has_a_number_once_it_is_seen() -> None:
 
 def test_a_value_is_found_however_it_is_written() -> None:
     value = "p'a\"s\\s wörd<&>"
-    secrets = Secrets().with_found([Found(value=value, everywhere=True)])
+    secrets = Secrets().with_found([Secret(value=value, everywhere=True)])
     for text in (value, json.dumps(value), repr(value), f"https://h/?p={value}"):
         assert "a" not in redacted(text, secrets).replace("https://h/?p=", "").replace("$SECRET_1", "")
 
 
 def test_a_command_asks_the_shell_for_what_was_taken_out() -> None:
     words = ["train.py", "--api-key", "q1", "--url", "https://u:p$w@h/x y", "--tokenizer", "gpt2"]
-    secrets = Secrets().with_found(of_words(words))
+    secrets = Secrets().with_found(secrets_of_command(words))
     line = shell_line(redacted_words(words, secrets), redacted_environment([("HF_TOKEN", "abc")], secrets))
     assert line == (
         'HF_TOKEN="$SECRET_MORE" train.py --api-key "$SECRET_1" --url https://u:"$SECRET_2"\'@h/x y\' --tokenizer gpt2'
@@ -182,7 +184,7 @@ _VALUES = some.lists(some.text(alphabet="abcXY12\"'\\ $é_-", min_size=6, max_si
 
 def known(values: list[str]) -> Secrets:
     usable = [one for one in values if "$SECRET_" not in one]
-    return Secrets().with_found(Found(value=one, everywhere=True) for one in usable)
+    return Secrets().with_found(Secret(value=one, everywhere=True) for one in usable)
 
 
 @settings(max_examples=40)
@@ -220,7 +222,7 @@ def test_a_line_of_words_is_what_a_shell_takes(text: str) -> None:
     import shlex
 
     words = re.split(r"\s", text)
-    assert shlex.split(shell_line(redacted_words(words, Secrets().with_found(of_words(words))))) is not None
+    assert shlex.split(shell_line(redacted_words(words, Secrets().with_found(secrets_of_command(words))))) is not None
 
 
 def cleaned(text: str) -> str:

@@ -19,9 +19,10 @@ from nsa_harness.core.report import (
     MachineFacts,
     Outcome,
     Place,
+    RankStatus,
     RankSummary,
     Report,
-    Standing,
+    SpecSummary,
     Status,
     Timing,
     Trouble,
@@ -33,9 +34,16 @@ from nsa_harness.supervisor.launch.plan_files import shipped_plan
 MACHINE = MachineFacts(host="node7", cpus=2, gpus=(), torch="2.13.0+cpu")
 
 PASSED = Outcome(
-    scenario="ddp_onestep",
-    about="One DDP step with every trace on",
-    spec_hash="9c1e",
+    spec=SpecSummary(
+        scenario="ddp_onestep",
+        about="One DDP step with every trace on",
+        spec_hash="9c1e",
+        subject="shape ci (4 layers, dim 128, T 256, fp32)",
+        ranks=2,
+        backend="gloo",
+        notes=("CPU form, chosen because this machine has no GPU",),
+        not_covered=("nccl", "bf16", "flash-attn"),
+    ),
     attempt=1,
     final=True,
     verdict=Verdict(status=Status.PASS, kind=None, cause=None, summary="every rank exited 0 and met what was expected"),
@@ -51,12 +59,7 @@ PASSED = Outcome(
     timing=Timing(launch_s=2.9, wall_s=4.6, quiet_s=0.07, detected_s=None, teardown_s=0.3),
     usage=Usage(peak_rss_bytes=412_000_000, peak_gpu_bytes=None, tokens_per_s=731.4),
     dir="ddp_onestep",
-    subject="shape ci (4 layers, dim 128, T 256, fp32)",
-    ranks=2,
-    backend="gloo",
-    notes=("CPU form, chosen because this machine has no GPU",),
     checked=("losses finite", "gradients equal on all ranks", "41 of 41 collectives matched"),
-    not_covered=("nccl", "bf16", "flash-attn"),
     ruled_out=(),
     standings=(),
     vitals=(
@@ -146,9 +149,9 @@ DIVERGENCE = Divergence(
 
 DEADLOCK = replace(
     PASSED,
-    scenario="branch_sel_only",
-    about="Only the selection branch is open",
-    spec_hash="77aa",
+    spec=replace(
+        PASSED.spec, scenario="branch_sel_only", about="Only the selection branch is open", spec_hash="77aa", notes=()
+    ),
     verdict=Verdict(
         status=Status.HANG,
         kind=HangKind.DEADLOCK,
@@ -185,12 +188,11 @@ DEADLOCK = replace(
     timing=Timing(launch_s=2.8, wall_s=14.2, quiet_s=5.2, detected_s=5.2, teardown_s=0.4),
     usage=Usage(peak_rss_bytes=9_100_000_000, peak_gpu_bytes=None, tokens_per_s=None),
     dir="branch_sel_only",
-    notes=(),
     checked=("42 collectives compared", "both batches arrived"),
     ruled_out=("slow", "network (0 retransmits)", "data (both batches arrived)"),
     standings=(
-        Standing(rank=0, stands_in="all_reduce #14", waits_for="rank 1", quiet_s=5.2, culprit=False),
-        Standing(rank=1, stands_in="barrier #14", waits_for="rank 0", quiet_s=5.1, culprit=True),
+        RankStatus(rank=0, stands_in="all_reduce #14", waits_for="rank 1", quiet_s=5.2, culprit=False),
+        RankStatus(rank=1, stands_in="barrier #14", waits_for="rank 0", quiet_s=5.1, culprit=True),
     ),
     vitals=(),
     metrics={},
@@ -205,9 +207,12 @@ DEADLOCK = replace(
 
 LIVELOCK = replace(
     DEADLOCK,
-    scenario="gc_bisect_layers_0_5",
-    about="Gradient checkpointing in layers 0-5 [0:6]",
-    spec_hash="1b2c",
+    spec=replace(
+        DEADLOCK.spec,
+        scenario="gc_bisect_layers_0_5",
+        about="Gradient checkpointing in layers 0-5 [0:6]",
+        spec_hash="1b2c",
+    ),
     verdict=Verdict(
         status=Status.HANG,
         kind=HangKind.LIVELOCK,
@@ -223,8 +228,8 @@ LIVELOCK = replace(
     trouble=(),
     dir="gc_bisect_layers_0_5",
     standings=(
-        Standing(rank=0, stands_in="nsa/model.py:9", waits_for="nothing", quiet_s=61.0, culprit=True),
-        Standing(rank=1, stands_in="all_reduce #77", waits_for="rank 0", quiet_s=60.4, culprit=False),
+        RankStatus(rank=0, stands_in="nsa/model.py:9", waits_for="nothing", quiet_s=61.0, culprit=True),
+        RankStatus(rank=1, stands_in="all_reduce #77", waits_for="rank 0", quiet_s=60.4, culprit=False),
     ),
     why="20 of 20 samples show the same leaf line; no mark in 61 s, the longest step took 0.4 s",
     stacks=(),
@@ -235,9 +240,13 @@ LIVELOCK = replace(
 
 FAILED = replace(
     PASSED,
-    scenario="gc_baseline_full",
-    about="Gradient checkpointing in all layers",
-    spec_hash="ab12",
+    spec=replace(
+        PASSED.spec,
+        scenario="gc_baseline_full",
+        about="Gradient checkpointing in all layers",
+        spec_hash="ab12",
+        notes=(),
+    ),
     verdict=Verdict(
         status=Status.FAIL,
         kind=None,
@@ -262,7 +271,6 @@ FAILED = replace(
         ),
     ),
     dir="gc_baseline_full",
-    notes=(),
     checked=("41 of 41 collectives matched",),
     vitals=(
         RankSummary(rank=0, loss=float("nan"), gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None),
@@ -275,20 +283,23 @@ FAILED = replace(
 
 SKIPPED = replace(
     PASSED,
-    scenario="ddp_nccl",
-    about="DDP over NCCL",
-    spec_hash="cd34",
+    spec=replace(
+        PASSED.spec,
+        scenario="ddp_nccl",
+        about="DDP over NCCL",
+        spec_hash="cd34",
+        backend="nccl",
+        notes=(),
+        not_covered=(),
+    ),
     verdict=Verdict(status=Status.SKIP, kind=None, cause="missing_need", summary="needs 2 GPUs, this machine has none"),
     last_step={},
     exit_codes={},
     timing=Timing(launch_s=None, wall_s=0.0, quiet_s=None, detected_s=None, teardown_s=None),
     usage=Usage(peak_rss_bytes=None, peak_gpu_bytes=None, tokens_per_s=None),
     dir="ddp_nccl",
-    backend="nccl",
     phase=None,
-    notes=(),
     checked=(),
-    not_covered=(),
     vitals=(),
     metrics={},
     artifacts=(),
@@ -299,24 +310,20 @@ SKIPPED = replace(
 
 ERRED = replace(
     SKIPPED,
-    scenario="fsdp",
-    about="FSDP2",
-    spec_hash="ef56",
+    spec=replace(SKIPPED.spec, scenario="fsdp", about="FSDP2", spec_hash="ef56", backend="gloo"),
     verdict=Verdict(
         status=Status.ERROR, kind=None, cause="infra", summary="torchrun could not be started: No space left on device"
     ),
     expected=False,
     trouble=(Trouble(what="progress boards", why="/dev/shm is full"),),
     dir="fsdp",
-    backend="gloo",
     ended="never started",
     repeat="nsa-harness run fsdp",
 )
 
 FLAKY_FIRST = replace(
     DEADLOCK,
-    scenario="ddp_gloo",
-    spec_hash="5566",
+    spec=replace(DEADLOCK.spec, scenario="ddp_gloo", spec_hash="5566"),
     final=False,
     flaky=True,
     dir="ddp_gloo",
@@ -324,8 +331,7 @@ FLAKY_FIRST = replace(
 )
 FLAKY_SECOND = replace(
     PASSED,
-    scenario="ddp_gloo",
-    spec_hash="5566",
+    spec=replace(PASSED.spec, scenario="ddp_gloo", spec_hash="5566"),
     attempt=2,
     flaky=True,
     expected=False,
@@ -354,15 +360,19 @@ MIXED = judged(
 )
 
 
-def planned(name: str, *settings: tuple[str, str], like: Outcome = PASSED, **changes: Any) -> Outcome:
+def planned(name: str, *settings: tuple[str, str], like: Outcome = PASSED, **of_spec: Any) -> Outcome:
     """A run of a plan: what it was set to, and which sample it ended like."""
     return replace(
         like,
-        scenario=name,
+        spec=replace(
+            like.spec,
+            scenario=name,
+            settings=tuple(sorted(settings)),
+            criteria=(("expect.verdict", "PASS"), ("limits.deadline_s", "600")),
+            **{"device": "cpu", **of_spec},
+        ),
         dir=name,
-        settings=tuple(sorted(settings)),
-        criteria=(("expect.verdict", "PASS"), ("limits.deadline_s", "600")),
-        **{"device": "cpu", "missing_gradients": () if like is PASSED else None, **changes},
+        missing_gradients=() if like is PASSED else None,
     )
 
 
@@ -392,7 +402,9 @@ HEALTHY_PLAN = judged(
     replace(
         SICK_PLAN,
         outcomes=tuple(
-            planned(run.scenario, *run.settings, ranks=run.ranks) if run.verdict.status is not Status.SKIP else run
+            planned(run.spec.scenario, *run.spec.settings, ranks=run.spec.ranks)
+            if run.verdict.status is not Status.SKIP
+            else run
             for run in SICK_PLAN.outcomes
         ),
     )
@@ -415,8 +427,14 @@ def poison(outcome: Outcome) -> Outcome:
     place = replace(PLACE, file=POISON, function=POISON, module=POISON, parameter=POISON, text=POISON)
     return replace(
         outcome,
-        scenario=outcome.scenario + POISON,
-        about=POISON,
+        spec=replace(
+            outcome.spec,
+            scenario=outcome.spec.scenario + POISON,
+            about=POISON,
+            subject=POISON,
+            notes=(POISON,),
+            not_covered=(POISON,),
+        ),
         verdict=replace(outcome.verdict, cause=POISON, summary=POISON),
         phase=POISON,
         culprit=Culprit(ranks=(1,), step=1, collective=CollectiveRef(group=POISON, seq=1, op=POISON), place=place),
@@ -433,12 +451,9 @@ def poison(outcome: Outcome) -> Outcome:
         ),
         trouble=(Trouble(what=POISON, why="x" * 5000, rank=0),),
         dir="hostile",
-        subject=POISON,
-        notes=(POISON,),
         checked=(POISON,),
-        not_covered=(POISON,),
         ruled_out=(POISON,),
-        standings=(Standing(rank=0, stands_in=POISON, waits_for=POISON, quiet_s=None, culprit=True),),
+        standings=(RankStatus(rank=0, stands_in=POISON, waits_for=POISON, quiet_s=None, culprit=True),),
         vitals=(
             RankSummary(rank=0, loss=1.0, gradients=POISON, buckets=POISON, longest_quiet_s=None, peak_rss_bytes=1),
         ),

@@ -138,10 +138,10 @@ def test_two_attempts_share_the_screen_until_the_last_one_ends() -> None:
         "  two~2   launch · 4.2 s · at most 9 min 56 s left",
     ]
     assert not both.cursor_is_visible
-    terminal.outcome(replace(PASSED, scenario="one", dir="one"), RUN_DIR)
+    terminal.outcome(replace(PASSED, spec=replace(PASSED.spec, scenario="one"), dir="one"), RUN_DIR)
     terminal.settle()
     assert "  two~2   launch" in seen(stream).shown()[-2]
-    terminal.outcome(replace(PASSED, scenario="two", attempt=2, dir="two~2"), RUN_DIR)
+    terminal.outcome(replace(PASSED, spec=replace(PASSED.spec, scenario="two"), attempt=2, dir="two~2"), RUN_DIR)
     terminal.settle()
     assert seen(stream).cursor_is_visible
     assert "at most" not in "\n".join(seen(stream).shown())

@@ -108,7 +108,12 @@ def test_a_fingerprint_outlives_a_moved_line_another_rank_and_another_run() -> N
     assert print_of(again) == print_of(DEADLOCK)
     elsewhere = replace(moved, place=replace(DEADLOCK.culprit.place, function="other"))
     assert print_of(replace(DEADLOCK, culprit=elsewhere)) != print_of(DEADLOCK)
-    assert print_of(replace(DEADLOCK, scenario="another")) != print_of(DEADLOCK)
+    assert print_of(
+        replace(
+            DEADLOCK,
+            spec=replace(DEADLOCK.spec, scenario="another"),
+        )
+    ) != print_of(DEADLOCK)
 
 
 def test_the_level_is_the_severity_and_what_was_announced_is_a_note() -> None:

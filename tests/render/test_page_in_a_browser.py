@@ -77,7 +77,9 @@ def crowded() -> Report:
     assert DIVERGENCE.rows[0][0] is not None
     row = (replace(DIVERGENCE.rows[0][0], op="all_to_all_single_with_a_long_name", place=_FRAMES[0]),) * 6
     apart = replace(DIVERGENCE, ranks=tuple((rank,) for rank in range(6)), rows=(row, row), shared=1)
-    outcome = replace(DEADLOCK, scenario="s" * 90, stacks=stacks, standings=standings, divergence=apart)
+    outcome = replace(
+        DEADLOCK, spec=replace(DEADLOCK.spec, scenario="s" * 90), stacks=stacks, standings=standings, divergence=apart
+    )
     return replace(QUIET, outcomes=(outcome,), command="nsa-harness run " + "x" * 300)
 
 

@@ -56,7 +56,7 @@ def report_of(outcome: Outcome, *, interrupted: bool = False) -> Report:
 )
 def test_a_job_that_was_only_looked_at_moves_or_stalls_and_is_no_error(cause: str, first: str) -> None:
     outcome = looked_at(cause)
-    assert next(iter(outcome_lines(outcome, 100))) == first.format(outcome.scenario)
+    assert next(iter(outcome_lines(outcome, 100))) == first.format(outcome.spec.scenario)
     word = first.partition(" ")[0]
     assert summary_md(report_of(outcome), PLAYBOOK).startswith(f"# {word} ")
     assert f'<span class="verdict">{word}</span>' in report_html(report_of(outcome), PLAYBOOK)

@@ -92,7 +92,7 @@ class Screen(io.StringIO):
         return self._encoding
 
 
-HUNG = replace(DEADLOCK, scenario="ddp_onestep", dir="ddp_onestep")
+HUNG = replace(DEADLOCK, spec=replace(DEADLOCK.spec, scenario="ddp_onestep"), dir="ddp_onestep")
 
 
 def tell_a_run(listener: Listener) -> None:
@@ -155,10 +155,11 @@ def test_a_plan_ends_with_its_failures_the_worst_first() -> None:
 
 
 def test_what_is_proposed_after_a_plan_is_to_repeat_the_worst() -> None:
-    theirs = {"device": "any", "backend": "any", "settings": (("run.program", "train.py"),), "next": None}
+    theirs = replace(FAILED.spec, device="any", backend="any", settings=(("run.program", "train.py"),))
     raised = replace(FAILED.verdict, cause="exception", summary="rank 0 raised ValueError: boom")
-    failed = replace(FAILED, verdict=raised, findings=(), **theirs)
-    bad = (replace(ERRED, **theirs), replace(failed, expected=False))
+    failed = replace(FAILED, verdict=raised, findings=(), spec=theirs, next=None)
+    foreign = replace(theirs, scenario=ERRED.spec.scenario)
+    bad = (replace(ERRED, spec=foreign, next=None), replace(failed, expected=False))
     lines = list(done_lines(judged(replace(MIXED, outcomes=bad)), PLAYBOOK, RUN_DIR, 80))
     assert lines[-2].endswith("reports/latest/gc_baseline_full/spec.json")
 
@@ -187,7 +188,10 @@ def test_what_is_wrong_in_a_run_that_passed_stands_below_it_and_what_only_inform
 
 def test_after_one_run_that_passed_the_plan_is_proposed_for_our_own_program_alone() -> None:
     ours = replace(PASSED, next=None)
-    foreign = replace(ours, device="any", settings=(("run.program", "train.py"),))
+    foreign = replace(
+        ours,
+        spec=replace(ours.spec, device="any", settings=(("run.program", "train.py"),)),
+    )
     proposed = [
         [line for line in done_lines(replace(QUIET, outcomes=(one,)), PLAYBOOK, RUN_DIR, 80) if "next" in line]
         for one in (ours, foreign, replace(foreign, next="nsa-harness run train.py"))

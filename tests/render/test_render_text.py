@@ -169,8 +169,14 @@ def test_a_sequence_without_an_end_shows_its_bytes() -> None:
 
 
 def test_every_text_in_a_value_is_escaped_and_source_keeps_its_lines() -> None:
-    value = escaped(replace(DEADLOCK, metrics={POISON: 1.0}, notes=(POISON,)))
-    assert value.notes == (escape(POISON),)
+    value = escaped(
+        replace(
+            DEADLOCK,
+            metrics={POISON: 1.0},
+            spec=replace(DEADLOCK.spec, notes=(POISON,)),
+        )
+    )
+    assert value.spec.notes == (escape(POISON),)
     assert list(value.metrics) == [escape(POISON)]
     assert value.culprit is not None
     assert value.culprit.place == PLACE

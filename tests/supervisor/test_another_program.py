@@ -76,13 +76,19 @@ def test_many_together_are_asked_only_what_fits_any_program(judged: tuple[Outcom
 
 def test_a_job_that_was_only_observed_is_another_program(judged: tuple[Outcome, ...], tmp_path: Path) -> None:
     """It has no settings at all: its device, which is not known, says that we did not launch it."""
-    observed = replace(judged[0], settings=())
+    observed = replace(
+        judged[0],
+        spec=replace(judged[0].spec, settings=()),
+    )
     assert not takes_our_keys(observed)
     assert of_ours(documents(tmp_path, [observed])) == set()
 
 
 def test_one_run_of_ours_among_them_brings_its_questions_back(judged: tuple[Outcome, ...], tmp_path: Path) -> None:
-    ours = replace(judged[0], settings=(("model.shape", "ci"),), device="cpu", scenario="ddp")
+    ours = replace(
+        judged[0],
+        spec=replace(judged[0].spec, settings=(("model.shape", "ci"),), device="cpu", scenario="ddp"),
+    )
     assert "| attention |" in documents(tmp_path, [ours, *judged[1:]])["SUMMARY.md"]
 
 

@@ -58,5 +58,5 @@ def test_the_diagnosis_is_the_same_without_the_fault_the_name_and_what_was_expec
     seeing = judge_attempt(attempt, load_spec(attempt.spec), "node", 1)
     blindfold(attempt)
     blind = judge_attempt(attempt, load_spec(attempt.spec), "node", 1)
-    assert (blind.scenario, blind.about) == ("a", "")
+    assert (blind.spec.scenario, blind.spec.about) == ("a", "")
     assert diagnosis(blind) == diagnosis(seeing)

@@ -663,12 +663,12 @@ class Disk:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.reserve = home / ".reserve"
-        self.reserve.write_bytes(b"room")
+        self.ballast_file = home / ".reserve"
+        self.ballast_file.write_bytes(b"room")
         self.open = os.open
 
     def __call__(self, path: Any, flags: int, *rest: Any, **named: Any) -> int:
-        if flags & os.O_CREAT and Path(path).is_relative_to(self.home) and self.reserve.stat().st_size:
+        if flags & os.O_CREAT and Path(path).is_relative_to(self.home) and self.ballast_file.stat().st_size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return self.open(path, flags, *rest, **named)
 
@@ -688,7 +688,7 @@ def test_on_a_full_disk_the_reserve_gives_room_for_journal_and_boards(
     monkeypatch.setattr(os, "open", disk)
     monkeypatch.setattr(os, "write", lambda one, data, write=os.write: len(data) if one == 1 else write(one, data))
     guardian = program.Reaper(order)
-    guardian.bring_home()
+    guardian.copy_probe_files()
     guardian.say("ended", outlived=[], left=[])
     said = [json.loads(line) for line in (run / "processes.jsonl").read_text().splitlines()]
     assert [one["event"] for one in said] == ["full", "ended"]

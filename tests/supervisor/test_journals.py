@@ -123,8 +123,8 @@ def test_an_ending_of_no_known_kind_is_not_believed(attempt: AttemptDir, ending:
 
 def test_of_several_words_of_one_kind_the_last_counts(attempt: AttemptDir) -> None:
     journals = read(attempt, watched=(said("ending", 1.0, ending="stall"), CLEAN_END))
-    assert journals.said("ending") == CLEAN_END
-    assert journals.said("started") == {}
+    assert journals.last_record("ending") == CLEAN_END
+    assert journals.last_record("started") == {}
 
 
 def test_the_teardown_lasts_from_the_first_signal_to_the_end(attempt: AttemptDir) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.supervisor.storage.logs import bounded_logs, give_back_middle
+from nsa_harness.supervisor.storage.logs import bounded_logs, free_middle
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 HALF = 1 << 16
@@ -53,7 +53,7 @@ def test_the_middle_of_a_log_that_grows_goes_back_to_the_disk_and_its_writer_goe
         text = BEGINS + b"x" * (64 * HALF)
         writer.write(text)
         before = attempt.output.stat().st_blocks
-        give_back_middle(attempt.output, HALF)
+        free_middle(attempt.output, HALF)
         writer.write(ENDS)
     kept = attempt.output.read_bytes()
     assert len(kept) == len(text) + len(ENDS)
@@ -64,7 +64,7 @@ def test_the_middle_of_a_log_that_grows_goes_back_to_the_disk_and_its_writer_goe
 
 def test_what_grows_is_looked_at_while_it_does(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller may be killed before the end, when the rest is done."""
-    monkeypatch.setattr("nsa_harness.supervisor.storage.logs._LOOK_S", 0.01)
+    monkeypatch.setattr("nsa_harness.supervisor.storage.logs._INTERVAL_S", 0.01)
     with bounded_logs(attempt, HALF):
         text = fill(attempt.output)
         while attempt.output.read_bytes() == text:  # until the thread has looked; the test's limit ends it

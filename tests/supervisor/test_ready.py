@@ -92,7 +92,7 @@ class Machine:
             expected=is_expected(spec.expect, status, cause),
             metrics={**HEALTHY, "steps": steps, **load, **self.numbers.get(spec.scenario, {})},
             usage=Usage(peak_rss_bytes=400_000_000, peak_gpu_bytes=None, tokens_per_s=900.0),
-            not_covered=("nccl",),
+            spec=replace(empty.spec, not_covered=("nccl",)),
             repeat=f"nsa-harness run {attempt.path.name}/spec.json",
         )
         with self._lock:

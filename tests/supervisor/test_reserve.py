@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.supervisor.storage.rundir import RunDir, append_line, locked, write_document
-from nsa_harness.supervisor.storage.safe_directory import RESERVE, SafeDirectory, keep_reserve, with_room
+from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory, keep_ballast, with_room
 
 
 class Disk:
@@ -20,14 +20,14 @@ class Disk:
         self.write = SafeDirectory._write_aside
 
     def __call__(self, door: SafeDirectory, path: Path, data: bytes) -> None:
-        if (self.home / RESERVE).stat().st_size:
+        if (self.home / BALLAST).stat().st_size:
             raise OSError(self.number, os.strerror(self.number), str(path))
         self.write(door, path, data)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    keep_reserve(tmp_path)
+    keep_ballast(tmp_path)
     (tmp_path / "attempt" / "rank0").mkdir(parents=True)
     return tmp_path
 
@@ -41,7 +41,7 @@ def test_a_document_gets_the_room_of_the_reserve(
     monkeypatch.setattr(SafeDirectory, "_write_aside", lambda *words: disk(*words))
     write_document(run / place, "said")
     assert (run / place).read_text() == "said"
-    assert (run / RESERVE).stat().st_size == 0, "it tells that it was needed"
+    assert (run / BALLAST).stat().st_size == 0, "it tells that it was needed"
 
 
 def test_what_fails_for_another_reason_leaves_the_reserve_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,11 +49,11 @@ def test_what_fails_for_another_reason_leaves_the_reserve_alone(run: Path, monke
     monkeypatch.setattr(SafeDirectory, "_write_aside", lambda *words: disk(*words))
     with pytest.raises(OSError, match="Input/output"):
         write_document(run / "SUMMARY.md", "said")
-    assert (run / RESERVE).stat().st_size > 1 << 20
+    assert (run / BALLAST).stat().st_size > 1 << 20
 
 
 def test_a_disk_that_is_full_without_a_reserve_is_an_error_and_leaves_no_half_document(tmp_path: Path) -> None:
-    (tmp_path / RESERVE).touch()
+    (tmp_path / BALLAST).touch()
     with pytest.raises(OSError, match="No space left"):
         with_room(tmp_path / "x", lambda: _raise(errno.ENOSPC))
 
@@ -63,21 +63,21 @@ def _raise(number: int) -> None:
 
 
 def test_a_reserve_that_was_needed_is_made_again_where_there_is_room(run: Path) -> None:
-    os.truncate(run / RESERVE, 0)
-    keep_reserve(run)
-    assert (run / RESERVE).stat().st_size > 1 << 20
+    os.truncate(run / BALLAST, 0)
+    keep_ballast(run)
+    assert (run / BALLAST).stat().st_size > 1 << 20
 
 
 def test_a_reserve_for_which_there_is_no_room_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: _raise(errno.ENOSPC))
-    keep_reserve(tmp_path)
-    assert (tmp_path / RESERVE).stat().st_size == 0
+    keep_ballast(tmp_path)
+    assert (tmp_path / BALLAST).stat().st_size == 0
 
 
 def test_a_run_that_is_over_keeps_none(run: Path) -> None:
     with locked(RunDir(run)):
-        assert (run / RESERVE).exists()
-    assert not (run / RESERVE).exists()
+        assert (run / BALLAST).exists()
+    assert not (run / BALLAST).exists()
 
 
 def test_a_line_of_a_journal_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

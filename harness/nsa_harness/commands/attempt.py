@@ -23,7 +23,7 @@ from nsa_harness.supervisor.launch.machine import describe
 from nsa_harness.supervisor.storage.logs import bounded_logs
 from nsa_harness.supervisor.storage.record import write_spec
 from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir, append_line, write_document
-from nsa_harness.supervisor.storage.safe_directory import is_full, keep_reserve
+from nsa_harness.supervisor.storage.safe_directory import is_full, keep_ballast
 
 _GRACE_S = 1.0  # between TERM and KILL
 _START_UP = {"none", "start", "imported", "init"}
@@ -132,7 +132,7 @@ def _watched(
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     # A run that was killed before it wrote its spec has left an empty folder: that attempt has not begun.
     attempt.path.mkdir(parents=True, exist_ok=True)
-    keep_reserve(attempt.path.parent)
+    keep_ballast(attempt.path.parent)
     if attempt.door.there(attempt.spec):
         raise FileExistsError(f"{attempt.path} holds an attempt already")
     write_spec(attempt, spec)

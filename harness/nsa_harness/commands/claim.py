@@ -189,7 +189,7 @@ class Session:
 
     def launch(self, spec: RunSpec) -> Outcome | None:
         """Once more; None: it was interrupted, and says nothing."""
-        number = 1 + sum(one.scenario == spec.scenario for one in self.outcomes)
+        number = 1 + sum(one.spec.scenario == spec.scenario for one in self.outcomes)
         outcome = run_one(
             spec, self.run.attempt(spec.scenario, number), number=number, probe=self.manner.probe, facts=self.facts,
             tell=self.broadcast, interruption=self.interruption, log=self.run.log,
@@ -312,7 +312,7 @@ def _trial(session: Session, side: Side, number: int) -> Trial | None:
     outcome = session.launch(side.spec)
     if outcome is None:
         return None
-    attempt = session.run.attempt(outcome.scenario, outcome.attempt)
+    attempt = session.run.attempt(outcome.spec.scenario, outcome.attempt)
     numbers: tuple[Number, ...] = ()
     if is_launched_by(side.spec):
         numbers = computed(lambda name: table(attempt.door, attempt.path / name, lambda *_: None))

@@ -111,7 +111,7 @@ def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
 def _to_check(sweep: Sweep, half: Size) -> Iterator[str]:
     """The run at half the size, with how long a step of it should take."""
     predicted: Mapping[Quantity, Interval] | Refused = sweep.predicted(half)
-    name = sweep.cells[-1].scenario.partition("@")[0]
+    name = sweep.cells[-1].spec.scenario.partition("@")[0]
     keys = f"--matrix model.seq_len={half.tokens} --matrix model.layers={half.layers} train.steps={_CHECK_STEPS}"
     yield ""
     if isinstance(predicted, Refused) or Quantity.SECONDS not in predicted:

@@ -241,7 +241,7 @@ class Check:
 
     def _finished(self, number: int, plan: PhasePlan) -> None:
         outcomes = tuple(one for name in plan.names if (one := self._counting(name)) is not None)
-        numbers = {one.scenario: self._numbers(one) for one in outcomes}
+        numbers = {one.spec.scenario: self._numbers(one) for one in outcomes}
         self.done[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
 
     def _counting(self, name: str) -> Outcome | None:
@@ -251,10 +251,10 @@ class Check:
 
     def _folders(self) -> dict[str, str]:
         outcomes = [one for phase in self.done for one in phase.outcomes]
-        return {one.scenario: str(self.run.path / one.dir) for one in outcomes if one.dir}
+        return {one.spec.scenario: str(self.run.path / one.dir) for one in outcomes if one.dir}
 
     def _numbers(self, outcome: Outcome) -> Numbers:
-        asked = any(one.metric in FROM_EVIDENCE and one.asks(outcome.scenario) for one in self._criteria)
+        asked = any(one.metric in FROM_EVIDENCE and one.asks(outcome.spec.scenario) for one in self._criteria)
         return numbers_of(outcome, self._evidence(outcome) if asked and outcome.dir else None)
 
     @property
@@ -263,7 +263,7 @@ class Check:
 
     def _evidence(self, outcome: Outcome) -> Evidence | None:
         """None where it cannot be read: the number is not reported then."""
-        attempt = self.run.attempt(outcome.scenario, outcome.attempt)
+        attempt = self.run.attempt(outcome.spec.scenario, outcome.attempt)
         for file in attempt.door.files(attempt.evidence, "*.json"):
             try:
                 return adapter(Evidence).validate_json(attempt.door.whole(file, _MAX_EVIDENCE_BYTES))

@@ -273,8 +273,8 @@ def write_report(run: RunDir, report: Report, search: BisectReport | None = None
 
 def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Report:
     places = {spec.scenario: place for place, spec in enumerate(record.plan)}
-    in_order = sorted(outcomes, key=lambda one: (places.get(one.scenario, len(places)), one.attempt))
-    started = {one.scenario for one in outcomes}
+    in_order = sorted(outcomes, key=lambda one: (places.get(one.spec.scenario, len(places)), one.attempt))
+    started = {one.spec.scenario for one in outcomes}
     report = Report(
         run_id=run.run_id,
         harness=record.harness,

@@ -78,10 +78,10 @@ class Execution:
 
     def remember(self, before: Sequence[Outcome]) -> None:
         """What was made earlier counts, and is not made again."""
-        names = [*(spec.scenario for spec in self.request.specs), *(outcome.scenario for outcome in before)]
+        names = [*(spec.scenario for spec in self.request.specs), *(outcome.spec.scenario for outcome in before)]
         self.attempts = {name: [] for name in names}
         for outcome in sorted(before, key=lambda outcome: outcome.attempt):
-            self.attempts[outcome.scenario].append(outcome)
+            self.attempts[outcome.spec.scenario].append(outcome)
 
     def carry_out(self, specs: Sequence[RunSpec | Skip], jobs: int | None, *, crowded: bool = False) -> None:
         """Each as often as is wanted, so many at a time; None = as many as there is room for.
@@ -132,10 +132,14 @@ class Execution:
         if not self.request.deepen:
             return None
         attempts = with_flakiness(self.attempts[spec.scenario])
-        counting = next((one for one in attempts if one.final and one.deepening is None), None)
+        counting = next((one for one in attempts if one.final and one.spec.deepening is None), None)
         if counting is None:
             return None
-        made = [one.deepening.change for one in attempts if one.deepening and one.deepening.of == counting.attempt]
+        made = [
+            one.spec.deepening.change
+            for one in attempts
+            if one.spec.deepening and one.spec.deepening.of == counting.attempt
+        ]
         change = next_change(spec, counting, made, probe=self.request.probe, own=second_runs(spec))
         return None if change is None else (counting, change)
 
@@ -161,7 +165,7 @@ class Execution:
         self._add(keep_skip(self.run.attempt(skip.scenario), skip))
 
     def _add(self, outcome: Outcome) -> None:
-        self.attempts[outcome.scenario].append(outcome)
+        self.attempts[outcome.spec.scenario].append(outcome)
         self.broadcast(lambda one: one.outcome(outcome, self.run.path))
 
     def _wanted(self, spec: RunSpec) -> bool:

@@ -295,7 +295,7 @@ def _line(
     """What is said of an outcome once it is compared, in columns as wide as the longest name."""
     by_name = {one.name: one for one in asked}
     width = max(map(len, by_name), default=0)
-    return lambda outcome: line(result(by_name[outcome.scenario], outcome), width)
+    return lambda outcome: line(result(by_name[outcome.spec.scenario], outcome), width)
 
 
 def _results(asked: Iterable[Asked], result: Callable[[Asked, Outcome], Result], run_dir: Path | None) -> list[Result]:
@@ -304,5 +304,5 @@ def _results(asked: Iterable[Asked], result: Callable[[Asked, Outcome], Result],
         return []
     run = RunDir(run_dir)
     text = run.door.whole(run.report, MOST_BYTES).decode("utf-8")
-    outcomes = {one.scenario: one for one in from_json(text, str(run.report)).outcomes if one.final}
+    outcomes = {one.spec.scenario: one for one in from_json(text, str(run.report)).outcomes if one.final}
     return [result(one, outcomes[one.name]) for one in asked if one.name in outcomes]

@@ -75,11 +75,15 @@ class _Before:
 
 def _before(stored: RunDir, request: VerifyRequest) -> _Before:
     """What failed, and how often by all that is stored."""
-    attempts = [one for one in judged(stored) if one.deepening is None]
+    attempts = [one for one in judged(stored) if one.spec.deepening is None]
     failed = _failed_scenario(stored, request.stored, attempts)
     last = failed[-1]
-    own = [one for one in attempts if one.spec_hash == last.spec_hash and one.verdict.status in (Status.PASS, *BAD)]
-    elsewhere = list(ended_before(stored.path.parent, {last.spec_hash}, but=stored.run_id))
+    own = [
+        one
+        for one in attempts
+        if one.spec.spec_hash == last.spec.spec_hash and one.verdict.status in (Status.PASS, *BAD)
+    ]
+    elsewhere = list(ended_before(stored.path.parent, {last.spec.spec_hash}, but=stored.run_id))
     bad = sum(one.verdict.status in BAD for one in own)
     more_bad = sum(one.verdict in BAD for one in elsewhere)
     more = sum(one.verdict in (Status.PASS, *BAD) for one in elsewhere)
@@ -89,11 +93,11 @@ def _before(stored: RunDir, request: VerifyRequest) -> _Before:
     # Its passes say nothing of the launch that failed: that had other code.
     fresh = hashlib.sha256(f"{spec.spec_hash} verifies {stored.run_id}".encode()).hexdigest()[:12]
     report = VerifyReport(
-        scenario=last.scenario, run_id=stored.run_id, end=str(signature_of(last)), here=(bad, len(own)),
+        scenario=last.spec.scenario, run_id=stored.run_id, end=str(signature_of(last)), here=(bad, len(own)),
         everywhere=(bad + more_bad, len(own) + more), rate=rate, needed=needed, confidence=_CONFIDENCE,
     )  # fmt: skip
     return _Before(
-        spec=replace(spec, spec_hash=fresh), signature=signature_of(last), spec_hash=last.spec_hash, report=report,
+        spec=replace(spec, spec_hash=fresh), signature=signature_of(last), spec_hash=last.spec.spec_hash, report=report,
         run_id=stored.run_id,
     )  # fmt: skip
 
@@ -102,11 +106,11 @@ def _failed_scenario(stored: RunDir, asked: Path, attempts: Sequence[Outcome]) -
     """The failed attempts of the one scenario that is meant. Raises UsageError where there is none, or several."""
     named = asked.name.partition("~")[0]
     bad = [one for one in attempts if one.verdict.status in BAD]
-    if any(one.scenario == named for one in attempts):
-        bad = [one for one in bad if one.scenario == named]
+    if any(one.spec.scenario == named for one in attempts):
+        bad = [one for one in bad if one.spec.scenario == named]
     elif surprises := [one for one in bad if not as_expected(one)]:
         bad = surprises
-    names = list(dict.fromkeys(one.scenario for one in bad))
+    names = list(dict.fromkeys(one.spec.scenario for one in bad))
     if not names:
         raise UsageError(f"--verify {asked}: nothing failed in it, so there is nothing to verify")
     if len(names) > 1:

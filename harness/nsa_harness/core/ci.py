@@ -351,7 +351,7 @@ def skip_reasons(summary: NightSummary) -> tuple[SkipReason, ...]:
     found: dict[tuple[str, str], list[str]] = {}
     for job, outcome in summary.outcomes():
         if outcome.verdict.status is Status.SKIP:
-            found.setdefault((outcome.scenario, outcome.verdict.summary), []).append(job)
+            found.setdefault((outcome.spec.scenario, outcome.verdict.summary), []).append(job)
     return tuple(
         SkipReason(scenario=scenario, reason=reason, jobs=tuple(jobs)) for (scenario, reason), jobs in found.items()
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 MAX_RANKS = 1024
 
@@ -81,9 +84,9 @@ class Expect:
 class DiagnosticRerun:
     """This launch is another one with one thing changed, made because that one left a question open."""
 
-    of: int  # the attempt it asks about
-    change: str  # a name of core.comparison.deepening
-    says: str  # what was changed, for people: "TORCH_DISTRIBUTED_DEBUG=INFO"
+    of: Annotated[int, Field(description="the attempt that it asks about")]
+    change: Annotated[str, Field(description="the one thing that was changed")]
+    says: Annotated[str, Field(description="the change for people, such as TORCH_DISTRIBUTED_DEBUG=INFO")]
 
 
 @dataclass(frozen=True, kw_only=True)

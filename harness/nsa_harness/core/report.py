@@ -5,31 +5,59 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic.fields import FieldInfo
 
 from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.plan import DiagnosticRerun
+
+
+def doc(text: str) -> FieldInfo:
+    """Return the description of a field that `nsa-harness schema` prints: for readers of the JSON, hence "null"."""
+    info: FieldInfo = Field(description=text)
+    return info
+
+
+def _number_from_json(value: object) -> object:
+    """Return the number that JSON stores as a text; any other value is left for the validation to judge."""
+    return float(value) if isinstance(value, str) and value in NOT_FINITE else value
+
+
+NOT_FINITE = ("nan", "inf", "-inf")  # numbers that JSON cannot write; reports store their names as text
+Number = Annotated[
+    float,
+    BeforeValidator(_number_from_json),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"enum": list(NOT_FINITE)}]}),
+]
+Ranks = Annotated[tuple[int, ...], doc("global ranks")]
+Rank = Annotated[int, doc("global rank")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """Where in the program: a source line, and the module, layer and parameter it belongs to, as far as known."""
 
-    file: str | None = None
-    line: int | None = None
-    function: str | None = None
-    module: str | None = None
-    layer: int | None = None
-    parameter: str | None = None
-    text: str | None = None  # the statement
+    file: Annotated[str | None, doc("absolute path; null when unknown")] = None
+    line: Annotated[int | None, doc("from 1; null when unknown")] = None
+    function: Annotated[str | None, doc("name of the function; null when unknown")] = None
+    module: Annotated[str | None, doc("of the model, such as blocks.3.attn; null when unknown")] = None
+    layer: Annotated[int | None, doc("from 0; null when unknown")] = None
+    parameter: Annotated[str | None, doc("of the model; null when unknown")] = None
+    text: Annotated[str | None, doc("the statement; null when it was not stored")] = None
+
+
+OptionalPlace = Annotated[Place | None, doc("a line of the program; or null")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
     """Something that could not be observed, and why."""
 
-    what: str
-    why: str
-    rank: int | None = None
+    what: Annotated[str, doc("what could not be observed")]
+    why: Annotated[str, doc("the reason")]
+    rank: Annotated[int | None, doc("global rank; null where no single rank is concerned")] = None
 
 
 class Status(StrEnum):
@@ -74,117 +102,141 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveRef:
-    group: str
-    seq: int | None
-    op: str
+    """One collective, by its number in its process group."""
+
+    group: Annotated[str, doc("name of the process group")]
+    seq: Annotated[int | None, doc("number in its group, as the flight recorder counts; null when unknown")]
+    op: Annotated[str, doc("operation, such as all_reduce")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    ranks: tuple[int, ...]
-    step: int | None
-    collective: CollectiveRef | None
-    place: Place | None
+    """The ranks that others wait for, or fail because of."""
+
+    ranks: Ranks
+    step: Annotated[int | None, doc("optimizer step in progress, from 1; null where no steps are counted")]
+    collective: Annotated[CollectiveRef | None, doc("the collective that they are blocked in or skipped; or null")]
+    place: OptionalPlace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """A stable code, a claim, and where the proof lies."""
 
-    code: str
-    claim: str
-    ranks: tuple[int, ...]
-    place: Place | None
-    confidence: float
-    proof: tuple[str, ...]  # paths relative to the run directory, ":line" allowed
-    advice: str
-    left_open: tuple[str, ...] = ()  # other readings of the evidence, and what was not seen; empty where it is certain
+    code: Annotated[str, doc("a code of docs/findings.md")]
+    claim: Annotated[str, doc("what was found, as a sentence")]
+    ranks: Ranks
+    place: OptionalPlace
+    confidence: Annotated[float, doc("how sure; 0.9 and above: the evidence leaves no other reading")]
+    proof: Annotated[
+        tuple[str, ...], doc("files that show it, relative to the run directory; a line number may follow a colon")
+    ]
+    advice: Annotated[str, doc("what to do")]
+    left_open: Annotated[
+        tuple[str, ...], doc("other readings of the evidence, and what was not observed; empty where it is certain")
+    ] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Where one rank stood at the end: a row of the table people read first."""
+class RankStatus:
+    """Where one rank was at the end: a row of the table that people read first."""
 
-    rank: int
-    stands_in: str
-    waits_for: str
-    quiet_s: float | None
-    culprit: bool
-    coordinates: str = ""  # its place in the job's mesh: "dp=1 tp=1"
+    rank: Rank
+    stands_in: Annotated[str, doc("what the rank is blocked in, or did last")]
+    waits_for: Annotated[str, doc("the ranks or the thing that the rank waits for; or empty")]
+    quiet_s: Annotated[float | None, doc("since its last progress; null when unknown")]
+    culprit: Annotated[bool, doc("whether other ranks wait for it, or fail because of it")]
+    coordinates: Annotated[str, doc("the rank's place in the job's mesh, such as dp=1 tp=1; or empty")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallStack:
-    """Where ranks stood at the end, or what raised: the program's own lines, innermost first."""
+    """The call stack in which ranks were blocked at the end, or that raised: the program's own lines."""
 
-    ranks: tuple[int, ...]
-    of: str  # "thread reader", "process 4711", "ValueError"; empty: the thread that trains
-    frames: tuple[Place, ...]  # never empty; a library's innermost one where the program has none
-    innermost: str  # the library's function that the innermost of these calls in the end; empty: it calls none
-    library: int  # frames of libraries, not told
-    around: Place | None  # the innermost line between its neighbours, at the last of them; None: not stored
-    proof: str | None  # file with the whole stack
+    ranks: Ranks
+    of: Annotated[str, doc('"thread reader", "process 4711" or "ValueError"; empty: the thread that trains')]
+    # Never empty: a program without a line of its own shows the library's innermost line.
+    frames: Annotated[tuple[Place, ...], doc("the program's own lines, innermost first")]
+    innermost: Annotated[
+        str, doc("the library function at the end of the calls from the first of these lines; or empty")
+    ]
+    library: Annotated[int, doc("library frames that are not listed")]
+    around: Annotated[
+        Place | None, doc("the innermost line between its neighbours, with the last of them as line; or null")
+    ]
+    proof: Annotated[str | None, doc("file with the whole stack; or null")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnteredCall:
     """A collective that ranks entered."""
 
-    op: str
-    seq: int | None  # the recorder's number in the group
-    step: int | None
-    place: Place | None  # None: below Python, as DDP's own ones
-    elements: int  # of all its tensors
-    dtype: str
-    peer: int | None  # the root, where it has one
-    inside: bool  # they have not come out of it
+    op: Annotated[str, doc("the collective")]
+    seq: Annotated[int | None, doc("the recorder's number in the group; null when unknown")]
+    step: Annotated[int | None, doc("the optimizer step; null when unknown")]
+    place: Annotated[Place | None, doc("null: called below Python, such as DDP's own collectives")]
+    elements: Annotated[int, doc("of all its tensors")]
+    dtype: Annotated[str, doc("of its tensors")]
+    peer: Annotated[int | None, doc("the root, where it has one; or null")]
+    inside: Annotated[bool, doc("whether the ranks are still in it")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """The collectives of one group around the first one at which its ranks part: a column a class of ranks."""
+    """The collectives of one group around the first call where its ranks diverge, a column per class of ranks."""
 
-    group: str
-    ranks: tuple[tuple[int, ...], ...]  # of each column, the culprit's first
-    rows: tuple[tuple[EnteredCall | None, ...], ...]  # oldest first; None: nothing was entered there
-    shared: int  # so many rows at the beginning were the same on every rank
+    group: Annotated[str, doc("the process group")]
+    ranks: Annotated[tuple[tuple[int, ...], ...], doc("the ranks of each column, the culprit's first")]
+    rows: Annotated[
+        tuple[tuple[EnteredCall | None, ...], ...],
+        doc("oldest first; null: the ranks of the column entered nothing there"),
+    ]
+    shared: Annotated[int, doc("number of rows at the beginning that are the same on every rank")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSummary:
     """One rank of a run that ended: a row of the PASS screen."""
 
-    rank: int
-    loss: float | None
-    gradients: str | None  # "67 of 67"
-    buckets: str | None  # "2 · 0.9 M fp32"
-    longest_quiet_s: float | None
-    peak_rss_bytes: int | None
+    rank: Rank
+    loss: Annotated[Number | None, doc("the last one; null when unknown")]
+    gradients: Annotated[str | None, doc("such as 67 of 67; null when unknown")]
+    buckets: Annotated[str | None, doc("of DDP, such as 2 · 0.9 M fp32; null when unknown")]
+    longest_quiet_s: Annotated[float | None, doc("longest time without progress; null when unknown")]
+    peak_rss_bytes: Annotated[int | None, doc("the most memory of this rank; null when unknown")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    launch_s: float | None
-    wall_s: float
-    quiet_s: float | None
-    detected_s: float | None
-    teardown_s: float | None
+    """Durations of one attempt."""
+
+    launch_s: Annotated[
+        float | None, doc("from the launch to the first progress event of the slowest rank; null when unknown")
+    ]
+    wall_s: Annotated[float, doc("from the launch to the end of the last process")]
+    quiet_s: Annotated[float | None, doc("since the last progress; null when unknown")]
+    detected_s: Annotated[
+        float | None, doc("from the culprit's last progress event, or the first failure, to the verdict; or null")
+    ]
+    teardown_s: Annotated[float | None, doc("time that ending the processes took; null when unknown")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    peak_rss_bytes: int | None
-    peak_gpu_bytes: int | None
-    tokens_per_s: float | None
+    """The most that one attempt used, and its speed."""
+
+    peak_rss_bytes: Annotated[int | None, doc("the most memory of any rank; null when unknown")]
+    peak_gpu_bytes: Annotated[int | None, doc("the most GPU memory of any rank; null when unknown")]
+    tokens_per_s: Annotated[float | None, doc("as the program reports; null when it does not")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
     """A file of the run, or the reason why it is not there."""
 
-    path: str
-    count: int | None  # lines, rows or files; None when absent
-    absent: str | None
+    path: Annotated[str, doc("relative to the attempt; may be a pattern")]
+    count: Annotated[int | None, doc("lines, rows or files; null when absent")]
+    absent: Annotated[str | None, doc("why it is not there; null when it is")]
 
 
 class CountedIn(Enum):
@@ -195,45 +247,49 @@ class CountedIn(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramFile:
-    """A file that our program may write into the folder of its attempt."""
+    """A file that our program may write into the directory of its attempt."""
 
     pattern: str
     counted_in: CountedIn
-    after: str  # the pattern of every program's files that it is listed behind
-    absent: str | None  # why it is not there; None where this run is of another program, which is not asked for it
+    after: str  # the pattern of every program's files after which it is listed
+    absent: str | None  # why it is not there; None: this run's program is not expected to write it
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAt:
-    """What one rank used at one moment; None = not known. At the end nobody asks it: a blocked rank cannot answer."""
+    """What one rank used at one moment; None = unknown. At the end a blocked rank cannot be asked any more."""
 
-    rank: int
-    moment: str  # "boot", "dump", "end"
-    step: int | None  # of a dump
-    rss_bytes: int | None
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    allocator_step: int | None  # up to which the two are known, where that is not this moment
-    device_bytes: int | None  # of its process, as the driver says
+    rank: Rank
+    moment: Annotated[str, doc("boot, dump or end")]
+    step: Annotated[int | None, doc("of a dump; null otherwise")]
+    rss_bytes: Annotated[int | None, doc("resident memory; null when unknown")]
+    allocated_bytes: Annotated[int | None, doc("that torch has given out on the GPU; null when unknown")]
+    reserved_bytes: Annotated[int | None, doc("that torch holds on the GPU; null when unknown")]
+    allocator_step: Annotated[
+        int | None, doc("the step up to which the two before are known, where that is not this moment; else null")
+    ]
+    device_bytes: Annotated[int | None, doc("of the process on its GPU, as the driver says; null when unknown")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """What a step cost, and of which size it was; None = the program did not say."""
+    """The cost of a step, and the size of the model and batch; None = the program did not report it."""
 
-    tokens: int  # of a sequence
-    layers: int
-    batch: int
-    seconds: float | None  # the median of the steps that count
-    error: float  # the standard error of that median, as a share of it
-    cpu_s: float | None  # processor seconds of all threads of rank 0, as seconds
-    cpu_error: float
-    steps: int  # how many count: not the first one
-    nodes: int | None  # of the autograd graph
-    bytes: int | None  # that the graph keeps for the backward pass
-    peak_bytes: int | None  # of the GPU, or of the process
-    implementations: tuple[str, ...]  # of each part of the model, with the part's name
-    until_tokens: int | None  # from which length on another implementation runs; None = no length is known
+    tokens: Annotated[int, doc("of a sequence")]
+    layers: Annotated[int, doc("of the model")]
+    batch: Annotated[int, doc("sequences of each rank")]
+    seconds: Annotated[float | None, doc("the median of the steps that count; null when none does")]
+    error: Annotated[float, doc("the standard error of that median, as a share of it")]
+    cpu_s: Annotated[float | None, doc("processor seconds of all threads of rank 0, a median like `seconds`")]
+    cpu_error: Annotated[float, doc("the standard error of `cpu_s`, as a share of it")]
+    steps: Annotated[int, doc("how many steps count; the first does not")]
+    nodes: Annotated[int | None, doc("of the autograd graph; null when not reported")]
+    bytes: Annotated[int | None, doc("that the graph keeps for the backward pass; null when not reported")]
+    peak_bytes: Annotated[int | None, doc("of the GPU, or of the process; null when not reported")]
+    implementations: Annotated[tuple[str, ...], doc("of each part of the model, with the part's name")]
+    until_tokens: Annotated[
+        int | None, doc("the length from which on another implementation runs; null when no length is known")
+    ]
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -241,59 +297,68 @@ class StepCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """One attempt of one scenario."""
+class SpecSummary:
+    """The part of a RunSpec that a report stores, so that two runs can be compared. A Skip has only the first two."""
 
     scenario: str
     about: str
-    spec_hash: str
-    attempt: int
-    final: bool
-    verdict: Verdict
-    expected: bool
-    flaky: bool
-    phase: str | None
-    culprit: Culprit | None
-    victims: tuple[int, ...]
-    last_step: dict[int, int | None]
-    exit_codes: dict[int, int | None]  # as before our own kill
-    findings: tuple[Finding, ...]
-    trouble: tuple[Trouble, ...]
-    timing: Timing
-    usage: Usage
-    dir: str
-    # What follows is for people; report.json carries it under "detail".
-    subject: str
-    ranks: int
-    backend: str
-    notes: tuple[str, ...]
-    checked: tuple[str, ...]  # what was looked at and found in order
-    not_covered: tuple[str, ...]
-    ruled_out: tuple[str, ...]
-    standings: tuple[Standing, ...]
-    vitals: tuple[RankSummary, ...]
-    metrics: dict[str, float]
-    artifacts: tuple[Artifact, ...]
-    why: str | None  # why a HANG is one: the proof in a sentence
-    ended: str  # what was done to the processes
-    repeat: str | None  # the command that repeats it
-    next: str | None  # the command to go on with
-    # What makes two runs comparable; a report of an earlier version has none of it.
+    spec_hash: str = ""
+    subject: str = ""
+    ranks: int = 0
+    backend: str = ""
     device: str = ""  # "cpu", "cuda" or "any"
+    notes: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    settings: tuple[tuple[str, str], ...] = ()  # dotted keys other than their defaults, with values, sorted
-    chosen: tuple[tuple[str, str], ...] = ()  # what became of keys that were left to the shape or the machine, sorted
+    settings: tuple[tuple[str, str], ...] = ()  # dotted keys that differ from their defaults, with values, sorted
+    chosen: tuple[tuple[str, str], ...] = ()  # values of keys that were left to the shape or the machine, sorted
     criteria: tuple[tuple[str, str], ...] = ()  # the limits and expectations that decide a verdict, sorted
-    missing_gradients: tuple[str, ...] | None = None  # parameters; None = not traced on every rank
-    last_agreed: str | None = None  # of a HANG: the latest collective called from Python that every rank has left
-    deepening: DiagnosticRerun | None = None  # made to answer a question of another attempt: it never counts
-    showed: str | None = None  # of a deepening: what it says about that attempt
-    stacks: tuple[CallStack, ...] = ()  # the culprit's first
+    deepening: DiagnosticRerun | None = None  # made to answer a question about another attempt; it never counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One attempt of one scenario; the defaults are those of an attempt that left no evidence.
+
+    `render.documents.report_json` describes the fields.
+    """
+
+    spec: SpecSummary
+    attempt: int = 1
+    final: bool = True
+    verdict: Verdict
+    expected: bool = True
+    flaky: bool = False
+    phase: str | None = None
+    culprit: Culprit | None = None
+    victims: tuple[int, ...] = ()
+    last_step: dict[int, int | None] = field(default_factory=dict)
+    exit_codes: dict[int, int | None] = field(default_factory=dict)  # before the harness ended any process
+    findings: tuple[Finding, ...] = ()
+    trouble: tuple[Trouble, ...] = ()
+    timing: Timing = Timing(launch_s=None, wall_s=0.0, quiet_s=None, detected_s=None, teardown_s=None)
+    usage: Usage = Usage(peak_rss_bytes=None, peak_gpu_bytes=None, tokens_per_s=None)
+    dir: str = ""
+    # report.json stores the following under "detail": only people need it.
+    checked: tuple[str, ...] = ()
+    ruled_out: tuple[str, ...] = ()
+    standings: tuple[RankStatus, ...] = ()
+    vitals: tuple[RankSummary, ...] = ()
+    metrics: dict[str, Number] = field(default_factory=dict)
+    artifacts: tuple[Artifact, ...] = ()
+    why: str | None = None
+    ended: str
+    repeat: str | None = None
+    next: str | None = None
+    missing_gradients: tuple[str, ...] | None = None  # None: not traced on every rank
+    last_agreed: str | None = None
+    showed: str | None = None
+    stacks: tuple[CallStack, ...] = ()
     divergence: Divergence | None = None
     cost: StepCost | None = None
-    memory: tuple[MemoryAt, ...] = ()  # at boot, at the newest dump, at the end of a run that did not end well
-    signals: dict[int, str] = field(default_factory=dict)  # of a rank that we ended: what it does with a signal
-    nccl: NcclInfo | None = None  # None: it wrote nothing
+    memory: tuple[MemoryAt, ...] = ()
+    signals: dict[int, str] = field(default_factory=dict)
+    nccl: NcclInfo | None = None
 
 
 class GateState(StrEnum):
@@ -304,17 +369,19 @@ class GateState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GateAnswer:
-    """If this, then that, agreed before the run; and what the runs say to it."""
+    """If this, then that, agreed before the run; and the answer that the runs give."""
 
-    name: str
-    when: str
-    then: str
-    because: str
-    state: GateState
-    why: str  # the runs that say so, or what is missing
-    runs: tuple[str, ...]  # folders of the attempts that say so
-    commands: tuple[str, ...]  # of one that fired: the runs to make next
-    leads: bool  # it is what to do now
+    name: Annotated[str, doc("as the plan names it")]
+    when: Annotated[str, doc("its condition, as a text")]
+    then: Annotated[str, doc("what was agreed to do")]
+    because: Annotated[str, doc("why that follows")]
+    state: Annotated[GateState, doc("fired, held or not reached")]
+    why: Annotated[str, doc("the runs that decide it, or what is missing")]
+    runs: Annotated[tuple[str, ...], doc("directories of the attempts that decide it")]
+    commands: Annotated[tuple[str, ...], doc("the runs to make next, where the gate fired")]
+    leads: Annotated[
+        bool, doc("whether it is what to do now: the first gate that fired, unless a certain cause goes before it")
+    ]
 
 
 class TreeAnswer(StrEnum):
@@ -326,20 +393,24 @@ class TreeAnswer(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TreeStep:
-    question: str
-    answer: TreeAnswer
-    why: str
-    leads_to: str | None  # None: the path goes on
-    command: str | None  # of an open question: what answers it
+    """One question of a decision tree, with its answer."""
+
+    question: Annotated[str, doc("as the plan asks it")]
+    answer: Annotated[TreeAnswer, doc("yes, no, open or not asked")]
+    why: Annotated[str, doc("the runs that answer it, or what is missing")]
+    leads_to: Annotated[str | None, doc("null: the path goes on")]
+    command: Annotated[str | None, doc("what answers an open question; null otherwise")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:
-    """The way through a decision tree, over the failures whose cause is not certain."""
+    """The path through a decision tree, over the failures whose cause is not certain."""
 
-    steps: tuple[TreeStep, ...]  # empty: the cause of every failure is
-    leaf: str | None  # None: every answered question was answered no, and that leads nowhere
-    made_from: str  # the runs
+    steps: Annotated[
+        tuple[TreeStep, ...], doc("its questions in order; empty where the cause of every failure is certain")
+    ]
+    leaf: Annotated[str | None, doc("where it leads; null where every answer was no")]
+    made_from: Annotated[str, doc("the runs that it is made from")]
 
     @property
     def open(self) -> tuple[TreeStep, ...]:
@@ -348,24 +419,28 @@ class Walk:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    host: str
-    cpus: int
-    gpus: tuple[str, ...]
-    torch: str | None
+    """The machine that the harness ran on."""
+
+    host: Annotated[str, doc("name of the machine")]
+    cpus: Annotated[int, doc("cores")]
+    gpus: Annotated[tuple[str, ...], doc("names of the GPUs")]
+    torch: Annotated[str | None, doc("version of torch; null: none is installed")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
+    """One run of one or more scenarios."""
+
     run_id: str
     harness: str
     machine: MachineFacts
     command: str  # as typed
     interrupted: bool
     outcomes: tuple[Outcome, ...]
-    not_run: tuple[str, ...] = ()  # scenarios of the plan that were never started
-    files: tuple[Artifact, ...] = ()  # made of all attempts together; of an empty one the reason, too
-    gates: tuple[GateAnswer, ...] = ()  # in the order agreed; a report of an earlier version has none
-    tree: Walk | None = None  # None: there is nothing to ask of it
+    not_run: tuple[str, ...] = ()
+    files: tuple[Artifact, ...] = ()
+    gates: tuple[GateAnswer, ...] = ()
+    tree: Walk | None = None
 
 
 def exit_code(report: Report, *, strict: bool = False) -> int:

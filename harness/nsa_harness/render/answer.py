@@ -18,8 +18,8 @@ from nsa_harness.core.report import (
     Finding,
     Outcome,
     Place,
+    RankStatus,
     Report,
-    Standing,
     Status,
 )
 from nsa_harness.texts import words
@@ -200,7 +200,7 @@ def told_at_length(report: Report) -> list[tuple[int, Outcome]]:
 
 def went_well(outcome: Outcome) -> bool:
     """Nothing of it needs more than a row: a PASS or SKIP as expected, or a look into another run."""
-    if outcome.deepening and outcome.showed:
+    if outcome.spec.deepening and outcome.showed:
         return True
     passed = outcome.verdict.status in (Status.PASS, Status.SKIP)
     return passed and outcome.expected and not outcome.flaky and not silent_faults(outcome)
@@ -236,7 +236,7 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
 
     A colon aligns its column to the right. Columns of which nothing is known are left out.
     """
-    alike: dict[tuple[str, str, bool], list[Standing]] = {}
+    alike: dict[tuple[str, str, bool], list[RankStatus]] = {}
     for row in outcome.standings:
         alike.setdefault((row.stands_in, row.waits_for, row.culprit), []).append(row)
     hangs = outcome.verdict.status is Status.HANG
@@ -253,11 +253,11 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     )
 
 
-def _numbers(rows: Sequence[Standing]) -> str:
+def _numbers(rows: Sequence[RankStatus]) -> str:
     if len(rows) == 1:
         return words.standing_rank(rows[0])
     return words.ranks(row.rank for row in rows).partition(" ")[2]
 
 
-def _longest(rows: Sequence[Standing]) -> float | None:
+def _longest(rows: Sequence[RankStatus]) -> float | None:
     return max((row.quiet_s for row in rows if row.quiet_s is not None), default=None)

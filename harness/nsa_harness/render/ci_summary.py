@@ -47,7 +47,7 @@ def _job(job: JobSummary) -> dict[str, Any]:
 
 def _brief(job: str, outcome: Outcome) -> dict[str, Any]:
     verdict = asdict(outcome.verdict)
-    return {"job": job, "scenario": outcome.scenario, "verdict": verdict.pop("status"), **verdict}
+    return {"job": job, "scenario": outcome.spec.scenario, "verdict": verdict.pop("status"), **verdict}
 
 
 MOST_BYTES = 1_000_000  # GitHub shows nothing at all of a job summary above 1024 KiB
@@ -107,7 +107,7 @@ def _surprises(summary: NightSummary) -> list[str]:
     rows = [
         (
             f"**{outcome.verdict.status.value}**",
-            markdown(outcome.scenario),
+            markdown(outcome.spec.scenario),
             markdown(job),
             markdown(words.headline_tag(outcome)),
             markdown(" · ".join([outcome.verdict.summary, *words.remarks(outcome)])),

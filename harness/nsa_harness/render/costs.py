@@ -104,7 +104,7 @@ def checked_lines(cost: StepCost, told: Mapping[Quantity, tuple[Interval, float]
 
 def cells_text(cells: Sequence[Outcome]) -> Iterator[str]:
     """The cells of a sweep as columns, for a terminal."""
-    rows = [COST_HEAD, *((cell.scenario, *cost_row(cell.cost)) for cell in cells if cell.cost)]
+    rows = [COST_HEAD, *((cell.spec.scenario, *cost_row(cell.cost)) for cell in cells if cell.cost)]
     widths = [max(len(row[column].rstrip(":")) for row in rows) for column in range(len(COST_HEAD))]
     for name, *numbers in rows:
         told = (one.rstrip(":").rjust(width) for one, width in zip(numbers, widths[1:], strict=True))

@@ -58,7 +58,7 @@ class Events(Listener):
 
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:
         self._phases.pop(outcome.dir, None)
-        self._write("outcome", outcome.scenario, outcome=outcome_values(outcome), run_dir=escape(str(run_dir)))
+        self._write("outcome", outcome.spec.scenario, outcome=outcome_values(outcome), run_dir=escape(str(run_dir)))
 
     def done(self, report: Report, run_dir: Path) -> None:
         given = {status.value: number for status, number in counts(report.outcomes).items()}

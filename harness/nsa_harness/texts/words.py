@@ -24,8 +24,8 @@ from nsa_harness.core.report import (
     MemoryAt,
     Outcome,
     Place,
+    RankStatus,
     Report,
-    Standing,
     Status,
     Trouble,
     counts,
@@ -125,7 +125,7 @@ def ranks(numbers: Iterable[int]) -> str:
     return f"rank {text}" if single else f"ranks {text}"
 
 
-def standing_rank(row: Standing) -> str:
+def standing_rank(row: RankStatus) -> str:
     """ "3 (dp=1 tp=1)"; where the job has no mesh "3"."""
     return f"{row.rank} ({row.coordinates})" if row.coordinates else str(row.rank)
 
@@ -187,8 +187,8 @@ def remarks(outcome: Outcome) -> Iterator[str]:
         yield "as expected"
     if outcome.attempt > 1 or not outcome.final:
         yield f"attempt {outcome.attempt}"
-    if outcome.deepening:
-        yield f"looks into attempt {outcome.deepening.of}: {outcome.deepening.says}"
+    if outcome.spec.deepening:
+        yield f"looks into attempt {outcome.spec.deepening.of}: {outcome.spec.deepening.says}"
     if not outcome.final:
         yield "superseded by a later attempt"
     if outcome.flaky:
@@ -199,7 +199,7 @@ def counts_line(report: Report) -> str:
     """ "7 runs: 2 HANG · 1 FAIL", over the runs that count, loudest first; "1 run in 3 attempts: 1 PASS"."""
     given = counts(report.outcomes)
     total = sum(given.values())
-    attempts = sum(outcome.deepening is None for outcome in report.outcomes)
+    attempts = sum(outcome.spec.deepening is None for outcome in report.outcomes)
     tried = f" in {attempts} attempts" if attempts > total else ""
     parts = " · ".join(f"{given[status]} {status.value}" for status in LOUDEST_FIRST if given[status])
     return f"{plural(total, 'run')}{tried}: {parts}" if parts else "0 runs: nothing was judged"
@@ -253,8 +253,8 @@ def wall_time(outcome: Outcome) -> str:
 def facts(outcome: Outcome) -> tuple[str, ...]:
     """What was run, and what one must know of it."""
     showed = f"it showed: {outcome.showed}" if outcome.showed else ""
-    launched = launch_line(outcome.ranks, outcome.backend, outcome.subject)
-    known = (outcome.about, launched, *remarks(outcome), showed, *outcome.notes)
+    launched = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
+    known = (outcome.spec.about, launched, *remarks(outcome), showed, *outcome.spec.notes)
     return tuple(fact for fact in known if fact)
 
 
@@ -340,8 +340,8 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "ruled out", outcome.ruled_out
     if not skipped:
         yield "checked", outcome.checked or ("nothing",)
-    if outcome.not_covered:
-        yield "not covered", outcome.not_covered
+    if outcome.spec.not_covered:
+        yield "not covered", outcome.spec.not_covered
     if told := tuple(memory(outcome)):
         yield "memory", told
     if outcome.signals:
@@ -480,7 +480,7 @@ def hypothesis_in_line(row: HypothesisRow) -> str:
 
 def hypothesis_because(row: HypothesisRow) -> str:
     """ "passes with and without it: single_no_gc, manual_average"; what tests it, where nothing did."""
-    runs = [f"{side.run.scenario}{_counted(side)}" for side in (row.control, row.changed) if side]
+    runs = [f"{side.run.spec.scenario}{_counted(side)}" for side in (row.control, row.changed) if side]
     told = f": {', '.join(runs)}" if runs else f": {row.command}" if row.command else ""
     return f"{hypothesis_reason(row)}{told}"
 

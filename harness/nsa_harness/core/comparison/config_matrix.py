@@ -85,7 +85,7 @@ def _across(outcome: Outcome) -> str:
 
 def _order(outcome: Outcome) -> tuple[object, ...]:
     """Return a total order, so that the order of the outcomes changes nothing."""
-    return outcome.scenario, outcome.attempt, outcome.spec_hash, outcome.dir
+    return outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
 
 
 def _row_order(name: str) -> tuple[object, ...]:

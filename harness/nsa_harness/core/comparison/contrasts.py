@@ -108,12 +108,12 @@ def passed(outcome: Outcome) -> bool:
 
 def configuration(outcome: Outcome) -> dict[str, str]:
     """Return what decided the run. The requirements of a scenario are replaced by what it got."""
-    backend = outcome.backend or dict(outcome.settings).get("needs.backend", "")
+    backend = outcome.spec.backend or dict(outcome.spec.settings).get("needs.backend", "")
     # On gloo, our program gets INFO for DETAIL, which only adds lines to the log; see docs/scenarios.md.
-    checks = outcome.backend == "nccl" and dict(outcome.settings).get(_DEBUG) == "DETAIL"
+    checks = outcome.spec.backend == "nccl" and dict(outcome.spec.settings).get(_DEBUG) == "DETAIL"
     quiet = _ONLY_LOGS if checks else (*_ONLY_LOGS, _DEBUG)
-    chosen = {key: value for key, value in outcome.settings if not key.startswith(("needs.", *quiet))}
-    return {**chosen, "backend": backend, "device": outcome.device}
+    chosen = {key: value for key, value in outcome.spec.settings if not key.startswith(("needs.", *quiet))}
+    return {**chosen, "backend": backend, "device": outcome.spec.device}
 
 
 def setting(outcome: Outcome, key: str) -> str:
@@ -123,10 +123,10 @@ def setting(outcome: Outcome, key: str) -> str:
 
 def endings(outcomes: Sequence[Outcome]) -> Callable[[Outcome], Endings]:
     """Return how all attempts of a run's configuration ended, over all runs of the report."""
-    last = {one.scenario: one.spec_hash for one in outcomes if one.final}
+    last = {one.spec.scenario: one.spec.spec_hash for one in outcomes if one.final}
     counted: dict[object, list[bool]] = {}
     for one in outcomes:
-        if _tells_of_the_program(one) and last.get(one.scenario) == one.spec_hash and _same_launch(one):
+        if _tells_of_the_program(one) and last.get(one.spec.scenario) == one.spec.spec_hash and _same_launch(one):
             counted.setdefault(_key(one), []).append(own_status(one) is not Status.PASS)
 
     def of(outcome: Outcome) -> Endings:
@@ -161,7 +161,7 @@ def blocked_pairs(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[tuple[
 
 def plainness(outcome: Outcome) -> tuple[object, ...]:
     """Return a total order, simplest run first."""
-    return len(outcome.settings), outcome.scenario, outcome.spec_hash, outcome.attempt, outcome.dir
+    return len(outcome.spec.settings), outcome.spec.scenario, outcome.spec.spec_hash, outcome.attempt, outcome.dir
 
 
 def _judged(outcome: Outcome) -> bool:
@@ -175,7 +175,7 @@ def _tells_of_the_program(outcome: Outcome) -> bool:
 
 def _same_launch(outcome: Outcome) -> bool:
     """Whether the launch has no diagnostic change."""
-    return outcome.deepening is None or outcome.deepening.change == SecondRun.AGAIN
+    return outcome.spec.deepening is None or outcome.spec.deepening.change == SecondRun.AGAIN
 
 
 def _key(outcome: Outcome) -> object:
@@ -183,7 +183,7 @@ def _key(outcome: Outcome) -> object:
     decided = _all_settings(outcome)
     return (
         frozenset((key, value) for key, value in decided.items() if value != _DEFAULTS.get(key, "")),
-        outcome.criteria,
+        outcome.spec.criteria,
     )
 
 
@@ -237,14 +237,14 @@ def differences(one: Outcome, other: Outcome) -> set[str]:
     """Return the keys in which two runs differ. For a skipped run only the scenario's own keys are known."""
     left, right = _all_settings(one), _all_settings(other)
     skipped = Status.SKIP in (one.verdict.status, other.verdict.status)
-    unknown = {"device", *dict((*one.chosen, *other.chosen))} if skipped else set()
+    unknown = {"device", *dict((*one.spec.chosen, *other.spec.chosen))} if skipped else set()
     keys = {key for key in {*left, *right} - unknown if not (skipped and key.startswith("fault."))}
     return {key for key in keys if _value(left, key) != _value(right, key)}
 
 
 def _all_settings(outcome: Outcome) -> dict[str, str]:
     """Return the configuration with values that were left to the shape or the machine."""
-    return {**configuration(outcome), **dict(outcome.chosen)}
+    return {**configuration(outcome), **dict(outcome.spec.chosen)}
 
 
 def _value(decided: Mapping[str, str], key: str) -> str:
@@ -258,11 +258,20 @@ def _comparable(control: Outcome, changed: Outcome) -> bool:
 
 
 def _criteria(outcome: Outcome, prefixes: tuple[str, ...]) -> Mapping[str, str]:
-    return {key: value for key, value in outcome.criteria if key.startswith(prefixes)} if prefixes else {}
+    return {key: value for key, value in outcome.spec.criteria if key.startswith(prefixes)} if prefixes else {}
 
 
 def _pair_order(pair: tuple[Outcome, Outcome]) -> tuple[object, ...]:
     """Return a total order, so that equal runs give equal answers in every order."""
     one, other = pair
-    size = len(one.settings) + len(other.settings)
-    return (size, one.scenario, other.scenario, one.spec_hash, other.spec_hash, one.attempt, other.attempt, one.dir)
+    size = len(one.spec.settings) + len(other.spec.settings)
+    return (
+        size,
+        one.spec.scenario,
+        other.spec.scenario,
+        one.spec.spec_hash,
+        other.spec.spec_hash,
+        one.attempt,
+        other.attempt,
+        one.dir,
+    )

@@ -152,7 +152,7 @@ def _command_of(question: TreeQuestion, left: Sequence[Outcome]) -> str | None:
 
 def _all_named(outcomes: Sequence[Outcome]) -> str:
     by_run = {one.dir: one for one in sorted(outcomes, key=plainest)}
-    return ", ".join(f"{one.scenario} {one.verdict.status.value}" for one in by_run.values())
+    return ", ".join(f"{one.spec.scenario} {one.verdict.status.value}" for one in by_run.values())
 
 
 @dataclass(frozen=True, kw_only=True)

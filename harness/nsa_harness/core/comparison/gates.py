@@ -68,12 +68,12 @@ def certain_cause(outcome: Outcome) -> Finding | None:
 
 
 def plainest(outcome: Outcome) -> tuple[object, ...]:
-    return len(outcome.settings), outcome.scenario, outcome.attempt, outcome.spec_hash, outcome.dir
+    return len(outcome.spec.settings), outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
 
 
 def named(outcomes: Iterable[Outcome]) -> str:
     """Return "ddp_onestep HANG, ddp_static_graph PASS": each run once, the first few of them."""
-    told = list(dict.fromkeys(f"{one.scenario} {one.verdict.status.value}" for one in outcomes))
+    told = list(dict.fromkeys(f"{one.spec.scenario} {one.verdict.status.value}" for one in outcomes))
     return ", ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")
 
 
@@ -293,7 +293,7 @@ def is_meant(outcome: Outcome, sought: RunFilter, *, unknown: bool = False) -> b
 
 def _is_named(outcome: Outcome, name: str) -> bool:
     """Whether the run has this scenario name, or belongs to its matrix."""
-    return outcome.scenario == name or outcome.scenario.startswith(f"{name}@")
+    return outcome.spec.scenario == name or outcome.spec.scenario.startswith(f"{name}@")
 
 
 def _has(outcome: Outcome, wanted: KeyFilter, *, unknown: bool) -> bool:
@@ -313,8 +313,8 @@ def _same(one: str, other: str) -> bool:
 def _value(outcome: Outcome, key: str) -> str | None:
     """Return the value of a key; None if it is unknown. The requirements of a scenario are replaced by what it got."""
     if key == "run.ranks":
-        return f"{outcome.ranks}"
-    if is_of_ours(key) and not (takes_our_keys(outcome) and outcome.device):
+        return f"{outcome.spec.ranks}"
+    if is_of_ours(key) and not (takes_our_keys(outcome) and outcome.spec.device):
         return None
     return setting(outcome, _stored_key(key))
 
@@ -362,7 +362,7 @@ def _word(word: str, run: Outcome) -> str | None:
     """Return the word with its placeholders filled; None if it needs a number that the run does not have."""
     for found in PLACEHOLDER.finditer(word):
         key, times = found[1], found[2]
-        value = run.scenario if key in (FAILS, PASSES) else dict(run.criteria).get(key) or _value(run, key)
+        value = run.spec.scenario if key in (FAILS, PASSES) else dict(run.spec.criteria).get(key) or _value(run, key)
         if value is None or (times and not is_number(value)):
             return None
         word = word.replace(found[0], f"{float(value) * int(times):.0f}" if times else value)

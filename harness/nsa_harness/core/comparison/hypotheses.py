@@ -39,7 +39,7 @@ NO_CONTROL = "no control run"
 
 def takes_our_keys(outcome: Outcome) -> bool:
     """Whether the program is ours. Another one has no keys model, gc and parallel, and chooses its device itself."""
-    return outcome.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
+    return outcome.spec.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
 
 
 class HypothesisKind(StrEnum):
@@ -146,7 +146,7 @@ def silenced(factor: Variable, outcomes: Sequence[Outcome]) -> str:
     """Return why runs that would have answered do not, such as "ddp_nccl was SKIP"; "" if there are none."""
     for pair in blocked_pairs(factor, outcomes)[:1]:
         ended = {one: _unjudged_word(one) for one in (run.verdict for run in pair)}
-        return "; ".join(f"{run.scenario} was {ended[run.verdict]}" for run in pair if ended[run.verdict])
+        return "; ".join(f"{run.spec.scenario} was {ended[run.verdict]}" for run in pair if ended[run.verdict])
     return ""
 
 
@@ -181,7 +181,7 @@ def _rows(
         if saying:
             reason, one = saying[0]
             if answer is Answer.SUPPORTED and elsewhere:
-                reason += f"; no difference in {', '.join(one.changed.scenario for one in elsewhere[:_SHOWN])}"
+                reason += f"; no difference in {', '.join(one.changed.spec.scenario for one in elsewhere[:_SHOWN])}"
             yield HypothesisRow(
                 hypothesis=hypothesis,
                 answer=answer,
@@ -292,7 +292,7 @@ def _test_command(factor: Variable, base: Outcome) -> str | None:
         key = typed or factor.keys[0]
         blamed = factor.with_it(value) and not factor.without(value) and factor.related(control, value)
         changed = value if blamed else example
-        return f"nsa-harness claim {shlex.join((base.scenario, f'{key}={control},{changed}'))}"
+        return f"nsa-harness claim {shlex.join((base.spec.scenario, f'{key}={control},{changed}'))}"
     if factor.undo and factor.with_it(value):
-        return f"nsa-harness run {shlex.join((base.scenario, *factor.undo))}"
+        return f"nsa-harness run {shlex.join((base.spec.scenario, *factor.undo))}"
     return None

@@ -35,7 +35,7 @@ class Regime:
     def fits(self) -> tuple[Fit, ...]:
         made = {quantity: fitted(quantity, self._points(quantity)) for quantity in Quantity}
         time, work = made[Quantity.SECONDS], made[Quantity.PROCESSOR]
-        if time is not None and work is not None and self.cells[0].device == "cpu":
+        if time is not None and work is not None and self.cells[0].spec.device == "cpu":
             made[Quantity.SECONDS] = time.spread_over_cores(work)
         return tuple(fit for fit in made.values() if fit is not None)
 
@@ -189,8 +189,8 @@ def _by_size(size: Size) -> tuple[int, int]:
 def _apart_from_size(outcome: Outcome) -> tuple[object, ...]:
     """Return what must be equal in a sweep: the shape's other numbers, not its name, and not the number of steps."""
     assert outcome.cost is not None
-    settings = tuple(pair for pair in outcome.settings if pair[0] not in (TOKENS, LAYERS, "train.steps"))
-    return settings, outcome.ranks, outcome.device, outcome.backend, outcome.cost.batch
+    settings = tuple(pair for pair in outcome.spec.settings if pair[0] not in (TOKENS, LAYERS, "train.steps"))
+    return settings, outcome.spec.ranks, outcome.spec.device, outcome.spec.backend, outcome.cost.batch
 
 
 def _sweep(cells: Sequence[Outcome]) -> Sweep:

@@ -177,7 +177,7 @@ def with_deeper_runs(outcomes: Sequence[Outcome], follows: Follows = FOLLOWS) ->
 
 def lesson(base: Outcome, deeper: Outcome, follows: Follows = FOLLOWS) -> Finding:
     """What `deeper` says about `base`, as a finding of `base`."""
-    asked = deeper.deepening
+    asked = deeper.spec.deepening
     assert asked is not None
     own = _own(deeper)
     how = _how(base, deeper)
@@ -197,7 +197,7 @@ def lesson(base: Outcome, deeper: Outcome, follows: Follows = FOLLOWS) -> Findin
 
 
 def _looked_into(outcome: Outcome, outcomes: Sequence[Outcome], follows: Follows) -> Outcome:
-    if outcome.deepening is not None:
+    if outcome.spec.deepening is not None:
         base = next((one for one in outcomes if _asks_about(outcome, one)), None)
         return replace(outcome, showed=lesson(base, outcome, follows).claim) if base and not outcome.showed else outcome
     looks = sorted((one for one in outcomes if _asks_about(one, outcome)), key=lambda one: one.attempt)
@@ -214,10 +214,10 @@ def _looked_into(outcome: Outcome, outcomes: Sequence[Outcome], follows: Follows
 
 
 def _asks_about(one: Outcome, outcome: Outcome) -> bool:
-    asked = one.deepening
-    if asked is None or outcome.deepening is not None:
+    asked = one.spec.deepening
+    if asked is None or outcome.spec.deepening is not None:
         return False
-    return (one.scenario, asked.of) == (outcome.scenario, outcome.attempt)
+    return (one.spec.scenario, asked.of) == (outcome.spec.scenario, outcome.attempt)
 
 
 def _own(deeper: Outcome) -> Finding | None:
@@ -228,7 +228,7 @@ def _how(base: Outcome, deeper: Outcome) -> str:
     if Status.PASS is deeper.verdict.status is not base.verdict.status:
         return PASSED
     alike = (base.verdict.status, base.verdict.cause) == (deeper.verdict.status, deeper.verdict.cause)
-    asked = deeper.deepening
+    asked = deeper.spec.deepening
     if asked and asked.change == "checkpoint_debug" and _own(deeper):
         # In that mode torch raises the same mismatch in other words.
         alike = base.verdict.status == deeper.verdict.status

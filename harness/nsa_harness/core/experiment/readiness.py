@@ -363,7 +363,7 @@ _STANDS = {
 def readiness(checklist: Checklist, done: Sequence[PhaseRuns], facts: MachineFacts) -> Readiness:
     """`done`: of every phase, in their order; without outcomes where it did not run, or not yet."""
     numbers = {run: found for one in done for run, found in one.numbers.items()}
-    outcomes = {outcome.scenario: outcome for one in done for outcome in one.outcomes}
+    outcomes = {outcome.spec.scenario: outcome for one in done for outcome in one.outcomes}
     names = [name for one in done for name in one.names]
     rows = tuple(
         _criterion(name, one, [run for run in names if one.looks_at(run)], numbers, outcomes,
@@ -426,7 +426,7 @@ def _run(checklist: Checklist, outcome: Outcome) -> RunRow:
     well = as_expected(outcome) and not outcome.flaky and not wrong
     blame = None if well else _blame(outcome, wrong)
     return RunRow(
-        scenario=outcome.scenario,
+        scenario=outcome.spec.scenario,
         verdict=outcome.verdict.status.value,
         cause=blame.cause if blame else outcome.verdict.cause,
         as_it_should=well,
@@ -447,7 +447,7 @@ def _blame(outcome: Outcome, wrong: Sequence[Finding] = ()) -> Blame:
         cause, sentence = (said.code, f"{sentence}; {said.claim}".removeprefix("; ")) if said else (cause, _PASSED)
     place = outcome.culprit.place if outcome.culprit and outcome.culprit.place else said.place if said else None
     return Blame(
-        run=outcome.scenario,
+        run=outcome.spec.scenario,
         verdict=outcome.verdict.status.value,
         cause=cause,
         sentence=sentence,
@@ -551,9 +551,9 @@ def _not_tested(rows: Sequence[CriterionRow], done: Sequence[PhaseRuns]) -> Iter
     yield from (Untested(what=row.name, why=row.why) for row in rows if row.result is Result.NOT_TESTED)
     outcomes = [outcome for one in done for outcome in one.outcomes]
     skipped = [outcome for outcome in outcomes if outcome.verdict.status is Status.SKIP]
-    yield from (Untested(what=outcome.scenario, why=outcome.verdict.summary) for outcome in skipped)
-    missing = dict.fromkeys(what for outcome in outcomes for what in outcome.not_covered)
-    notes = dict.fromkeys(note for outcome in outcomes for note in outcome.notes if note.startswith(_CPU_FORM))
+    yield from (Untested(what=outcome.spec.scenario, why=outcome.verdict.summary) for outcome in skipped)
+    missing = dict.fromkeys(what for outcome in outcomes for what in outcome.spec.not_covered)
+    notes = dict.fromkeys(note for outcome in outcomes for note in outcome.spec.notes if note.startswith(_CPU_FORM))
     why = next(iter(notes), "")
     yield from (
         Untested(what=what, why=why.partition("because ")[2] or "the form that ran has none") for what in missing

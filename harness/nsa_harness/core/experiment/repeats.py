@@ -77,7 +77,7 @@ def with_flakiness(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
 
 def repetitions(attempts: Sequence[Outcome]) -> Sequence[Outcome]:
     """Without the deeper looks, unless there is nothing else: one of them run again by itself is a run like any."""
-    return [one for one in attempts if one.deepening is None] or attempts
+    return [one for one in attempts if one.spec.deepening is None] or attempts
 
 
 def own_status(outcome: Outcome) -> Status:
@@ -89,12 +89,12 @@ def own_status(outcome: Outcome) -> Status:
 
 
 def _seen_together(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
-    attempts = repetitions([other for other in outcomes if other.scenario == outcome.scenario])
+    attempts = repetitions([other for other in outcomes if other.spec.scenario == outcome.spec.scenario])
     if outcome not in attempts:
         return replace(outcome, final=False, flaky=False)
     last = max(attempts, key=lambda other: other.attempt)
     final = outcome.attempt == last.attempt
-    same = [other for other in attempts if other.spec_hash == outcome.spec_hash]
+    same = [other for other in attempts if other.spec.spec_hash == outcome.spec.spec_hash]
     flaky = _disagree(same)
     outcome = _placed(outcome, same) if final else outcome
     if not (final and flaky) or outcome.verdict.status not in _SAYS_SOMETHING or outcome.verdict.cause == Cause.FLAKY:
@@ -124,5 +124,5 @@ def _summary(attempts: Iterable[Outcome]) -> str:
 
 
 def _announced(outcome: Outcome) -> bool:
-    wanted = dict(outcome.criteria)
+    wanted = dict(outcome.spec.criteria)
     return wanted.get("expect.verdict") == Status.FAIL and wanted.get("expect.cause") in (None, Cause.FLAKY)

@@ -31,8 +31,9 @@ from nsa_harness.core.report import (
     MemoryAt,
     Outcome,
     Place,
+    RankStatus,
     RankSummary,
-    Standing,
+    SpecSummary,
     Status,
     StepCost,
     Timing,
@@ -120,7 +121,7 @@ def ruled_out(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
         yield "errors (no rank raised, none died)"
 
 
-def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Iterator[Standing]:
+def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Iterator[RankStatus]:
     waits = judgement.proof.graph.waits if judgement.proof else _seen_last(evidence, judgement)
     if not waits:
         if judgement.status is not Status.PASS:
@@ -128,7 +129,7 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
         return
     places = meshes(evidence)
     for wait in sorted(waits, key=lambda wait: wait.rank):
-        yield Standing(
+        yield RankStatus(
             rank=wait.rank,
             stands_in=wait.stands_in,
             waits_for=_waits_for(wait, places),
@@ -163,13 +164,13 @@ _OUTSIDE = {
 }
 
 
-def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> Standing:
+def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> RankStatus:
     mark = rank.board.training or rank.board.newest if rank.board else None
     # A module that has no name of its own is called by its number.
     place = f"{mark.kind} {'' if mark.name.isdigit() else mark.name}".strip() if mark else "nothing recorded"
     left = rank.exit is not None and not rank.exit.by_us
     stands_in = f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place
-    return Standing(
+    return RankStatus(
         rank=rank.rank,
         stands_in=_left_as(rank) if evidence.ending is Ending.UNWATCHED else stands_in,
         waits_for="",
@@ -284,9 +285,7 @@ def outcome_of(
     findings = tuple(replace(one, proof=tuple(f"{directory}/{path}" for path in one.proof)) for one in noted)
     culprit = diagnosis.culprit
     return Outcome(
-        scenario=spec.scenario,
-        about=spec.about,
-        spec_hash=spec.spec_hash,
+        spec=summarize_spec(spec),
         attempt=attempt,
         final=True,
         verdict=verdict,
@@ -302,12 +301,7 @@ def outcome_of(
         timing=_timing(evidence, judgement, culprit),
         usage=_usage(evidence, metrics),
         dir=directory,
-        subject=spec.subject,
-        ranks=spec.ranks,
-        backend=spec.backend,
-        notes=spec.notes,
         checked=tuple(checked(evidence, verdict)),
-        not_covered=spec.not_covered,
         ruled_out=tuple(ruled_out(evidence, judgement)),
         standings=tuple(standings(evidence, judgement, culprit)),
         vitals=tuple(vital(rank) for rank in evidence.ranks),
@@ -317,14 +311,8 @@ def outcome_of(
         ended=ended(evidence),
         repeat=repeat,
         next=None,
-        device=spec.device,
-        tags=spec.tags,
-        settings=_settings(spec),
-        chosen=spec.chosen,
-        criteria=criteria(spec.expect, spec.limits),
         missing_gradients=_missing_gradients(evidence),
         last_agreed=_last_agreed(evidence) if verdict.status is Status.HANG else None,
-        deepening=spec.deepening,
         stacks=tuple(
             replace(one, proof=one.proof and f"{directory}/{one.proof}")
             for one in call_stacks(evidence, judgement, culprit)
@@ -523,72 +511,40 @@ def _violated(bound: Bound, value: float) -> Iterator[str]:
 
 
 def skipped(skip: Skip) -> Outcome:
-    """A scenario that this machine cannot run."""
-    nothing = Timing(launch_s=None, wall_s=0.0, quiet_s=None, detected_s=None, teardown_s=None)
-    return Outcome(
-        scenario=skip.scenario,
-        about=skip.about,
-        spec_hash="",
-        attempt=1,
-        final=True,
-        verdict=Verdict(status=Status.SKIP, kind=None, cause=Cause.MISSING_NEED, summary=skip.reason),
-        expected=True,
-        flaky=False,
-        phase=None,
-        culprit=None,
-        victims=(),
-        last_step={},
-        exit_codes={},
-        findings=(),
-        trouble=(),
-        timing=nothing,
-        usage=Usage(peak_rss_bytes=None, peak_gpu_bytes=None, tokens_per_s=None),
-        dir="",
-        subject="",
-        ranks=0,
-        backend="",
-        notes=(),
-        checked=(),
-        not_covered=(),
-        ruled_out=(),
-        standings=(),
-        vitals=(),
-        metrics={},
-        artifacts=(),
-        why=None,
-        ended="nothing was started",
-        repeat=None,
-        next=None,
-        tags=skip.tags,
-        settings=skip.settings,
-    )
+    """Return the outcome of a scenario that this machine cannot run."""
+    verdict = Verdict(status=Status.SKIP, kind=None, cause=Cause.MISSING_NEED, summary=skip.reason)
+    return Outcome(spec=summarize_spec(skip), verdict=verdict, ended="nothing was started")
 
 
 def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, disk_full: bool = False) -> Outcome:
-    """A run that the harness itself failed: ERROR, never folded into FAIL. Of a Skip no more than its name is known."""
-    empty = skipped(Skip(scenario=spec.scenario, about=spec.about, reason=error))
-    failed = replace(
-        empty,
-        attempt=attempt,
-        verdict=Verdict(
-            status=Status.ERROR,
-            kind=None,
-            cause=Cause.DISK_FULL if disk_full else Cause.HARNESS_ERROR,
-            summary=error,
-        ),
-        expected=False,
-        dir=directory,
-        ended="see processes.jsonl",
+    """Return the outcome of a run in which the harness itself failed: ERROR, never folded into FAIL.
+
+    A Skip gives no more than its name.
+    """
+    cause = Cause.DISK_FULL if disk_full else Cause.HARNESS_ERROR
+    verdict = Verdict(status=Status.ERROR, kind=None, cause=cause, summary=error)
+    known = SpecSummary(scenario=spec.scenario, about=spec.about)
+    if isinstance(spec, RunSpec):
+        known = replace(summarize_spec(spec), notes=(), not_covered=())
+    return Outcome(
+        spec=known, verdict=verdict, attempt=attempt, expected=False, dir=directory, ended="see processes.jsonl"
     )
+
+
+def summarize_spec(spec: RunSpec | Skip) -> SpecSummary:
+    """Return the part of a spec that a report stores."""
     if isinstance(spec, Skip):
-        return failed
-    return replace(
-        failed,
+        return SpecSummary(scenario=spec.scenario, about=spec.about, tags=spec.tags, settings=spec.settings)
+    return SpecSummary(
+        scenario=spec.scenario,
+        about=spec.about,
         spec_hash=spec.spec_hash,
         subject=spec.subject,
         ranks=spec.ranks,
         backend=spec.backend,
         device=spec.device,
+        notes=spec.notes,
+        not_covered=spec.not_covered,
         tags=spec.tags,
         settings=_settings(spec),
         chosen=spec.chosen,
@@ -598,7 +554,7 @@ def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, 
 
 
 def _settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
-    """The scenario's own, and the planted fault: a run with one is comparable only to a run with the same."""
+    """Return the scenario's own settings and the planted fault: runs are comparable only with equal faults."""
     planted = asdict(spec.fault) if spec.fault else {}
     if not planted.get("parameters"):
         planted.pop("value", None)  # it is theirs

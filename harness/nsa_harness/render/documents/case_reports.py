@@ -24,10 +24,10 @@ def junit_xml(report: Report) -> str:
     report = escaped(report)
     suite = ElementTree.Element("testsuite", _attributes(report))
     _properties(suite, run_id=report.run_id, command=report.command, machine=words.machine_line(report.machine))
-    names = Counter(outcome.scenario for outcome in report.outcomes if outcome.final)
+    names = Counter(outcome.spec.scenario for outcome in report.outcomes if outcome.final)
     for outcome in report.outcomes:
         if outcome.final:
-            suite.append(_case(report, outcome, unique=names[outcome.scenario] == 1))
+            suite.append(_case(report, outcome, unique=names[outcome.spec.scenario] == 1))
     suites = ElementTree.Element("testsuites")
     suites.append(suite)
     ElementTree.indent(suites)
@@ -50,8 +50,10 @@ def _attributes(report: Report) -> dict[str, str]:
 def _case(report: Report, outcome: Outcome, *, unique: bool) -> ElementTree.Element:
     name = _name(outcome, unique=unique)
     case = ElementTree.Element("testcase", classname="nsa-harness", name=name, time=f"{outcome.timing.wall_s:.3f}")
-    attempts = [other for other in report.outcomes if other.scenario == outcome.scenario]
-    _properties(case, verdict=outcome.verdict.status.value, spec_hash=outcome.spec_hash, attempts=str(len(attempts)))
+    attempts = [other for other in report.outcomes if other.spec.scenario == outcome.spec.scenario]
+    _properties(
+        case, verdict=outcome.verdict.status.value, spec_hash=outcome.spec.spec_hash, attempts=str(len(attempts))
+    )
     mark = _mark(outcome)
     if mark is not None:
         kind = f"{outcome.verdict.status.value} {words.headline_tag(outcome) or 'not expected'}"
@@ -63,7 +65,7 @@ def _case(report: Report, outcome: Outcome, *, unique: bool) -> ElementTree.Elem
 
 def _name(outcome: Outcome, *, unique: bool) -> str:
     """CI servers follow a test through its history by name, so the attempt is named only where it must be."""
-    return outcome.scenario if unique else f"{outcome.scenario}~{outcome.attempt}"
+    return outcome.spec.scenario if unique else f"{outcome.spec.scenario}~{outcome.attempt}"
 
 
 def _mark(outcome: Outcome) -> str | None:
@@ -132,9 +134,9 @@ def ctrf_json(report: Report) -> str:
     """
     report = escaped(report)
     final = [outcome for outcome in report.outcomes if outcome.final]
-    names = Counter(outcome.scenario for outcome in final)
+    names = Counter(outcome.spec.scenario for outcome in final)
     pending = [{"name": name, "status": "pending", "duration": 0} for name in report.not_run]
-    tests = [_ctrf_test(report, outcome, unique=names[outcome.scenario] == 1) for outcome in final] + pending
+    tests = [_ctrf_test(report, outcome, unique=names[outcome.spec.scenario] == 1) for outcome in final] + pending
     statuses = Counter(test["status"] for test in tests)
     start_ms = _began_ms(report.run_id)
     results = {
@@ -156,7 +158,7 @@ def ctrf_json(report: Report) -> str:
 
 
 def _ctrf_test(report: Report, outcome: Outcome, *, unique: bool) -> dict[str, Any]:
-    mark, attempts = _mark(outcome), [one for one in report.outcomes if one.scenario == outcome.scenario]
+    mark, attempts = _mark(outcome), [one for one in report.outcomes if one.spec.scenario == outcome.spec.scenario]
     test: dict[str, Any] = {
         "name": _name(outcome, unique=unique),
         "status": _CTRF_STATUS[mark],
@@ -165,14 +167,14 @@ def _ctrf_test(report: Report, outcome: Outcome, *, unique: bool) -> dict[str, A
         "rawStatus": outcome.verdict.status.value,
         "flaky": outcome.flaky,
         "retries": len(attempts) - 1,
-        "tags": list(outcome.tags),
+        "tags": list(outcome.spec.tags),
         "stdout": list(_output(outcome, attempts)),
         "extra": {
-            "specHash": outcome.spec_hash,
+            "specHash": outcome.spec.spec_hash,
             "kind": outcome.verdict.kind,
             "cause": outcome.verdict.cause,
-            "ranks": outcome.ranks,
-            "backend": outcome.backend,
+            "ranks": outcome.spec.ranks,
+            "backend": outcome.spec.backend,
             "dir": outcome.dir,
         },
     }

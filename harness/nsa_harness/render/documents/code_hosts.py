@@ -28,7 +28,7 @@ def github_annotations(report: Report, workspace: str) -> Iterator[str]:
     """
     bad = [one for one in escaped(report).outcomes if one.final and not one.expected]
     for outcome in sorted(bad, key=words.worst_first)[:MOST]:
-        facts = {**_place(outcome, workspace), "title": f"{outcome.verdict.status.value} {outcome.scenario}"}
+        facts = {**_place(outcome, workspace), "title": f"{outcome.verdict.status.value} {outcome.spec.scenario}"}
         told = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in facts.items())
         level = "error" if outcome.verdict.status in (Status.HANG, Status.FAIL) else "warning"
         yield f"::{level} {told}::{answer.sentence(outcome.verdict.summary).translate(_DATA)}"
@@ -119,7 +119,7 @@ def _unjudged(report: Report) -> Iterator[Outcome]:
 
 
 def _notification(outcome: Outcome) -> _Json:
-    return {"level": "warning", "message": {"text": f"{outcome.scenario}: {outcome.verdict.summary}"}}
+    return {"level": "warning", "message": {"text": f"{outcome.spec.scenario}: {outcome.verdict.summary}"}}
 
 
 def _rule(code: str) -> _Json:
@@ -156,7 +156,7 @@ def _result(outcome: Outcome, finding: Finding, rule: int, checkout: str) -> _Js
         "stacks": [_stack(stack, checkout) for stack in stacks],
         "partialFingerprints": {_PRINT: _fingerprint(outcome, finding, place, checkout)},
         "properties": {
-            "scenario": outcome.scenario,
+            "scenario": outcome.spec.scenario,
             "attempt": outcome.attempt,
             "verdict": outcome.verdict.status.value,
             "ranks": list(finding.ranks),
@@ -181,7 +181,7 @@ def _message(outcome: Outcome, finding: Finding, *, causes_it: bool) -> str:
     says = [answer.sentence(outcome.verdict.summary)] if causes_it else []
     says += [answer.sentence(finding.claim)] if finding.claim != outcome.verdict.summary or not causes_it else []
     says += [answer.sentence(finding.advice)] if finding.advice else []
-    return f"{outcome.verdict.status.value} {outcome.scenario}: {' '.join(says)}"
+    return f"{outcome.verdict.status.value} {outcome.spec.scenario}: {' '.join(says)}"
 
 
 def _innermost(stacks: Sequence[CallStack], checkout: str) -> list[_Json]:
@@ -228,5 +228,5 @@ def _thread_flow(stack: CallStack, checkout: str) -> _Json:
 def _fingerprint(outcome: Outcome, finding: Finding, place: Place | None, checkout: str) -> str:
     """The same in the next run, also where lines above have moved: neither line nor rank nor time is in it."""
     file = "" if place is None else _artifact(place.file or "", checkout)["uri"]
-    told = (outcome.scenario, finding.code, file, *((place.function, place.text) if place else ()))
+    told = (outcome.spec.scenario, finding.code, file, *((place.function, place.text) if place else ()))
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]

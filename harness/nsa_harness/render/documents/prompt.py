@@ -29,7 +29,7 @@ def prompt_text(report: Report) -> str:
 
 def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
     verdict, said = outcome.verdict, answer.cause_of(outcome)
-    yield [f"{verdict.status.value} {outcome.scenario}: {answer.title(outcome)}", answer.sentence(verdict.summary)]
+    yield [f"{verdict.status.value} {outcome.spec.scenario}: {answer.title(outcome)}", answer.sentence(verdict.summary)]
     yield [
         "What nsa-harness observed. `certain`: the evidence leaves no other reading; `likely`: it leaves one.",
         "A HANG is proven, never a timeout. What is not listed here was not seen.",

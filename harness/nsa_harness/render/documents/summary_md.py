@@ -71,9 +71,9 @@ def _origin(report: Report) -> list[str]:
 def _overview(report: Report, told: set[int]) -> list[str]:
     rows = [
         (
-            markdown_link(outcome.scenario, f"#run-{number}")
+            markdown_link(outcome.spec.scenario, f"#run-{number}")
             if number in told
-            else f'<a id="run-{number}"></a>{markdown(outcome.scenario)}',
+            else f'<a id="run-{number}"></a>{markdown(outcome.spec.scenario)}',
             f"**{words.verdict(outcome)}**",
             markdown(words.headline_tag(outcome)),
             markdown(words.row_sentence(outcome)),
@@ -113,7 +113,7 @@ def _part(part: CellPart) -> str:
 
 def _section(number: int, outcome: Outcome, level: str) -> list[str]:
     """The answer in five lines, then what it rests on."""
-    title = f"{words.verdict(outcome)} {markdown(outcome.scenario)}: {markdown(answer.title(outcome))}"
+    title = f"{words.verdict(outcome)} {markdown(outcome.spec.scenario)}: {markdown(answer.title(outcome))}"
     anchor = [] if level == "#" else [f'<a id="run-{number}"></a>', ""]
     return [
         *anchor,

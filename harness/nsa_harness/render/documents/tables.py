@@ -230,7 +230,7 @@ def _side(side: Side | None, numbers: dict[int, int]) -> Cell:
 
 def _run(outcome: Outcome, numbers: dict[int, int]) -> Cell:
     verdict = outcome.verdict.status
-    return (*text(outcome.scenario), CellPart(text=verdict.value, run=numbers[id(outcome)], status=verdict))
+    return (*text(outcome.spec.scenario), CellPart(text=verdict.value, run=numbers[id(outcome)], status=verdict))
 
 
 def _matrix(report: Report, numbers: dict[int, int]) -> Table | None:
@@ -265,8 +265,8 @@ def _costs(report: Report, numbers: dict[int, int]) -> Iterator[Table]:
     """What a step of each run cost, a table for each scenario that was swept, and how that grows."""
     swept: dict[str, list[Outcome]] = {}
     for outcome in report.outcomes:
-        if outcome.final and outcome.cost is not None and "@" in outcome.scenario:
-            swept.setdefault(outcome.scenario.partition("@")[0], []).append(outcome)
+        if outcome.final and outcome.cost is not None and "@" in outcome.spec.scenario:
+            swept.setdefault(outcome.spec.scenario.partition("@")[0], []).append(outcome)
     for name, cells in swept.items():
         if len(cells) > 1:
             yield Table(

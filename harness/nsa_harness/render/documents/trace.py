@@ -69,7 +69,7 @@ def trace_json(evidence: Evidence, outcome: Outcome) -> str:
         "traceEvents": sorted(events, key=lambda one: (one["ph"] != "M", one["ts"], one["name"])),
         "displayTimeUnit": "ms",
         "otherData": {
-            "scenario": outcome.scenario,
+            "scenario": outcome.spec.scenario,
             "attempt": outcome.attempt,
             "verdict": outcome.verdict.status,
             "cause": outcome.verdict.cause,
@@ -176,7 +176,7 @@ def _of_samples(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
 
 
 def _of_the_run(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
-    yield _everywhere(f"attempt {outcome.attempt} of {outcome.scenario} begins", 0.0, {})
+    yield _everywhere(f"attempt {outcome.attempt} of {outcome.spec.scenario} begins", 0.0, {})
     # What was suspected before has moved again.
     since_s = -math.inf if evidence.last_progress_s is None else evidence.last_progress_s
     if looks_s := [sample.at_s for sample in evidence.samples if sample.at_s > since_s]:

@@ -47,7 +47,7 @@ _FORMS = (
 
 def headline(outcome: Outcome) -> str:
     """ "HANG  NAME   deadlock · likely cause · 5.2 s after the last progress"."""
-    return f"{words.verdict(outcome)}  {outcome.scenario}   {answer.title(outcome)}"
+    return f"{words.verdict(outcome)}  {outcome.spec.scenario}   {answer.title(outcome)}"
 
 
 def answer_lines(outcome: Outcome, width: int) -> list[str]:

@@ -96,7 +96,7 @@ def _passed(outcome: Outcome, width: int) -> Iterator[str]:
 
 def _evidence(outcome: Outcome, width: int) -> Iterator[str]:
     """What the answer rests on."""
-    yield from paragraph(f"{outcome.scenario} · {' · '.join(words.facts(outcome))}", width, "", "  ")
+    yield from paragraph(f"{outcome.spec.scenario} · {' · '.join(words.facts(outcome))}", width, "", "  ")
     yield from ranks_table(outcome, STANDINGS, width)
     yield from _vitals(outcome, width)
     yield ""
@@ -157,7 +157,7 @@ def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
 
 
 def _lists(outcome: Outcome, width: int) -> Iterator[str]:
-    lists = (("ruled out", outcome.ruled_out), ("checked", outcome.checked), ("not covered", outcome.not_covered))
+    lists = (("ruled out", outcome.ruled_out), ("checked", outcome.checked), ("not covered", outcome.spec.not_covered))
     if outcome.verdict.status is Status.PASS and any(items for _, items in lists):
         yield ""
     for name, items in lists:
@@ -173,7 +173,7 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
         yield from at_most(2, paragraph(answer.sentence(outcome.verdict.summary), width, "      "), width)
         return
     if outcome.verdict.status is Status.SKIP:
-        text = f"SKIP  {outcome.scenario}   {outcome.verdict.summary}"
+        text = f"SKIP  {outcome.spec.scenario}   {outcome.verdict.summary}"
     elif outcome.showed:
         text = f"{headline(outcome)}   {outcome.showed}"
     else:

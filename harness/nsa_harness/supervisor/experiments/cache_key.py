@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.redaction import Secrets, of_environment, redacted
+from nsa_harness.core.redaction import Secrets, redacted, secrets_of_environment
 from nsa_harness.supervisor.launch.launcher import SUBJECT, shared_environment
 
 Premises = Mapping[str, str]  # what it is, as people call it: its version or a digest
@@ -117,7 +117,7 @@ def variables(spec: RunSpec) -> dict[str, str]:
     """What the launch finds in its environment, but for what belongs to the session that it is typed in."""
     passed = {name: value for name, value in shared_environment(spec).items() if not _OF_THE_SESSION.fullmatch(name)}
     found = sorted({**passed, **dict(spec.env)}.items())
-    secret = {name for name, value in found if of_environment([(name, value)])}
+    secret = {name for name, value in found if secrets_of_environment([(name, value)])}
     return {f"variable {name}": (sealed if name in secret else _digest)(name, value) for name, value in found}
 
 

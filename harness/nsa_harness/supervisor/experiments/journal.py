@@ -48,7 +48,7 @@ def as_seen(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
         wall_s=outcome.timing.wall_s,
         longest_quiet_s=max(quiet, default=None),
         dir=outcome.dir,
-        spec_hash=outcome.spec_hash,
+        spec_hash=outcome.spec.spec_hash,
     )
 
 

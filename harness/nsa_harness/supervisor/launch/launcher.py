@@ -229,7 +229,7 @@ def launch(
         "keep": str(attempt.boards.resolve()),
         "journal": str(attempt.processes.resolve()),
         "interrupted": str(attempt.abandoned.resolve()),
-        "reserve": str(attempt.reserve.resolve()),
+        "reserve": str(attempt.ballast_file.resolve()),
         "controller": this_process(),
     }
     _adopt_orphans()

@@ -261,7 +261,7 @@ class Reaper:
         left = [self._survivor(one) for one in self.members()]
         self.look_at_disk()
         self.flush()
-        self.bring_home(over=not left)
+        self.copy_probe_files(over=not left)
         self.say("ended", outlived=outlived, left=left)
         return left
 
@@ -337,7 +337,7 @@ class Reaper:
 
     # Boards.
 
-    def bring_home(self, *, over: bool = True) -> None:
+    def copy_probe_files(self, *, over: bool = True) -> None:
         """Boards live in memory; what the judge needs of them goes into the run's directory, and only then from there.
 
         `over`: no process of the run is left.
@@ -375,7 +375,7 @@ class Reaper:
     def abandoned(self) -> None:
         """The controller is dead: its run ends with it."""
         if self.order.get("over"):
-            self.bring_home()
+            self.copy_probe_files()
             return
         self.note("abandoned")
         left = self.end(0.5)

@@ -77,7 +77,7 @@ def start_guest(command: Sequence[str], attempt: AttemptDir, probe: str, relay: 
         "boards": str(boards),
         "keep": str(attempt.boards.resolve()),
         "journal": str(attempt.processes.resolve()),
-        "reserve": str(attempt.reserve.resolve()),
+        "reserve": str(attempt.ballast_file.resolve()),
         "controller": this_process(),
     }
     KEEPER.keep(boards)

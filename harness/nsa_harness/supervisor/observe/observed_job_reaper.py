@@ -46,7 +46,7 @@ class WatchedCommandReaper(Reaper):
 
     def abandoned(self) -> None:
         if self.order.get("over"):
-            self.bring_home()
+            self.copy_probe_files()
             return
         self.poll.unregister(0)
         self.say("alone")
@@ -82,7 +82,7 @@ class WatchedCommandReaper(Reaper):
             self._wait_gone(_LAST_TO_LEAVE_S)
         outlived = [f"{one.pid} {command_of(one.pid)}" for one in self.members()]
         self.look_at_disk()
-        self.bring_home()
+        self.copy_probe_files()
         self.say("ended", outlived=outlived)
 
 

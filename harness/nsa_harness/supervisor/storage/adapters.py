@@ -1,7 +1,7 @@
 """Values of the core as JSON: written by the standard library, read by pydantic.
 
-Making pydantic's adapter of a large type takes as long as a launch may cost, so each is made when it is first needed,
-and a run that is not suspected needs none.
+Building pydantic's adapter of a large type takes as long as a launch may cost. So each adapter is built on first use,
+and a run without a suspicion needs none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MADE: dict[Any, TypeAdapter[Any]] = {}
 
 
 def adapter(of: type[Value]) -> TypeAdapter[Value]:
-    """What checks and makes values of this type."""
+    """Return the adapter that validates and builds values of this type."""
     if of not in _MADE:
         form: Any = Annotated[Evidence, BeforeValidator(_unpacked)] if of is Evidence else of
         _MADE[of] = TypeAdapter(form)
@@ -32,12 +32,12 @@ def adapter(of: type[Value]) -> TypeAdapter[Value]:
 
 
 def mistakes(error: ValidationError) -> list[str]:
-    """ "outcomes.0.ranks: Input should be a valid integer"; the place and what is wrong there."""
+    """Return each mistake with its location, such as "outcomes.0.ranks: Input should be a valid integer"."""
     return [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
 
 
 def plain(value: DataclassInstance) -> dict[str, Any]:
-    """The value as JSON takes it; a number that is not finite is null."""
+    """Return the value in the types of JSON; a number that is not finite becomes null."""
     return {key: _plain(item) for key, item in asdict(value).items()}
 
 
@@ -46,7 +46,7 @@ def json_text(value: DataclassInstance, indent: int | None = None) -> str:
 
 
 def evidence_text(evidence: Evidence) -> str:
-    """As short as it can be read: a long list of alike objects by columns, what repeats in one of them once."""
+    """Return compact JSON: a long list of objects with equal keys is stored by columns, repeated values once."""
     return json.dumps(_packed(plain(evidence)), separators=(",", ":"))
 
 
@@ -66,7 +66,7 @@ def _packed(value: Any) -> Any:
 
 
 def _column(items: list[Any]) -> dict[str, Any]:
-    """The items as they come; or each that differs once, and which of these stands where."""
+    """Return the items in order; or the distinct items, and for each row the index of its item."""
     texts = [json.dumps(item) for item in items]
     at = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     if len(at) * 2 > len(items):

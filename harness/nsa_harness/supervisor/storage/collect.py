@@ -1,6 +1,6 @@
-"""Reduces the files of one attempt to Evidence.
+"""Reduce the files of one attempt to Evidence.
 
-Reads only what lies in the attempt's directory, so it can be repeated, and writes the evidence back into it.
+Only the attempt's directory is read, so it can be repeated; the evidence is written into it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,8 +73,8 @@ _OF_PROBE = {
 }
 
 
-def bring_home(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSError]:
-    """Copies what there is and yields what could not be; that may lie there already, from an earlier judgement."""
+def copy_probe_files(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSError]:
+    """Copy the rank's logs and probe files into its directory, and yield an error for each that cannot be copied."""
     home = attempt.rank(rank)
     try:
         attempt.door.make_folder(home)
@@ -91,17 +90,17 @@ def bring_home(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSEr
 
 
 def seconds_a_step(attempt: AttemptDir, ranks: int) -> float | None:
-    """Of the rank that takes longest for one; None where no board was brought home that has two finished ones."""
-    took = []
+    """Return the step time of the slowest rank; None without a status file that has two finished steps."""
+    steps_s = []
     for rank in range(ranks):
         with suppress(OSError, ValueError):
             board = parse_board(attempt.door.whole(attempt.rank(rank) / "board", _MAX_HALF_BYTES), 0)
-            took.append(step_s(board))
-    return max((one for one in took if one is not None), default=None)
+            steps_s.append(step_s(board))
+    return max((step for step in steps_s if step is not None), default=None)
 
 
 def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
-    """torchrun writes one directory a rank; a plain launch has one log, which is rank 0's."""
+    """Yield the rank's logs: torchrun writes a directory per rank; a plain launch has one log, which is rank 0's."""
     for stream in ("stdout", "stderr"):
         written = attempt.door.files(attempt.logs, f"*/attempt_*/{rank}/{stream}.log")
         if written:
@@ -123,8 +122,11 @@ _MAX_CHAIN = 8
 
 
 def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
-    """Raises KeyError, TypeError, ValueError or OverflowError for a record of another form."""
-    last, *before = (_earlier(one) for one in (record, *record.get("chain", ())[:_MAX_CHAIN]))
+    """Return the exception that a probe recorded.
+
+    Raises KeyError, TypeError, ValueError or OverflowError for a record of another form.
+    """
+    last, *before = (_earlier(error) for error in (record, *record.get("chain", ())[:_MAX_CHAIN]))
     raised = Raised(
         rank=rank,
         at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
@@ -132,7 +134,7 @@ def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
         message=last.message,
         frames=last.frames,
         proof=f"rank{rank}/raised.json",
-        hints=tuple(_hint(one) for one in record.get("hints", ())[:_MAX_HINTS] if isinstance(one, dict)),
+        hints=tuple(_hint(hint) for hint in record.get("hints", ())[:_MAX_HINTS] if isinstance(hint, dict)),
         chain=tuple(before),
     )
     return handed_on(raised)
@@ -140,7 +142,8 @@ def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
 
 def _earlier(record: dict[str, Any]) -> EarlierError:
     frames = (
-        Frame(file=str(one["file"]), line=int(one["line"]), function=str(one["function"])) for one in record["frames"]
+        Frame(file=str(frame["file"]), line=int(frame["line"]), function=str(frame["function"]))
+        for frame in record["frames"]
     )
     explicit = bool(record.get("explicit"))
     return EarlierError(
@@ -157,10 +160,10 @@ def _hint(record: dict[str, Any]) -> Hint:
 
 
 _MAX_DOCUMENT_BYTES = 16 << 20
-_MAX_TRACE_CHARS = 32 << 20  # of all ranks together
+_MAX_TRACE_CHARS = 32 << 20  # all ranks together
 _MAX_TROUBLE = 256
 _MAX_LINE = 4096
-_MAX_HOLES = 8  # in the numbers of a flight recorder, of each rank
+_MAX_HOLES = 8  # gaps in the numbers of a rank's flight recorder
 _MAX_TRACE_LINE = 1 << 20
 _MAX_ORDER_BYTES = 8 << 20
 _STREAMS = ("stdout.log", "stderr.log")
@@ -170,7 +173,10 @@ _Value = TypeVar("_Value")
 
 
 def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | None = None) -> Evidence:
-    """The evidence of one attempt; also written to evidence/<node>.json. `reported`: reads the program's own tables."""
+    """Return the evidence of one attempt, and write it to evidence/<node>.json.
+
+    `reported` reads the program's own tables.
+    """
     gather = _Gather(attempt=attempt, spec=spec)
     evidence, text = bounded(attempt.redaction.value(gather.evidence(node, reported)))
     try:
@@ -182,11 +188,12 @@ def collect(attempt: AttemptDir, spec: RunSpec, node: str, reported: Reported | 
 
 
 def bounded(evidence: Evidence) -> tuple[Evidence, str]:
-    """The evidence and its JSON, reduced as far as its bound asks for, and no further than its proof stands."""
+    """Return the evidence and its JSON, reduced towards the size limit while its proof still holds."""
     limit_bytes = MAX_RANK_BYTES * max(1, evidence.world_size)
     kept, text = evidence, evidence_text(evidence)
-    for way in (partial(with_history, evidence, calls) for calls in HISTORIES):
-        text = evidence_text(kept := way())
+    for calls in HISTORIES:
+        kept = with_history(evidence, calls)
+        text = evidence_text(kept)
         if len(text.encode()) <= limit_bytes:
             return kept, text
     proven = _proven(evidence)
@@ -199,31 +206,31 @@ def bounded(evidence: Evidence) -> tuple[Evidence, str]:
 
 
 def _step_in_name(path: Path) -> int:
-    """Of "mem_rank0_step20.json"."""
+    """Return 20 for "mem_rank0_step20.json"; -1 without a number."""
     digits = path.stem.rpartition("step")[2]
     return int(digits) if digits.isdecimal() else -1
 
 
 def _at_most(trouble: Iterator[Trouble]) -> tuple[Trouble, ...]:
-    kept = tuple(islice(trouble, _MAX_TROUBLE))
+    listed = tuple(islice(trouble, _MAX_TROUBLE))
     more = sum(1 for _ in trouble)
-    return (*kept, Trouble(what="trouble", why=f"{more} more of it is not listed")) if more else kept
+    return (*listed, Trouble(what="trouble", why=f"{more} more of it is not listed")) if more else listed
 
 
 def _proven(evidence: Evidence) -> HangKind | None:
-    """What kind of a HANG the judge proves of it."""
+    """Return the kind of HANG that the evidence proves, or None."""
     proof = judge(evidence).proof
     return proof.kind if proof else None
 
 
 @dataclass(kw_only=True)
 class _Gather:
-    """The journals of one attempt, read once."""
+    """One attempt while its files are read; the journals are read once."""
 
     attempt: AttemptDir
     spec: RunSpec
     trouble: list[Trouble] = field(default_factory=list)
-    traced: list[str] = field(default_factory=list)  # lines of every rank's own traces
+    traced: list[str] = field(default_factory=list)  # lines of all ranks' own traces
 
     def __post_init__(self) -> None:
         self.door = self.attempt.door
@@ -234,13 +241,13 @@ class _Gather:
         journals = self.journals
         metrics, rows = reported(self._table) if reported else ({}, ())
         exits = tuple(journals.exits())
-        said = journals.said("ending")
+        ending = journals.last_record("ending")
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
         if any(self.door.is_file(self.attempt.rank(rank) / "stdout.log") for rank in range(self.spec.ranks)):
             self._write(self.attempt.traces, self.traced)
         if ledgers := {rank.rank: rank.ledger for rank in ranks if rank.ledger}:
             self._write(self.attempt.path / "step_ledger.txt", ledger_table(ledgers))
-        ended_s = float(said.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
+        ended_s = float(ending.get("t_s") or max((exit.at_s for exit in exits), default=0.0))
         return Evidence(
             node=node,
             world_size=self.spec.ranks,
@@ -248,16 +255,16 @@ class _Gather:
             ending=journals.ending(),
             limits=journals.limits(self.spec.limits, [rank.board for rank in ranks]),
             ended_s=ended_s,
-            launch_s=journals.said("started").get("t_s"),
+            launch_s=journals.last_record("started").get("t_s"),
             teardown_s=journals.teardown_s(),
             launcher=next((replace(exit, rank=None) for exit in exits if exit.pid == journals.launcher), None),
-            launcher_error=said.get("error"),
+            launcher_error=ending.get("error"),
             last_lines=() if any(rank.pid for rank in ranks) else error_lines(self.door.tail(self.attempt.output)),
             ranks=ranks,
             exits=exits,
             snapshots=tuple(self._snapshots()),
             samples=tuple(journals.samples()),
-            last_progress_s=said.get("last_progress_s"),
+            last_progress_s=ending.get("last_progress_s"),
             leftovers=journals.outlived(),
             undead=journals.undead(),
             metrics=metrics,
@@ -268,8 +275,8 @@ class _Gather:
             gradient_order=first_out_of_order(self._orders(read_orders)),
             buckets_ready=buckets_ready(self._orders(read_ready_buckets)),
             agent=self.spec.launcher is not Launcher.PLAIN or starts_ranks(self.spec.program),
-            observed=bool(journals.said("observed")),
-            attached=bool(journals.said("attached")),
+            observed=bool(journals.last_record("observed")),
+            attached=bool(journals.last_record("attached")),
             reported=rows,
             disk_full=journals.disk_full(),
             nccl=self._nccl(),
@@ -280,12 +287,14 @@ class _Gather:
     def _snapshots(self) -> list[Snapshot]:
         paths = self.door.files(self.attempt.dumps, "snapshot*.json")
         read = (self._read(path, adapter(Snapshot).validate_json) for path in paths)
-        return sorted((brief(one) for one in read if one is not None), key=lambda snapshot: snapshot.number)
+        return sorted(
+            (brief(snapshot) for snapshot in read if snapshot is not None), key=lambda snapshot: snapshot.number
+        )
 
     def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
         home = self.attempt.rank(rank)
         pid = self.journals.pids.get(rank)
-        for error in bring_home(self.attempt, rank, pid):
+        for error in copy_probe_files(self.attempt, rank, pid):
             self._note(home.name, first_line(error), rank)
         board = self._board(home, rank, pid)
         if board is not None:
@@ -298,7 +307,7 @@ class _Gather:
             self._note("flight recorder", f"the numbers {first} to {last} of group {group} are missing", rank)
         if board is not None and flight is not None:
             board = replace(board, groups={**flight.groups, **board.groups})
-        peaks = self.journals.said("peaks").get("rss_bytes") or {}
+        peaks = self.journals.last_record("peaks").get("rss_bytes") or {}
         beats = list(self.door.records(self.attempt.path / f"heartbeat_rank{rank}.jsonl"))
         if not beats and board is not None:
             self._heartbeat_from_board(rank, board)
@@ -315,7 +324,7 @@ class _Gather:
             traces=self._traces(rank, home),
             last_loss=last_number(beats, "loss"),
             error_lines=error_lines(errors),
-            # Of the whole log: Python says a warning once, near the beginning.
+            # From the whole log: Python prints a warning once, near the beginning.
             warned=warnings_of(self.door.text_lines(home / "stderr.log", _MAX_LINE)),
             ledger=step_rows(board, collectives) if board else (),
             planned_steps=whole(last_number(beats, "of_steps")),
@@ -327,13 +336,13 @@ class _Gather:
         )
 
     def _memory(self, rank: int, beats: Sequence[dict[str, Any]]) -> Iterator[MemoryAtEvent]:
-        """At boot, in the newest dump and in the newest heartbeat; of a program that says none of it nothing."""
-        told = [beat for beat in beats if number(beat, "rss_bytes") is not None]
-        boot = next((beat for beat in reversed(told) if beat.get("phase") == "start"), None)
+        """Yield the memory at boot, in the latest dump and in the latest heartbeat, if the program reports it."""
+        measured = [beat for beat in beats if number(beat, "rss_bytes") is not None]
+        boot = next((beat for beat in reversed(measured) if beat.get("phase") == "start"), None)
         dumps = self.door.files(self.attempt.path, f"mem*rank{rank}_step*.json")
         newest = max(dumps, key=_step_in_name, default=None)
         dump = None if newest is None else self._read(newest, json.loads, rank)
-        last = told[-1] if told and told[-1] is not boot else None
+        last = measured[-1] if measured and measured[-1] is not boot else None
         for moment, record in (("boot", boot), ("dump", dump), ("last", last)):
             step = whole(number(record, "step")) if isinstance(record, dict) else None
             if isinstance(record, dict) and step is not None:
@@ -359,9 +368,9 @@ class _Gather:
         return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
 
     def _flight(self, home: Path, rank: int) -> FlightDump | None:
-        """Of the probe; else what NCCL's watchdog left before it aborted the rank."""
-        found = (home / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
-        path = next((path for path in found if self.door.there(path)), None)
+        """Return the probe's dump; without one, the dump that NCCL's watchdog wrote before it aborted the rank."""
+        paths = (home / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
+        path = next((path for path in paths if self.door.there(path)), None)
         return None if path is None else self._read(path, parse_dump, rank)
 
     def _looks(self, home: Path, rank: int) -> HealthSamples | None:
@@ -414,7 +423,7 @@ class _Gather:
     def _orders(
         self, read: Callable[[Iterable[dict[str, Any]]], dict[int, tuple[str, ...]]]
     ) -> dict[int, dict[int, tuple[str, ...]]]:
-        """The program's own traces of when gradients arrived, where it wrote any."""
+        """Return the program's own records of the order in which gradients arrived, by rank."""
         paths = {rank: self.attempt.path / f"grad_order_rank{rank}.jsonl" for rank in range(self.spec.ranks)}
         return {
             rank: read(self.door.records(path))
@@ -440,7 +449,7 @@ class _Gather:
             return None
 
     def _write(self, path: Path, lines: Iterable[str], rank: int | None = None) -> None:
-        """What cannot be written, for the run is read-only or the name is taken, is said; the verdict stands."""
+        """Write a file; a failure, as in a read-only run, becomes trouble and does not change the verdict."""
         try:
             self.door.write(path, self.attempt.redaction.text("".join(f"{line}\n" for line in lines)))
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Regular expressions of a scenario, searched for in a log by a process of its own, which can be ended.
+"""Search a log for a scenario's regular expressions in a process of its own, which can be ended.
 
-Python's `re` takes a time that grows without bound with some expressions, no thread of ours can be stopped in it, and
-no look at an expression tells surely which ones. So each is tried where a limit of the kernel's ends it. Run as a
-program (standard library only, no imports of this package) this module is that process.
+Some expressions keep Python's `re` busy without end. A thread cannot be stopped in it, and an expression does not
+reveal whether it is one of those. So a process with a kernel limit tries each. This module, run as a program, is that
+process; it imports the standard library only.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-LIMIT_S = 2.0  # of processor time, for all expressions together: a busy machine does not shorten it
-_WAIT_S = 60.0  # on a machine so busy that even that takes long
+LIMIT_S = 2.0  # processor time for all expressions together; a busy machine does not shorten it
+_WAIT_S = 60.0  # wall time, for a machine so busy that even the limit takes long
 _MAX_MEMORY_BYTES = 1 << 30
 
 
 class EndlessExpression(Exception):
-    """Names the expression that was being searched for."""
+    """The expression of this name did not end within the limit."""
 
 
 def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIMIT_S) -> dict[str, str]:
-    """Group 1 of the last match of each expression, by its name; of what does not match there is none.
+    """Return group 1 of the last match of each expression, by name; without those that do not match or are invalid.
 
-    Nor of one that cannot be used. Raises EndlessExpression.
+    Raises EndlessExpression.
     """
     order = json.dumps([limit_s, list(expressions.values()), text])
     process = subprocess.Popen(
@@ -41,11 +41,11 @@ def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIM
     except subprocess.TimeoutExpired:
         process.kill()
         answer, _ = process.communicate()
-    found = [json.loads(line) for line in answer.splitlines(keepends=True) if line.endswith(b"\n")]
+    matches = [json.loads(line) for line in answer.splitlines(keepends=True) if line.endswith(b"\n")]
     names = list(expressions)
-    if len(found) < len(names):
-        raise EndlessExpression(names[len(found)])
-    return {name: match for name, match in zip(names, found, strict=True) if match is not None}
+    if len(matches) < len(names):
+        raise EndlessExpression(names[len(matches)])
+    return {name: match for name, match in zip(names, matches, strict=True) if match is not None}
 
 
 def _last_match(expression: str, text: str) -> str | None:
@@ -58,7 +58,7 @@ def _last_match(expression: str, text: str) -> str | None:
 
 def main() -> None:
     limit_s, expressions, text = json.load(sys.stdin)
-    # Its signal ends the process also within an expression, where no handler of Python's would run.
+    # The default action of SIGPROF ends the process even inside `re`, where no Python handler would run.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))

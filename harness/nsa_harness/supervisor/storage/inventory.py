@@ -1,4 +1,4 @@
-"""The artifacts of an attempt: what is there and how much of it, why the rest is not, and its folder repro/."""
+"""The artifacts of an attempt: which files exist and how long they are, why others are missing, and repro/."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SCRIPT, _COMMAND = "repro/repro.py", "repro/command.txt"
 
 
 def write_reproduction(attempt: AttemptDir, made: Reproduction | None) -> tuple[Artifact, ...]:
-    """Write what there is; the files as artifacts, each with its reason where it is not there."""
-    return tuple(_written(attempt, made))
+    """Write the files of repro/. Return them as artifacts, each with the reason if it was not written."""
+    return tuple(_write(attempt, made))
 
 
-def _written(attempt: AttemptDir, made: Reproduction | None) -> Iterator[Artifact]:
-    # What an earlier judgement wrote may not fit this one.
+def _write(attempt: AttemptDir, made: Reproduction | None) -> Iterator[Artifact]:
+    # The files of an earlier judgement may not fit this one.
     for path in (_SCRIPT, _COMMAND):
         with suppress(OSError):
             attempt.door.remove(attempt.path / path)
@@ -40,7 +40,7 @@ def _written(attempt: AttemptDir, made: Reproduction | None) -> Iterator[Artifac
 
 
 def _no_folder(attempt: AttemptDir) -> str:
-    """A link may lead anywhere: a stored run may come from somebody else."""
+    """Make repro/ and return "", or the reason why not: a link may lead anywhere if the run came from another user."""
     try:
         attempt.door.make_folder(attempt.repro)
     except OSError as error:
@@ -52,23 +52,23 @@ _MAX_COUNTED_BYTES = 64 << 20
 
 
 def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[ProgramFile]) -> tuple[Artifact, ...]:
-    """What every program leaves or lacks, with the reason. `program_files`: what ours may leave besides."""
+    """Return the files that every program leaves, and those of our own program; missing ones with the reason."""
     listed = tuple(_listed(evidence, program_files))
-    return tuple(one for file in listed if (one := _artifact(attempt, file)) is not None)
+    return tuple(artifact for file in listed if (artifact := _artifact(attempt, file)) is not None)
 
 
 def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
-    found = attempt.door.files(attempt.path, file.pattern)
-    count = sum(_COUNTS[file.counted_in](attempt.door, path) for path in found)
-    # Of a program that is not asked for it an empty file says nothing: its traces.log was made when it was collected.
-    if found and (count or file.absent is not None):
+    paths = attempt.door.files(attempt.path, file.pattern)
+    count = sum(_COUNTS[file.counted_in](attempt.door, path) for path in paths)
+    # A foreign program's empty file says nothing: collecting created its traces.log.
+    if paths and (count or file.absent is not None):
         return Artifact(path=file.pattern, count=count, absent=None)
     return None if file.absent is None else Artifact(path=file.pattern, count=None, absent=file.absent)
 
 
 def _listed(evidence: Evidence, program_files: Sequence[ProgramFile]) -> Iterator[ProgramFile]:
     lines, files = CountedIn.LINES, CountedIn.FILES
-    # Without the probe nobody has seen whether there was anything to write.
+    # Without the probe it is unknown whether there was anything to write.
     blind = "it is written by the probe, and the job was started without it" if _without_probe(evidence) else ""
     for pattern, counted_in, absent in (
         ("output.log", lines, "it stays the job's own" if evidence.observed else "the program was not started"),
@@ -102,7 +102,7 @@ def _no_dumps(evidence: Evidence) -> str:
 
 
 def _rows(door: SafeDirectory, path: Path) -> int:
-    """Lines below the head of a table."""
+    """Return the number of lines below the head of a table."""
     return max(0, _lines(door, path) - 1)
 
 

@@ -1,4 +1,4 @@
-"""The two journals of an attempt: what the guardian did to the processes, and what the watcher saw."""
+"""The two journals of an attempt: the reaper's, about the processes, and the watcher's, about progress and proof."""
 
 from __future__ import annotations
 
@@ -30,31 +30,34 @@ _MAX_LEFT = 256  # processes
 def sent_signals(
     guarded: Sequence[Mapping[str, Any]], log: str, memory: HostMemory | None, ranks: Mapping[int, int], origin_ns: int
 ) -> tuple[SentSignal, ...]:
-    """Signals of the kernel's OOM killer, of launchers (their log), of the guardian (its journal). By pid: `ranks`."""
-    # The kernel's log counts processes as the host does, in a container too: only those of the run count.
+    """Return the signals of the OOM killer, of launchers (from their log) and of the reaper (from its journal).
+
+    `ranks` are by process id.
+    """
+    # In a container too, the kernel logs process ids of the host, so only those of the run are kept.
     killed = [pid for pid in killed_pids(memory.killed if memory else ()) if pid in ranks]
-    found: list[tuple[int, str, str, float | None]] = [
+    sent: list[tuple[int, str, str, float | None]] = [
         (pid, "SIGKILL", "kernel (out of memory)", None) for pid in killed
     ]
-    found += [(pid, name, sender, None) for pid, name, sender in closing_signals(log)]
+    sent += [(pid, name, sender, None) for pid, name, sender in closing_signals(log)]
     for record in guarded:
-        at_s = (int(record["t_ns"]) - origin_ns) / 1e9
-        found += [(pid, str(record.get("signal")), "harness", at_s) for pid in record.get("pids") or ()]
+        at_s = (record["t_ns"] - origin_ns) / 1e9
+        sent += [(pid, str(record.get("signal")), "harness", at_s) for pid in record.get("pids") or ()]
     return tuple(
         SentSignal(pid=pid, rank=ranks.get(pid), signal=name[:20], sender=sender, at_s=at_s)
-        for pid, name, sender, at_s in found[:_MAX_SIGNALS]
+        for pid, name, sender, at_s in sent[:_MAX_SIGNALS]
     )
 
 
-_KEPT_SAMPLES = 200  # of all ranks together, but of each one as many as any proof asks for
-_SAMPLE_KEYS = frozenset(one.name for one in fields(Sample))
+_KEPT_SAMPLES = 200  # of all ranks together; more where a proof needs more per rank
+_SAMPLE_KEYS = frozenset(field.name for field in fields(Sample))
 
 _Whole = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
 _Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
 
 
 class _Record(TypedDict, total=False):
-    """What any record may hold, and of which type; what else it holds is not looked at."""
+    """The keys of records and their types; other keys are not checked."""
 
     __pydantic_config__ = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)  # type: ignore[misc]
 
@@ -76,25 +79,24 @@ class _Record(TypedDict, total=False):
     rss_bytes: dict[str, _Whole]
 
 
-# What a record of that kind says nothing without.
+# The keys without which a record of that kind is useless.
 _NEEDED = {"exit": {"t_ns", "pid"}, "rank": {"rank", "pid"}, "origin": {"origin_ns"}, "left": {"rank", "t_s"}}
 
 
-_MAX_TOLD = 16  # of the records of one journal
+_MAX_NOTED = 16  # unusable records of one journal
 
 
-def _mistake(record: dict[str, Any]) -> str:
-    try:
-        adapter(_Record).validate_python(record)
-    except ValidationError as error:
-        return first_line(error)
-    missing = _NEEDED.get(record["event"], set()) - record.keys()
-    return f"{record['event']} without {', '.join(sorted(missing))}" if missing else ""
+def _checked(record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record with the types of `_Record`. Raises ValueError."""
+    checked: Any = adapter(_Record).validate_python(record)
+    if missing := _NEEDED.get(checked["event"], set()) - checked.keys():
+        raise ValueError(f"{checked['event']} without {', '.join(sorted(missing))}")
+    return dict(checked)
 
 
 @dataclass(kw_only=True)
 class Journals:
-    """Read once; a record that does not make sense becomes `trouble`."""
+    """Both journals, read once; a record that cannot be used becomes `trouble`."""
 
     attempt: AttemptDir
     trouble: list[Trouble] = field(default_factory=list)
@@ -102,46 +104,51 @@ class Journals:
     def __post_init__(self) -> None:
         self.processes = list(self._sound(self.attempt.processes))
         self.watched = list(self._sound(self.attempt.watch))
-        first_ns = next((int(event["t_ns"]) for event in self.processes if "t_ns" in event), 0)
-        self.origin_ns: int = self.said("origin").get("origin_ns", first_ns)
+        first_ns = next((event["t_ns"] for event in self.processes if "t_ns" in event), 0)
+        self.origin_ns: int = self.last_record("origin").get("origin_ns", first_ns)
         self.pids = self._rank_pids()
 
     def _sound(self, journal: Path) -> Iterator[dict[str, Any]]:
-        """The records of the right form."""
+        """Yield the records that have the right types and keys."""
         wrong = 0
         for record in self.attempt.door.records(journal):
-            why = _mistake(record)
-            if not why:
-                yield record
-                continue
-            wrong += 1
-            if wrong <= _MAX_TOLD:
-                self._note(journal.name, why)
-        if wrong > _MAX_TOLD:
-            self._note(journal.name, f"{wrong - _MAX_TOLD} more records make no sense")
+            try:
+                checked = _checked(record)
+            except ValueError as error:
+                wrong += 1
+                if wrong <= _MAX_NOTED:
+                    self._note(journal.name, first_line(error))
+            else:
+                yield checked
+        if wrong > _MAX_NOTED:
+            self._note(journal.name, f"{wrong - _MAX_NOTED} more records make no sense")
 
-    def said(self, event: str) -> dict[str, Any]:
-        """The last record of that kind; empty when there is none."""
-        return next((one for one in reversed(self.watched) if one.get("event") == event), {})
+    def last_record(self, event: str) -> dict[str, Any]:
+        """Return the last record of that event, or {}."""
+        return next((record for record in reversed(self.watched) if record.get("event") == event), {})
 
     def _seconds(self, event: dict[str, Any]) -> float:
         return (int(event["t_ns"]) - self.origin_ns) / 1e9
 
     def ending(self) -> Ending:
-        said = self.said("ending").get("ending")
-        if said in list(Ending):
-            return Ending(said)
-        left_alone = self._of("alone") or self._of("abandoned") or not self._of("exit")
+        ending = self.last_record("ending").get("ending")
+        if ending in list(Ending):
+            return Ending(ending)
+        left_alone = self._events("alone") or self._events("abandoned") or not self._events("exit")
         if self.attempt.door.there(self.attempt.abandoned) or left_alone:
             return Ending.ABANDONED
         return Ending.EXITED
 
-    def _of(self, event: str) -> list[dict[str, Any]]:
-        return [one for one in self.processes if one.get("event") == event and "t_ns" in one]
+    def _events(self, event: str) -> list[dict[str, Any]]:
+        return [record for record in self.processes if record.get("event") == event and "t_ns" in record]
 
     def _rank_pids(self) -> dict[int, int]:
-        """The process of each rank: as the watcher found it, or as the boards say."""
-        pids = {int(one["rank"]): int(one["pid"]) for one in self.watched if one.get("event") == "rank"}
+        """Return the process id of each rank, from the watcher or else from the status files."""
+        pids = {
+            record["rank"]: record["pid"]
+            for record in self.watched
+            if record["event"] == "rank" and record["rank"] is not None
+        }
         door = self.attempt.door
         for path in door.files(self.attempt.boards, "*.board"):
             try:
@@ -155,55 +162,57 @@ class Journals:
 
     @property
     def launcher(self) -> int | None:
-        return next((one.get("pid") for one in self._of("started")), None)
+        return next((record.get("pid") for record in self._events("started")), None)
 
     def exits(self) -> Iterator[Exit]:
-        """Ends in order of time, by our own watching; the launcher's summary fills in what we missed."""
-        killing = [self._seconds(one) for one in self._of("signal") + self._of("abandoned")] + self._settled_s()
+        """Yield exits in order of time: those that the reaper saw, and those that only the launcher's summary shows."""
+        killing = [
+            self._seconds(record) for record in self._events("signal") + self._events("abandoned")
+        ] + self._settled_s()
         begun_s = min(killing, default=float("inf"))
         agent = {failure.pid: failure for failure in agent_failures(self.attempt.door.tail(self.attempt.output))}
         ranks = {failure.pid: failure.rank for failure in agent.values()}
         ranks |= {pid: rank for rank, pid in self.pids.items()}
         seen: dict[int, Exit] = {}
-        for event in sorted(self._of("exit"), key=lambda one: int(one["t_ns"])):
-            pid, at_s = int(event["pid"]), self._seconds(event)
+        for event in sorted(self._events("exit"), key=lambda record: record["t_ns"]):
+            pid, at_s = event["pid"], self._seconds(event)
             if pid in seen or (pid != self.launcher and pid not in ranks):
                 continue
-            told = agent[pid].status if pid in agent else None
-            status = told if event.get("status") is None else int(event["status"])
+            reported = agent[pid].status if pid in agent else None
+            status = reported if event.get("status") is None else event["status"]
             seen[pid] = Exit(pid=pid, rank=ranks.get(pid), status=status, at_s=at_s, by_us=at_s >= begun_s)
         ended = [*self._missed(agent.values(), seen), *self._left(), *seen.values()]
         yield from sorted(ended, key=lambda exit: exit.at_s)
 
     def _left(self) -> Iterator[Exit]:
-        """Of a job without a guardian of ours: what the onlooker wrote down."""
-        for one in self.watched:
-            if one["event"] == "left":
-                rank, status = int(one["rank"] or 0), one.get("status")
-                yield Exit(pid=one.get("pid", 0), rank=rank, status=status, at_s=float(one["t_s"]), by_us=False)
+        """Yield the exits of a job without a reaper, as its observer recorded them."""
+        for record in self.watched:
+            if record["event"] == "left":
+                rank, status = record["rank"] or 0, record.get("status")
+                yield Exit(pid=record.get("pid", 0), rank=rank, status=status, at_s=record["t_s"], by_us=False)
 
     def _settled_s(self) -> list[float]:
-        """When an observed job was settled: whatever ends it after a proof that stands, or a signal, is no cause."""
-        standing = [float(one["t_s"]) for one in self.watched if one["event"] == "proof" and "t_s" in one]
-        released = [float(one["t_s"]) for one in self.watched if one["event"] == "released" and "t_s" in one]
-        asked = self.said("asked_to_end").get("t_s")
-        settled = standing[-1:] if standing and max(released, default=-1.0) < standing[-1] else []
-        return [*settled, *([float(asked)] if asked is not None else [])]
+        """Return when a standing proof or a signal decided an observed job: exits after that are not its cause."""
+        proofs = [record["t_s"] for record in self.watched if record["event"] == "proof" and "t_s" in record]
+        released = [record["t_s"] for record in self.watched if record["event"] == "released" and "t_s" in record]
+        requested = self.last_record("asked_to_end").get("t_s")
+        settled = proofs[-1:] if proofs and max(released, default=-1.0) < proofs[-1] else []
+        return [*settled, *([requested] if requested is not None else [])]
 
     def retracted(self) -> Iterator[Retraction]:
-        """Each proof with the release that followed it."""
+        """Yield each proof that was retracted later."""
         proof: dict[str, Any] | None = None
-        for one in self.watched:
-            if one["event"] == "proof":
-                proof = one
-            elif one["event"] == "released" and proof is not None:
+        for record in self.watched:
+            if record["event"] == "proof":
+                proof = record
+            elif record["event"] == "released" and proof is not None:
                 try:
                     yield adapter(Retraction).validate_python(
                         {
                             "at_s": proof["t_s"],
                             "kind": proof["kind"],
                             "reason": proof["reason"],
-                            "quiet_s": one["quiet_s"],
+                            "quiet_s": record["quiet_s"],
                         }
                     )
                 except (KeyError, ValidationError) as error:
@@ -211,7 +220,7 @@ class Journals:
                 proof = None
 
     def _missed(self, agent: Iterable[AgentFailure], seen: dict[int, Exit]) -> Iterator[Exit]:
-        """Ranks that came and went between two of our looks; the agent tells which of them was the first of all."""
+        """Yield the exits that the reaper missed between two polls; torchrun's agent names the first failure."""
         earliest_s = min((exit.at_s for exit in seen.values()), default=0.0)
         latest_s = max((exit.at_s for exit in seen.values()), default=0.0)
         for failure in agent:
@@ -220,35 +229,37 @@ class Journals:
                 yield Exit(pid=failure.pid, rank=failure.rank, status=failure.status, at_s=at_s, by_us=False)
 
     def teardown_s(self) -> float:
-        ended = self._of("ended")
-        began = self._of("signal") or ended
+        ended = self._events("ended")
+        began = self._events("signal") or ended
         return self._seconds(ended[-1]) - self._seconds(began[0]) if ended else 0.0
 
     def outlived(self) -> tuple[str, ...]:
-        found = (str(one)[:300] for event in self._of("ended") for one in event.get("outlived") or ())
-        return tuple(dict.fromkeys(islice(found, _MAX_LEFT)))
+        processes = (str(process)[:300] for event in self._events("ended") for process in event.get("outlived") or ())
+        return tuple(dict.fromkeys(islice(processes, _MAX_LEFT)))
 
     def undead(self) -> tuple[str, ...] | None:
-        """As the last guardian saw it; None where none lived to say it."""
-        seen = [event["left"] for event in self._of("ended") if "left" in event]
-        return tuple(one[:300] for one in seen[-1][:_MAX_LEFT]) if seen else None
+        """Return the processes that could not be killed, or None if no reaper lived to record them."""
+        seen = [event["left"] for event in self._events("ended") if "left" in event]
+        return tuple(process[:300] for process in seen[-1][:_MAX_LEFT]) if seen else None
 
     def disk_full(self) -> str | None:
-        return next((one["why"][:300] for one in self._of("full") if one.get("why")), None)
+        return next((record["why"][:300] for record in self._events("full") if record.get("why")), None)
 
     def limits(self, declared: Limits, boards: Iterable[StatusFile | None]) -> Limits:
-        """As they were in force at the end; as they are chosen where the watcher did not live to say."""
-        said = {key: value for key, value in self.said("limits").items() if key.endswith("_s") and key != "t_s"}
+        """Return the limits at the end, or the chosen ones if the watcher did not live to record them."""
+        values = {
+            key: value for key, value in self.last_record("limits").items() if key.endswith("_s") and key != "t_s"
+        }
         try:
-            return in_force(adapter(Limits).validate_python(said) if said else declared, boards)
+            return in_force(adapter(Limits).validate_python(values) if values else declared, boards)
         except ValidationError as error:
             self._note("limits", first_line(error))
             return in_force(declared, [])
 
     def memory(self) -> HostMemory | None:
-        said = {key: value for key, value in self.said("memory").items() if key not in ("event", "t_s")}
+        values = {key: value for key, value in self.last_record("memory").items() if key not in ("event", "t_s")}
         try:
-            return adapter(HostMemory).validate_python(said) if said else None
+            return adapter(HostMemory).validate_python(values) if values else None
         except ValidationError as error:
             self._note("memory", first_line(error))
             return None
@@ -256,11 +267,11 @@ class Journals:
     def signals(self) -> tuple[SentSignal, ...]:
         ranks = {pid: rank for rank, pid in self.pids.items()}
         log = self.attempt.door.tail(self.attempt.output)
-        return sent_signals(self._of("signal"), log, self.memory(), ranks, self.origin_ns)
+        return sent_signals(self._events("signal"), log, self.memory(), ranks, self.origin_ns)
 
     def samples(self) -> Iterator[Sample]:
         count = max(_KEPT_SAMPLES, TURN_SAMPLES * len(self.pids))
-        for record in [one for one in self.watched if one.get("event") == "sample"][-count:]:
+        for record in [event for event in self.watched if event.get("event") == "sample"][-count:]:
             try:
                 yield adapter(Sample).validate_python({key: record[key] for key in record.keys() & _SAMPLE_KEYS})
             except ValidationError as error:

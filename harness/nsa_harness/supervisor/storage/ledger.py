@@ -10,10 +10,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
+from nsa_harness.core.report import doc
 from nsa_harness.errors import StoredRunError
 from nsa_harness.supervisor.storage.adapters import adapter, plain
 from nsa_harness.supervisor.storage.redaction import Redaction
@@ -26,41 +28,43 @@ _PATIENCE_S = 30.0  # for others that write a line
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerSide:
-    """One side with its counts, and the interval in which its rate lies at the confidence of the line."""
+    """One side with its counts, and the interval of its failure rate at the confidence of the line."""
 
-    what: str
-    spec_hash: str
-    failed: int
-    of: int
-    rate: float | None  # of failures; None: nothing was judged
-    low: float
-    high: float
-    ends: Mapping[str, int] = field(default_factory=dict)  # each bad end
+    what: Annotated[str, doc("the value of the side")]
+    spec_hash: Annotated[str, doc("twelve hex digits over everything that decides what runs")]
+    failed: Annotated[int, doc("runs that failed")]
+    of: Annotated[int, doc("runs that were judged")]
+    rate: Annotated[float | None, doc("share of them that failed; null where none was judged")]
+    low: Annotated[float, doc("the lowest share of failures, at the confidence")]
+    high: Annotated[float, doc("the highest share of failures, at the confidence")]
+    ends: Annotated[Mapping[str, int], doc("how runs failed, and how often")] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerLine:
-    """One claim, or one verification; of the latter the sides are the failed run and its repetitions."""
+    """One claim or one verification; the sides of a verification are the failed run and its repetitions."""
 
-    schema: int = 1
-    kind: str  # "claim" or "verify"
-    at: str  # UTC, as ISO 8601 writes it
-    text: str
-    result: str
-    why: str
-    fixed: str | None  # "yes", "not yet" or "no"; None: nothing failed
-    computes: str  # "the same", or what differs, or why nobody knows
-    scenario: str
-    key: str  # in which the sides differ
-    sides: tuple[LedgerSide, ...]
-    confidence: float
-    attempts: int
-    seconds: float  # of all attempts together
-    runs: tuple[str, ...]
-    commit: str | None  # of the working directory; None: it is no checkout
-    dirty: bool | None  # it had changes that are not committed
-    machine: str
-    command: str
+    schema: Annotated[int, doc("1")] = 1
+    kind: Annotated[str, doc("claim or verify")]
+    at: Annotated[str, doc("when it was written: UTC, as ISO 8601 writes it")]
+    text: Annotated[str, doc("the claim")]
+    result: Annotated[
+        str, doc("supported, refuted, undecided or not comparable; fixed, not fixed, fails otherwise or undecided")
+    ]
+    why: Annotated[str, doc("the evidence for the result")]
+    fixed: Annotated[str | None, doc("yes, not yet or no; null where nothing failed before")]
+    computes: Annotated[str, doc("the same, what differs, or not known")]
+    scenario: Annotated[str, doc("name of the scenario")]
+    key: Annotated[str, doc("the key in which the sides differ")]
+    sides: Annotated[tuple[LedgerSide, ...], doc("without what is claimed to help, and with it")]
+    confidence: Annotated[float, doc("of the result")]
+    attempts: Annotated[int, doc("launches")]
+    seconds: Annotated[float, doc("of all launches together")]
+    runs: Annotated[tuple[str, ...], doc("names of run directories")]
+    commit: Annotated[str | None, doc("of the working directory; null: it is no checkout")]
+    dirty: Annotated[bool | None, doc("whether the checkout had changes that are not committed; null: it is none")]
+    machine: Annotated[str, doc("name of the machine")]
+    command: Annotated[str, doc("as typed, without secrets")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""The logs of a launch within a bound: while one grows its middle goes back to the disk, and at the end a line says so.
+"""Limit the disk space of a launch's logs: the middle of a growing log is freed, and at the end a line says so.
 
-Ranks write to files that they have opened themselves, and nobody may stand between. But the blocks of a file can be
-taken from under whoever appends to it, and neither its size nor the place where the next line goes changes.
+Ranks write to files that they have opened themselves, so the harness cannot filter what they write. But it can free
+blocks of a file while a rank appends to it: neither the file's size nor the position of the next line changes.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from pathlib import Path
 
 from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line
 
-HALF_BYTES = 64 << 20  # of a log, kept from its beginning, and from its end
-_LOOK_S = 1.0
+HALF_BYTES = 64 << 20  # kept from the beginning of a log, and again from its end
+_INTERVAL_S = 1.0
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of fallocate(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
 def bounded_logs(attempt: AttemptDir, half_bytes: int = HALF_BYTES) -> Iterator[None]:
-    """As long as this holds they take no more room than that, and some; behind it they are no larger than that.
+    """Keep each log near twice `half_bytes` while the block runs, and cut it to that size afterwards.
 
-    A file system that cannot give back a part of a file gives it back at the end. What was left out is `trouble`.
+    On a file system that cannot free a part of a file, only the cut at the end frees space. The missing middle becomes
+    `trouble`.
     """
-    over = threading.Event()
-    looks = threading.Thread(target=_look, args=(attempt, half_bytes, over), name="logs", daemon=True)
-    looks.start()
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(attempt, half_bytes, ended), name="logs", daemon=True)
+    watcher.start()
     try:
         yield
     finally:
-        over.set()
-        looks.join()
-        _settle(attempt, half_bytes)
+        ended.set()
+        watcher.join()
+        _cut(attempt, half_bytes)
 
 
-def _look(attempt: AttemptDir, half_bytes: int, over: threading.Event) -> None:
-    while not over.wait(_LOOK_S):
+def _watch(attempt: AttemptDir, half_bytes: int, ended: threading.Event) -> None:
+    while not ended.wait(_INTERVAL_S):
         for path in _large(attempt, half_bytes):
             with suppress(OSError):
-                give_back_middle(path, half_bytes)
+                free_middle(path, half_bytes)
 
 
 def _large(attempt: AttemptDir, half_bytes: int) -> list[Path]:
@@ -50,8 +51,8 @@ def _large(attempt: AttemptDir, half_bytes: int) -> list[Path]:
     return [path for path in logs if attempt.door.size_bytes(path) > 2 * half_bytes]
 
 
-def give_back_middle(path: Path, half_bytes: int) -> None:
-    """The file's blocks between its first and its last `half_bytes`. Raises OSError where that cannot be done."""
+def free_middle(path: Path, half_bytes: int) -> None:
+    """Free the file's blocks between its first and its last `half_bytes`. Raises OSError where that is not possible."""
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         length = os.fstat(descriptor).st_size - 2 * half_bytes
@@ -62,8 +63,8 @@ def give_back_middle(path: Path, half_bytes: int) -> None:
         os.close(descriptor)
 
 
-def _settle(attempt: AttemptDir, half_bytes: int) -> None:
-    """Nobody writes any more: what is left out is left out of the file's size too."""
+def _cut(attempt: AttemptDir, half_bytes: int) -> None:
+    """Cut the middle out of each large file: no process writes to it any more."""
     for path in _large(attempt, half_bytes):
         name, ends = os.path.relpath(path, attempt.path), f"its first and its last {_size(half_bytes)}"
         try:

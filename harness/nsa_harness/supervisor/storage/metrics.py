@@ -1,4 +1,4 @@
-"""Numbers that the program itself reported: in its tables, in its heartbeat, in what it printed."""
+"""Numbers that the program reported in its tables, in its heartbeat or in its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_TABLE_BYTES = 16 << 20
 
 
 def table(door: SafeDirectory, path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
-    """The rows of a CSV file, with numbers where cells are numbers; a cell of a torn line is not there."""
+    """Return the rows of a CSV file, numbers as floats; a torn line lacks its last cells. None without a file."""
     if not door.there(path):
         return None
     try:
@@ -39,23 +39,23 @@ def _cell(text: str) -> float | str:
 
 
 def foreign_metrics(attempt: AttemptDir, expect: Expect) -> dict[str, float]:
-    """Numbers that a foreign program prints: group 1 of the last match of each expression in output.log.
+    """Return the numbers that a foreign program prints: group 1 of each expression's last match in output.log.
 
-    Raises ScenarioError for an expression that does not end: whether its number was met is not known then.
+    Raises ScenarioError for an expression that does not end, because its number stays unknown.
     """
     expressions = {name: bound.regex for name, bound in expect.metrics if bound.regex}
     if not expressions:
         return {}
     try:
-        found = last_matches(expressions, attempt.door.tail(attempt.output))
+        matches = last_matches(expressions, attempt.door.tail(attempt.output))
     except EndlessExpression as error:
         name = str(error)
-        what = (
+        message = (
             f"{shown(expressions[name])} takes longer than {LIMIT_S:g} s on output.log; write it without nested repeats"
         )
         place = f"{visible(str(attempt.spec))}: expect.metrics.{visible(name)}.regex"
-        raise ScenarioError([f"{place}: {what}"]) from None
-    values = {name: _number(text) for name, text in found.items()}
+        raise ScenarioError([f"{place}: {message}"]) from None
+    values = {name: _number(text) for name, text in matches.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 

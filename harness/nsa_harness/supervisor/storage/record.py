@@ -1,4 +1,4 @@
-"""What a run keeps of its own plan: run.json, and each attempt's spec.json checked like any other input."""
+"""The stored plan of a run: run.json, and each attempt's spec.json, which is validated like any other input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ Location = tuple[str | int, ...]
 
 
 def load_spec(path: Path, door: SafeDirectory | None = None) -> RunSpec:
-    """The spec stored at `path`. Raises ScenarioError with all mistakes. `door`: of its run; None: a user named it."""
+    """Return the spec stored at `path`. Raises ScenarioError with all mistakes.
+
+    `door` is that of its run; None means that the user named the file.
+    """
     label = visible(str(path))
     text = _spec_text(label, *(named(path) if door is None else (door, path)))
     try:
@@ -40,11 +43,11 @@ def load_spec(path: Path, door: SafeDirectory | None = None) -> RunSpec:
         raise ScenarioError([f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}"]) from None
     except RecursionError:
         raise ScenarioError([f"{label}:1:1: not a spec: nested too deep"]) from None
-    found = list(_type_mistakes(text, document))
-    spec = None if found else adapter(RunSpec).validate_json(text, strict=True)
-    found += list(value_mistakes(spec)) if spec else []
-    if found or spec is None:
-        raise ScenarioError([_line(text, label, location, what) for location, what in found])
+    mistakes = list(_type_mistakes(text, document))
+    spec = None if mistakes else adapter(RunSpec).validate_json(text, strict=True)
+    mistakes += list(value_mistakes(spec)) if spec else []
+    if mistakes or spec is None:
+        raise ScenarioError([_line(text, label, location, message) for location, message in mistakes])
     return spec
 
 
@@ -66,8 +69,10 @@ def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]
     schema = document.get("schema")
     if schema != 1:
         newer = isinstance(schema, int | float) and schema > 1
-        what_now = "a newer nsa-harness wrote it: use that one" if newer else "run the scenario again with this version"
-        yield ("schema",), f"expected 1, got {shown(schema)}; {what_now}"
+        next_step = (
+            "a newer nsa-harness wrote it: use that one" if newer else "run the scenario again with this version"
+        )
+        yield ("schema",), f"expected 1, got {shown(schema)}; {next_step}"
         return
     try:
         spec = adapter(RunSpec).validate_json(text, strict=True)
@@ -87,7 +92,7 @@ def _words(message: str, given: object) -> str:
 
 
 def _unknown(given: object, known: object, location: Location) -> Iterator[tuple[Location, str]]:
-    """Keys that no field took up; a key with a slip must not vanish."""
+    """Yield the keys that no field has: a misspelled key must not be ignored."""
     if isinstance(given, dict) and isinstance(known, dict):
         for key, value in given.items():
             if key in known:
@@ -97,8 +102,8 @@ def _unknown(given: object, known: object, location: Location) -> Iterator[tuple
 
 
 def value_mistakes(spec: RunSpec) -> Iterator[tuple[Location, str]]:
-    """What a spec of the right types must not say, each with where it stands."""
-    # The name becomes a folder: a stored run of unknown origin must not choose another place.
+    """Yield each value that has the right type but is not allowed, with its location."""
+    # The name becomes a directory: a stored run of unknown origin must not choose another location.
     if not NAME.fullmatch(spec.scenario):
         yield ("scenario",), f"expected a scenario's name, got {shown(spec.scenario)}"
     if not 1 <= spec.ranks <= MAX_RANKS:
@@ -118,31 +123,31 @@ def value_mistakes(spec: RunSpec) -> Iterator[tuple[Location, str]]:
         yield (), "a NUL character cannot be passed to a program"
 
 
-def _line(text: str, label: str, location: Location, what: str) -> str:
-    """JSON is YAML, so the tree knows where the key stands; where it does not, the file is named."""
+def _line(text: str, label: str, location: Location, message: str) -> str:
+    """Return the message with the line of the key. JSON is YAML, so its tree has the line; otherwise line 1."""
     root = parse_yaml(text, label).root
     place = str(origin_of(root, location)) if root else f"{label}:1:1"
-    return ": ".join(part for part in (place, ".".join(visible(str(step)) for step in location), what) if part)
+    return ": ".join(part for part in (place, ".".join(visible(str(step)) for step in location), message) if part)
 
 
-_HASH = "spec"  # the event of the watcher's journal that holds the hash
+_HASH = "spec"  # the event in the watcher's journal that has the hash
 
 
 def write_spec(attempt: AttemptDir, spec: RunSpec) -> None:
-    """What is launched, and its hash where the watcher writes: who edits the one later is noticed by the other."""
+    """Write the spec that is launched, and its hash into the watcher's journal, which reveals a later edit."""
     text = json_text(spec, indent=1) + "\n"
     attempt.door.write(attempt.spec, text)
     append_line(attempt.watch, {"event": _HASH, "sha256": _sha256(text.encode())})
 
 
 def judged_spec(attempt: AttemptDir) -> RunSpec:
-    """The spec of a stored attempt. Raises ScenarioError, also for one that is not what was launched."""
+    """Return the spec of a stored attempt. Raises ScenarioError, also if it was edited after the launch."""
     spec = load_spec(attempt.spec, attempt.door)
-    told = [record.get("sha256") for record in attempt.door.records(attempt.watch) if record.get("event") == _HASH]
-    if told and told[-1] != _sha256(attempt.door.whole(attempt.spec, SIZE_LIMIT_BYTES)):
-        what = "it was edited after its launch, and a verdict by it would be about another one"
+    hashes = [record.get("sha256") for record in attempt.door.records(attempt.watch) if record.get("event") == _HASH]
+    if hashes and hashes[-1] != _sha256(attempt.door.whole(attempt.spec, SIZE_LIMIT_BYTES)):
+        message = "it was edited after its launch, and a verdict by it would be about another one"
         then = f"put the launched one back, or launch this one: nsa-harness run {shlex.quote(str(attempt.spec))}"
-        raise ScenarioError([f"{visible(str(attempt.spec))}:1:1: {what}; {visible(then)}"])
+        raise ScenarioError([f"{visible(str(attempt.spec))}:1:1: {message}; {visible(then)}"])
     return spec
 
 
@@ -155,20 +160,20 @@ _MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One command: what was asked, by which harness, on which machine, and with which options."""
+    """One command: its plan and options, the harness that ran it, and the machine."""
 
     schema: int = 1
     command: str
     harness: str
     machine: MachineFacts
     controller: int  # process id
-    plan: tuple[RunSpec | Skip, ...]  # in the order asked for
+    plan: tuple[RunSpec | Skip, ...]  # in the order of the command line
     policy: Policy = ONCE
     jobs: int | None = 1
     probe: str = PROBE_FULL
     deepen: bool = False
     interrupted: bool = False  # by Ctrl-C or TERM
-    agreed: PlanText | None = None  # what stood when it was started; None: a harness wrote it that kept none
+    agreed: PlanText | None = None  # the plan file at the start; None: written by a harness that stored none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +182,7 @@ class _Plan:
 
 
 def write_record(run: RunDir, record: Record) -> None:
-    """Without the secrets of its launches, which stand in a file of their own then: the run is gone on with from it."""
+    """Write run.json without the secrets of its launches. A file of its own has those, for resuming the run."""
     know_launches(run, record.plan)
     plan = tuple(map(run.redaction.spec, record.plan))
     if plan != record.plan:
@@ -188,7 +193,7 @@ def write_record(run: RunDir, record: Record) -> None:
 
 
 def know_launches(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
-    """Their secrets, in the order of the plan, and those that every process inherits."""
+    """Teach the redaction the secrets of the launches, in the order of the plan, and of the environment."""
     for spec in plan:
         if isinstance(spec, RunSpec):
             run.redaction.know_launch(spec)
@@ -196,19 +201,19 @@ def know_launches(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
 
 
 def plan_to_resume(run: RunDir) -> Record:
-    """run.json of a run to go on with. Raises StoredRunError when it cannot be read or asks for what no plan can."""
+    """Return the record of a run to resume. Raises StoredRunError if it is unreadable or has an impossible plan."""
     record = with_raw_plan(run, read_record(run))
     if not record.plan:
         raise StoredRunError(f"{run.request}: the plan is missing or unreadable, so the run cannot be resumed")
     for place, spec in enumerate(record.plan):
-        for location, what in value_mistakes(spec) if isinstance(spec, RunSpec) else ():
+        for location, message in value_mistakes(spec) if isinstance(spec, RunSpec) else ():
             where = ".".join(map(str, ("plan", place, *location)))
-            raise StoredRunError(f"{run.request}: {where}: {what}; the run cannot be resumed")
+            raise StoredRunError(f"{run.request}: {where}: {message}; the run cannot be resumed")
     return record
 
 
 def with_raw_plan(run: RunDir, record: Record) -> Record:
-    """With its launches as they were given. Raises StoredRunError."""
+    """Return the record with its launches unredacted. Raises StoredRunError."""
     try:
         return replace(record, plan=adapter(_Plan).validate_json(run.door.whole(run.plan, _MAX_BYTES)).plan)
     except FileNotFoundError:
@@ -219,7 +224,10 @@ def with_raw_plan(run: RunDir, record: Record) -> Record:
 
 
 def read_record(run: RunDir) -> Record:
-    """run.json; a run without a readable one is still judged. Raises StoredRunError for one of a later harness."""
+    """Return run.json, or a placeholder if it is unreadable: such a run is still judged.
+
+    Raises StoredRunError for a run of a later harness.
+    """
     try:
         text = run.door.whole(run.request, _MAX_BYTES)
         _refuse_newer(run, text)
@@ -235,7 +243,7 @@ def read_record(run: RunDir) -> Record:
 
 
 def _refuse_newer(run: RunDir, text: bytes) -> None:
-    """What its words mean is not known here, so a verdict could be wrong."""
+    """Raise StoredRunError if a later harness wrote the run: this one may misread it and give a wrong verdict."""
     document = json.loads(text)
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > Record.schema:

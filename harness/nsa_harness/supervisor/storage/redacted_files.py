@@ -1,5 +1,5 @@
-"""Files of a run without its secrets: in place, where the guardian and the probes have written them or a secret was not
-known yet, and packed to pass them on.
+"""Redact the files of a run: in place, after the reaper or a probe wrote them or a new secret became known; and packed,
+to pass them on.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from nsa_harness.errors import HarnessError, UsageError
 from nsa_harness.supervisor.storage.record import know_launches, load_spec, read_record, with_raw_plan
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir, RunDir
-from nsa_harness.supervisor.storage.safe_directory import RESERVE, SafeDirectory
+from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory
 
-# Not the logs and the files of the program, which are its own; not spec.json, which repeats the run.
+# Without the program's own logs and files, and without spec.json, which repeats the run.
 _OF_AN_ATTEMPT = (
     "watch.jsonl", "processes.jsonl", "interrupted", "command.txt", "env.json", "sources.json", "profile.txt",
     "verdict.json", "trace.json",
@@ -33,20 +33,20 @@ _MAX_BYTES = 64 << 20
 
 
 def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
-    """What one attempt has left. Returns what could not be written; a link is not followed."""
+    """Redact the files of one attempt. Return those that could not be written; links are not followed."""
     paths = (path for pattern in _OF_AN_ATTEMPT for path in attempt.door.files(attempt.path, pattern))
     return tuple(_redacted(paths, attempt.door, attempt.redaction))
 
 
 def redact_run(run: RunDir) -> None:
-    """Every attempt, and what was told while they ran, once all secrets are known; and keeps what gives them away.
+    """Redact every attempt and the run's logs once all secrets are known, and store the values that were printed.
 
-    Costs nothing where there is no secret.
+    Without secrets it costs nothing.
     """
     if run.redaction.secrets.numbered:
         for attempt in run.attempts():
             redact_files(attempt)
-            list(_redacted([attempt.trace], run.door, run.redaction))  # made anew, and redacted, by each judgement
+            list(_redacted([attempt.trace], run.door, run.redaction))  # each judgement writes it again
         list(_redacted([run.events, run.log, run.search_probes], run.door, run.redaction))
     if printed := run.redaction.printed:
         run.door.write(run.secrets, json.dumps(printed) + "\n")
@@ -67,15 +67,15 @@ def _redacted(paths: Iterator[Path] | list[Path], door: SafeDirectory, redaction
             yield Trouble(what=path.name, why=f"it could not be redacted: {error}")
 
 
-# As one file to pass on.
+# Packing a run into one file.
 
 _CHUNK_BYTES = 8 << 20
-_CARRIED_BYTES = 64 << 10  # of what has no line end: a value may go on in the next chunk
+_CARRIED_BYTES = 64 << 10  # of data without a line end: a value may continue in the next chunk
 _MAX_JSON_BYTES = 32 << 20
 
 
 def write_bundle(run: RunDir, target: Path) -> int:
-    """Writes `target`, for its owner alone, and returns how many files are in it. Raises UsageError where it exists."""
+    """Write `target`, readable only for its owner, and return how many files it has. Raises UsageError if it exists."""
     files = list(_files(run))
     know_all(run)
     with _packed(target) as bundle:
@@ -85,7 +85,7 @@ def write_bundle(run: RunDir, target: Path) -> int:
 
 
 def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
-    """Writes `target` as a bundle is written, of what has been redacted already. Raises UsageError where it exists."""
+    """Write texts that are already redacted to `target`, like a bundle. Raises UsageError if it exists."""
     with _packed(target) as bundle:
         for name, data in texts.items():
             member = tarfile.TarInfo(name)
@@ -94,7 +94,7 @@ def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
 
 
 def know_all(run: RunDir) -> None:
-    """Its redaction learns every secret that stands anywhere in the run."""
+    """Teach the run's redaction every secret in the run's files."""
     _know(run)
     for path in _files(run):
         for text in _texts(run.door, path):
@@ -112,7 +112,7 @@ def _packed(target: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _know(run: RunDir) -> None:
-    """What its launches were given, as far as that can be read."""
+    """Teach the run's redaction the secrets of its launches, if they can be read."""
     with suppress(HarnessError):
         know_launches(run, with_raw_plan(run, read_record(run)).plan)
     for attempt in run.attempts():
@@ -121,13 +121,15 @@ def _know(run: RunDir) -> None:
 
 
 def _files(run: RunDir) -> Iterator[Path]:
-    """Regular ones, and no link: it may lead anywhere."""
-    left_out = {SPEC, run.plan.name, run.secrets.name, run.lock.name, RESERVE}
+    """Yield the regular files; links may lead anywhere."""
+    left_out = {SPEC, run.plan.name, run.secrets.name, run.lock.name, BALLAST}
     folders = [run.path]
     while folders:
         folder = folders.pop(0)
         folders += [below for below in run.door.folders(folder) if below not in (run.worktrees, run.mixtures)]
-        yield from (one for one in run.door.files(folder, "*") if one.name not in left_out and run.door.is_file(one))
+        yield from (
+            path for path in run.door.files(folder, "*") if path.name not in left_out and run.door.is_file(path)
+        )
 
 
 def _add(bundle: tarfile.TarFile, path: Path, name: str, run: RunDir) -> None:
@@ -145,7 +147,7 @@ def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
         clean.write(redaction.json("".join(_texts(run.door, path))).encode("utf-8", "surrogateescape"))
         return
     for text in _texts(run.door, path):
-        if "\0" in text:  # a board: what stands in it has its place
+        if "\0" in text:  # a status file: every byte must keep its position
             data = text.encode("utf-8", "surrogateescape")
             clean.write(masked(data, redaction.secrets) if redaction.on else data)
         else:
@@ -153,7 +155,7 @@ def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
 
 
 def _texts(door: SafeDirectory, path: Path) -> Iterator[str]:
-    """In pieces that end with a line, as far as there are lines."""
+    """Yield the text in pieces that end with a line, if there are lines."""
     with door.opened(path) as file:
         for piece in _pieces(file):
             yield piece.decode("utf-8", "surrogateescape")

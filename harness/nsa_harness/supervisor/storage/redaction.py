@@ -1,4 +1,4 @@
-"""What is known of the secrets of one run, and the way by which texts pass on to its documents."""
+"""The known secrets of one run. Every text passes through `Redaction` on its way to a document."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TypeVar
 
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.redaction import (
-    Found,
+    Secret,
     Secrets,
-    of_environment,
-    of_words,
     redacted,
     redacted_environment,
     redacted_json,
     redacted_value,
     redacted_words,
+    secrets_of_command,
+    secrets_of_environment,
     shell_line,
     texts_of,
     typed,
@@ -34,10 +34,10 @@ _MAX_BYTES = 16 << 20
 
 
 class Redaction:
-    """Learns secrets from every text that passes, and takes them out. Several attempts may use one at a time.
+    """Learns secrets from every text that passes, and replaces them. Several attempts may share one object.
 
-    `file`: values of the environment that the program has printed. Its logs hold them anyway, but nothing else says of
-    what is found there that it is a secret, once that environment is gone.
+    `file` stores values of the environment that the program printed. The logs contain them anyway; without the file a
+    later judgement, in another environment, would not recognise them as secrets.
     """
 
     def __init__(self, file: Path | None = None, *, on: bool = True) -> None:
@@ -50,43 +50,43 @@ class Redaction:
     def secrets(self) -> Secrets:
         with self._lock:
             if self._secrets is None:
-                self._secrets = Secrets().with_found(Found(value=one, everywhere=True) for one in self._stored())
+                self._secrets = Secrets().with_found(Secret(value=secret, everywhere=True) for secret in self._stored())
             return self._secrets
 
     @property
     def printed(self) -> tuple[str, ...]:
-        """What of the environment a text has shown."""
+        """Values of the environment that a text contained."""
         secrets = self.secrets
-        return tuple(one.value for one in secrets.numbered if one.value in secrets.suspected)
+        return tuple(secret.value for secret in secrets.numbered if secret.value in secrets.suspected)
 
-    # What is learned before anything is written.
+    # Learning before anything is written.
 
     def know_launch(self, spec: RunSpec) -> None:
-        self._learn([*of_words(spec.program), *of_environment(spec.env)])
+        self._learn([*secrets_of_command(spec.program), *secrets_of_environment(spec.env)])
 
     def suspect(self, environment: Mapping[str, str]) -> None:
-        """Of what every process inherits, most is never seen in a run: no number for that."""
-        values = [one.value for one in of_environment(environment.items()) if one.everywhere]
+        """Watch for secrets of the environment. They get a number only when a text contains them: most never do."""
+        values = [secret.value for secret in secrets_of_environment(environment.items()) if secret.everywhere]
         with self._lock:
             self._secrets = self.secrets.with_suspected(values)
 
-    def _learn(self, found: Iterable[Found]) -> None:
+    def _learn(self, found: Iterable[Secret]) -> None:
         with self._lock:
             self._secrets = self.secrets.with_found(found)
 
-    # What passes on.
+    # Redacting what is passed on.
 
     def text(self, text: str, *, code: bool = False) -> str:
-        """`code`: source, where a bare name may stand for a value."""
+        """Return the text redacted. `code` means source, in which an unquoted word is a name and no value."""
         return redacted(text, self._learned(text, code=code), code=code) if self.on else text
 
     def json(self, text: str) -> str:
-        """A JSON document, or lines of them. One with nothing to take out is not parsed."""
+        """Return a JSON document, or lines of JSON, redacted; it is parsed only if it contains a secret."""
         secrets = self._learned(text)
         return redacted_json(text, secrets) if self.on and redacted(text, secrets) != text else text
 
     def value(self, value: T) -> T:
-        """A value of the core, with all texts in it."""
+        """Return a value of the core with all texts in it redacted."""
         if not self.on:
             return value
         texts = texts_of(value)
@@ -94,7 +94,7 @@ class Redaction:
         return value if redacted(texts, secrets) == texts else redacted_value(value, secrets)
 
     def spec(self, spec: Launch) -> Launch:
-        """Its command and its environment word by word, where a value of two letters is known by its name."""
+        """Return the launch redacted word by word, so that even a value of two letters is known by its option."""
         if not self.on or not isinstance(spec, RunSpec):
             return spec
         self.know_launch(spec)
@@ -102,24 +102,24 @@ class Redaction:
         return self.value(replace(spec, program=words, env=self.pairs(spec.env)))
 
     def command(self, words: Sequence[str], environment: Sequence[tuple[str, str]] = ()) -> str:
-        """As a shell takes it, which fills in what was taken out."""
+        """Return a redacted shell command, in which variables replace the secrets."""
         if not self.on:
             return " ".join([*(f"{name}={typed([value])}" for name, value in environment), typed(words)])
-        self._learn(of_words(words))
+        self._learn(secrets_of_command(words))
         return shell_line(redacted_words(words, self.secrets), self.pairs(environment))
 
     def typed(self, command: str) -> str:
-        """A whole command in the words of a shell."""
+        """Return a shell command, given as one text, redacted."""
         try:
             return self.command(shlex.split(command))
         except ValueError:  # a quote without an end
             return self.text(command)
 
     def pairs(self, environment: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Variables with their values, where one of two letters is known by its name."""
+        """Return variables with redacted values; even a value of two letters is known by its name."""
         if not self.on:
             return tuple(environment)
-        self._learn(of_environment(environment))
+        self._learn(secrets_of_environment(environment))
         return redacted_environment(environment, self.secrets)
 
     def _learned(self, text: str, *, code: bool = False) -> Secrets:
@@ -137,4 +137,4 @@ class Redaction:
             values = json.loads(door.whole(file, _MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             return
-        yield from (one for one in values if isinstance(one, str)) if isinstance(values, list) else ()
+        yield from (value for value in values if isinstance(value, str)) if isinstance(values, list) else ()

@@ -1,4 +1,4 @@
-"""The report.json files below some directories, as text, each with the job it belongs to."""
+"""Find the report.json files below directories and read them as text, each with the job it belongs to."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from nsa_harness.core.ci import Unread
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
-MOST_BYTES = 64 << 20  # of one report; a plan of a thousand scenarios stays far below
+MOST_BYTES = 64 << 20  # a plan of a thousand scenarios stays far below
 _RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]+|latest")
 _REPORT, _BEGUN = "report.json", "run.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportText:
-    """One report.json, unparsed, and the job whose folder it lies in."""
+    """One report.json, unparsed, and the job in whose directory it is."""
 
     job: str
     file: str
@@ -34,10 +34,10 @@ class StoredReports:
 
 
 def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = ()) -> StoredReports:
-    """Every report.json below the directories, each once. Never raises: what cannot be read is in `unread`.
+    """Return every report.json below the directories, each once. Never raises: unreadable files are in `unread`.
 
-    The job of a report is the name among `expected_jobs` that a folder on its path bears; without such a folder it is
-    the path from the directory to the run's parent.
+    The job of a report is the name in `expected_jobs` that is also a directory on its path; without one it is the path
+    from the directory to the run's parent.
     """
     reports: dict[tuple[str, str], ReportText] = {}
     unread: list[Unread] = []
@@ -53,7 +53,7 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
             if not has_report or isinstance(text, Unread):
                 unread.append(text if isinstance(text, Unread) else Unread(file=str(file), why=text))
             else:
-                # `reports/latest` may have become a second copy on its way through an upload.
+                # An upload may have turned the link `reports/latest` into a second copy.
                 reports.setdefault((job, text), ReportText(job=job, file=str(file), text=text))
     return StoredReports(reports=tuple(reports.values()), unread=tuple(unread))
 
@@ -76,7 +76,7 @@ def matrix_jobs(file: Path) -> tuple[str, ...] | Unread:
 
 
 def _runs(directory: Path, unread: list[Unread]) -> Iterator[tuple[Path, bool]]:
-    """The run directories below, and whether each has a report. Links are not followed: they may lead anywhere."""
+    """Yield the run directories below, and whether each has a report. Links are skipped: they may lead anywhere."""
 
     def trouble(error: OSError) -> None:
         unread.append(Unread(file=str(error.filename), why=error.strerror or "cannot be read"))
@@ -84,12 +84,12 @@ def _runs(directory: Path, unread: list[Unread]) -> Iterator[tuple[Path, bool]]:
     for path, folders, files in os.walk(directory, onerror=trouble):
         folders.sort()
         here = Path(path)
-        # A report.json that is a folder is no report, and is said to be none.
+        # A directory named report.json is reported as unreadable.
         has_report = _REPORT in files or _REPORT in folders
         if has_report or _BEGUN in files:
             yield here, has_report
         if _BEGUN in files:
-            folders.clear()  # programs under test write what they like into their own folders
+            folders.clear()  # programs under test write anything into their own directories
 
 
 def _report_text(door: SafeDirectory, file: Path) -> str | Unread:

@@ -1,6 +1,6 @@
-"""The folders of a run with their file names, who has a run at the moment, and how a stored one is found.
+"""The directories of a run and their file names, the lock of a running one, and how to find a stored one.
 
-Numbered dumps are named where they are taken; the guardian and the ranks write theirs themselves.
+The modules that take numbered dumps name them; the reaper and the ranks write their own files.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from filelock import FileLock, Timeout
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import StillRunning, StoredRunError, UsageError
 from nsa_harness.supervisor.storage.redaction import Redaction
-from nsa_harness.supervisor.storage.safe_directory import RESERVE, SafeDirectory, release_reserve
+from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory, release_ballast
 
 SPEC, _SECRETS, _JOURNAL = "spec.json", "secrets.json", "processes.jsonl"
-_NAMED = "2*T*-*"  # what `create_run` calls a run
-_MAX_SAID_BYTES = 16 << 20  # of a run.json
+_RUN_ID = "2*T*-*"  # pattern of the names that `create_run` gives
+_MAX_BYTES = 16 << 20  # of a run.json or report.json
 
 
 class AttemptDir:
-    """One attempt of one scenario. What goes into its documents passes its `redaction`, which is that of its run."""
+    """One attempt of one scenario. All text of its documents passes its run's `redaction`."""
 
     def __init__(
         self, path: Path, root: Path | None = None, redaction: Redaction | None = None, *, git_diff: bool = False
     ) -> None:
-        """`root`: of the run that it belongs to; without one it is opened as if it were a run of its own."""
+        """`root` is the directory of its run; without one the attempt is opened like a run of its own."""
         self.path = path
         self.door = SafeDirectory(root or path)
         self.redaction = redaction or Redaction(path.parent / _SECRETS)
-        self.git_diff = git_diff  # whether env.json has what was not committed
-        self.spec = path / SPEC  # the one file with the command as it was given
+        self.git_diff = git_diff  # whether env.json has the uncommitted changes
+        self.spec = path / SPEC  # the only file with the command unredacted
         self.command = path / "command.txt"
         self.env = path / "env.json"
         self.output = path / "output.log"
         self.traces = path / "traces.log"
         self.result = path / "result.txt"
-        self.logs = path / "logs"  # torchrun's --log-dir: one stdout.log and stderr.log a rank
-        self.boards = path / "boards"  # brought home by the guardian
+        self.logs = path / "logs"  # torchrun's --log-dir: a stdout.log and a stderr.log per rank
+        self.boards = path / "boards"  # the ranks' status files, copied by the reaper
         self.dumps = path / "dumps"
-        self.processes = path / _JOURNAL  # the guardian's journal
+        self.processes = path / _JOURNAL  # the reaper's journal
         self.watch = path / "watch.jsonl"  # the watcher's journal
-        self.abandoned = path / "interrupted"  # by the guardian, when the controller has died; Ctrl-C does not write it
+        self.abandoned = path / "interrupted"  # written by the reaper when the controller has died, not for Ctrl-C
         self.evidence = path / "evidence"
         self.verdict = path / "verdict.json"
         self.trace = path / "trace.json"
-        self.repro = path / "repro"  # the least that repeats it
+        self.repro = path / "repro"  # the smallest reproduction
 
     @property
-    def reserve(self) -> Path:
-        """Of the run that it belongs to."""
-        return self.path.parent / RESERVE
+    def ballast_file(self) -> Path:
+        """The ballast file of its run."""
+        return self.path.parent / BALLAST
 
     def rank(self, rank: int) -> Path:
         return self.path / f"rank{rank}"
@@ -71,7 +71,7 @@ class RunDir:
     def __init__(self, path: Path, *, redact: bool = True, git_diff: bool = False) -> None:
         self.path = path
         self.door = SafeDirectory(path)
-        self.secrets = path / _SECRETS  # values of the environment that its programs have printed
+        self.secrets = path / _SECRETS  # values of the environment that its programs printed
         self.redaction = Redaction(self.secrets, on=redact)
         self.git_diff = git_diff
         self.log = path / "test_execution.log"
@@ -83,20 +83,22 @@ class RunDir:
         self.html = path / "report.html"
         self.events = path / "events.jsonl"
         self.request = path / "run.json"
-        self.plan = path / "plan.json"  # the launches as they were given, where run.json cannot say them
+        self.plan = path / "plan.json"  # the launches unredacted, if run.json cannot store them
         self.lock = path / ".lock"  # held while a controller runs it
         self.missing_params = path / "all_missing_params.txt"
         self.buckets = path / "ddp_buckets.txt"
-        self.search = path / "bisect.json"  # this and what follows: of a bisection
+        # Files of a bisection.
+        self.search = path / "bisect.json"
         self.search_summary = path / "BISECT.md"
-        self.search_state = path / "bisection.json"  # which question it is, and whether it has ended
+        self.search_state = path / "bisection.json"  # its question, and whether it has ended
         self.search_probes = path / "probes.jsonl"  # its journal
-        self.worktrees = path / "worktrees"  # of commits, while it runs
-        self.mixtures = path / "mixtures"  # of two config files or environments
+        self.worktrees = path / "worktrees"  # of commits, while the bisection runs
+        self.mixtures = path / "mixtures"  # intermediate configurations of two config files or environments
         self.repro = path / "repro"  # the failing configuration as a script
-        self.readiness = path / "READINESS.md"  # this and what follows: of a check before production
+        # Files of a check before production.
+        self.readiness = path / "READINESS.md"
         self.readiness_record = path / "readiness.json"
-        self.readiness_state = path / "readiness_state.json"  # what it rests on, and whether it has ended
+        self.readiness_state = path / "readiness_state.json"  # its inputs, and whether it has ended
 
     @property
     def run_id(self) -> str:
@@ -106,10 +108,10 @@ class RunDir:
         return self._attempt(self.path / (scenario if number == 1 else f"{scenario}~{number}"))
 
     def attempts(self) -> Iterator[AttemptDir]:
-        """The attempts on disk, in the order in which they were launched. A journal without a spec is one as well."""
+        """Return the attempts on disk in the order of their launches; a journal without a spec counts as an attempt."""
         there = self.door.there
-        found = [path for path in self.door.folders(self.path) if there(path / SPEC) or there(path / _JOURNAL)]
-        return (self._attempt(path) for path in sorted(found, key=self._begun_ns))
+        paths = [path for path in self.door.folders(self.path) if there(path / SPEC) or there(path / _JOURNAL)]
+        return (self._attempt(path) for path in sorted(paths, key=self._begun_ns))
 
     def _attempt(self, path: Path) -> AttemptDir:
         return AttemptDir(path, self.path, self.redaction, git_diff=self.git_diff)
@@ -119,10 +121,10 @@ class RunDir:
 
     @property
     def stored(self) -> bool:
-        """It is a run of ours, by its name or by what it holds, and no folder of strangers that has files so called."""
+        """Whether this is a run of nsa-harness by its name or contents, not a foreign directory with such files."""
         request = [self.request] if self.door.is_file(self.request) else []
         specs = [path / SPEC for path in self.door.folders(self.path) if self.door.there(path / SPEC)]
-        named = fnmatchcase(self.path.name, _NAMED) and bool(request or specs)
+        named = fnmatchcase(self.path.name, _RUN_ID) and bool(request or specs)
         return (
             named
             or any(self._holds(path, "schema", "plan") for path in request)
@@ -131,16 +133,16 @@ class RunDir:
 
     def _holds(self, path: Path, *keys: str) -> bool:
         try:
-            said = json.loads(self.door.whole(path, _MAX_SAID_BYTES))
+            document = json.loads(self.door.whole(path, _MAX_BYTES))
         except (OSError, ValueError, RecursionError):
             return False
-        return isinstance(said, dict) and said.keys() >= set(keys)
+        return isinstance(document, dict) and document.keys() >= set(keys)
 
 
 def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> RunDir:
-    """A new run directory below `parent`; `parent/latest` points at it. Raises UsageError where none can be made.
+    """Make a run directory below `parent`, and let `parent/latest` point at it. Raises UsageError if that fails.
 
-    Nobody else may enter it: the logs of a program hold what it prints.
+    Only the user may enter it, because the logs contain everything that a program prints.
     """
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(2)}"
     path = parent / run_id
@@ -159,21 +161,21 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
 
 @contextmanager
 def locked(run: RunDir) -> Iterator[None]:
-    """The run belongs to this process. Raises StoredRunError while another controller has it."""
+    """Hold the run for this process. Raises StoredRunError while another controller holds it."""
     try:
         held = FileLock(run.lock).acquire(timeout=0)
     except Timeout:
         raise StoredRunError(f"{run.path}: another nsa-harness is running it; wait for its end") from None
     with held:
         yield
-        release_reserve(run.path)
+        release_ballast(run.path)
 
 
 @contextmanager
 def at_rest(run: RunDir) -> Iterator[None]:
-    """Nobody runs it, and nobody begins to as long as this holds. Raises StillRunning; writes nothing.
+    """Keep every controller from running it while the block runs; write nothing. Raises StillRunning.
 
-    A run without a lock, or whose lock may not be opened, was stored by somebody else.
+    A run without a lock, or whose lock may not be opened, was stored by another user.
     """
     try:
         lock = run.door.opened(run.lock)
@@ -189,20 +191,20 @@ def at_rest(run: RunDir) -> Iterator[None]:
 
 
 def _so_far(run: RunDir) -> str:
-    """What its attempts have come to, for whoever cannot wait."""
-    told = []
+    """Return the verdicts of its attempts so far, as the end of a message."""
+    verdicts = []
     for attempt in run.attempts():
         verdict = "running"
         with suppress(OSError, ValueError):
             verdict = attempt.door.whole(attempt.result, 100).decode("ascii").strip()
-        told.append(visible(f"{attempt.path.name} {verdict}"))
-    return f"; so far: {', '.join(told)}" if told else ""
+        verdicts.append(visible(f"{attempt.path.name} {verdict}"))
+    return f"; so far: {', '.join(verdicts)}" if verdicts else ""
 
 
 def find_run(path: Path | None, parent: Path, *, redact: bool = True) -> RunDir:
-    """The stored run that `path` names: a run directory, an attempt or file inside one, a run id, or the newest run.
+    """Return the stored run that `path` names: a run directory, an attempt or file in one, or a run id.
 
-    Raises StoredRunError where there is none.
+    None means the latest run. Raises StoredRunError if there is none.
     """
     wanted = parent / "latest" if path is None else path
     for candidate in (wanted, parent / wanted):
@@ -220,13 +222,13 @@ _HINTED, _LOOKED_INTO = 3, 30
 
 
 def newest(parent: Path) -> list[Path]:
-    """What bears the name of a run, the newest first."""
-    return [path for path in reversed(SafeDirectory(parent).folders(parent)) if fnmatchcase(path.name, _NAMED)]
+    """Return the directories named like a run, the latest first."""
+    return [path for path in reversed(SafeDirectory(parent).folders(parent)) if fnmatchcase(path.name, _RUN_ID)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How an attempt of a stored run ended, as its report says."""
+    """How an attempt of a stored run ended, according to its report."""
 
     run_id: str
     spec_hash: str
@@ -235,17 +237,20 @@ class Ended:
 
 
 def ended_before(parent: Path, spec_hashes: Collection[str], but: str = "") -> Iterator[Ended]:
-    """Of the newest runs below `parent`, the newest first, those attempts that had one of these specs.
+    """Yield the attempts with one of these specs in the latest runs below `parent`, the latest run first.
 
-    A report that cannot be read tells nothing, and is passed over. `but`: the run that is no earlier one.
+    Unreadable reports are skipped, and the run named `but`.
     """
     for run in (RunDir(path) for path in newest(parent)[:_REMEMBERED] if path.name != but):
         with suppress(OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
-            for one in json.loads(run.door.whole(run.report, _MAX_SAID_BYTES))["outcomes"]:
-                if one["spec_hash"] in spec_hashes:
-                    wall_s = float(one["timing"]["wall_s"])
+            for outcome in json.loads(run.door.whole(run.report, _MAX_BYTES))["outcomes"]:
+                if outcome["spec_hash"] in spec_hashes:
+                    wall_s = float(outcome["timing"]["wall_s"])
                     yield Ended(
-                        run_id=run.run_id, spec_hash=one["spec_hash"], verdict=str(one["verdict"]), wall_s=wall_s
+                        run_id=run.run_id,
+                        spec_hash=outcome["spec_hash"],
+                        verdict=str(outcome["verdict"]),
+                        wall_s=wall_s,
                     )
 
 
@@ -253,13 +258,13 @@ _REMEMBERED = 50
 
 
 def write_document(path: Path, text: str) -> None:
-    """A whole document, aside and renamed, into a folder that the caller has made or that a user has named.
+    """Write a whole document under a temporary name and rename it. The directory is trusted.
 
-    On a disk that is full the reserve of the run gives its room. Raises OSError.
+    If the disk is full, the run's ballast file is emptied to make room. Raises OSError.
     """
     SafeDirectory(path.parent).write(path, text)
 
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
-    """A whole line or nothing. Raises OSError."""
+    """Append a whole line or nothing. Raises OSError."""
     SafeDirectory(path.parent).append(path, json.dumps(record, separators=(",", ":")) + "\n")

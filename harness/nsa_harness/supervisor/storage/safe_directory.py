@@ -1,7 +1,7 @@
-"""The one door to the files of a run: beneath its directory, through no link, regular files only, within a budget.
+"""Safe access to the files of a run: only regular files below its directory, through no link, within a budget.
 
-A run may come from somebody else, who made it to harm whoever has it judged. So no name of it is opened as a path: each
-folder on the way is opened by itself, from the run's directory down, and a link in it is refused, not followed.
+A run may come from an attacker, who made it to harm the user that judges it. So no path in it is opened as a whole:
+each directory on the way is opened alone, from the run's directory down, and a link among them is refused.
 """
 
 from __future__ import annotations
@@ -23,54 +23,54 @@ from typing import Any, BinaryIO, TextIO
 
 from nsa_harness.core.report import Trouble
 
-_TAIL_BYTES = 1 << 20  # of a log; the end of a run is at the end of its log
+_TAIL_BYTES = 1 << 20  # end of a log that is read
 _MAX_LOG_CHARS = 256 << 20
-_MAX_RECORD_BYTES = 8 << 20  # of a journal's line
-_MAX_HALF_BYTES = 16 << 20  # of a journal, from its beginning and from its end
+_MAX_RECORD_BYTES = 8 << 20  # longest line of a journal
+_MAX_HALF_BYTES = 16 << 20  # read from the beginning of a journal, and again from its end
 _MAX_HALF_RECORDS = 50_000
-_MAX_ENTRIES = 100_000  # of a folder
+_MAX_ENTRIES = 100_000  # of a directory
 _MAX_NOTES = 32
 _BUFFER_BYTES = 1 << 16
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-# Without O_NONBLOCK a pipe of that name would be waited for.
+# Without O_NONBLOCK, opening a pipe of that name would block.
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Budget:
-    """What reading a run may cost over all of its files. Time is this thread's own, which no busy machine shortens."""
+    """The limit for reading all files of a run. Time is this thread's CPU time: a busy machine does not shorten it."""
 
     def __init__(self, left_bytes: int = 1 << 30, seconds: float = 10.0) -> None:
         self.left_bytes = left_bytes
         self._until_s = time.thread_time() + seconds
 
     def add_ranks(self, ranks: int) -> None:
-        """A run of many ranks may cost more: each of them has logs, a board and a recorder of its own."""
+        """Allow more for a run of many ranks: each has logs, a status file and a flight recorder of its own."""
         self.left_bytes += ranks * (64 << 20)
         self._until_s += ranks * 0.2
 
     @property
     def spent(self) -> str:
-        """What has run out; empty while there is some left."""
+        """The limit that was reached; "" while there is budget left."""
         if self.left_bytes <= 0:
             return "bytes"
         return "time" if time.thread_time() > self._until_s else ""
 
 
 class SafeDirectory:
-    """Paths are given as they are made from `root`, which is trusted: whoever calls has named it."""
+    """The files below `root`, which is trusted because the caller chose it. All paths begin with `root`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.budget: Budget | None = None  # none is set where nothing is judged
+        self.budget: Budget | None = None  # None where nothing is judged
         self._cut: list[Trouble] = []
         self._more = 0
 
     # Reading.
 
     def opened(self, path: Path) -> BinaryIO:
-        """A regular file. Raises OSError for anything else: a device is endless, and a link may lead anywhere."""
+        """Open a regular file. Raises OSError for anything else: a device is endless, and a link may lead anywhere."""
         with self._folder(path.parent) as folder:
             descriptor = _checked(os.open, path, _READ, dir_fd=folder)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -79,17 +79,17 @@ class SafeDirectory:
         raise OSError(errno.EINVAL, "no regular file", str(path))
 
     def whole(self, path: Path, most_bytes: int) -> bytes:
-        """All of a file. Raises OSError where it cannot be read, ValueError where it has more than that."""
+        """Return all bytes of a file. Raises OSError if it is unreadable, ValueError if longer than `most_bytes`."""
         with self.opened(path) as file:
             size = os.fstat(file.fileno()).st_size
-            # One more than there was: it may grow. What is too large is not read to say so.
+            # One byte more, because the file may have grown. A file that is too large is not read.
             data = b"" if size > most_bytes else file.read(most_bytes + 1)
         if size > most_bytes or len(data) > most_bytes:
             raise ValueError(f"larger than {most_bytes} bytes")
         return data
 
     def tail(self, path: Path) -> str:
-        """The end of a log, as text; empty when there is none."""
+        """Return the end of a log as text; "" without a log."""
         try:
             with self.opened(path) as log:
                 log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
@@ -98,7 +98,7 @@ class SafeDirectory:
             return ""
 
     def text_lines(self, path: Path, most_chars: int) -> Iterator[str]:
-        """A log from its beginning; a longer line comes in pieces. Nothing when there is none."""
+        """Yield the lines of a log, those over `most_chars` in pieces; nothing without a log."""
         try:
             with io.TextIOWrapper(self.opened(path), encoding="utf-8", errors="replace") as log:
                 read = 0
@@ -112,7 +112,7 @@ class SafeDirectory:
             return
 
     def records(self, path: Path) -> Iterator[dict[str, Any]]:
-        """The records of a journal. A torn or foreign line is passed over: the writer may have been killed in it."""
+        """Yield the records of a journal. A torn or foreign line is skipped: the writer may have been killed in it."""
         try:
             with self.opened(path) as journal:
                 for line in self._bounded(journal, path):
@@ -123,7 +123,7 @@ class SafeDirectory:
             return
 
     def _bounded(self, journal: BinaryIO, path: Path) -> Iterator[bytes]:
-        """Of a journal beyond all measure its beginning and its end, where the origin and the ending stand."""
+        """Yield the lines of a journal; only the first and the last, with origin and ending, if it is far too long."""
         size = os.fstat(journal.fileno()).st_size
         head_end = size if size <= 2 * _MAX_HALF_BYTES else _MAX_HALF_BYTES
         yield from islice(_lines_until(journal, head_end), _MAX_HALF_RECORDS)
@@ -143,7 +143,7 @@ class SafeDirectory:
     # What is there.
 
     def there(self, path: Path) -> bool:
-        """Whatever it is: a link is there, wherever it leads, and what lies behind one is not."""
+        """Whether anything has this path. A dangling link counts; a file behind a link in the path does not."""
         return self._facts(path) is not None
 
     def is_file(self, path: Path) -> bool:
@@ -155,27 +155,27 @@ class SafeDirectory:
         return facts is not None and stat.S_ISLNK(facts.st_mode)
 
     def size_bytes(self, path: Path) -> int:
-        """Of a regular file; 0 where there is none."""
+        """Return the size of a regular file; 0 without one."""
         facts = self._facts(path)
         return facts.st_size if facts is not None and stat.S_ISREG(facts.st_mode) else 0
 
     def changed_ns(self, path: Path) -> int:
-        """When it was written last; 0 where there is nothing."""
+        """Return the time of the last change; 0 if nothing has this path."""
         facts = self._facts(path)
         return 0 if facts is None else facts.st_mtime_ns
 
     def folders(self, path: Path) -> list[Path]:
-        """Those that lie directly in a folder, by name."""
+        """Return the directories directly in a directory, by name."""
         return [path / name for name, is_folder in self._entries(path) if is_folder]
 
     def files(self, path: Path, pattern: str) -> list[Path]:
-        """What the pattern names below a folder and is no folder, by name; `*` stands for no `/`."""
+        """Return what matches the pattern below a directory and is no directory, by name; `*` does not match `/`."""
         *above, last = pattern.split("/")
         places = [path]
         for part in above:
             places = [folder for place in places for folder in self.folders(place) if fnmatchcase(folder.name, part)]
-        found = ((place, name) for place in places for name, is_folder in self._entries(place) if not is_folder)
-        return [place / name for place, name in found if fnmatchcase(name, last)]
+        entries = ((place, name) for place in places for name, is_folder in self._entries(place) if not is_folder)
+        return [place / name for place, name in entries if fnmatchcase(name, last)]
 
     def _facts(self, path: Path) -> os.stat_result | None:
         try:
@@ -192,7 +192,9 @@ class SafeDirectory:
             return []
         try:
             with os.scandir(listing) as entries:
-                found = [(one.name, one.is_dir(follow_symlinks=False)) for one in islice(entries, _MAX_ENTRIES + 1)]
+                found = [
+                    (entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _MAX_ENTRIES + 1)
+                ]
         finally:
             os.close(listing)
         if len(found) > _MAX_ENTRIES:
@@ -202,9 +204,9 @@ class SafeDirectory:
     # Writing.
 
     def write(self, path: Path, text: str) -> None:
-        """Aside and renamed: a reader sees the old document or the new one, never half of one.
+        """Write a temporary file and rename it, so that a reader sees the old document or the new one, never a part.
 
-        On a disk that is full the reserve of the run gives its room. Raises OSError.
+        If the disk is full, the run's ballast file is emptied to make room. Raises OSError.
         """
         data = text.encode("utf-8", errors="backslashreplace")
         with_room(path, lambda: self._write_aside(path, data))
@@ -215,7 +217,7 @@ class SafeDirectory:
 
     @contextmanager
     def replacing(self, path: Path) -> Iterator[BinaryIO]:
-        """A new file, which takes the name once it is whole. Nobody can know beforehand where it is written."""
+        """Yield a new file, which takes the name once it is complete. Its temporary name cannot be predicted."""
         with self._folder(path.parent) as folder:
             aside = f".{path.name[:200]}.{secrets.token_hex(8)}"
             descriptor = _checked(os.open, path.with_name(aside), _NEW, 0o600, dir_fd=folder)
@@ -229,7 +231,7 @@ class SafeDirectory:
                 raise
 
     def append(self, path: Path, text: str) -> None:
-        """All of it or nothing. Raises OSError as `appending` does, and where the disk is full."""
+        """Append the whole text or nothing. Raises OSError as `appending` does, and if the disk is full."""
         data = text.encode("utf-8", errors="backslashreplace")
         with self.appending(path) as file:
             written = os.write(file.fileno(), data)
@@ -238,8 +240,10 @@ class SafeDirectory:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     def appending(self, path: Path) -> TextIO:
-        """A journal or log to go on with. Raises OSError where that would go elsewhere: into a pipe, or a file that has
-        another name as well."""
+        """Open a journal or log for appending.
+
+        Raises OSError for a pipe, or a file with a second name: the text would be written elsewhere too.
+        """
         with self._folder(path.parent) as folder:
             descriptor = _checked(os.open, path, _APPEND, 0o600, dir_fd=folder)
         facts = os.fstat(descriptor)
@@ -249,10 +253,7 @@ class SafeDirectory:
         raise OSError(errno.EINVAL, "no regular file of its own", str(path))
 
     def copy_ends(self, source: Path, target: Path, half_bytes: int) -> int:
-        """Copies a file, a large one without its middle, which a line stands for. Returns how many bytes that is.
-
-        Raises OSError.
-        """
+        """Copy a file, a large one with a line in place of its middle. Return the bytes skipped. Raises OSError."""
         with self.opened(source) as read, self.replacing(target) as written:
             size = os.fstat(read.fileno()).st_size
             left_out = size - 2 * half_bytes
@@ -264,7 +265,7 @@ class SafeDirectory:
         return max(0, left_out)
 
     def make_folder(self, path: Path) -> None:
-        """Raises OSError where something else has its name: what is written there would go elsewhere."""
+        """Make a directory. Raises OSError if a file or link has its name."""
         with self._folder(path.parent) as folder:
             try:
                 os.mkdir(path.name, dir_fd=folder)
@@ -272,14 +273,14 @@ class SafeDirectory:
                 os.close(_checked(os.open, path, _FOLDER | os.O_NOFOLLOW, dir_fd=folder))
 
     def remove(self, path: Path) -> None:
-        """A file or a link, if it is there. Raises OSError."""
+        """Remove a file or a link, if it exists. Raises OSError."""
         with self._folder(path.parent) as folder, suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=folder)
 
-    # What was not read.
+    # Notes on what was not read.
 
     def note(self, path: Path, why: str) -> None:
-        """A reading that had to be cut."""
+        """Note that a file was not read completely."""
         name = os.path.relpath(path, self.root)
         if len(self._cut) < _MAX_NOTES:
             self._cut.append(Trouble(what=name, why=why))
@@ -287,14 +288,14 @@ class SafeDirectory:
             self._more += 1
 
     def cuts(self) -> tuple[Trouble, ...]:
-        """Everything that was cut since it was asked last."""
+        """Return the notes since the last call."""
         more = [Trouble(what="files of the run", why=f"{self._more} more were cut")] if self._more else []
-        found, self._cut, self._more = (*self._cut, *more), [], 0
-        return found
+        notes, self._cut, self._more = (*self._cut, *more), [], 0
+        return notes
 
     @contextmanager
     def _folder(self, path: Path) -> Iterator[int]:
-        """A descriptor of a folder of the run. Raises OSError where the way to it leads over a link."""
+        """Yield a descriptor of a directory of the run. Raises OSError if the path to it has a link."""
         parts = path.relative_to(self.root).parts
         if ".." in parts:
             raise OSError(errno.EINVAL, "a name that leads out of the run", str(path))
@@ -312,7 +313,7 @@ class SafeDirectory:
 
 
 class _Metered(io.FileIO):
-    """What is read counts, whoever reads. Once nothing is left, every file has ended, and that is noted."""
+    """A file whose reads count against the budget. With the budget spent, every file ends, and a note says so."""
 
     def __init__(self, descriptor: int, door: SafeDirectory, path: Path) -> None:
         super().__init__(descriptor, "rb")
@@ -320,9 +321,9 @@ class _Metered(io.FileIO):
 
     def readinto(self, buffer: Any) -> int:
         budget = self._door.budget
-        if budget is not None and (what := budget.spent):
+        if budget is not None and (limit := budget.spent):
             if not self._ended:
-                self._door.note(self._path, f"not read to its end: the {what} that reading a run may take are spent")
+                self._door.note(self._path, f"not read to its end: the {limit} that reading a run may take are spent")
             self._ended = True
             return 0
         count = super().readinto(buffer) or 0
@@ -332,13 +333,13 @@ class _Metered(io.FileIO):
 
 
 def named(path: Path) -> tuple[SafeDirectory, Path]:
-    """The door to one file that somebody named himself, with its name there: links on the way to it are his own."""
+    """Return safe access to a file that the user named, and its resolved path: the user's own links are allowed."""
     resolved = path.resolve()
     return SafeDirectory(resolved.parent), resolved
 
 
 def _checked(call: Any, path: Path, *words: int, dir_fd: int) -> int:
-    """The call on the last name of the path, with the whole path in its error, and a link called one."""
+    """Apply an `os` function to the last name of the path. Its OSError names the whole path, and a link as one."""
     try:
         made: int = call(path.name, *words, dir_fd=dir_fd)
     except ValueError:  # a name with a NUL
@@ -374,26 +375,26 @@ def _parsed(line: bytes) -> object:
         return None
 
 
-# The reserve of a run: room on its disk that is given up so that its end can still be written. An empty file says that
-# it was needed.
+# The ballast file of a run: disk space that is given up so that its end can still be written. If the file is empty, the
+# space was needed.
 
-RESERVE = ".reserve"
-_RESERVED_BYTES = 8 << 20  # the boards of some ranks, the evidence and all documents
-_LEVELS = 3  # a document of a run lies at most so deep in it
+BALLAST = ".reserve"
+_BALLAST_BYTES = 8 << 20  # for the status files of some ranks, the evidence and all documents
+_LEVELS = 3  # depth of the deepest document in a run
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full(error: BaseException) -> bool:
-    """The disk has no room, or the user's quota."""
+    """Whether the disk or the user's quota is full."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
-def keep_reserve(run: Path) -> None:
-    """To be called before each attempt: the room may have been needed, and be there again."""
+def keep_ballast(run: Path) -> None:
+    """Fill the ballast file, before each attempt: an earlier attempt may have emptied it."""
     with suppress(OSError):
-        descriptor = os.open(run / RESERVE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(run / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, _RESERVED_BYTES)
+            os.posix_fallocate(descriptor, 0, _BALLAST_BYTES)
         except OSError:
             os.ftruncate(descriptor, 0)
             raise
@@ -401,25 +402,26 @@ def keep_reserve(run: Path) -> None:
             os.close(descriptor)
 
 
-def release_reserve(run: Path) -> None:
-    """A run that is over needs none."""
+def release_ballast(run: Path) -> None:
+    """Remove the ballast file of a run that has ended."""
     with suppress(OSError):
-        (run / RESERVE).unlink()
+        (run / BALLAST).unlink()
 
 
 def with_room(path: Path, write: Callable[[], None]) -> None:
-    """Again with the room of the reserve, where there is no other. Raises OSError."""
+    """Call `write`; if the disk is full, empty the ballast file and call it again. Raises OSError."""
     try:
         write()
     except OSError as error:
-        if not is_full(error) or not any(_emptied(home / RESERVE) for home in list(path.parents)[:_LEVELS]):
+        if not is_full(error) or not any(_empty(home / BALLAST) for home in list(path.parents)[:_LEVELS]):
             raise
         write()
 
 
-def _emptied(reserve: Path) -> bool:
+def _empty(ballast: Path) -> bool:
+    """Return whether the ballast file had space that is free now."""
     try:
-        descriptor = os.open(reserve, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(ballast, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:

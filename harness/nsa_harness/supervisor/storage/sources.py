@@ -1,4 +1,4 @@
-"""The program's source as it stood when its run was judged. Kept beside the evidence, so that nobody reads it again."""
+"""Store the program's source next to the evidence when its run is judged; later judgements read that copy."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 FILE = "sources.json"
 _STORED = adapter(tuple[Source, ...])
-_MAX_BYTES = 256 << 10  # of all functions together
+_MAX_BYTES = 256 << 10  # all functions together
 _MAX_FILE_BYTES = 1 << 20
 
 
 def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool) -> Evidence:
-    """Stored when the attempt ends; a file written since the launch, or that is no small plain one, is left out.
+    """Return the evidence with the program's source, which is stored when the attempt ends.
 
-    Of an attempt that was not launched by this very process no file is read: whoever wrote its evidence has named them.
+    A file that was changed since the launch, or that is not a small regular file, is skipped. For an attempt that this
+    process did not launch, no file is read: the author of its evidence chose their names.
     """
     door, stored = attempt.door, attempt.path / FILE
     try:
@@ -34,7 +35,7 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
             return evidence
         else:
             read = _within_bound(_read(attempt, evidence))
-            sources = tuple(replace(one, text=attempt.redaction.text(one.text, code=True)) for one in read)
+            sources = tuple(replace(source, text=attempt.redaction.text(source.text, code=True)) for source in read)
             door.write(stored, _STORED.dump_json(sources).decode())
     except (OSError, ValueError) as error:
         trouble = Trouble(what=FILE, why=f"{type(error).__name__}: {str(error)[:200]}")
@@ -43,30 +44,30 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
 
 
 def stored_sources(attempt: AttemptDir) -> tuple[Source, ...]:
-    """As they were kept. Raises OSError or ValueError."""
+    """Return the stored sources. Raises OSError or ValueError."""
     return _STORED.validate_json(attempt.door.whole(attempt.path / FILE, 4 * _MAX_BYTES))
 
 
 def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
     left = _MAX_BYTES
-    for one in sources:
-        left -= len(one.text.encode("utf-8", "replace"))
+    for source in sources:
+        left -= len(source.text.encode("utf-8", "replace"))
         if left >= 0:
-            yield one
+            yield source
 
 
 def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
     since_s = attempt.door.changed_ns(attempt.spec) / 1e9 or None
-    if evidence.attached:  # the job was there before: its ranks have read what stood there as they were started
+    if evidence.attached:  # the job was running before us: its ranks have read the files as they were at its start
         since_s = time.time() - evidence.ended_s
     pid = next((rank.pid for rank in evidence.ranks if rank.pid), None) if evidence.attached else None
     return program_sources(evidence, lambda file: text_as_launched(file, since_s, pid))
 
 
 def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -> str:
-    """The text of a small regular file of a program that runs, unless somebody has written it since; else empty.
+    """Return the text of a small regular file of a running program; "" if it was changed since `since_s`.
 
-    `pid`: of a process of the program, which may see other files than we do.
+    `pid` is a process of the program, which may see other files than the harness.
     """
     try:
         path = Path(file) if pid is None else path_of(pid, file)
