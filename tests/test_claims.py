@@ -19,10 +19,11 @@ from core.runs import run
 from filelock import FileLock
 
 from nsa_harness.cli.main import run_command_line
-from nsa_harness.commands import claim, verify
+from nsa_harness.commands import claim, experiment, session, verify
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Culprit, MachineFacts, Outcome, Place, Status, Timing
 from nsa_harness.render.documents.schemas import Document, json_schema
+from nsa_harness.supervisor.experiments import cache_key
 from nsa_harness.supervisor.experiments.cache_key import Interpreter
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
 from nsa_harness.supervisor.storage import ledger as store
@@ -70,9 +71,9 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launched:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("COLUMNS", "100")
     made = Launched()
-    monkeypatch.setattr(claim, "run_one", made)
-    monkeypatch.setattr(claim, "interpreter", lambda *_: Interpreter())
-    monkeypatch.setattr(claim, "describe", lambda *_, **__: {"git": {"commit": "1a2b3c4d5e6f", "dirty": True}})
+    monkeypatch.setattr(session, "run_one", made)
+    monkeypatch.setattr(cache_key, "interpreter", lambda *_: Interpreter())
+    monkeypatch.setattr(experiment, "describe", lambda *_, **__: {"git": {"commit": "1a2b3c4d5e6f", "dirty": True}})
     monkeypatch.setattr("typer.main.get_command", _COMMAND_LINE)
     for command in (claim, verify):
         monkeypatch.setattr(command, "machine_facts", lambda: FACTS)
@@ -302,7 +303,7 @@ def test_lines_of_several_writers_stay_whole(launched: Launched) -> None:
     run_command_line([*CLAIM])
     (line,) = read_ledger(Path("reports")).lines
     redaction = create_run(Path("other")).redaction
-    writers = [threading.Thread(target=claim.add_line, args=(Path("reports"), line, redaction)) for _ in range(8)]
+    writers = [threading.Thread(target=store.add_line, args=(Path("reports"), line, redaction)) for _ in range(8)]
     for writer in writers:
         writer.start()
     for writer in writers:

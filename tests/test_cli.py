@@ -164,7 +164,8 @@ def test_run_hands_over_what_was_asked_and_returns_its_exit_code(requests: list[
     assert code == 124
     (request,) = requests
     assert [spec.scenario for spec in request.specs] == ["fault_raise", "ddp_onestep"]
-    assert (request.out, request.strict, request.json, request.probe) == (Path("elsewhere"), True, True, "full")
+    given = request.options
+    assert (given.out, given.strict, given.json, given.probe) == (Path("elsewhere"), True, True, "full")
 
 
 @pytest.mark.usefixtures("here")
@@ -172,7 +173,7 @@ def test_an_option_is_also_an_environment_variable(requests: list[RunRequest], m
     monkeypatch.setenv("NSA_HARNESS_PROBE", "board")
     monkeypatch.setenv("NSA_HARNESS_OUT", "there")
     cli.run_command_line(["run", "ddp_onestep"])
-    assert (requests[0].probe, requests[0].out) == ("board", Path("there"))
+    assert (requests[0].options.probe, requests[0].options.out) == ("board", Path("there"))
 
 
 @pytest.mark.usefixtures("here")

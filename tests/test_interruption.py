@@ -10,18 +10,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from nsa_harness.commands.run import Interruption, interruptible
-from nsa_harness.commands.scheduler import RunRequest
+from nsa_harness.commands.session import Interruption, interruptible
 from nsa_harness.render.experiments.screen import BisectScreen
 from nsa_harness.render.listener import Broadcast, Listener
-
-ONE_BY_ONE = RunRequest(specs=(), out=None, json=False, strict=False, probe="off", command="nsa-harness run x")
 
 
 @contextmanager
 def interrupted(*listeners: Listener) -> Iterator[tuple[Interruption, Broadcast]]:
     broadcast = Broadcast(listeners=listeners)
-    with interruptible(broadcast, ONE_BY_ONE) as interruption:
+    with interruptible(broadcast) as interruption:
         yield interruption, broadcast
 
 

@@ -332,7 +332,7 @@ NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
         {".glob", ".read_text"},
         "our own programs of tests/faults and their labels",
     ),
-    "harness/nsa_harness/commands/run.py": ({".open"}, "/dev/null, in the place of a terminal that is gone"),
+    "harness/nsa_harness/commands/session.py": ({".open"}, "/dev/null, in the place of a terminal that is gone"),
     "harness/nsa_harness/render/documents/html.py": ({".read_text"}, "our own template"),
     "harness/nsa_harness/render/documents/schemas.py": ({".read_text"}, "our own descriptions"),
     "harness/nsa_harness/supervisor/experiments/intermediate_configs.py": (

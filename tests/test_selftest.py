@@ -215,13 +215,13 @@ def reporting(report_of: Callable[[Planting], Outcome | None], plantings: Sequen
         assert [spec.scenario for spec in request.specs if isinstance(spec, RunSpec | Skip)] == [
             one.name for one in plantings
         ]
-        run = create_run(request.out or Path("reports"))
+        run = create_run(request.options.parent)
         outcomes = tuple(one for one in map(report_of, plantings) if one is not None)
         report = Report(
             run_id=run.run_id,
             harness=__version__,
             machine=MACHINE,
-            command=request.command,
+            command=request.options.command,
             interrupted=code == 130,
             outcomes=outcomes,
         )
@@ -315,14 +315,14 @@ def saying(*outcomes: Outcome, code: int = 0) -> Any:
     """In place of run_all, for the corpus."""
 
     def run_all(request: RunRequest, screen: Listener) -> int:
-        run = create_run(request.out or Path("reports"))
-        told = {one.spec.scenario: one for one in outcomes}
+        run = create_run(request.options.parent)
+        told = {one.scenario: one for one in outcomes}
         asked = [spec.scenario for spec in request.specs]
         report = Report(
             run_id=run.run_id,
             harness=__version__,
             machine=MACHINE,
-            command=request.command,
+            command=request.options.command,
             interrupted=code == 130,
             outcomes=tuple(told[name] for name in asked if name in told),
         )

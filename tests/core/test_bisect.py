@@ -24,10 +24,9 @@ from bisected import (
     unjudged,
 )
 
-from nsa_harness.core.search.chain import cuts, probes_at_worst
 from nsa_harness.core.search.effort import at_most, worst_case
+from nsa_harness.core.search.exact_search import cuts, probes_at_worst
 from nsa_harness.core.search.plan import find, so_far
-from nsa_harness.core.search.probe_cache import ProbeCache as Observed
 from nsa_harness.core.search.question import (
     PROOFS,
     AnswerKind,
@@ -39,6 +38,7 @@ from nsa_harness.core.search.question import (
     SearchQuestion,
     Subset,
 )
+from nsa_harness.core.search.question import ProbeCache as Observed
 
 AT_ONCE = pytest.mark.parametrize("at_once", [1, 2, 4])
 SIZES = [(12, 4), (48, 6), (96, 7)]

@@ -8,7 +8,7 @@ import pytest
 from bisected import BAD, GOOD, UNRESOLVED, at_least, bisected, needs, ordered, question, shown, sometimes, unjudged
 
 from nsa_harness.core.search.bayesian import Belief
-from nsa_harness.core.search.chain import Chain
+from nsa_harness.core.search.exact_search import Chain
 from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, SearchQuestion, Subset
 
 SEEDS = range(40)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsa_harness.core.experiment.signature import Wanted, counts_as, line_word, parse_outcome, same, signature_of
+from nsa_harness.core.experiment.trial import Wanted, counts_as, line_word, parse_outcome, same, signature_of
 from nsa_harness.core.report import Culprit, Place, Status
 from nsa_harness.core.search.question import CountsAs
 from tests.core.runs import run

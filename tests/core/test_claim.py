@@ -18,34 +18,33 @@ from nsa_harness.core.experiment.claim import (
     ClaimReport,
     Count,
     Fixed,
-    Number,
-    Repetition,
     Result,
     SequentialTest,
     Terms,
-    Trial,
     VerificationResult,
     agreement,
     count,
     difference_text,
     effects,
     fixed,
-    mended,
     passes_needed,
     passes_to_be_fixed,
     rate_before,
-    trial_of,
+    verified,
 )
+from nsa_harness.core.experiment.trial import Number, Trial, trial_of
 from nsa_harness.core.report import Status
+from nsa_harness.core.search.question import CountsAs
 
 SUPPORTED, REFUTED, UNDECIDED, _ = Result
-PASSED, ALIKE, OTHERWISE, UNJUDGED = Repetition
+PASSED, ALIKE, OTHERWISE, UNJUDGED = CountsAs
 REPETITIONS = 100
 
 
 def trial(side: int, bad: bool | None = False, end: str = "", **facts: object) -> Trial:
     words = end or ("HANG · lock_cycle" if bad else "PASS" if bad is False else "ERROR · infra")
-    return Trial(side=side, bad=bad, end=words, dir="", wall_s=1.0, **facts)  # type: ignore[arg-type]
+    counts_as = CountsAs.UNRESOLVED if bad is None else CountsAs.BAD if bad else CountsAs.GOOD
+    return Trial(config=side, counts_as=counts_as, end=words, dir="", wall_s=1.0, **facts)  # type: ignore[arg-type]
 
 
 def agreed(**terms: object) -> Terms:
@@ -209,14 +208,18 @@ def test_fixed_is_said_of_a_claim_only_where_the_rarest_rate_that_it_can_have_ha
     assert fixed(counted(0, 30), counted(0, 30), 0.95) is None
 
 
+def decided(ends: list[CountsAs], needed: int) -> VerificationResult | None:
+    return verified([Trial(counts_as=one, end="", dir="", wall_s=1.0) for one in ends], needed)
+
+
 def test_a_verification_stops_as_soon_as_it_is_decided() -> None:
-    assert mended([], 1) is None
-    assert mended([PASSED] * 13, 14) is None
-    assert mended([PASSED] * 14, 14) is VerificationResult.FIXED
-    assert mended([PASSED, UNJUDGED, ALIKE], 14) is VerificationResult.NOT_FIXED
-    assert mended([PASSED, OTHERWISE], 2) is VerificationResult.FAILS_OTHERWISE
-    assert mended([UNJUDGED, PASSED, UNJUDGED, UNJUDGED], 2) is None
-    assert mended([PASSED, UNJUDGED, UNJUDGED, UNJUDGED], 2) is VerificationResult.UNDECIDED
+    assert decided([], 1) is None
+    assert decided([PASSED] * 13, 14) is None
+    assert decided([PASSED] * 14, 14) is VerificationResult.FIXED
+    assert decided([PASSED, UNJUDGED, ALIKE], 14) is VerificationResult.NOT_FIXED
+    assert decided([PASSED, OTHERWISE], 2) is VerificationResult.FAILS_OTHERWISE
+    assert decided([UNJUDGED, PASSED, UNJUDGED, UNJUDGED], 2) is None
+    assert decided([PASSED, UNJUDGED, UNJUDGED, UNJUDGED], 2) is VerificationResult.UNDECIDED
 
 
 def test_of_several_countings_the_lower_rate_decides() -> None:
@@ -304,10 +307,10 @@ def test_a_report_tells_what_is_left_at_most() -> None:
 
 
 def test_any_failure_is_a_bad_end_and_what_says_nothing_is_none() -> None:
-    ends = [trial_of(run("a", status), FIRST, status.value).bad for status in Status]
+    ends = [trial_of(run("a", status), lambda _: True).counts_as for status in Status]
     assert dict(zip(Status, ends, strict=True)) == {
-        Status.PASS: False, Status.FAIL: True, Status.HANG: True, Status.SKIP: None, Status.ERROR: None,
+        Status.PASS: PASSED, Status.FAIL: ALIKE, Status.HANG: ALIKE, Status.SKIP: UNJUDGED, Status.ERROR: UNJUDGED,
     }  # fmt: skip
     counts = count([trial(FIRST, True, "a"), trial(FIRST, True, "b"), trial(FIRST, True, "b")], FIRST)
     assert (counts.ends, list(counts.ends)) == ({"a": 1, "b": 2}, ["b", "a"])
-    assert trial_of(run("a", missing_gradients=("w", "b")), SECOND, "PASS").without_gradient == 2
+    assert trial_of(run("a", missing_gradients=("w", "b")), lambda _: True).without_gradient == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 from render_samples import MACHINE, POISON
 
-from nsa_harness.core.experiment.signature import Signature
+from nsa_harness.core.experiment.trial import Signature
 from nsa_harness.core.report import HangKind, Place
 from nsa_harness.core.search.question import (
     CONTROLS,

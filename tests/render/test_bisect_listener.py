@@ -15,7 +15,7 @@ from test_render_terminal import Screen
 
 from nsa_harness.core.search.question import AnswerKind, Round, SearchAnswer
 from nsa_harness.core.search.waits import Waiting
-from nsa_harness.render.experiments.rows import rows
+from nsa_harness.render.experiments.picture import rows
 from nsa_harness.render.experiments.screen import BisectScreen, stored_lines
 
 Golden = Callable[[str, str], None]
@@ -49,7 +49,7 @@ def test_without_a_terminal_a_search_is_plain_lines(golden: Golden) -> None:
     stream = Screen(tty=False)
     screen = screen_on(stream)
     tell(screen, SINGLE)
-    assert screen.trouble == ()
+    assert screen.trouble == []
     golden("bisect.plain.txt", stream.getvalue())
 
 
@@ -146,7 +146,7 @@ def test_hostile_text_cannot_steer_the_terminal() -> None:
     screen.note(POISON)
     screen.interrupted(1)
     screen.close()
-    assert screen.trouble == ()
+    assert screen.trouble == []
     assert set("\x1b\x9b\x07\x00\r\u202e").isdisjoint(stream.getvalue())
 
 
@@ -179,6 +179,6 @@ def test_in_a_log_a_long_wait_has_one_line_and_on_a_terminal_it_stands_below_the
         screen.round_begun(round_of(SINGLE.probes[1]), so_far(SINGLE, 1))
         assert len(screen.frame()) == 1
         screen.close()
-        assert screen.trouble == ()
+        assert screen.trouble == []
     assert [said for _, said in shown.values()] == [1, 0]
     assert ["waits until 60 s" in line for line in shown[True][0]] == [False, True]

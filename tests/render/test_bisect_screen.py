@@ -38,15 +38,14 @@ from bisect_samples import (
 from render_samples import POISON
 from rich.cells import cell_len
 
-from nsa_harness.core.experiment.signature import Signature
+from nsa_harness.core.experiment.trial import Signature
 from nsa_harness.core.search.effort import Case, Stage
 from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer, Zone
 from nsa_harness.core.search.report import BisectReport, ProbeReport, ended_s
 from nsa_harness.core.search.subject import Form, Subject
 from nsa_harness.core.search.waits import Waiting
 from nsa_harness.render.experiments import words as bisect_words
-from nsa_harness.render.experiments.grid import Grid
-from nsa_harness.render.experiments.rows import row, rows
+from nsa_harness.render.experiments.picture import Grid, row, rows
 from nsa_harness.render.experiments.screen import (
     Control,
     Expected,

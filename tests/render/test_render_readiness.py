@@ -19,7 +19,7 @@ from nsa_harness.core.experiment.readiness import (
     Untested,
 )
 from nsa_harness.core.report import MachineFacts, Place
-from nsa_harness.render.readiness import (
+from nsa_harness.render.experiments.readiness import (
     ReadinessRecord,
     amount,
     decided_lines,

@@ -17,7 +17,7 @@ from nsa_harness.supervisor.experiments.journal import (
     bookmark,
     search_folder,
 )
-from nsa_harness.supervisor.storage.rundir import RunDir, create_run
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run
 
 
 def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeReport:
@@ -81,7 +81,7 @@ def _left(tmp_path: Path, mark: Bookmark, *, ended: bool = False) -> RunDir:
 
 def _begin(tmp_path: Path, mark: Bookmark) -> tuple[Path | None, str]:
     """The folder that it goes on with, and what it says."""
-    with search_folder(tmp_path, mark, dict) as folder:
+    with search_folder(RunOptions(out=tmp_path, command=""), mark, dict) as folder:
         assert folder.run.search_state.exists()
         return folder.run.path if folder.goes_on else None, folder.note
 
@@ -134,7 +134,7 @@ def test_it_goes_on_whichever_way_the_same_question_is_typed(tmp_path: Path) -> 
 
 def test_a_bisection_that_somebody_runs_is_left_to_him(tmp_path: Path) -> None:
     run = _left(tmp_path, _mark())
-    with search_folder(tmp_path, _mark(), dict) as first:
+    with search_folder(RunOptions(out=tmp_path, command=""), _mark(), dict) as first:
         assert first.run.path == run.path
         goes_on, note = _begin(tmp_path, _mark())
     assert goes_on is None
@@ -148,7 +148,7 @@ def test_a_bookmark_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 
 def test_what_the_first_probe_has_changed_is_the_programs_own_and_what_follows_an_edit(tmp_path: Path) -> None:
     files = {"train.py": "a1", "loss.csv": "e5"}
-    with search_folder(tmp_path, _mark(**{"loss.csv": "e4"}), lambda: files) as folder:
+    with search_folder(RunOptions(out=tmp_path, command=""), _mark(**{"loss.csv": "e4"}), lambda: files) as folder:
         folder.leave_out_written()
         files["loss.csv"] = "e6"
         assert folder.edited() == ()

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from test_bisect_subjects import FACTS, _launches, _script, typed  # noqa: F401
 
-from nsa_harness.commands import bisect
-from nsa_harness.commands.bisect import Bisection, contradicted_fork
+from nsa_harness.commands import bisect, scheduler
+from nsa_harness.commands.bisect import Bisection
 from nsa_harness.commands.bisect_report import NOTHING_YET
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import HangKind
 from nsa_harness.core.search.question import CountsAs, Purpose, Round, spans_of
-from nsa_harness.core.search.report import ProbeReport
+from nsa_harness.core.search.report import ProbeReport, contradicted_fork
 from nsa_harness.supervisor.experiments.journal import bookmark, search_folder
 from nsa_harness.supervisor.experiments.launches import Templates
 from nsa_harness.supervisor.experiments.subjects import SubjectOptions
 from nsa_harness.supervisor.launch.planning import Invocation
-from nsa_harness.supervisor.storage.rundir import create_run
+from nsa_harness.supervisor.storage.rundir import RunOptions, create_run
 
 GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
 FORK, TORCHRUN = Launcher.FORK.value, Launcher.TORCHRUN.value
@@ -36,10 +36,11 @@ def searched(question: Invocation, rule: Rule, **changes: Any) -> Iterator[Bisec
     """A search among eight layers whose launches end by rule."""
     options = SubjectOptions(gc_range="0:8")
     launches = _launches(_script(question), options, Templates(args=("--layers={layers}",)))
-    request = replace(launches.request, **changes)
+    given = RunOptions(out=question.working_dir / "reports", command="")
+    request = replace(launches.request, options=given, **changes)
     launches.request = request
     with (
-        search_folder(question.working_dir / "reports", bookmark("", "", {}), dict) as folder,
+        search_folder(request.options, bookmark("", "", {}), dict) as folder,
         bisect._open(request, folder, launches, FACTS) as search,
     ):
 
@@ -214,7 +215,7 @@ def test_no_more_probes_run_side_by_side_than_the_machine_holds_and_that_is_said
         search.facts = replace(FACTS, cpus=6)
         assert search._question().at_once == 3
         assert search.notes == ["--jobs 4: 3 at a time, as many as the cores of this machine hold"]
-        monkeypatch.setattr(bisect, "memory_bytes", lambda: (64, 50))
+        monkeypatch.setattr(scheduler, "memory_bytes", lambda: (64, 50))
         search.outcomes["p01"] = SimpleNamespace(usage=SimpleNamespace(peak_rss_bytes=12))  # type: ignore[assignment]
         assert search._at_once() == 2
         assert search.notes[1:] == ["--jobs 4: 2 at a time, as many as the memory of this machine hold"]

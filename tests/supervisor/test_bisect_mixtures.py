@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.core.experiment.signature import Wanted
+from nsa_harness.core.experiment.trial import Wanted
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.search.subject import Form
 from nsa_harness.errors import UsageError
@@ -34,6 +34,7 @@ from nsa_harness.supervisor.experiments.launches import (
 )
 from nsa_harness.supervisor.experiments.subjects import SubjectOptions, arguments_of, subject_of
 from nsa_harness.supervisor.launch.planning import Invocation, Script
+from nsa_harness.supervisor.storage.rundir import RunOptions
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 GOOD = """\
@@ -70,8 +71,8 @@ def _launches(question: Invocation, options: SubjectOptions, templates: Template
     question, subject = subject_of(options, question, templated=bool(templates), facts=FACTS)
     request = BisectRequest(
         question=question, subject=subject, templates=templates.checked(subject), base_args=arguments_of(question),
-        wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True, out=None, json=False,
-        probe="full", command="",
+        wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True,
+        options=RunOptions(command=""),
     )  # fmt: skip
     return Launches(request=request, facts=FACTS)
 

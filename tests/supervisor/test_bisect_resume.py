@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from nsa_harness.commands import bisect
+from nsa_harness.commands import bisect, session
 from nsa_harness.commands.bisect import run_bisection
-from nsa_harness.core.experiment.signature import Wanted
+from nsa_harness.core.experiment.trial import Wanted
 from nsa_harness.core.outcome.outcome import unjudged
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome, Status
-from nsa_harness.supervisor.experiments import cache_key, launches
+from nsa_harness.supervisor.experiments import cache_key
 from nsa_harness.supervisor.experiments.cache_key import Interpreter
 from nsa_harness.supervisor.experiments.launches import BisectRequest, parse_templates
 from nsa_harness.supervisor.experiments.subjects import SubjectOptions, subject_of
 from nsa_harness.supervisor.launch.planning import Invocation, Script
-from nsa_harness.supervisor.storage.rundir import AttemptDir
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunOptions
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 CULPRITS = {2, 6}
@@ -59,9 +59,9 @@ class Machine:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(bisect, "run_one", made)
+    monkeypatch.setattr(session, "run_one", made)
     monkeypatch.setattr(bisect, "machine_facts", lambda: FACTS)
-    monkeypatch.setattr(launches, "interpreter", lambda *_: Interpreter(version="3.11.7"))
+    monkeypatch.setattr(cache_key, "interpreter", lambda *_: Interpreter(version="3.11.7"))
     monkeypatch.setattr(cache_key, "_SLOW", 1)
     (tmp_path / "train.py").write_text("import helper\n")
     (tmp_path / "helper.py").write_text("")
@@ -76,8 +76,8 @@ def search(parent: str = "reports", **changes: Any) -> tuple[int, dict[str, Any]
     question, subject = subject_of(SubjectOptions(gc_range="0:8"), question, templated=True, facts=FACTS)
     request = BisectRequest(
         question=question, subject=subject, templates=parse_templates(["--layers={layers}"], []), base_args=(),
-        wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=False, out=Path(parent),
-        json=False, probe="full", command="nsa-harness bisect train.py --gc-range=0:8",
+        wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=False,
+        options=RunOptions(out=Path(parent), command="nsa-harness bisect train.py --gc-range=0:8"),
     )  # fmt: skip
     code = run_bisection(replace(request, **changes))
     run = Path(parent, "latest").resolve()

@@ -16,7 +16,7 @@ import pytest
 from nsa_harness.commands import bisect
 from nsa_harness.commands.bisect_report import show_plan
 from nsa_harness.commands.run import rejudge
-from nsa_harness.core.experiment.signature import Signature, Wanted, parse_outcome
+from nsa_harness.core.experiment.trial import Signature, Wanted, parse_outcome
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.search.effort import at_most, cases, worst_case
 from nsa_harness.core.search.question import CountsAs, Purpose, QuestionKind
@@ -40,7 +40,7 @@ from nsa_harness.supervisor.experiments.subjects import SubjectOptions, argument
 from nsa_harness.supervisor.launch.launcher import shared_environment
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
 from nsa_harness.supervisor.storage.collect import seconds_a_step
-from nsa_harness.supervisor.storage.rundir import create_run, find_run
+from nsa_harness.supervisor.storage.rundir import RunOptions, create_run, find_run
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 
@@ -61,8 +61,8 @@ def _request(question: Invocation, options: SubjectOptions, templates: Templates
     subject = replace(subject, in_a_row=templates.in_a_row)
     return BisectRequest(
         question=question, subject=subject, templates=templates, base_args=arguments_of(question),
-        wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True, out=None, json=False,
-        probe="full", command="",
+        wanted=Wanted(), confidence=0.95, repeat=1, jobs=1, budget_s=None, fork=True,
+        options=RunOptions(command=""),
     )  # fmt: skip
 
 
@@ -383,8 +383,9 @@ def test_a_search_that_was_killed_before_its_first_launch_tells_what_it_is_and_h
         raise SystemExit
 
     command = "nsa-harness bisect gc_baseline_full --gc-range"
-    request = replace(_request(typed, SubjectOptions(gc_range="auto")), out=tmp_path / "reports", command=command)
-    monkeypatch.setattr(bisect, "_open", killed)
+    given = RunOptions(out=tmp_path / "reports", command=command)
+    request = replace(_request(typed, SubjectOptions(gc_range="auto")), options=given)
+    monkeypatch.setattr(bisect, "ForkServer", killed)
     with pytest.raises(SystemExit):
         bisect.run_bisection(request)
     assert rejudge(tmp_path / "reports" / "latest") == 125
@@ -452,7 +453,7 @@ def test_a_stored_report_that_cannot_be_read_tells_nothing(typed, tmp_path):
 
 def test_the_dry_run_lists_each_case_with_its_time_where_runs_are_stored(typed, tmp_path, capsys):
     launches = _launches(typed, SubjectOptions(gc_range="0:4"))
-    request = replace(launches.request, out=tmp_path / "reports")
+    request = replace(launches.request, options=RunOptions(out=tmp_path / "reports", command=""))
     show_plan(request)
     assert "not known before the controls have run" in capsys.readouterr().out
     _stored(tmp_path / "reports", (launches.spec(range(4)).spec_hash, "HANG", 8.0))
@@ -500,7 +501,7 @@ def test_three_runs_of_the_good_end_say_what_is_slow_and_no_later_one_does(typed
     assert question_of(request).baseline == 3
     assert question_of(replace(request, wanted=parse_outcome("slow:9ms"))).baseline == 1
     with (
-        search_folder(typed.working_dir, bookmark("", "", {}), dict) as folder,
+        search_folder(RunOptions(out=typed.working_dir, command=""), bookmark("", "", {}), dict) as folder,
         bisect._open(request, folder, launches, FACTS) as search,
     ):
         for n, step_s in enumerate((0.1, 0.12, 0.1), start=1):
@@ -531,8 +532,8 @@ def test_a_search_whose_terminal_is_gone_is_interrupted(typed):
     request = replace(launches.request, fork=False)
     mark = bookmark("", "", {})
     with (
-        search_folder(typed.working_dir, mark, dict) as folder,
+        search_folder(RunOptions(out=typed.working_dir, command=""), mark, dict) as folder,
         bisect._open(request, folder, launches, FACTS) as search,
     ):
         search.screen.lost_terminal()
-        assert search.interruption.count == 1
+        assert search.session.interruption.count == 1

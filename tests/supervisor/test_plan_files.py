@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.commands.run import agreed_before, report_of, resumed_request
+from nsa_harness.commands.run import agreed_before, resumed_request
 from nsa_harness.commands.scheduler import RunRequest
+from nsa_harness.commands.session import report_of
 from nsa_harness.core.comparison.plan_file import PlanText, agreed_plan, read_plan
 from nsa_harness.core.report import GateState, MachineFacts, Report, Status
 from nsa_harness.errors import ScenarioError, UsageError
@@ -17,7 +18,7 @@ from nsa_harness.supervisor.launch import planning
 from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.launch.planning import Invocation, Plan, every_scenario, planned
 from nsa_harness.supervisor.storage.record import Record, read_record, write_record
-from nsa_harness.supervisor.storage.rundir import RunDir, create_run
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run
 
 sys.path.append(str(Path(__file__).parents[1] / "core"))
 from runs import run
@@ -142,7 +143,7 @@ def test_a_stored_run_is_judged_by_the_gates_that_stood_when_it_was_started(tmp_
 def resumed_agreed(folder: RunDir) -> PlanText | None:
     spec = planned(Invocation(words=("ddp_onestep",), working_dir=folder.path, environ={}), MACHINE).specs
     write_record(folder, replace(read_record(folder), plan=spec))
-    request = RunRequest(specs=(), out=None, json=False, strict=False, probe="full", command="c")
+    request = RunRequest(specs=(), options=RunOptions(command="c"))
     return resumed_request(folder.path, request).agreed
 
 

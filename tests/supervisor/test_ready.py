@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nsa_harness.commands import ready, scheduler
+from nsa_harness.commands import ready, session
 from nsa_harness.commands.ready import ReadyRequest, run_readiness
 from nsa_harness.core.experiment.readiness import Decision, Number, PhaseRuns, Result, readiness
 from nsa_harness.core.outcome.outcome import is_expected, skipped, unjudged
@@ -24,7 +24,7 @@ from nsa_harness.supervisor.experiments import cache_key
 from nsa_harness.supervisor.experiments.cache_key import Interpreter
 from nsa_harness.supervisor.launch.checklists import load_checklist
 from nsa_harness.supervisor.launch.scenario_files import shipped_root
-from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions
 
 FACTS = MachineFacts(host="h", cpus=2, gpus=(), torch="2.13.0")
 PHASES = (
@@ -113,7 +113,7 @@ def outcome(name: str) -> Outcome:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(scheduler, "run_one", made)
+    monkeypatch.setattr(session, "run_one", made)
     monkeypatch.setattr(ready, "judged", made.on_disk)
     monkeypatch.setattr(ready, "machine_facts", lambda: FACTS)
     monkeypatch.setattr(ready, "interpreter", lambda *_: Interpreter(version="3.11.7"))
@@ -123,9 +123,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 MINE = Path("mine.readiness.yaml")
-REQUEST = ReadyRequest(
-    shape="ci", words=(), checklist=MINE, jobs=1, out=None, json=False, probe="full", command="nsa-harness ready ci"
-)
+REQUEST = ReadyRequest(shape="ci", words=(), checklist=MINE, jobs=1, options=RunOptions(command="nsa-harness ready ci"))
 
 
 def checked(**changes: Any) -> tuple[int, dict[str, Any], Path]:
@@ -335,7 +333,7 @@ def test_words_are_laid_upon_every_scenario_and_what_a_phase_sets_upon_these(mac
 
 @pytest.mark.usefixtures("machine")
 def test_json_is_the_record_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    checked(json=True)
+    checked(options=replace(REQUEST.options, json=True))
     said = capsys.readouterr()
     assert json.loads(said.out)["verdict"] == "GO"
     assert "GO  ready ci" in said.err

@@ -20,7 +20,8 @@ from planted_secrets import command_words, environment, planted, program, shown,
 
 from nsa_harness.commands.attempt import prepare
 from nsa_harness.commands.judge import judge_attempt
-from nsa_harness.commands.run import ReportFormat, rejudge, report_of, write_report
+from nsa_harness.commands.run import ReportFormat, rejudge
+from nsa_harness.commands.session import report_of, write_report
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.core.plan import RunSpec

@@ -234,10 +234,11 @@ def bisect(
         from nsa_harness.commands.bisect_report import show_stored
 
         raise typer.Exit(show_stored(log, out))
-    from nsa_harness.core.experiment.signature import parse_outcome
+    from nsa_harness.core.experiment.trial import parse_outcome
     from nsa_harness.supervisor.experiments.launches import BisectRequest, check_outcome, parse_templates
     from nsa_harness.supervisor.experiments.subjects import arguments_of, subject_of
     from nsa_harness.supervisor.launch.machine import machine_facts
+    from nsa_harness.supervisor.storage.rundir import RunOptions
 
     templates = parse_templates(arg or (), env_arg or ())
     question = cli_run.question_of(context, words, script=script, ranks=ranks)
@@ -260,12 +261,14 @@ def bisect(
         jobs=jobs,
         budget_s=None if budget is None else budget_seconds(budget),
         fork=fork,
-        out=out,
-        json=as_json,
-        probe=probe.value,
-        command=shlex.join(["nsa-harness", *sys.argv[1:]]),
-        redact=not no_redact,
-        git_diff=git_diff,
+        options=RunOptions(
+            out=out,
+            json=as_json,
+            probe=probe.value,
+            command=shlex.join(["nsa-harness", *sys.argv[1:]]),
+            redact=not no_redact,
+            git_diff=git_diff,
+        ),
     )
     if dry_run:
         from nsa_harness.commands.bisect_report import show_plan

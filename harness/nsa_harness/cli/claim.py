@@ -109,11 +109,12 @@ def claim(
         from nsa_harness.commands.claim import show_ledger
 
         raise typer.Exit(show_ledger(out or Path("reports"), as_json=as_json))
-    from nsa_harness.commands.claim import ClaimRequest, RunOptions, planned_claim, run_claim, show_plan
+    from nsa_harness.commands.claim import ClaimRequest, planned_claim, run_claim, show_plan
+    from nsa_harness.supervisor.storage.rundir import RunOptions
 
     request = ClaimRequest(
         question=cli_run.question_of(context, words, script=script, ranks=ranks),
-        manner=RunOptions(
+        options=RunOptions(
             out=out,
             json=as_json,
             probe=probe.value,

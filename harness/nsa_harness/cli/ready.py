@@ -63,17 +63,20 @@ def ready(
 ) -> None:
     """GO or NO-GO before production: phases in order of cost, against numbers. The same command goes on."""
     from nsa_harness.commands.ready import ReadyRequest, run_readiness, show_plan
+    from nsa_harness.supervisor.storage.rundir import RunOptions
 
     request = ReadyRequest(
         shape=shape,
         words=tuple(words or ()),
         checklist=checklist,
         jobs=cli_run.jobs_of(jobs),
-        out=out,
-        json=as_json,
-        probe=probe.value,
-        command=shlex.join(["nsa-harness", *sys.argv[1:]]),
-        redact=not no_redact,
-        git_diff=git_diff,
+        options=RunOptions(
+            out=out,
+            json=as_json,
+            probe=probe.value,
+            command=shlex.join(["nsa-harness", *sys.argv[1:]]),
+            redact=not no_redact,
+            git_diff=git_diff,
+        ),
     )
     raise typer.Exit(show_plan(request) if dry_run else run_readiness(request))

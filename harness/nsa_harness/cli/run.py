@@ -238,20 +238,24 @@ def run(
     from nsa_harness.core.schedule import Policy
     from nsa_harness.supervisor.launch.machine import machine_facts
     from nsa_harness.supervisor.launch.planning import planned
+    from nsa_harness.supervisor.storage.rundir import RunOptions
 
-    request = RunRequest(
-        specs=(),
+    options = RunOptions(
         out=out,
         json=as_json,
         strict=strict,
         probe=probe.value,
         command=shlex.join(["nsa-harness", *sys.argv[1:]]),
-        policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail),
-        jobs=jobs_of(jobs),
-        deepen=deepen,
         redact=not no_redact,
         git_diff=git_diff,
         verbose=verbose,
+    )
+    request = RunRequest(
+        specs=(),
+        options=options,
+        policy=Policy(repeat=repeat, retries=retries, maxfail=maxfail),
+        jobs=jobs_of(jobs),
+        deepen=deepen,
     )
     selects = [*(words or ()), *(tag or ()), *(matrix or ()), *filter(None, (expression, script, module, shard))]
     if verify is not None:
@@ -308,26 +312,17 @@ def _again(request: RunRequest, *, dry_run: bool) -> NoReturn:
     from nsa_harness.commands.run import agreed_before, failed_specs
     from nsa_harness.supervisor.launch.planning import Plan
 
-    specs = failed_specs(None, request.out)
+    specs = failed_specs(None, request.options.out)
     if not specs:
         print("the newest run ended as expected in every scenario: nothing to repeat", file=sys.stderr)
         raise typer.Exit
-    _launch(request, Plan(specs=specs, notes=(), agreed=agreed_before(None, request.out)), dry_run=dry_run)
+    _launch(request, Plan(specs=specs, notes=(), agreed=agreed_before(None, request.options.out)), dry_run=dry_run)
 
 
 def _verify(request: RunRequest, stored: Path, *, dry_run: bool) -> NoReturn:
-    from nsa_harness.commands.claim import RunOptions
     from nsa_harness.commands.verify import VerifyRequest, run_verify
 
-    manner = RunOptions(
-        out=request.out,
-        json=request.json,
-        probe=request.probe,
-        command=request.command,
-        redact=request.redact,
-        git_diff=request.git_diff,
-    )
-    asked = VerifyRequest(stored=stored, least=request.policy.repeat, dry_run=dry_run, manner=manner)
+    asked = VerifyRequest(stored=stored, least=request.policy.repeat, dry_run=dry_run, options=request.options)
     raise typer.Exit(run_verify(asked))
 
 
@@ -346,8 +341,8 @@ def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
         from nsa_harness.cli.text import command_events, command_lines
         from nsa_harness.supervisor.storage.redaction import Redaction
 
-        redaction = Redaction(on=request.redact)
-        for line in command_events(plan, redaction) if request.json else command_lines(plan, redaction):
+        redaction = Redaction(on=request.options.redact)
+        for line in command_events(plan, redaction) if request.options.json else command_lines(plan, redaction):
             print(line)
         raise typer.Exit
     from dataclasses import replace

@@ -1,4 +1,4 @@
-"""One attempt: launch it, watch it to its end, see that nothing of it is left, judge it from what is on disk."""
+"""One attempt: launch it, watch it until nothing of it is left, and judge it from what is on disk."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ Enough = Callable[..., bool]
 
 
 class Interrupts(Protocol):
-    """Ctrl-C, or TERM: how often."""
+    """How often Ctrl-C or TERM came."""
 
     @property
     def count(self) -> int: ...
 
     def watching(self) -> AbstractContextManager[None]:
-        """While this is entered, the second one is a KeyboardInterrupt."""
+        """While this is entered, a second signal is a KeyboardInterrupt."""
 
 
 def run_one(
@@ -56,10 +56,11 @@ def run_one(
     server: ForkServer | None = None,
     enough: Enough | None = None,
 ) -> Outcome:
-    """One attempt. With `devices` it sees only these GPUs; with `server` a spec that asks for a fork gets one.
-    `enough` is asked of each look at a stall that proves nothing, as `prove` is; where it says so the attempt ends.
+    """Make one attempt and return how it ended.
 
-    A fault of the harness is this run's ERROR, with its traceback in `log`, not the loss of all the others.
+    `devices`: the only GPUs that it sees. `server`: forks a spec that asks for that. `enough`: takes the arguments of
+    `prove` for each snapshot of a stall that proves nothing; True ends the attempt. A fault of the harness is the ERROR
+    of this attempt, with its traceback in `log`, and costs no other one.
     """
     if spec.launcher is Launcher.FORK:
         spec = server.settled(spec) if server else anew(spec)
@@ -68,7 +69,9 @@ def run_one(
         shown = attempt.redaction.spec(replace(spec, scenario=attempt.path.name))
         tell(lambda one: one.launched(shown))
         guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
-        _follow(guarded, spec, attempt, AttemptAudience(name=attempt.path.name, tell=tell), interruption, enough)
+        audience = AttemptAudience(name=attempt.path.name, tell=tell)
+        with bounded_logs(attempt):
+            _follow(guarded, spec, attempt, audience, interruption, enough)
         from nsa_harness.commands.judge import judge_attempt
 
         return judge_attempt(attempt, spec, facts.host, number)
@@ -91,19 +94,7 @@ def _follow(
     interruption: Interrupts,
     enough: Enough | None,
 ) -> None:
-    """Watch it to its end, which is here at the latest."""
-    with bounded_logs(attempt):
-        _watched(guarded, spec, attempt, audience, interruption, enough)
-
-
-def _watched(
-    guarded: Guarded,
-    spec: RunSpec,
-    attempt: AttemptDir,
-    audience: AttemptAudience,
-    interruption: Interrupts,
-    enough: Enough | None,
-) -> None:
+    """Watch the attempt until nothing of it is left."""
     try:
         # The ranks take longer to start than these imports do: nothing has to be loaded when they end.
         import nsa_harness.commands.judge
@@ -130,6 +121,7 @@ def _watched(
 
 
 def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
+    """Make the attempt's directory with its spec, command and environment. Raises FileExistsError if it has begun."""
     # A run that was killed before it wrote its spec has left an empty folder: that attempt has not begun.
     attempt.path.mkdir(parents=True, exist_ok=True)
     keep_ballast(attempt.path.parent)
@@ -166,7 +158,7 @@ class AttemptAudience:
 
 
 def phase_name(progress: Progress) -> str:
-    """The screen's phases: launch, step N, finish. The slowest rank decides."""
+    """Return the phase that the screen shows: launch, step N or finish. The slowest rank decides."""
     if not progress.ranks or any(rank.phase in _START_UP for rank in progress.ranks):
         return "launch"
     if all(rank.phase == "exit" for rank in progress.ranks):

@@ -1,56 +1,50 @@
-"""What a bisection shows: its plan before it starts, its screen and documents while it runs, a stored one again."""
+"""The report of a bisection: its plan before it starts, its documents at the end, a stored one shown again."""
 
 from __future__ import annotations
 
 import math
 import os
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_harness import __version__
-from nsa_harness.commands.run import report_of, write_report
-from nsa_harness.core.experiment.signature import Signature
+from nsa_harness.commands.session import Session
+from nsa_harness.core.experiment.trial import BAD_ENDS, Signature
 from nsa_harness.core.outcome.reproduction import NAME, repro_command, repro_script
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Status
 from nsa_harness.core.search.effort import Case, cases, worst_case
 from nsa_harness.core.search.question import CONTROLS, PROOFS, AnswerKind, CountsAs, SearchAnswer, Subset, spans_of
 from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport
-from nsa_harness.core.search.subject import Form, Subject
+from nsa_harness.core.search.subject import Form
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.experiments.bisect_json import stored_search
-from nsa_harness.render.experiments.screen import STYLES, Control, Expected, plan_lines, stored_lines
-from nsa_harness.render.terminal.stream import Paint
+from nsa_harness.render.experiments.screen import BisectScreen, Control, Expected, plan_lines, stored_lines
 from nsa_harness.supervisor.experiments.launches import (
-    BAD,
     BisectRequest,
-    CannotLaunch,
     Earlier,
     Launches,
     earlier_of,
     question_of,
 )
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.plan_files import shipped_plan
-from nsa_harness.supervisor.storage.record import Record, write_record
 from nsa_harness.supervisor.storage.rundir import RunDir, find_run
 from nsa_harness.texts import words
 from nsa_harness.texts.words import launch_line
 
-ANSWERED, UNDECIDED, INTERRUPTED = 0, 125, 130  # exit codes
+ANSWERED, UNDECIDED = 0, 125  # exit codes
 _BY_LIMIT = (HangKind.STARVED, HangKind.LIVELOCK)  # hangs that only a limit proves
 NOTHING_YET = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 
 
 @dataclass(kw_only=True)
 class SearchState:
-    """Everything that a bisection has seen so far."""
+    """What a bisection was asked, and what it has seen so far."""
 
     request: BisectRequest
-    run: RunDir | None = None  # None: a plan, which writes nothing
+    run: RunDir | None = None  # None: only a plan is shown, and nothing is written
     launches: Launches
     facts: MachineFacts
     probes: list[ProbeReport] = field(default_factory=list)
@@ -62,13 +56,13 @@ class SearchState:
 def report_so_far(
     state: SearchState, answer: SearchAnswer = NOTHING_YET, *, alone: str | None = None, cut_short: bool = False
 ) -> BisectReport:
-    """What is known, for a screen or a document."""
+    """Return the report of what is known, for a screen or a document."""
     spec = _any_spec(state.launches)
     return BisectReport(
         run_id=state.run.run_id if state.run else "",
         harness=__version__,
         machine=state.facts,
-        command=state.request.command,
+        command=state.request.options.command,
         scenario=spec.scenario if spec else state.request.subject.key,
         what=launch_line(spec.ranks, spec.backend, spec.subject) if spec else "",
         subject=state.request.subject,
@@ -87,42 +81,35 @@ def report_so_far(
 
 def write_answer(
     state: SearchState,
+    session: Session,
     answer: SearchAnswer,
     outcomes: Mapping[str, Outcome],
     specs: Sequence[RunSpec],
     *,
     cut_short: bool,
 ) -> BisectReport:
-    """Every document of the bisection. `outcomes`: of this session, by directory; earlier ones are judged again."""
-    run = state.run
-    assert run is not None
+    """Write every document of the bisection. `outcomes`: of this session, by directory; others are judged again."""
+    run = session.run
     search = report_so_far(state, answer, alone=_write_repro(state, run, answer), cut_short=cut_short)
     search = run.redaction.value(replace(search, command=run.redaction.typed(search.command)))
     dirs = [one.dir for one in search.probes if one.dir]
     known = {**_judged_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
-    record = Record(
-        command=state.request.command, harness=__version__, machine=state.facts, controller=os.getpid(),
-        plan=tuple(specs), probe=state.request.probe, interrupted=search.interrupted, agreed=shipped_plan(),
-    )  # fmt: skip
-    write_record(run, record)
-    write_report(run, report_of(run, record, [known[name] for name in dirs if name in known]), search)
+    session.write_documents(
+        [known[name] for name in dirs if name in known], plan=specs, search=search, interrupted=cut_short
+    )
     return search
 
 
 def _any_spec(launches: Launches) -> RunSpec | None:
-    """The launch at the bad end, or at the good one, for the words that describe all of them."""
-    everything = range(len(launches.subject.items))
-    for subset in ((), everything) if launches.subject.open_end else (everything, ()):
-        try:
-            return launches.spec(subset)
-        except CannotLaunch:
-            continue
-    return None
+    """Return the launch of the bad end, else of the good one, for the lines that describe all launches."""
+    good, bad = launches.ends()
+    in_order = (good, bad) if launches.subject.open_end else (bad, good)
+    return next((spec for spec in in_order if isinstance(spec, RunSpec)), None)
 
 
 def _commands(state: SearchState, answer: SearchAnswer, alone: str | None) -> Commands:
     def command(subset: Subset | None, counts: CountsAs) -> str | None:
-        """By the last launch of this configuration that a fork or other limits had no part in."""
+        """Return the command of the last launch of this configuration without a fork and without other limits."""
         if subset is None or not shown_in_full(state.probes, subset, counts):
             return None
         last = _last_in_full(state.probes, subset)
@@ -145,7 +132,7 @@ def _last_in_full(probes: Sequence[ProbeReport], subset: Subset) -> ProbeReport 
 
 
 def _floor(answer: SearchAnswer, items: int) -> int:
-    """What no search could do without: the bits in an answer of this kind."""
+    """Return the probes that no search could do without: the bits in an answer of this kind."""
     sizes = {
         AnswerKind.RANGE: items * (items + 1) // 2,
         AnswerKind.SET: math.comb(items, len(answer.items)),
@@ -156,25 +143,23 @@ def _floor(answer: SearchAnswer, items: int) -> int:
 
 
 def _write_repro(state: SearchState, run: RunDir, answer: SearchAnswer) -> str | None:
-    """repro/ of the whole run: the failing configuration as a script of its own. Returns the command."""
+    """Write repro/ of the whole run, the failing configuration as a script of its own, and return its command."""
     if answer.failing is None or state.request.subject.form is Form.COMMIT:  # a worktree is gone by then
         return None
-    try:
-        spec = state.launches.spec(answer.failing)
-    except CannotLaunch:
+    spec = state.launches.spec_or_reason(answer.failing)
+    if isinstance(spec, str):
         return None
     about = run.redaction.text(f"{state.request.subject.describe(answer.failing)}: {state.signature}")
     script = repro_script(run.redaction.spec(spec), working_dir=os.getcwd(), about=about)
     if script is None:
         return None
-    folder = run.repro
-    run.door.make_folder(folder)
-    run.door.write(folder / NAME, script)
-    return f"cd {folder} && {repro_command(spec)}"
+    run.door.make_folder(run.repro)
+    run.door.write(run.repro / NAME, script)
+    return f"cd {run.repro} && {repro_command(spec)}"
 
 
 def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
-    """Of an earlier session; one that cannot be judged any more has its row among the probes all the same."""
+    """Judge the probes of earlier sessions again, without those that can no longer be judged."""
     from nsa_harness.commands.judge import judge_stored
 
     judged = {}
@@ -185,62 +170,50 @@ def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
 
 
 def show_plan(request: BisectRequest) -> int:
-    """What would be asked, and how many probes and how long each case takes. Launches nothing, writes nothing."""
-    facts = machine_facts()
+    """Print what would be asked, and how many probes and how long each case takes. Launches and writes nothing."""
+    facts, subject = machine_facts(), request.subject
     launches = Launches(request=request, facts=facts)
-    earlier = earlier_of(launches, request.out or Path("reports"))
+    earlier = earlier_of(launches, request.options.parent)
     state = SearchState(request=request, launches=launches, facts=facts, earlier=earlier, notes=[*earlier.notes])
-    question = question_of(request, earlier)
+    question, everything = question_of(request, earlier), range(len(subject.items))
+    ends: list[tuple[str, Sequence[int]]] = [("good", ()), ("up to" if subject.open_end else "bad", everything)]
+    if subject.form is Form.CHOICE:
+        ends = [("" if place else "each", (place,)) for place in everything]
+    controls = [_control(launches, name, subset) for name, subset in ends]
     expected = [Expected(case=one, takes_s=_takes_s(one, earlier, request.jobs)) for one in cases(question)]
-    controls = [_control(launches, name, subset) for name, subset in _ends(request.subject)]
-    known = _known(earlier)
-    _print(lambda width: plan_lines(report_so_far(state), worst_case(question), expected, controls, width, known))
+    known = _known_by(earlier)
+    report, stages = report_so_far(state), worst_case(question)
+    BisectScreen.print_lines(lambda width: plan_lines(report, stages, expected, controls, width, known))
     return ANSWERED
 
 
-def _ends(subject: Subject) -> list[tuple[str, Sequence[int]]]:
-    everything = range(len(subject.items))
-    if subject.form is Form.CHOICE:
-        return [("" if place else "each", (place,)) for place in everything]
-    return [("good", ()), ("up to" if subject.open_end else "bad", everything)]
+def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:
+    config, spec = launches.subject.describe(subset), launches.spec_or_reason(subset)
+    if isinstance(spec, str):
+        return Control(name=name, config=config, command=None, reason=spec)
+    return Control(name=name, config=config, command=launches.command(subset, None) or f"{config}, as stored")
 
 
 def _takes_s(case: Case, earlier: Earlier, jobs: int) -> float | None:
-    """By the mean of the stored runs that ended so, or of all where none did."""
+    """Return the time by the mean of the stored runs that ended so, or of all stored runs if none did."""
     passing = earlier.run_s((Status.PASS,)) or earlier.run_s()
-    failing = earlier.run_s(BAD) or passing
+    failing = earlier.run_s(BAD_ENDS) or passing
     if passing is None or failing is None:
         return None
     return case.probes * ((1 - case.fails) * passing + case.fails * failing) / jobs
 
 
-def _known(earlier: Earlier) -> str:
-    """Where the time of a run is known from."""
-    means = [(word, earlier.run_s(verdicts)) for word, verdicts in (("passes", (Status.PASS,)), ("fails", BAD))]
+def _known_by(earlier: Earlier) -> str:
+    """Return where the time of a run is known from."""
+    means = [(word, earlier.run_s(verdicts)) for word, verdicts in (("passes", (Status.PASS,)), ("fails", BAD_ENDS))]
     took = " and ".join(f"{words.seconds(mean_s)} where it {word}" for word, mean_s in means if mean_s is not None)
-    runs = sum(one.verdict in (Status.PASS, *BAD) for one in (*earlier.good, *earlier.bad))
+    runs = sum(one.verdict in (Status.PASS, *BAD_ENDS) for one in (*earlier.good, *earlier.bad))
     return f"a run takes {took}, by {words.plural(runs, 'stored run')}" if took else ""
 
 
-def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:
-    config = launches.subject.describe(subset)
-    try:
-        launches.spec(subset)
-    except CannotLaunch as why:
-        return Control(name=name, config=config, command=None, reason=str(why))
-    return Control(name=name, config=config, command=launches.command(subset, None) or f"{config}, as stored")
-
-
 def show_stored(path: Path, out: Path | None) -> int:
-    """A bisection again, from its bisect.json. Raises StoredRunError."""
+    """Print a stored bisection again from its bisect.json. Raises StoredRunError."""
     run = find_run(path, out or Path("reports"))
     search = stored_search(run)
-    _print(lambda width: stored_lines(search, run.path, width))
+    BisectScreen.print_lines(lambda width: stored_lines(search, run.path, width))
     return UNDECIDED if search.answer.kind is AnswerKind.UNDECIDED else ANSWERED
-
-
-def _print(lines: Callable[[int], Iterable[str]]) -> None:
-    """The lines of this terminal's width."""
-    paint = Paint(sys.stdout, os.environ, STYLES, live=False)
-    for line in lines(paint.size[0]):
-        print(paint.painted(line))

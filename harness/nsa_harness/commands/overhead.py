@@ -21,6 +21,7 @@ from nsa_harness.errors import UsageError
 from nsa_harness.render.listener import Listener
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, planned
+from nsa_harness.supervisor.storage.rundir import RunOptions
 
 _RANKS = re.compile(r"--nproc[-_]per[-_]node=(\d+)")
 _FAR_S = 1e6  # a command of unknown length is measured, not judged
@@ -84,9 +85,8 @@ def _bare_s(command: Sequence[str], spec: RunSpec) -> float:
 def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
     """Wall time until the report is written, and the part of it after the command's end."""
     heard = _Heard()
-    request = RunRequest(
-        specs=(spec,), out=directory, json=False, strict=False, probe="full", command="nsa-harness doctor --overhead"
-    )
+    options = RunOptions(out=directory, command="nsa-harness doctor --overhead")
+    request = RunRequest(specs=(spec,), options=options)
     begun = time.perf_counter()
     run_all(request, heard)
     took_s = time.perf_counter() - begun

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_harness import __version__
-from nsa_harness.commands.run import report_of, write_report
+from nsa_harness.commands.session import report_of, write_report
 from nsa_harness.core.evidence.job_files import Kind
 from nsa_harness.core.evidence.post_mortem import Missing, PostMortem, aftermath
 from nsa_harness.core.outcome.outcome import outcome_of

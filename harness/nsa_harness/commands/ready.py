@@ -1,4 +1,4 @@
-"""`ready`: the phases of a checklist one after another, as far as they still say something, and what they come to."""
+"""`ready`: the phases of a checklist one after another, as far as they can still show something, and the verdict."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from nsa_harness import __version__
-from nsa_harness.commands.run import interruptible, judged, listeners, report_of, write_report
+from nsa_harness.commands.run import judged
 from nsa_harness.commands.scheduler import Execution, RunRequest
+from nsa_harness.commands.session import INTERRUPTED, session
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.experiment.readiness import (
     FROM_EVIDENCE,
     Checklist,
-    Criterion,
     Decision,
     Numbers,
     PhaseRuns,
@@ -33,7 +33,7 @@ from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.core.schedule import interrupted
 from nsa_harness.errors import UsageError, did_you_mean
-from nsa_harness.render.readiness import (
+from nsa_harness.render.experiments.readiness import (
     ReadinessRecord,
     ReadyScreen,
     Takes,
@@ -54,11 +54,9 @@ from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation
 from nsa_harness.supervisor.storage.adapters import adapter
-from nsa_harness.supervisor.storage.record import Record, write_record
-from nsa_harness.supervisor.storage.rundir import RunDir
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions
 
 EXIT = MappingProxyType({Decision.GO: 0, Decision.NO_GO: 1, Decision.UNDECIDED: 125})
-INTERRUPTED = 130
 _MAX_EVIDENCE_BYTES = 64 << 20
 
 
@@ -68,12 +66,7 @@ class ReadyRequest:
     words: tuple[str, ...]  # KEY=VALUE, laid upon every scenario before what its phase sets
     checklist: Path | None  # None: the shipped one
     jobs: int | None  # of phases whose runs may go on together
-    out: Path | None
-    json: bool
-    probe: str
-    command: str  # as typed
-    redact: bool = True
-    git_diff: bool = False
+    options: RunOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,21 +76,21 @@ class Plans:
 
 
 def run_readiness(request: ReadyRequest) -> int:
-    """Run what is left of the checklist, write the documents; returns the exit code."""
+    """Run what is left of the checklist and write the documents; returns the exit code."""
     facts = machine_facts()
     plans = _planned(request, facts)
-    program = _program(plans)
-    mark = bookmark(f"ready {request.shape}", request.command, _premises(request, plans, program))
+    specs = [spec for plan in plans.phases for spec in plan.specs if isinstance(spec, RunSpec)]
+    program = Program(specs=specs, interpreter=interpreter(None, os.environ), working_dir=Path.cwd())
+    mark = bookmark(f"ready {request.shape}", request.options.command, _premises(request, plans, program))
     sweep_dead_runs()
     with search_folder(
-        request.out or Path("reports"), mark, program.files, state=lambda run: run.readiness_state, noun="check",
-        redact=request.redact, git_diff=request.git_diff,
-    ) as folder:  # fmt: skip
+        request.options, mark, program.files, state=lambda run: run.readiness_state, noun="check"
+    ) as folder:
         return _check_in(folder, request, plans, facts)
 
 
 def show_plan(request: ReadyRequest) -> int:
-    """What --dry-run prints; launches nothing."""
+    """Print what --dry-run shows; launch nothing."""
     facts = machine_facts()
     plans = _planned(request, facts)
     phases = [(plan.phase, plan.specs) for plan in plans.phases]
@@ -116,15 +109,10 @@ def _planned(request: ReadyRequest, facts: MachineFacts) -> Plans:
     return Plans(checklist=read.checklist, phases=planned_phases(read, question, facts))
 
 
-def _program(plans: Plans) -> Program:
-    specs = [spec for plan in plans.phases for spec in plan.specs if isinstance(spec, RunSpec)]
-    return Program(specs=specs, words=(), interpreter=interpreter(None, os.environ), working_dir=Path.cwd())
-
-
 def _premises(request: ReadyRequest, plans: Plans, program: Program) -> Premises:
-    """All that must be as it was for a finished run to count. Criteria are none of it: they read what runs have left.
+    """Return all that must be unchanged for a finished run to count. Criteria are not part of it: they only read runs.
 
-    The hash of a launch has the program's content in it.
+    The hash of a launch covers the program's content.
     """
     phases = {f"phase {plan.phase.name}": plan.specs for plan in plans.phases}
     return {
@@ -132,7 +120,7 @@ def _premises(request: ReadyRequest, plans: Plans, program: Program) -> Premises
         **program.environment(),
         "nsa-harness": __version__,
         **{name: sealed(*map(_decisive, specs)) for name, specs in phases.items()},
-        "what is asked": sealed(request.shape, request.probe),
+        "what is asked": sealed(request.shape, request.options.probe),
     }
 
 
@@ -141,45 +129,29 @@ def _decisive(spec: RunSpec | Skip) -> object:
 
 
 def _check_in(folder: SearchFolder, request: ReadyRequest, plans: Plans, facts: MachineFacts) -> int:
-    run = folder.run
+    run, options = folder.run, request.options
     before = judged(run) if folder.goes_on else []
-    record = Record(
-        command=request.command, harness=__version__, machine=facts, controller=os.getpid(),
-        plan=tuple(spec for plan in plans.phases for spec in plan.launches(facts, _expected_folders(run, plans))),
-        jobs=request.jobs, probe=request.probe,
-    )  # fmt: skip
-    write_record(run, record)
-    run_request = RunRequest(
-        specs=record.plan, out=request.out, json=False, strict=False, probe=request.probe, command=request.command,
-        jobs=request.jobs, redact=request.redact, git_diff=request.git_diff, resumed=run.path,
-    )  # fmt: skip
-    screen = ReadyScreen(sys.stderr if request.json else sys.stdout, version=__version__, playbook=PLAYBOOK)
-    # Some phases go on side by side, whatever was asked for: the attempts look for an interruption themselves.
-    side_by_side = replace(run_request, jobs=None)
-    with listeners(run_request, run, screen) as broadcast, interruptible(broadcast, side_by_side) as interruption:
-        execution = Execution(run=run, request=run_request, facts=facts, broadcast=broadcast, interruption=interruption)
-        check = Check(
-            request=request, plans=plans, facts=facts, run=run, execution=execution, screen=screen,
-        )  # fmt: skip
-        broadcast(lambda one: one.plan(facts, [run.redaction.spec(spec) for spec in record.plan]))
+    first_attempts = {name: str(run.path / name) for plan in plans.phases for name in plan.names}
+    launches = tuple(spec for plan in plans.phases for spec in plan.launches(facts, first_attempts))
+    screen = ReadyScreen(sys.stderr if options.json else sys.stdout, version=__version__, playbook=PLAYBOOK)
+    # Some phases go on side by side, whatever was asked for: the attempts look for an interruption themselves. The
+    # readiness record takes the place of the event stream.
+    with session(
+        run, replace(options, json=False), launches, screen=screen, side_by_side=True, facts=facts, jobs=request.jobs
+    ) as running:
+        execution = Execution(session=running, request=RunRequest(specs=launches, options=options, jobs=request.jobs))
+        check = Check(request=request, plans=plans, execution=execution, screen=screen)
+        running.broadcast(lambda one: one.plan(facts, [run.redaction.spec(spec) for spec in launches]))
         check.begin(before, folder)
         found = check.carry_out()
-        cut_short = interruption.count > 0
-        record = replace(record, interrupted=cut_short)
-        write_record(run, record)
-        report = report_of(run, record, [one for attempts in execution.attempts.values() for one in attempts])
-        write_report(run, report)
-        broadcast(lambda one: one.done(report, run.path))
+        report = running.write_documents([one for attempts in execution.attempts.values() for one in attempts])
+        cut_short = running.record.interrupted
+        running.broadcast(lambda one: one.done(report, run.path))
         check.end(found, ended=not cut_short)
         folder.write(ended=not cut_short)
-    if request.json:
+    if options.json:
         sys.stdout.write(run.door.whole(run.readiness_record, _MAX_EVIDENCE_BYTES).decode())
     return INTERRUPTED if cut_short else EXIT[found.decision]
-
-
-def _expected_folders(run: RunDir, plans: Plans) -> dict[str, str]:
-    """Of the first attempt of each run."""
-    return {name: str(run.path / name) for plan in plans.phases for name in plan.names}
 
 
 @dataclass(kw_only=True)
@@ -188,11 +160,17 @@ class Check:
 
     request: ReadyRequest
     plans: Plans
-    facts: MachineFacts
-    run: RunDir
     execution: Execution
     screen: ReadyScreen
     done: list[PhaseRuns] = field(default_factory=list)
+
+    @property
+    def run(self) -> RunDir:
+        return self.execution.session.run
+
+    @property
+    def facts(self) -> MachineFacts:
+        return self.execution.session.facts
 
     def begin(self, before: Sequence[Outcome], folder: SearchFolder) -> None:
         """`before`: attempts of an earlier session."""
@@ -206,7 +184,7 @@ class Check:
     def carry_out(self) -> Readiness:
         found = readiness(self.plans.checklist, self.done, self.facts)
         for number, plan in enumerate(self.plans.phases):
-            if self.execution.interruption.count:
+            if self.execution.session.interrupted:
                 break
             results: Mapping[str, Result] = {row.name: row.result for row in found.phases}
             if why := blocked(results, plan.phase):
@@ -222,15 +200,17 @@ class Check:
         self._say(decided_lines(record, self.run.path, self.screen.width))
 
     def _carry_out(self, number: int, plan: PhasePlan) -> None:
-        specs = plan.launches(self.facts, self._folders())
+        made = [one for phase in self.done for one in phase.outcomes if one.dir]
+        specs = plan.launches(self.facts, {one.spec.scenario: str(self.run.path / one.dir) for one in made})
         if all(self._counting(name) is not None for name in plan.names):
             self._finished(number, plan)
             return
         following = [one.phase for one in self.plans.phases[number + 1 :]]
+        left = [spec for one in self.plans.phases[number:] for spec in one.specs]
         shown = phase_lines(
             number + 1, len(self.plans.phases), plan.phase, following,
             Takes(about_s=self._about_s(specs), at_most_s=self._at_most_s(number, number + 1)),
-            Takes(about_s=self._about_s(self._left(number)), at_most_s=self._at_most_s(number)),
+            Takes(about_s=self._about_s(left), at_most_s=self._at_most_s(number)),
             self.screen.width,
         )  # fmt: skip
         self._say(shown)
@@ -245,24 +225,17 @@ class Check:
         self.done[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
 
     def _counting(self, name: str) -> Outcome | None:
-        """The attempt that counts; None where none has come to its end."""
+        """Return the attempt that counts; None: none has ended."""
         attempts = [one for one in self.execution.attempts[name] if not interrupted(one)]
         return next((one for one in with_flakiness(attempts) if one.final), None)
 
-    def _folders(self) -> dict[str, str]:
-        outcomes = [one for phase in self.done for one in phase.outcomes]
-        return {one.spec.scenario: str(self.run.path / one.dir) for one in outcomes if one.dir}
-
     def _numbers(self, outcome: Outcome) -> Numbers:
-        asked = any(one.metric in FROM_EVIDENCE and one.asks(outcome.spec.scenario) for one in self._criteria)
-        return numbers_of(outcome, self._evidence(outcome) if asked and outcome.dir else None)
-
-    @property
-    def _criteria(self) -> Iterable[Criterion]:
-        return self.plans.checklist.criteria.values()
+        criteria = self.plans.checklist.criteria.values()
+        needs_evidence = any(one.metric in FROM_EVIDENCE and one.asks(outcome.spec.scenario) for one in criteria)
+        return numbers_of(outcome, self._evidence(outcome) if needs_evidence and outcome.dir else None)
 
     def _evidence(self, outcome: Outcome) -> Evidence | None:
-        """None where it cannot be read: the number is not reported then."""
+        """Return the stored evidence; None: it cannot be read, and its numbers are not reported."""
         attempt = self.run.attempt(outcome.spec.scenario, outcome.attempt)
         for file in attempt.door.files(attempt.evidence, "*.json"):
             try:
@@ -270,9 +243,6 @@ class Check:
             except (OSError, ValueError):
                 continue
         return None
-
-    def _left(self, begin: int) -> list[RunSpec | Skip]:
-        return [spec for plan in self.plans.phases[begin:] for spec in plan.specs]
 
     def _about_s(self, specs: Sequence[RunSpec | Skip]) -> float | None:
         left = [
@@ -283,7 +253,7 @@ class Check:
         return expected_s(steps, [one for phase in self.done for one in phase.outcomes])
 
     def _at_most_s(self, begin: int, end: int | None = None) -> float | None:
-        """Of these phases, by the deadlines of their runs; None where one has none."""
+        """Return the time of these phases by the deadlines of their runs; None: a run has none."""
         total_s = 0.0
         for plan in self.plans.phases[begin:end]:
             limits = [spec.limits.deadline_s for spec in plan.specs if isinstance(spec, RunSpec)]
@@ -301,7 +271,7 @@ class Check:
                 shape=self.request.shape,
                 checklist=str(self.request.checklist or "the shipped one"),
                 about=self.plans.checklist.about,
-                command=self.run.redaction.typed(self.request.command),
+                command=self.run.redaction.typed(self.request.options.command),
                 run_id=self.run.run_id,
                 harness=__version__,
                 machine=self.facts,
@@ -316,6 +286,6 @@ class Check:
 
     def _say(self, lines: Iterable[str]) -> None:
         told = list(lines)
-        with self.execution.broadcast.lock:
+        with self.execution.session.broadcast.lock:
             self.screen.tell(told)
             self.run.door.append(self.run.log, "".join(f"{line}\n" for line in told))

@@ -53,7 +53,7 @@ from nsa_harness.supervisor.launch.planning import Invocation, Script
 from nsa_harness.supervisor.launch.planning import planned as planned_specs
 from nsa_harness.supervisor.launch.scenario_files import shipped_root
 from nsa_harness.supervisor.storage.reports import MOST_BYTES
-from nsa_harness.supervisor.storage.rundir import RunDir
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions
 
 _RIGHT, _WRONG, _INTERRUPTED = 0, 1, 130
 _PARENT = "base/fault.yaml"
@@ -113,13 +113,16 @@ def _planted_runs(
     print(_head(plantings, request), file=people, flush=True)
     lines = _Lines(_line(plantings, planting_result, planting_line), people)
     specs = tuple(_spec(planting) for planting in plantings)
-    run = RunRequest(specs=specs, out=request.out, json=False, strict=True, probe="full", command=request.command)
-    code = run_all(run, lines)
+    code = run_all(RunRequest(specs=specs, options=_options(request)), lines)
     marks = _results(plantings, planting_result, lines.run_dir)
     print("\n".join(_end(marks, plantings, lines.run_dir)), file=people)
     if request.score:
         print("\n".join(score_lines(marks)), file=people)
     return code, marks, lines.run_dir
+
+
+def _options(request: SelftestRequest | CorpusRequest) -> RunOptions:
+    return RunOptions(out=request.out, strict=True, command=request.command)
 
 
 def _possible(programs: Iterable[Trial], people: TextIO) -> tuple[Trial, ...]:
@@ -189,11 +192,7 @@ def run_corpus(chosen: Sequence[Trial], request: CorpusRequest, people: TextIO) 
         lines = _Lines(_line(some, trial_result, trial_line), people, at_the_end=repeat > 1)
         run = RunRequest(
             specs=tuple(_trial_spec(trial, request.root) for trial in some),
-            out=request.out,
-            json=False,
-            strict=True,
-            probe="full",
-            command=request.command,
+            options=_options(request),
             policy=Policy(repeat=repeat),
             jobs=request.jobs,
         )

@@ -19,8 +19,7 @@ from typing import TextIO
 from nsa_harness import __version__
 from nsa_harness.commands.attempt import AttemptAudience, prepare
 from nsa_harness.commands.judge import judge_attempt
-from nsa_harness.commands.run import interruptible, listeners, report_of, write_report
-from nsa_harness.commands.scheduler import RunRequest
+from nsa_harness.commands.session import report_of, run_directory, session, write_report
 from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import Limits, RunSpec
@@ -45,7 +44,7 @@ from nsa_harness.supervisor.observe.observed_job import (
 )
 from nsa_harness.supervisor.storage.record import Record, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_run
-from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, append_line, create_run, locked
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, RunOptions, append_line, create_run, locked
 from nsa_harness.texts import words
 
 _GRACE_S = 1.0
@@ -306,47 +305,31 @@ def attach(request: AttachRequest) -> int:
     """Look at a job; returns 124 for a HANG, 0 where it moves, 125 where that cannot be said. Raises NoSuchJob."""
     job = find_job(request.pid)
     spec, facts = _spec_of_job(request, job), machine_facts()
-    run = create_run(request.out or Path("reports"), redact=request.redact)
-    record = Record(
-        command=request.typed,
-        harness=__version__,
-        machine=facts,
-        controller=os.getpid(),
-        plan=(spec,),
-        probe="off",
-        agreed=shipped_plan(),
-    )
-    write_record(run, record)
-    as_run = RunRequest(  # what the screens and the event stream want to know of a command
-        specs=(spec,),
-        out=request.out,
-        json=request.json,
-        strict=False,
-        probe="off",
-        command=request.typed,
+    options = RunOptions(
+        out=request.out, json=request.json, probe="off", command=request.typed, redact=request.redact,
         verbose=request.verbose,
-    )
-    with locked(run), listeners(as_run, run, None) as broadcast, interruptible(broadcast, as_run) as interruption:
-        attempt = run.attempt(spec.scenario)
-        broadcast(lambda one: one.plan(facts, [run.redaction.spec(spec)]))
+    )  # fmt: skip
+    with (
+        run_directory(options) as run,
+        session(run, options, (spec,), facts=facts, agreed=shipped_plan()) as opened,
+    ):
+        attempt, tell = run.attempt(spec.scenario), opened.broadcast
+        tell(lambda one: one.plan(facts, [run.redaction.spec(spec)]))
         prepare(attempt, spec, facts)
-        broadcast(lambda one: one.launched(run.redaction.spec(spec)))
+        tell(lambda one: one.launched(run.redaction.spec(spec)))
         with onlooker(job) as guarded:
             look(
                 guarded,
                 spec,
                 attempt,
-                OnlookerAudience(name=spec.scenario, tell=broadcast),
-                interrupted=lambda: interruption.count > 0,
+                OnlookerAudience(name=spec.scenario, tell=tell),
+                interrupted=lambda: opened.interrupted,
                 for_s=request.for_s,
             )
         outcome = judge_attempt(attempt, spec, facts.host, 1)
-        record = replace(record, interrupted=interruption.count > 0)
-        write_record(run, record)
-        report = report_of(run, record, [outcome])
-        write_report(run, report)
-        broadcast(lambda one: one.outcome(outcome, run.path))
-        broadcast(lambda one: one.done(report, run.path))
+        report = opened.write_documents([outcome])
+        opened.tell_outcome(outcome)
+        tell(lambda one: one.done(report, run.path))
     redact_run(run)
     return exit_code(report)
 

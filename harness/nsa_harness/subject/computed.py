@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsa_harness.core.experiment.claim import Number
+from nsa_harness.core.experiment.trial import Number
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.scenario.program import Table
 from nsa_harness.subject.files import is_launched_by

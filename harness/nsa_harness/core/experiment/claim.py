@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import groupby
 from statistics import median
 
 from nsa_harness.core.experiment.statistics import Excess, Separation, interval, tries
-from nsa_harness.core.report import Outcome, Status
+from nsa_harness.core.experiment.trial import Trial
+from nsa_harness.core.search.question import CountsAs
 
 MATTERS = 0.5  # of the failures: what takes away less of them is no mitigation
 MOST_PAIRS = 100  # as bisect asks two ends
@@ -33,55 +33,6 @@ class Result(StrEnum):
     REFUTED = "refuted"
     UNDECIDED = "undecided"
     NOT_COMPARABLE = "not comparable"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Number:
-    """What a trial computed in a step."""
-
-    step: int
-    name: str
-    value: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One launch of a side. `bad` is None where it could not be judged: such a trial counts for nothing."""
-
-    side: int
-    bad: bool | None
-    end: str  # "HANG · deadlock · model.py:40": failures of one text are one failure
-    dir: str
-    wall_s: float
-    step_s: float | None = None
-    loss: float | None = None
-    rss_bytes: int | None = None
-    gpu_bytes: int | None = None
-    without_gradient: int | None = None  # parameters; None: not traced on every rank
-    computed: tuple[Number, ...] = ()
-
-    @property
-    def passed(self) -> bool:
-        return self.bad is False
-
-
-_ENDS_BADLY = (Status.HANG, Status.FAIL)
-
-
-def trial_of(
-    outcome: Outcome, side: int, end: str, *, step_s: float | None = None, computed: tuple[Number, ...] = ()
-) -> Trial:
-    """Any failure is a bad end: who exchanges a hang for a crash has mitigated nothing."""
-    status = outcome.verdict.status
-    judged = status in (Status.PASS, *_ENDS_BADLY)
-    # What a failed run traced may be half of a step.
-    missing = outcome.missing_gradients if status is Status.PASS else None
-    return Trial(
-        side=side, bad=status in _ENDS_BADLY if judged else None, end=end, dir=outcome.dir,
-        wall_s=outcome.timing.wall_s, step_s=step_s, loss=outcome.metrics.get("loss_last"),
-        rss_bytes=outcome.usage.peak_rss_bytes, gpu_bytes=outcome.usage.peak_gpu_bytes,
-        without_gradient=None if missing is None else len(missing), computed=computed,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +56,11 @@ class Count:
 
 
 def count(trials: Iterable[Trial], side: int) -> Count:
-    own = [one for one in trials if one.side == side]
-    judged = [one for one in own if one.bad is not None]
-    ends = Counter(one.end for one in judged if one.bad)
-    return Count(
-        bad=sum(bool(one.bad) for one in judged), of=len(judged), unjudged=len(own) - len(judged),
-        ends=dict(ends.most_common()),
-    )  # fmt: skip
+    own = [one for one in trials if one.config == side]
+    judged = [one for one in own if one.judged]
+    bad = [one.end for one in judged if not one.passed]
+    ends = dict(Counter(bad).most_common())
+    return Count(bad=len(bad), of=len(judged), unjudged=len(own) - len(judged), ends=ends)
 
 
 # When "fixed" may be said.
@@ -188,7 +137,7 @@ def _numbers(trials: Sequence[Trial], side: int) -> dict[_Key, list[float]]:
     """Each number of the first steps, with its value in every trial that has it."""
     found: dict[_Key, list[float]] = {}
     for trial in trials:
-        if trial.side != side:
+        if trial.config != side:
             continue
         if trial.without_gradient is not None:
             found.setdefault((None, NO_GRADIENT), []).append(float(trial.without_gradient))
@@ -263,7 +212,7 @@ def effects(trials: Sequence[Trial]) -> Iterator[Effect]:
 
 
 def _spread(trials: Sequence[Trial], side: int, attribute: str) -> Spread | None:
-    found = (getattr(one, attribute) for one in trials if one.side == side and one.passed)
+    found = (getattr(one, attribute) for one in trials if one.config == side and one.passed)
     values = [float(value) for value in found if value is not None and math.isfinite(value)]
     if not values:
         return None
@@ -322,10 +271,10 @@ class SequentialTest:
 
     def learn(self, trial: Trial) -> None:
         self.trials.append(trial)
-        if trial.bad is None:
-            self._unjudged[trial.side] += 1
+        if not trial.judged:
+            self._unjudged[trial.config] += 1
             return
-        self._judged[trial.side].append(trial.bad)
+        self._judged[trial.config].append(not trial.passed)
         if self.pairs < min(map(len, self._judged)):
             pair = (self._judged[FIRST][self.pairs], self._judged[SECOND][self.pairs])
             self._differ.learn(*pair)
@@ -340,7 +289,7 @@ class SequentialTest:
     def _computes_otherwise(self) -> Conclusion | None:
         if not self.terms.computes_the_same:
             return None
-        known = [sum(one.side == side and bool(one.computed) for one in self.trials) for side in (FIRST, SECOND)]
+        known = [sum(one.config == side and bool(one.computed) for one in self.trials) for side in (FIRST, SECOND)]
         if min(known) < _TWICE:
             return None
         seen = agreement(self.trials, self.terms.tolerance)
@@ -411,7 +360,7 @@ class ClaimReport:
     @property
     def left_s(self) -> float | None:
         """At most; None until a trial of each side has ended."""
-        each = [[one.wall_s for one in self.trials if one.side == side] for side in (FIRST, SECOND)]
+        each = [[one.wall_s for one in self.trials if one.config == side] for side in (FIRST, SECOND)]
         if not all(each):
             return None
         pairs = max(0, self.terms.most_pairs - min(one.of for one in self.counts))
@@ -442,26 +391,20 @@ class VerificationResult(StrEnum):
     UNDECIDED = "undecided"
 
 
-class Repetition(StrEnum):
-    """How a run ended that repeats a failed one."""
+def verified(trials: Sequence[Trial], needed: int) -> VerificationResult | None:
+    """Return what the trials decide; None while more passes are needed.
 
-    PASSED = "passed"
-    ALIKE = "alike"
-    OTHERWISE = "otherwise"
-    UNJUDGED = "unjudged"
-
-
-def mended(repetitions: Sequence[Repetition], needed: int) -> VerificationResult | None:
-    """None while more passes are needed. One failure decides: who looks for passes alone would find enough of them."""
-    if Repetition.ALIKE in repetitions:
+    One failure decides: if only passes counted, a longer series would always find enough of them.
+    """
+    seen = [one.counts_as for one in trials]
+    if CountsAs.BAD in seen:
         return VerificationResult.NOT_FIXED
-    if Repetition.OTHERWISE in repetitions:
+    if CountsAs.DIFFERENT in seen:
         return VerificationResult.FAILS_OTHERWISE
-    if repetitions.count(Repetition.PASSED) >= needed:
+    if seen.count(CountsAs.GOOD) >= needed:
         return VerificationResult.FIXED
-    last = [list(group) for _, group in groupby(repetitions)][-1:]
-    stuck = bool(last) and last[0][0] is Repetition.UNJUDGED and len(last[0]) > _MOST_UNJUDGED
-    return VerificationResult.UNDECIDED if stuck else None
+    is_stuck = seen[-_MOST_UNJUDGED - 1 :] == [CountsAs.UNRESOLVED] * (_MOST_UNJUDGED + 1)
+    return VerificationResult.UNDECIDED if is_stuck else None
 
 
 def rate_before(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -481,7 +424,15 @@ class VerifyReport:
     rate: tuple[int, int]  # the lower of both
     needed: int  # passes
     confidence: float
-    seen: tuple[Repetition, ...] = ()
-    last: str = ""  # how the last one ended
+    trials: tuple[Trial, ...] = ()
     result: VerificationResult | None = None  # None: not decided yet
     interrupted: bool = False
+
+    @property
+    def passes(self) -> int:
+        return sum(one.passed for one in self.trials)
+
+    @property
+    def last(self) -> str:
+        """How the last trial ended."""
+        return self.trials[-1].end if self.trials else ""

@@ -14,10 +14,8 @@ from itertools import accumulate
 from math import ceil, exp, lgamma, log, log2
 from operator import mul
 
-from nsa_harness.core.search.chain import Chain, beside, probes_at_worst
-from nsa_harness.core.search.edge import Unjudged
-from nsa_harness.core.search.probe_cache import BAD, GOOD, ProbeCache
-from nsa_harness.core.search.question import PROOFS, CountsAs, Purpose, Subset
+from nsa_harness.core.search.exact_search import Chain, Unjudged, beside, probes_at_worst
+from nsa_harness.core.search.question import BAD, GOOD, PROOFS, CountsAs, ProbeCache, Purpose, Subset
 
 _FAILS = (1.0, 1.0)  # the prior of the higher rate: as much for failing as for passing, and any rate alike
 _PASSES = (0.25, 1.0)  # of the lower one: that of a program with nothing else wrong is nought
@@ -205,8 +203,8 @@ class BayesianSearch:
     they are at the one rate than at the other.
     """
 
-    def __init__(self, oracle: ProbeCache, end: Subset, doubt: float) -> None:
-        self._oracle = oracle
+    def __init__(self, probes: ProbeCache, end: Subset, doubt: float) -> None:
+        self._probes = probes
         self._end = end
         self._enough = 1 - doubt
         self._claims: dict[Subset, CountsAs] = {}
@@ -230,12 +228,12 @@ class BayesianSearch:
 
         Raises Unsettled if no length becomes likely enough, Unjudged if what is neither good nor bad hides it.
         """
-        asked = {subset: self._runs(subset) for subset in self._oracle.asked()}
+        asked = {subset: self._runs(subset) for subset in self._probes.asked()}
         belief = Belief(chain, self._end, asked)
-        bound = len(self._oracle.observations) + self._at_most(len(chain))
+        bound = len(self._probes.observations) + self._at_most(len(chain))
         while max(belief.edges()) < self._enough:
             points = self._points(chain, belief)
-            if not points or len(self._oracle.observations) >= bound:
+            if not points or len(self._probes.observations) >= bound:
                 raise Unsettled(f"the runs do not settle where it begins, at {self.rate:.0%} failing")
             self._ask_at(chain, points, belief, purpose)
         edges = belief.edges()
@@ -262,17 +260,17 @@ class BayesianSearch:
         while self.sure < confidence:
             chances = {subset: self._chance(subset, counts_as) for subset, counts_as in self._claims.items()}
             weakest = min(chances, key=lambda subset: chances[subset])
-            if chances[weakest] < 0.5 or len(self._oracle.answers(weakest)) >= _MOST_REPEATS:
+            if chances[weakest] < 0.5 or len(self._probes.answers(weakest)) >= _MOST_REPEATS:
                 raise Unsettled("what was found does not hold when it is asked again", weakest)
             purpose = Purpose.PROOF_BAD if self._claims[weakest] is BAD else Purpose.PROOF_GOOD
-            list(self._oracle.ask([weakest] * self._oracle.question.at_once, purpose, weakest))
+            list(self._probes.ask([weakest] * self._probes.question.at_once, purpose, weakest))
 
     def _settled(self, subset: Subset, purpose: Purpose, among: tuple[int, ...], least: int) -> CountsAs:
         proof = purpose in PROOFS
-        old = len(self._oracle.answers(subset)) if proof else 0
+        old = len(self._probes.answers(subset)) if proof else 0
         while True:
             beside = self._beside(subset)
-            answers = self._oracle.answers(subset)
+            answers = self._probes.answers(subset)
             fresh = answers[old:]
             if (expected := _EXPECTED.get(purpose)) in fresh:
                 return expected
@@ -288,7 +286,7 @@ class BayesianSearch:
             if len(fresh) >= _MOST_REPEATS:
                 raise Unsettled(f"{_MOST_REPEATS} runs do not tell at which of both rates it fails", subset)
             if not self._asked_an_end_first(subset, beside):
-                list(self._oracle.ask([subset] * self._oracle.question.at_once, purpose, among))
+                list(self._probes.ask([subset] * self._probes.question.at_once, purpose, among))
 
     def _asked_an_end_first(self, subset: Subset, beside: tuple[Runs, Runs]) -> bool:
         """Asks an end once more where fewer runs tell of its rate than of the set that is weighed by it."""
@@ -296,7 +294,7 @@ class BayesianSearch:
         ends = ((frozenset[int](), Purpose.CONTROL_GOOD, beside[1]), (self._end, Purpose.CONTROL_BAD, beside[0]))
         for end, purpose, known in ends:
             if subset != end and sum(known) < runs:
-                list(self._oracle.ask([end], purpose, self._end))
+                list(self._probes.ask([end], purpose, self._end))
                 return True
         return False
 
@@ -311,34 +309,34 @@ class BayesianSearch:
         """
         own, (failing, passing) = self._runs(subset), beside
         for_bad = _log_marginal_after(own, failing, _FAILS) - _log_marginal_after(own, passing, _PASSES)
-        odds = for_bad - log(len(self._oracle.units)) if counts_as is BAD else -for_bad
+        odds = for_bad - log(len(self._probes.units)) if counts_as is BAD else -for_bad
         return 1 / (1 + exp(min(-odds, 700.0)))
 
     def _runs(self, subset: Subset) -> Runs:
-        return self._oracle.count(subset, GOOD), self._oracle.count(subset, BAD)
+        return self._probes.count(subset, GOOD), self._probes.count(subset, BAD)
 
     def _beside(self, subset: Subset | None) -> tuple[Runs, Runs]:
         """The runs of all other sets that must fail, and of all that must pass, as far as that is settled."""
         runs = {BAD: [0, 0], GOOD: [0, 0]}
-        for other in self._oracle.asked():
+        for other in self._probes.asked():
             must = [side for side in runs if self._known.must(other, side, subset)]
             if other != subset and len(must) == 1:
                 for place, counts_as in enumerate((GOOD, BAD)):
-                    runs[must[0]][place] += self._oracle.count(other, counts_as)
+                    runs[must[0]][place] += self._probes.count(other, counts_as)
         return (runs[BAD][0], runs[BAD][1]), (runs[GOOD][0], runs[GOOD][1])
 
     def _ask_at(self, chain: Chain, points: Sequence[int], belief: Belief, purpose: Purpose) -> None:
         likely = [k for k, share in enumerate(belief.edges()) if share > (1 - self._enough) / 10]
-        left = probes_at_worst(len(likely), self._oracle.question.at_once)
+        left = probes_at_worst(len(likely), self._probes.question.at_once)
         among = chain.order[min(likely) : max(likely) + 1]
         subsets = [chain.at(point) for point in points]
-        answers = list(self._oracle.ask(subsets, purpose, among, ceil(left / max(self.rate, 0.01))))
+        answers = list(self._probes.ask(subsets, purpose, among, ceil(left / max(self.rate, 0.01))))
         for point, counts_as in zip(points, answers, strict=True):
             belief.learn(point, counts_as)
 
     def _points(self, chain: Chain, belief: Belief) -> list[int]:
         """Where most is told; where it is likely to lie beside what is neither good nor bad, the borders of that."""
-        at_once, silent = self._oracle.question.at_once, self._given_up(chain)
+        at_once, silent = self._probes.question.at_once, self._given_up(chain)
         # Only what was judged is a border: of many lengths that nobody can judge each one is unlikely by itself.
         judged = [0, *self._lengths(chain, (GOOD, BAD)), len(chain)] if silent else [0, len(chain)]
         after, upto = belief.likely(1 - self._enough)
@@ -358,7 +356,7 @@ class BayesianSearch:
 
     def _lengths(self, chain: Chain, counted: Collection[CountsAs]) -> Iterator[int]:
         """Of the chain, once for each time that one counted so."""
-        seen = (one.subset for one in self._oracle.observations if one.counts_as in counted)
+        seen = (one.subset for one in self._probes.observations if one.counts_as in counted)
         return (length for length in map(chain.length_of, seen) if length is not None)
 
     def _at_most(self, length: int) -> int:
@@ -367,7 +365,7 @@ class BayesianSearch:
         higher, lower = _mean(*failing, _FAILS), _mean(*passing, _PASSES)
         told = _entropy((higher + lower) / 2) - (_entropy(higher) + _entropy(lower)) / 2
         bits = log2(length) + log2(1 / (1 - self._enough))
-        return ceil(_PATIENCE * bits / max(told, _LEAST_TOLD)) * self._oracle.question.at_once
+        return ceil(_PATIENCE * bits / max(told, _LEAST_TOLD)) * self._probes.question.at_once
 
 
 def _log_mean(one: float, other: float) -> float:

@@ -6,36 +6,35 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from nsa_harness.core.experiment.statistics import Separation, tries
-from nsa_harness.core.search.probe_cache import BAD, GOOD, ProbeCache
-from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, SearchAnswer, Subset
+from nsa_harness.core.search.question import BAD, GOOD, AnswerKind, CountsAs, ProbeCache, Purpose, SearchAnswer, Subset
 
 _RAREST = 0.2  # a value that fails less often may be taken for one that passes
 _HALF = 0.5  # values that each failed so often in a row that half of their runs would have shown a pass
 _TWICE = 2  # more often than it could be judged: no value is asked on that could not be so often
 
 
-def among_values(oracle: ProbeCache) -> SearchAnswer:
+def among_values(probes: ProbeCache) -> SearchAnswer:
     """Each value by itself; where one ends both ways all are asked again, in turn, until their rates part.
 
     Raises OutOfBudget.
     """
-    values = tuple(oracle.everything)
-    if not oracle.question.flaky and (answer := _believed(oracle, values)):
+    values = tuple(probes.everything)
+    if not probes.question.flaky and (answer := _believed(probes, values)):
         return answer
     proven = False
-    while (asked := _worth_asking(oracle, values)) and _least(oracle, asked) < most_rounds(oracle.question.confidence):
-        _ask(oracle, asked, Purpose.REPEAT)
-        answer = _weighed(oracle, values, _least(oracle, asked))
+    while (asked := _worth_asking(probes, values)) and _least(probes, asked) < most_rounds(probes.question.confidence):
+        _ask(probes, asked, Purpose.REPEAT)
+        answer = _weighed(probes, values, _least(probes, asked))
         if answer is not None and not proven and answer.kind is AnswerKind.CHOICE:
             proven = True
-            _prove(oracle, answer.items, [one for one in values if one not in (*answer.items, *answer.open)])
-            answer = _weighed(oracle, values, _least(oracle, asked))
+            _prove(probes, answer.items, [one for one in values if one not in (*answer.items, *answer.open)])
+            answer = _weighed(probes, values, _least(probes, asked))
         if answer is not None:
             return answer
-    bad, good, silent = _sorted(oracle, values)
+    bad, good, silent = _sorted(probes, values)
     if not bad:
-        return _nothing(oracle, good, silent)
-    return _parted(oracle, values) or _independent(oracle, values)
+        return _nothing(probes, good, silent)
+    return _parted(probes, values) or _independent(probes, values)
 
 
 def most_rounds(confidence: float) -> int:
@@ -43,67 +42,67 @@ def most_rounds(confidence: float) -> int:
     return tries(_RAREST, confidence)
 
 
-def _believed(oracle: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
+def _believed(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
     """Where each value ends one way only, in the search and in the proof; None where one does not."""
-    _ask(oracle, values, Purpose.EACH)
-    for _ in range(oracle.question.controls - 1):
-        if any(BAD in oracle.answers(_alone(value)) for value in values):
+    _ask(probes, values, Purpose.EACH)
+    for _ in range(probes.question.controls - 1):
+        if any(BAD in probes.answers(_alone(value)) for value in values):
             break
-        _ask(oracle, values, Purpose.EACH)
-    bad, good, silent = _sorted(oracle, values)
+        _ask(probes, values, Purpose.EACH)
+    bad, good, silent = _sorted(probes, values)
     if not bad:
-        return _nothing(oracle, good, silent)
-    _prove(oracle, bad, good)
-    if any(len(set(_judged(oracle, value))) > 1 for value in values):
+        return _nothing(probes, good, silent)
+    _prove(probes, bad, good)
+    if any(len(set(_judged(probes, value))) > 1 for value in values):
         return None
-    return _depends(oracle, bad, good, silent, 1.0) if good else _each_fails(oracle, bad, silent)
+    return _depends(probes, bad, good, silent, 1.0) if good else _each_fails(probes, bad, silent)
 
 
-def _prove(oracle: ProbeCache, bad: Sequence[int], good: Sequence[int]) -> None:
-    for _ in range(oracle.question.repeat):
-        _ask(oracle, bad, Purpose.PROOF_BAD)
-        _ask(oracle, good, Purpose.PROOF_GOOD)
+def _prove(probes: ProbeCache, bad: Sequence[int], good: Sequence[int]) -> None:
+    for _ in range(probes.question.repeat):
+        _ask(probes, bad, Purpose.PROOF_BAD)
+        _ask(probes, good, Purpose.PROOF_GOOD)
 
 
-def _weighed(oracle: ProbeCache, values: Sequence[int], rounds: int) -> SearchAnswer | None:
+def _weighed(probes: ProbeCache, values: Sequence[int], rounds: int) -> SearchAnswer | None:
     """What so many rounds have settled."""
-    bad, good, silent = _sorted(oracle, values)
+    bad, good, silent = _sorted(probes, values)
     if not bad:
-        return _nothing(oracle, good, silent) if rounds >= oracle.question.controls else None
-    if not good and all(GOOD not in oracle.answers(_alone(value)) for value in bad):
-        return _each_fails(oracle, bad, silent) if rounds >= tries(_HALF, oracle.question.confidence) else None
-    answer = _parted(oracle, values)
+        return _nothing(probes, good, silent) if rounds >= probes.question.controls else None
+    if not good and all(GOOD not in probes.answers(_alone(value)) for value in bad):
+        return _each_fails(probes, bad, silent) if rounds >= tries(_HALF, probes.question.confidence) else None
+    answer = _parted(probes, values)
     return answer if answer is not None and set(answer.open) <= set(silent) else None
 
 
-def _parted(oracle: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
+def _parted(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
     """Those that fail more often than the one that fails least; None while no two of them differ."""
-    judged = [value for value in values if _judged(oracle, value)]
+    judged = [value for value in values if _judged(probes, value)]
     if len(judged) < 2:
         return None
-    least, most = min(judged, key=lambda one: _rate(oracle, one)), max(judged, key=lambda one: _rate(oracle, one))
-    differ = {pair for pair in combinations(judged, 2) if _differ(oracle, pair, len(judged))}
+    least, most = min(judged, key=lambda one: _rate(probes, one)), max(judged, key=lambda one: _rate(probes, one))
+    differ = {pair for pair in combinations(judged, 2) if _differ(probes, pair, len(judged))}
     bad = [one for one in judged if _pair(one, least) in differ]
     good = [one for one in judged if one not in bad and _pair(one, most) in differ]
     if not bad:
         return None
     open_ = [one for one in values if one not in (*bad, *good)]
-    return _depends(oracle, bad, good, open_, oracle.question.confidence)
+    return _depends(probes, bad, good, open_, probes.question.confidence)
 
 
-def _differ(oracle: ProbeCache, pair: tuple[int, int], values: int) -> bool:
+def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
     """At the confidence of the question for all pairs together, which are looked at after every round."""
     separation = Separation()
-    for first, second in zip(*(_judged(oracle, value) for value in pair), strict=False):
+    for first, second in zip(*(_judged(probes, value) for value in pair), strict=False):
         separation.learn(first is BAD, second is BAD)
     pairs = values * (values - 1) // 2
-    return separation.shown(1 - (1 - oracle.question.confidence) / pairs)
+    return separation.shown(1 - (1 - probes.question.confidence) / pairs)
 
 
 def _depends(
-    oracle: ProbeCache, bad: Sequence[int], good: Sequence[int], open_: Sequence[int], confidence: float
+    probes: ProbeCache, bad: Sequence[int], good: Sequence[int], open_: Sequence[int], confidence: float
 ) -> SearchAnswer:
-    seen = [counts_as for value in bad for counts_as in _judged(oracle, value)]
+    seen = [counts_as for value in bad for counts_as in _judged(probes, value)]
     return SearchAnswer(
         kind=AnswerKind.CHOICE,
         items=tuple(sorted(bad)),
@@ -117,29 +116,29 @@ def _depends(
     )
 
 
-def _independent(oracle: ProbeCache, values: Sequence[int]) -> SearchAnswer:
-    seen = [counts_as for value in values for counts_as in _judged(oracle, value)]
+def _independent(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer:
+    seen = [counts_as for value in values for counts_as in _judged(probes, value)]
     return SearchAnswer(
         kind=AnswerKind.INDEPENDENT,
-        confidence=oracle.question.confidence,
+        confidence=probes.question.confidence,
         p_bad=seen.count(BAD) / len(seen),
         why=f"{seen.count(BAD)} of {len(seen)} runs failed, and no value so much more often than another",
-        failing=next((_alone(value) for value in values if BAD in oracle.answers(_alone(value))), None),
+        failing=next((_alone(value) for value in values if BAD in probes.answers(_alone(value))), None),
     )
 
 
-def _each_fails(oracle: ProbeCache, bad: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
-    times = sum(len(_judged(oracle, value)) for value in bad)
+def _each_fails(probes: ProbeCache, bad: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
+    times = sum(len(_judged(probes, value)) for value in bad)
     return SearchAnswer(
         kind=AnswerKind.INDEPENDENT,
-        confidence=oracle.question.confidence,
+        confidence=probes.question.confidence,
         why=f"each value that could be judged fails: {times} of {times} runs",
         open=tuple(silent),
         failing=_alone(bad[0]),
     )
 
 
-def _nothing(oracle: ProbeCache, good: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
+def _nothing(probes: ProbeCache, good: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
     if silent or not good:
         return SearchAnswer(
             kind=AnswerKind.UNDECIDED,
@@ -148,46 +147,46 @@ def _nothing(oracle: ProbeCache, good: Sequence[int], silent: Sequence[int]) -> 
             open=tuple(silent),
             passing=_alone(good[0]) if good else None,
         )
-    times = min(len(_judged(oracle, value)) for value in good)
+    times = min(len(_judged(probes, value)) for value in good)
     return SearchAnswer(
         kind=AnswerKind.NONE,
-        confidence=oracle.question.confidence,
+        confidence=probes.question.confidence,
         why=f"each value passed {times} of {times}: never seen failing",
         passing=_alone(good[0]),
     )
 
 
-def _worth_asking(oracle: ProbeCache, values: Sequence[int]) -> list[int]:
+def _worth_asking(probes: ProbeCache, values: Sequence[int]) -> list[int]:
     """Not one that could more often not be judged than that it could."""
-    counts = {one: (len(oracle.answers(_alone(one))), len(_judged(oracle, one))) for one in values}
+    counts = {one: (len(probes.answers(_alone(one))), len(_judged(probes, one))) for one in values}
     return [one for one, (asked, judged) in counts.items() if asked - judged < judged + _TWICE]
 
 
-def _least(oracle: ProbeCache, values: Sequence[int]) -> int:
-    return min(len(_judged(oracle, value)) for value in values)
+def _least(probes: ProbeCache, values: Sequence[int]) -> int:
+    return min(len(_judged(probes, value)) for value in values)
 
 
-def _sorted(oracle: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
+def _sorted(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
     """Those that failed as sought at least once, those that only passed, and those of which nothing is known."""
     bad: list[int] = []
     good: list[int] = []
     silent: list[int] = []
     for value in values:
-        judged = _judged(oracle, value)
+        judged = _judged(probes, value)
         (bad if BAD in judged else good if judged else silent).append(value)
     return bad, good, silent
 
 
-def _ask(oracle: ProbeCache, values: Sequence[int], purpose: Purpose) -> None:
-    list(oracle.ask([_alone(value) for value in values], purpose, oracle.everything))
+def _ask(probes: ProbeCache, values: Sequence[int], purpose: Purpose) -> None:
+    list(probes.ask([_alone(value) for value in values], purpose, probes.everything))
 
 
-def _judged(oracle: ProbeCache, value: int) -> list[CountsAs]:
-    return [counts_as for counts_as in oracle.answers(_alone(value)) if counts_as in (GOOD, BAD)]
+def _judged(probes: ProbeCache, value: int) -> list[CountsAs]:
+    return [counts_as for counts_as in probes.answers(_alone(value)) if counts_as in (GOOD, BAD)]
 
 
-def _rate(oracle: ProbeCache, value: int) -> float:
-    judged = _judged(oracle, value)
+def _rate(probes: ProbeCache, value: int) -> float:
+    judged = _judged(probes, value)
     return judged.count(BAD) / len(judged)
 
 

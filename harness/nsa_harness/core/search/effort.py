@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from math import ceil, log2
 
 from nsa_harness.core.experiment.statistics import Separation, tries
-from nsa_harness.core.search.chain import beside_at_worst, depth, probes_at_worst
 from nsa_harness.core.search.choice import most_rounds
+from nsa_harness.core.search.exact_search import beside_at_worst, depth, probes_at_worst
 from nsa_harness.core.search.plan import HALF, SEEN_FAILING, SEEN_PASSING, with_half_the_doubt
-from nsa_harness.core.search.probe_cache import units
-from nsa_harness.core.search.question import QuestionKind, SearchQuestion
+from nsa_harness.core.search.question import QuestionKind, SearchQuestion, units
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """How a search may go, and what that takes."""
+    """A way that a search may go, and what that takes."""
 
     name: str
     probes: int
@@ -28,7 +27,7 @@ _FLAKY = (("half", 0.5), ("a fifth", 0.2))
 
 
 def cases(question: SearchQuestion) -> tuple[Case, ...]:
-    """Each answer that a search may come to, with the probes to it and its proof."""
+    """Return each answer that a search may reach, with the probes to find and prove it."""
     nothing = Case(name="the bad end never fails", probes=question.baseline + question.controls, fails=0.0)
     if question.kind is QuestionKind.CHOICE:
         values = len(units(question))
@@ -36,16 +35,13 @@ def cases(question: SearchQuestion) -> tuple[Case, ...]:
         once = Case(name="each value fails always or never", probes=at_most(worst_case(question)))
         some = Case(name="values fail sometimes", probes=values * most_rounds(question.confidence))
         return (nothing, some) if question.flaky else (nothing, once, some)
-    answers = _ordered_cases(question) if question.kind is QuestionKind.ORDERED else _set_cases(question)
+    threshold = Case(name="there is a threshold", probes=at_most(worst_case(question)))
+    answers = (threshold,) if question.kind is QuestionKind.ORDERED else _set_cases(question)
     flaky = (
         Case(name=f"it fails in {words} of its runs", probes=_flaky(question, rate), about=True, fails=rate / 2)
         for words, rate in _FLAKY
     )
     return nothing, *answers, *flaky
-
-
-def _ordered_cases(question: SearchQuestion) -> tuple[Case, ...]:
-    return (Case(name="there is a threshold", probes=at_most(worst_case(question))),)
 
 
 def _set_cases(question: SearchQuestion) -> tuple[Case, ...]:
@@ -75,10 +71,11 @@ def _set_cases(question: SearchQuestion) -> tuple[Case, ...]:
 
 
 def _flaky(question: SearchQuestion, rate: float) -> int:
-    """Expected where what should fail does so at that rate, the bad end was seen to, and what should pass passes.
+    """Return the probes expected if what should fail does so at `rate`, and what should pass passes.
 
-    Until both ends differ, then the bits of one place among all and of the doubt that may be left, by what a run tells
-    (the capacity of a Z-channel), then each proof until a failure would have shown: of a set also of an item by itself.
+    They are the pairs until both ends differ; then the bits of one place among all and of the doubt that may be left,
+    divided by the bits that a run gives (the capacity of a Z-channel); then each proof until a failure would have
+    shown. A set needs the proof of a single item as well.
     """
     ends = 2 * _pairs_until_shown(rate, question.confidence)
     doubt = (1 - question.confidence) / 2
@@ -113,12 +110,12 @@ class Stage:
 
 
 def worst_case(question: SearchQuestion) -> tuple[Stage, ...]:
-    """For answers that hold: runs that turn out flaky or contradict each other take more."""
+    """Return the stages at worst. Runs that turn out flaky or contradict each other take more."""
     return _STAGES[question.kind](question)
 
 
 def at_most(parts: tuple[Stage, ...]) -> int:
-    """Without the parts that only some searches come to."""
+    """Return the probes of the stages that every search may take."""
     return sum(part.probes for part in parts if not part.only_if)
 
 
@@ -149,49 +146,39 @@ def _to_fail(question: SearchQuestion) -> int:
     return max(question.repeat, SEEN_FAILING)
 
 
-def _set(question: SearchQuestion) -> tuple[Stage, ...]:
-    total = len(units(question))
+def _sets(question: SearchQuestion) -> tuple[Stage, ...]:
+    """For any items, or only for neighbours: there an answer has two rests, and only its ends can be dropped."""
+    total, ranges = len(units(question)), question.kind is QuestionKind.RANGE
     right = probes_at_worst(total, question.at_once)
     left = probes_at_worst(max(total - 1, 1), question.at_once)
     sample = tries(HALF, with_half_the_doubt(question))
-    # Each member of few is dropped more than once, of many a sample and both ends.
-    needed = max((members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0)
-    proof = _to_fail(question) + max(question.repeat, SEEN_PASSING) + needed
-    return (
+    if ranges:
+        needed = 2 * -(-sample // 2) if total > 1 else 0  # both ends, more than once each
+    else:
+        # Each member of few is dropped more than once, of many a sample and both ends.
+        needed = max((members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0)
+    proof = _to_fail(question) + (1 + ranges) * max(question.repeat, SEEN_PASSING) + needed
+    stages = (
         Stage(name="controls", probes=question.baseline + 1),
         Stage(name="right edge", probes=right),
         Stage(name="left edge", probes=left),
-        Stage(name="shape", probes=_SHAPES),
+        Stage(name="shape", probes=2 if ranges else _SHAPES),
         Stage(name="proof", probes=proof),
         Stage(name="controls again", probes=2),
         Stage(name="sizes", probes=2 * sample, only_if="only the number may count"),
+    )
+    if ranges:
+        return (*stages, Stage(name="next range", probes=right + left + 1 + proof, only_if="there are several"))
+    return (
+        *stages,
         Stage(name="next culprit", probes=right + left + _SHAPES + proof, only_if="there are several"),
         Stage(name="next member", probes=right + 1 + needed, only_if="more than two interact"),
     )
 
 
-def _range(question: SearchQuestion) -> tuple[Stage, ...]:
-    right = probes_at_worst(question.items, question.at_once)
-    left = probes_at_worst(max(question.items - 1, 1), question.at_once)
-    sample = tries(HALF, with_half_the_doubt(question))
-    ends = 2 * -(-sample // 2) if question.items > 1 else 0  # both are dropped, more than once each
-    # Itself, and what lies before its last and behind its first.
-    proof = _to_fail(question) + 2 * max(question.repeat, SEEN_PASSING) + ends
-    return (
-        Stage(name="controls", probes=question.baseline + 1),
-        Stage(name="right edge", probes=right),
-        Stage(name="left edge", probes=left),
-        Stage(name="shape", probes=2),
-        Stage(name="proof", probes=proof),
-        Stage(name="controls again", probes=2),
-        Stage(name="sizes", probes=2 * sample, only_if="only the number may count"),
-        Stage(name="next range", probes=right + left + 1 + proof, only_if="there are several"),
-    )
-
-
 _STAGES = {
-    QuestionKind.SET: _set,
+    QuestionKind.SET: _sets,
     QuestionKind.ORDERED: _ordered,
-    QuestionKind.RANGE: _range,
+    QuestionKind.RANGE: _sets,
     QuestionKind.CHOICE: _choice,
 }

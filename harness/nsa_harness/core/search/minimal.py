@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import gcd
 from typing import Protocol
 
-from nsa_harness.core.search.chain import Chain
-from nsa_harness.core.search.probe_cache import BAD, GOOD, ProbeCache, together
-from nsa_harness.core.search.question import CountsAs, Purpose, Subset
+from nsa_harness.core.search.exact_search import Chain
+from nsa_harness.core.search.question import BAD, GOOD, CountsAs, ProbeCache, Purpose, Subset, together
 
 
 class Literal:
@@ -19,59 +18,59 @@ class Literal:
     sure = 1.0
     rate = None
 
-    def __init__(self, oracle: ProbeCache) -> None:
-        self._oracle = oracle
+    def __init__(self, probes: ProbeCache) -> None:
+        self._probes = probes
 
     def each(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[CountsAs]:
         for subset in subsets:
-            yield together(list(self._oracle.ask([subset] * times, purpose, among)))
+            yield together(list(self._probes.ask([subset] * times, purpose, among)))
 
 
 _MOST_OTHERS = 24  # probes that end in another failure than the one sought: that failure is not to be searched
 
 
-def ddmin(oracle: ProbeCache, failing: Subset) -> FailingSet:
+def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
     """Without any one of its members it no longer fails, each asked for itself; `unjudged` where that said nothing.
 
     At worst the square of the size in probes; what was asked before is not asked again. Where too many of them end in
     another failure, what was found until then is left, all of it unjudged.
     """
-    others = _Others(oracle)
+    others = _Others(probes)
     parts = 2
     while len(failing) > 1 and not others.too_many:
-        smaller, parts = _step(oracle, failing, min(parts, len(failing)), others)
+        smaller, parts = _step(probes, failing, min(parts, len(failing)), others)
         if smaller is None:
             break
         failing = smaller
-    return FailingSet(members=failing, unjudged=failing if others.too_many else _unjudged(oracle, failing))
+    return FailingSet(members=failing, unjudged=failing if others.too_many else _unjudged(probes, failing))
 
 
 class _Others:
     """Counts the probes from here on that fail in another way."""
 
-    def __init__(self, oracle: ProbeCache) -> None:
-        self._oracle, self._before = oracle, len(oracle.observations)
+    def __init__(self, probes: ProbeCache) -> None:
+        self._probes, self._before = probes, len(probes.observations)
 
     @property
     def too_many(self) -> bool:
-        since = self._oracle.observations[self._before :]
+        since = self._probes.observations[self._before :]
         return sum(one.counts_as is CountsAs.DIFFERENT for one in since) >= _MOST_OTHERS
 
 
-def _step(oracle: ProbeCache, failing: Subset, parts: int, others: _Others) -> tuple[Subset | None, int]:
+def _step(probes: ProbeCache, failing: Subset, parts: int, others: _Others) -> tuple[Subset | None, int]:
     """A smaller failing set or the same one, and into how many parts to cut it next; None when nothing is left."""
     cut = _cut(failing, parts)
-    if (part := _first_failing(oracle, cut, failing, others)) is not None:
+    if (part := _first_failing(probes, cut, failing, others)) is not None:
         return part, 2
-    if (rest := _first_failing(oracle, [failing - part for part in cut], failing, others)) is not None:
+    if (rest := _first_failing(probes, [failing - part for part in cut], failing, others)) is not None:
         return rest, max(parts - 1, 2)
     return (failing, 2 * parts) if parts < len(failing) else (None, parts)
 
 
-def _first_failing(oracle: ProbeCache, subsets: list[Subset], among: Subset, others: _Others) -> Subset | None:
-    answers = oracle.once(subsets, Purpose.REDUCE, among)
+def _first_failing(probes: ProbeCache, subsets: list[Subset], among: Subset, others: _Others) -> Subset | None:
+    answers = probes.once(subsets, Purpose.REDUCE, among)
     for subset in subsets:
         if others.too_many:
             break
@@ -87,9 +86,9 @@ def _cut(failing: Subset, parts: int) -> list[Subset]:
     return [frozenset(ordered[start:stop]) for start, stop in pairwise(bounds)]
 
 
-def _unjudged(oracle: ProbeCache, members: Subset) -> Subset:
+def _unjudged(probes: ProbeCache, members: Subset) -> Subset:
     without = [members - {member} for member in sorted(members)]
-    answers = oracle.once(without, Purpose.DROP_ONE, members)
+    answers = probes.once(without, Purpose.DROP_ONE, members)
     return frozenset(member for member, answer in zip(sorted(members), answers, strict=True) if answer is not GOOD)
 
 
@@ -257,3 +256,78 @@ def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
     starts = [(start * max(total // sample, 1)) % total for start in range(total)]
     sets = [frozenset((turned + turned)[start : start + count]) for start in starts]
     return list(dict.fromkeys(sets))[:sample]
+
+
+# Items that can only be switched on side by side.
+
+
+def shortest(judge: Judge, members: Subset, sample: int) -> FailingSet:
+    """Neither its first nor its last can go; of what lies between, no range can tell."""
+    while len(members) > 1:
+        ends = (min(members), max(members))
+        spare, _, unjudged = first_spare(judge, members, ends, -(-sample // len(ends)))
+        if spare is None:
+            return FailingSet(members=members, unjudged=unjudged)
+        members = frozenset(stretch(judge, tuple(sorted(members - {spare}))))
+    return FailingSet(members=members)
+
+
+def rests(total: int, found: Collection[Subset]) -> tuple[Subset, ...]:
+    """The largest ranges that hold none of those found, the last one first. If all of them pass nothing else fails.
+
+    No range found lies in another, so in their order both their ends grow.
+    """
+    ordered = sorted(found, key=min)
+    starts = [0, *(min(one) + 1 for one in ordered)]
+    stops = [*(max(one) for one in ordered), total]
+    spans = [frozenset(range(start, stop)) for start, stop in zip(starts, stops, strict=True) if start < stop]
+    return tuple(reversed(spans))
+
+
+def only_the_length(judge: Judge, members: Subset, total: int, sample: int) -> bool:
+    """Whether any so many in a row fail, wherever: other ranges of the length all do, those one shorter all pass.
+
+    Only asked of the first so many: whatever they are, a search by prefixes ends there if only the length counts.
+    """
+    count = len(members)
+    if min(members) > 0 or count == total:
+        return False
+    farthest, *others = _windows(total, count, sample + 1)[:0:-1]
+    shorter = _windows(total, count - 1, sample) if count > 1 else []
+    everything = range(total)
+    return (
+        fails(judge, farthest, Purpose.ELSEWHERE, everything)
+        and all(answer is BAD for answer in judge.each(others, Purpose.AS_MANY, everything))
+        and all(answer is GOOD for answer in judge.each(shorter, Purpose.ONE_FEWER, everything))
+    )
+
+
+def all_windows_asked(total: int, count: int, sample: int) -> bool:
+    """Whether `only_the_length` has left no range of the length out, and none that is one shorter."""
+    return total - count + 1 <= sample + 1 and (count == 1 or total - count + 2 <= sample)
+
+
+def shrunk(probes: ProbeCache, failing: Subset) -> FailingSet:
+    """Shrunk from either end, each range asked for itself; `unjudged` where its ends could not be judged away."""
+    step = len(failing) // 2
+    while step:
+        shorter = _shorter_failing(probes, failing, step)
+        failing, step = (failing, step // 2) if shorter is None else (shorter, min(step, len(shorter) - 1))
+    ends = sorted({min(failing), max(failing)}) if len(failing) > 1 else []
+    without = probes.once([failing - {end} for end in ends], Purpose.DROP_ONE, failing)
+    unjudged = (end for end, answer in zip(ends, without, strict=True) if answer is not GOOD)
+    return FailingSet(members=failing, unjudged=frozenset(unjudged))
+
+
+def _shorter_failing(probes: ProbeCache, failing: Subset, step: int) -> Subset | None:
+    ordered = sorted(failing)
+    shorter = [frozenset(ordered[step:]), frozenset(ordered[:-step])]
+    answers = probes.once(shorter, Purpose.REDUCE, failing)
+    return next((subset for subset, answer in zip(shorter, answers, strict=True) if answer is CountsAs.BAD), None)
+
+
+def _windows(total: int, count: int, most: int) -> list[Subset]:
+    """Ranges of one length from the first to the last, evenly spread, at most so many."""
+    last = total - count
+    starts = dict.fromkeys(last * i // max(most - 1, 1) for i in range(most))
+    return [frozenset(range(start, start + count)) for start in starts]

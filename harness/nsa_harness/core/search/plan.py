@@ -9,31 +9,35 @@ from functools import cache, partial
 
 from nsa_harness.core.experiment.statistics import Separation, tries
 from nsa_harness.core.search.bayesian import BayesianSearch, Unsettled
-from nsa_harness.core.search.chain import Chain, zones
 from nsa_harness.core.search.choice import among_values
-from nsa_harness.core.search.contiguous import all_windows_asked, only_the_length, rests, shortest, shrunk
-from nsa_harness.core.search.edge import Contradicted, ExactSearch, Unjudged
+from nsa_harness.core.search.exact_search import Chain, Contradicted, ExactSearch, Unjudged, zones
 from nsa_harness.core.search.minimal import (
     FailingSet,
     Judge,
     Literal,
     SetJudge,
+    all_windows_asked,
     ask,
     ddmin,
     fails,
     minimal,
+    only_the_length,
     only_the_number,
     others_fail_too,
+    rests,
+    shortest,
+    shrunk,
     standing_out,
     stretch,
 )
-from nsa_harness.core.search.probe_cache import BAD, GOOD, ProbeCache
 from nsa_harness.core.search.question import (
+    BAD,
+    GOOD,
     AnswerKind,
     CountsAs,
     OutOfBudget,
     Probe,
-    ProbeAnswer,
+    ProbeCache,
     Purpose,
     QuestionKind,
     SearchAnswer,
@@ -58,64 +62,64 @@ def find(question: SearchQuestion, probe: Probe) -> SearchAnswer:
 
     Controls, search, proof, controls again. Raises only what the probe raises, but OutOfBudget.
     """
-    oracle = ProbeCache(question, probe)
+    probes = ProbeCache(question, probe)
     try:
-        return _between_ends(oracle)
+        return _between_ends(probes)
     except OutOfBudget as reason:
-        return so_far(oracle, str(reason) or "the budget ended before an answer was found and proven")
+        return so_far(probes, str(reason) or "the budget ended before an answer was found and proven")
     except Unsettled as reason:
-        return so_far(oracle, str(reason), reason.open_units)
+        return so_far(probes, str(reason), reason.open_units)
 
 
-def _between_ends(oracle: ProbeCache) -> SearchAnswer:
+def _between_ends(probes: ProbeCache) -> SearchAnswer:
     """Nothing is searched between ends that do not differ."""
-    if oracle.question.kind is QuestionKind.CHOICE:
-        return among_values(oracle)
-    if oracle.question.flaky:
-        return _among_flaky_runs(oracle, _gallop(oracle) or oracle.everything)
-    list(oracle.ask([frozenset()] * (oracle.question.baseline - 1), Purpose.CONTROL_GOOD, oracle.everything))
-    good_end = _control(oracle, frozenset(), Purpose.CONTROL_GOOD, GOOD)
+    if probes.question.kind is QuestionKind.CHOICE:
+        return among_values(probes)
+    if probes.question.flaky:
+        return _among_flaky_runs(probes, _gallop(probes) or probes.everything)
+    list(probes.ask([frozenset()] * (probes.question.baseline - 1), Purpose.CONTROL_GOOD, probes.everything))
+    good_end = _control(probes, frozenset(), Purpose.CONTROL_GOOD, GOOD)
     if good_end is not GOOD:
-        return so_far(oracle, f"the good end is not good: {_so_often(oracle, frozenset(), good_end)}")
-    end = _gallop(oracle) or oracle.everything
-    failed = [counts_as for counts_as in oracle.answers(frozenset(end)) if counts_as in _FAILED]
-    bad_end = failed[0] if failed else _control(oracle, frozenset(end), Purpose.CONTROL_BAD, BAD)
+        return so_far(probes, f"the good end is not good: {_so_often(probes, frozenset(), good_end)}")
+    end = _gallop(probes) or probes.everything
+    failed = [counts_as for counts_as in probes.answers(frozenset(end)) if counts_as in _FAILED]
+    bad_end = failed[0] if failed else _control(probes, frozenset(end), Purpose.CONTROL_BAD, BAD)
     if bad_end is GOOD:
-        return _never_failing(oracle, frozenset(end))
+        return _never_failing(probes, frozenset(end))
     if bad_end is not BAD:
-        return so_far(oracle, f"the bad end is not bad: {_so_often(oracle, frozenset(end), bad_end)}")
-    return _searched(oracle, end)
+        return so_far(probes, f"the bad end is not bad: {_so_often(probes, frozenset(end), bad_end)}")
+    return _searched(probes, end)
 
 
-def _never_failing(oracle: ProbeCache, end: Subset) -> SearchAnswer:
+def _never_failing(probes: ProbeCache, end: Subset) -> SearchAnswer:
     """Where the good end has failed, it is no surprise that the bad one may."""
-    times, confidence = len(oracle.answers(end)), oracle.question.confidence
+    times, confidence = len(probes.answers(end)), probes.question.confidence
     rarer = 1 - (1 - confidence) ** (1 / times)
     return SearchAnswer(
         kind=AnswerKind.NONE,
         confidence=confidence,
         why=f"the bad end passed {times} of {times}: never seen failing; it may in less than {rarer:.0%} of runs",
-        passing=oracle.items(end),
+        passing=probes.items(end),
     )
 
 
-def _searched(oracle: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
+def _searched(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
     """Each answer is believed until two contradict each other; then the runs are flaky, or more items may help."""
-    if BAD in oracle.answers(frozenset()) or GOOD in oracle.answers(frozenset(end)):
-        return _among_flaky_runs(oracle, end)
+    if BAD in probes.answers(frozenset()) or GOOD in probes.answers(frozenset(end)):
+        return _among_flaky_runs(probes, end)
     try:
-        return _proven(oracle, ExactSearch(oracle), end)
+        return _proven(probes, ExactSearch(probes), end)
     except Contradicted as seen:
-        return _among_flaky_runs(oracle, end) if _changes(oracle, seen) else _against_order(oracle, end)
+        return _among_flaky_runs(probes, end) if _changes(probes, seen) else _against_order(probes, end)
     except Unjudged as gap:
-        return _around_unjudged(oracle, end, gap)
+        return _around_unjudged(probes, end, gap)
 
 
-def _proven(oracle: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    ordered = oracle.question.kind is QuestionKind.ORDERED
-    answer = _threshold(oracle, judge, end) if ordered else _culprits(oracle, judge)
-    _recheck(oracle, judge, end)
-    judge.make_sure(with_half_the_doubt(oracle.question))
+def _proven(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
+    ordered = probes.question.kind is QuestionKind.ORDERED
+    answer = _threshold(probes, judge, end) if ordered else _culprits(probes, judge)
+    _recheck(probes, judge, end)
+    judge.make_sure(with_half_the_doubt(probes.question))
     return replace(answer, confidence=answer.confidence * judge.sure)
 
 
@@ -124,49 +128,49 @@ def with_half_the_doubt(question: SearchQuestion) -> float:
     return 1 - (1 - question.confidence) / 2
 
 
-def _threshold(oracle: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
+def _threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
     """All rests on the one value before it: a flaky run that passed there by chance would move the answer."""
     length = judge.edge(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
-    at_least = tries(HALF, oracle.question.confidence) - 1
-    _both_ahead(oracle, failing, passing, at_least)
-    _must_fail(oracle, judge, failing)
-    if _rest(oracle, judge, passing, at_least) is not GOOD:
+    at_least = tries(HALF, probes.question.confidence) - 1
+    _both_ahead(probes, failing, passing, at_least)
+    _must_fail(probes, judge, failing)
+    if _rest(probes, judge, passing, at_least) is not GOOD:
         raise Unsettled(f"length {length} fails, but {length - 1} was not seen to pass")
     return SearchAnswer(
         kind=AnswerKind.THRESHOLD,
         items=(length,),
         p_bad=judge.rate,
-        passing=oracle.items(range(length - 1)),
-        failing=oracle.items(range(length)),
+        passing=probes.items(range(length - 1)),
+        failing=probes.items(range(length)),
     )
 
 
-def _culprits(oracle: ProbeCache, judge: Judge) -> SearchAnswer:
+def _culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
     """One after the other: what is found is taken out, until the rest passes."""
-    if oracle.question.kind is QuestionKind.RANGE:
-        return _ranges(oracle, judge)
-    sample = tries(HALF, with_half_the_doubt(oracle.question))
+    if probes.question.kind is QuestionKind.RANGE:
+        return _ranges(probes, judge)
+    sample = tries(HALF, with_half_the_doubt(probes.question))
     sampled = 1 - HALF**sample
     found: list[FailingSet] = []
-    rest, counts_as = oracle.everything, BAD
+    rest, counts_as = probes.everything, BAD
     while counts_as is BAD:
         members = standing_out(judge, rest)
-        if not found and not oracle.question.together and only_the_number(judge, members, rest, sample):
-            return _number(oracle, judge, members, sampled)
+        if not found and not probes.question.together and only_the_number(judge, members, rest, sample):
+            return _number(probes, judge, members, sampled)
         culprit = minimal(judge, members, sample)
         # Where a run passed by chance, so many that are any show as just these.
-        if not (found or oracle.question.together) and others_fail_too(judge, culprit.members, rest, sample):
-            return _number(oracle, judge, culprit.members, sampled)
+        if not (found or probes.question.together) and others_fail_too(judge, culprit.members, rest, sample):
+            return _number(probes, judge, culprit.members, sampled)
         rest = tuple(unit for unit in rest if unit not in culprit.members)
-        _both_ahead(oracle, culprit.members, frozenset(rest))
-        found.append(_proven_alone(oracle, judge, culprit))
-        counts_as = _rest(oracle, judge, rest)
+        _both_ahead(probes, culprit.members, frozenset(rest))
+        found.append(_proven_alone(probes, judge, culprit))
+        counts_as = _rest(probes, judge, rest)
         if counts_as is not BAD and (other := _unexplained(judge, found)) is not None:
             # It shares members with what was found. Did it fail by chance?
-            _must_fail(oracle, judge, other)
+            _must_fail(probes, judge, other)
             rest, counts_as = tuple(sorted(other)), BAD
-    return of_culprits(oracle, judge, found, counts_as is GOOD, sampled)
+    return of_culprits(probes, judge, found, counts_as is GOOD, sampled)
 
 
 def _unexplained(judge: Judge, found: Sequence[FailingSet]) -> Subset | None:
@@ -175,158 +179,158 @@ def _unexplained(judge: Judge, found: Sequence[FailingSet]) -> Subset | None:
     return min(others, key=_order, default=None)
 
 
-def _ranges(oracle: ProbeCache, judge: Judge) -> SearchAnswer:
+def _ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
     """As `_culprits`, but what is found can only be taken out with all on one side of its first or its last."""
-    sample = tries(HALF, with_half_the_doubt(oracle.question))
-    counts_as = cache(partial(_rest, oracle, judge))
+    sample = tries(HALF, with_half_the_doubt(probes.question))
+    counts_as = cache(partial(_rest, probes, judge))
     found: list[FailingSet] = []
-    failing: Subset | None = frozenset(oracle.everything)
+    failing: Subset | None = frozenset(probes.everything)
     while failing is not None:
         members = frozenset(stretch(judge, tuple(sorted(failing))))
-        if not found and only_the_length(judge, members, len(oracle.units), sample):
-            whole = all_windows_asked(len(oracle.units), len(members), sample)
-            return _number(oracle, judge, members, 1.0 if whole else 1 - HALF**sample)
-        new = _proven_alone(oracle, judge, shortest(judge, members, sample))
+        if not found and only_the_length(judge, members, len(probes.units), sample):
+            whole = all_windows_asked(len(probes.units), len(members), sample)
+            return _number(probes, judge, members, 1.0 if whole else 1 - HALF**sample)
+        new = _proven_alone(probes, judge, shortest(judge, members, sample))
         found = [*(one for one in found if not new.members <= one.members), new]
-        failing = next((rest for rest in _rests(oracle, found) if counts_as(rest) is BAD), None)
+        failing = next((rest for rest in _rests(probes, found) if counts_as(rest) is BAD), None)
         if failing is None and (failing := _unexplained(judge, found)) is not None:
-            _must_fail(oracle, judge, failing)
-    passed = all(counts_as(rest) is GOOD for rest in _rests(oracle, found))
-    return of_culprits(oracle, judge, sorted(found, key=lambda one: min(one.members)), passed, 1.0)
+            _must_fail(probes, judge, failing)
+    passed = all(counts_as(rest) is GOOD for rest in _rests(probes, found))
+    return of_culprits(probes, judge, sorted(found, key=lambda one: min(one.members)), passed, 1.0)
 
 
-def _rests(oracle: ProbeCache, found: Sequence[FailingSet]) -> tuple[Subset, ...]:
+def _rests(probes: ProbeCache, found: Sequence[FailingSet]) -> tuple[Subset, ...]:
     """Everything but the culprits: what is asked to pass if there is nothing else."""
     culprits = [culprit.members for culprit in found]
-    if oracle.question.kind is QuestionKind.RANGE:
-        return rests(len(oracle.units), culprits)
-    return (frozenset(oracle.everything).difference(*culprits),)
+    if probes.question.kind is QuestionKind.RANGE:
+        return rests(len(probes.units), culprits)
+    return (frozenset(probes.everything).difference(*culprits),)
 
 
-def _number(oracle: ProbeCache, judge: Judge, first: Subset, sampled: float) -> SearchAnswer:
+def _number(probes: ProbeCache, judge: Judge, first: Subset, sampled: float) -> SearchAnswer:
     """Any so many. The two configurations are the first so many, and one fewer."""
-    _must_fail(oracle, judge, first)
-    _rest(oracle, judge, sorted(first)[1:])
+    _must_fail(probes, judge, first)
+    _rest(probes, judge, sorted(first)[1:])
     return SearchAnswer(
         kind=AnswerKind.COUNT,
         items=(len(first),),
         confidence=sampled,
         p_bad=judge.rate,
         why="" if sampled == 1 else "not all sets of the size were asked, but a sample",
-        passing=oracle.items(range(1, len(first))),
-        failing=oracle.items(range(len(first))),
+        passing=probes.items(range(1, len(first))),
+        failing=probes.items(range(len(first))),
     )
 
 
-def _proven_alone(oracle: ProbeCache, judge: Judge, culprit: FailingSet) -> FailingSet:
-    _must_fail(oracle, judge, culprit.members)
+def _proven_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> FailingSet:
+    _must_fail(probes, judge, culprit.members)
     if culprit.unjudged:
         raise Unsettled("it fails together, but without some of its members it cannot be judged", culprit.members)
     return culprit
 
 
-def _both_ahead(oracle: ProbeCache, failing: Subset, passing: Subset, at_least: int = SEEN_PASSING) -> None:
+def _both_ahead(probes: ProbeCache, failing: Subset, passing: Subset, at_least: int = SEEN_PASSING) -> None:
     """The proofs that `_must_fail` and `_rest` will ask for, side by side."""
-    bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(oracle, failing)
-    good = [(passing, Purpose.PROOF_GOOD)] * max(oracle.question.repeat, at_least)
-    oracle.ahead([*bad, *good], oracle.everything)
+    bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(probes, failing)
+    good = [(passing, Purpose.PROOF_GOOD)] * max(probes.question.repeat, at_least)
+    probes.ahead([*bad, *good], probes.everything)
 
 
-def _times_to_fail(oracle: ProbeCache, subset: Subset) -> int:
-    return max(oracle.question.repeat, SEEN_FAILING - oracle.answers(subset).count(BAD))
+def _times_to_fail(probes: ProbeCache, subset: Subset) -> int:
+    return max(probes.question.repeat, SEEN_FAILING - probes.answers(subset).count(BAD))
 
 
-def _must_fail(oracle: ProbeCache, judge: SetJudge, subset: Subset) -> None:
-    if not fails(judge, subset, Purpose.PROOF_BAD, times=_times_to_fail(oracle, subset)):
+def _must_fail(probes: ProbeCache, judge: SetJudge, subset: Subset) -> None:
+    if not fails(judge, subset, Purpose.PROOF_BAD, times=_times_to_fail(probes, subset)):
         raise Unsettled("what stands out does not fail alone when asked again", subset)
 
 
-def _rest(oracle: ProbeCache, judge: SetJudge, subset: Iterable[int], at_least: int = SEEN_PASSING) -> CountsAs:
-    return ask(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(oracle.question.repeat, at_least))
+def _rest(probes: ProbeCache, judge: SetJudge, subset: Iterable[int], at_least: int = SEEN_PASSING) -> CountsAs:
+    return ask(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(probes.question.repeat, at_least))
 
 
-def _recheck(oracle: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> None:
+def _recheck(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> None:
     """The machine may have changed meanwhile; that it could not be judged just now changes nothing."""
     ends = (
         ("good", frozenset[int](), Purpose.RECHECK_GOOD, GOOD),
         ("bad", frozenset(end), Purpose.RECHECK_BAD, BAD),
     )
-    oracle.ahead([(subset, purpose) for _, subset, purpose, _ in ends], end)
+    probes.ahead([(subset, purpose) for _, subset, purpose, _ in ends], end)
     for name, subset, purpose, expected in ends:
         counts_as = ask(judge, subset, purpose, end)
         if counts_as not in (expected, CountsAs.UNRESOLVED):
             raise Unsettled(f"the {name} end is no longer {name}: asked again it {_says(counts_as)}")
 
 
-def _gallop(oracle: ProbeCache) -> tuple[int, ...] | None:
+def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
     """The first of the prefixes 1, 2, 4, ... that fails; None if the bad end is known, or none fails.
 
     It may fail in another way than the one sought, as for want of memory: what is larger yet is not tried.
     """
-    if not oracle.question.unbounded:
+    if not probes.question.unbounded:
         return None
-    total = len(oracle.units)
+    total = len(probes.units)
     lengths = [*(1 << i for i in range((total - 1).bit_length())), total]
-    answers = oracle.ask([frozenset(range(length)) for length in lengths], Purpose.GALLOP, oracle.everything)
+    answers = probes.ask([frozenset(range(length)) for length in lengths], Purpose.GALLOP, probes.everything)
     found = next((length for length, counts_as in zip(lengths, answers, strict=True) if counts_as in _FAILED), None)
-    return None if found is None else oracle.everything[:found]
+    return None if found is None else probes.everything[:found]
 
 
-def _control(oracle: ProbeCache, end: Subset, purpose: Purpose, expected: CountsAs) -> CountsAs:
+def _control(probes: ProbeCache, end: Subset, purpose: Purpose, expected: CountsAs) -> CountsAs:
     """What an end counts as: as expected if it does so once in `controls` times, for a failure may be rare."""
-    first = next(oracle.ask([end], purpose, oracle.everything))
+    first = next(probes.ask([end], purpose, probes.everything))
     if first in (expected, CountsAs.UNRESOLVED):
         return first
-    for counts_as in oracle.ask([end] * (oracle.question.controls - 1), purpose, oracle.everything):
+    for counts_as in probes.ask([end] * (probes.question.controls - 1), purpose, probes.everything):
         if counts_as in (expected, CountsAs.UNRESOLVED):
             return counts_as
-    return next((counts_as for counts_as in oracle.answers(end) if counts_as is not GOOD), GOOD)
+    return next((counts_as for counts_as in probes.answers(end) if counts_as is not GOOD), GOOD)
 
 
-def _changes(oracle: ProbeCache, seen: Contradicted) -> bool:
+def _changes(probes: ProbeCache, seen: Contradicted) -> bool:
     """Whether one of two answers that contradict each other changes when asked again."""
     if seen.good == seen.bad:
         return True
-    often = [seen.good] * tries(HALF, oracle.question.confidence)
-    return BAD in oracle.ask(often, Purpose.REPEAT, seen.good) or GOOD in oracle.ask(
+    often = [seen.good] * tries(HALF, probes.question.confidence)
+    return BAD in probes.ask(often, Purpose.REPEAT, seen.good) or GOOD in probes.ask(
         [seen.bad], Purpose.REPEAT, seen.bad
     )
 
 
-def _among_flaky_runs(oracle: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
+def _among_flaky_runs(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
     """Nothing is searched before the bad end is seen to fail more often than the good one, and not just by chance."""
     failing = frozenset(end)
-    if (alike := _alike(oracle, failing)) is not None:
+    if (alike := _alike(probes, failing)) is not None:
         return alike
-    doubt = (1 - oracle.question.confidence) / 4
+    doubt = (1 - probes.question.confidence) / 4
     for attempt in range(_ATTEMPTS):
         # A single wrong turn ends in a proof that fails. The next attempt starts from all that was seen.
         with suppress(Unsettled):
-            return _proven_if_judged(oracle, BayesianSearch(oracle, failing, doubt / 2**attempt), end)
-    return _proven_if_judged(oracle, BayesianSearch(oracle, failing, doubt / 2**_ATTEMPTS), end)
+            return _proven_if_judged(probes, BayesianSearch(probes, failing, doubt / 2**attempt), end)
+    return _proven_if_judged(probes, BayesianSearch(probes, failing, doubt / 2**_ATTEMPTS), end)
 
 
-def _proven_if_judged(oracle: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
+def _proven_if_judged(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
     try:
-        return _proven(oracle, judge, end)
+        return _proven(probes, judge, end)
     except Unjudged as gap:
-        if oracle.question.kind is QuestionKind.ORDERED:
-            return _hidden(oracle, judge, end, gap)
+        if probes.question.kind is QuestionKind.ORDERED:
+            return _hidden(probes, judge, end, gap)
         raise Unsettled(_NEITHER, gap.failing - gap.passing) from None
 
 
-def _alike(oracle: ProbeCache, end: Subset) -> SearchAnswer | None:
+def _alike(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
     """Both ends in pairs, until their rates are apart: None, or what there is to say instead."""
-    confidence = oracle.question.confidence
+    confidence = probes.question.confidence
     separation, taken = Separation(), 0
     while not separation.shown(confidence):
-        good, bad = (_judged(oracle, subset) for subset in (frozenset[int](), end))
+        good, bad = (_judged(probes, subset) for subset in (frozenset[int](), end))
         if taken < min(len(good), len(bad)):
             separation.learn(good[taken] is BAD, bad[taken] is BAD)
             taken += 1
             continue
         if separation.pairs >= _FEWEST_PAIRS and separation.no_more_than(
-            _SMALLEST_DIFFERENCE, with_half_the_doubt(oracle.question)
+            _SMALLEST_DIFFERENCE, with_half_the_doubt(probes.question)
         ):
             if not separation.first_bad:
                 raise Unsettled(f"it fails too seldom to search for what it takes: {_counts(separation)}")
@@ -337,89 +341,85 @@ def _alike(oracle: ProbeCache, end: Subset) -> SearchAnswer | None:
             )
         if taken >= _MOST_PAIRS:
             raise Unsettled(f"too little to tell the ends apart: {_counts(separation)}")
-        unjudged = (len(oracle.answers(subset)) - len(_judged(oracle, subset)) for subset in (frozenset[int](), end))
+        unjudged = (len(probes.answers(subset)) - len(_judged(probes, subset)) for subset in (frozenset[int](), end))
         if max(unjudged) > taken + _MOST_UNJUDGED:
             raise Unsettled(f"one end mostly cannot be judged: {_counts(separation)}")
         lacking = [(frozenset[int](), Purpose.CONTROL_GOOD)] * (len(good) == taken)
         lacking += [(end, Purpose.CONTROL_BAD)] * (len(bad) == taken)
-        oracle.ahead(lacking, end)
+        probes.ahead(lacking, end)
         for subset, purpose in lacking:
-            list(oracle.ask([subset], purpose, end))
+            list(probes.ask([subset], purpose, end))
     if separation.first_bad > separation.second_bad:
         raise Unsettled(f"the good end fails more often than the bad one: {_counts(separation)}")
     return None
 
 
-def _judged(oracle: ProbeCache, subset: Subset) -> list[CountsAs]:
-    return [counts_as for counts_as in oracle.answers(subset) if counts_as in (GOOD, BAD)]
+def _judged(probes: ProbeCache, subset: Subset) -> list[CountsAs]:
+    return [counts_as for counts_as in probes.answers(subset) if counts_as in (GOOD, BAD)]
 
 
 def _counts(seen: Separation) -> str:
     return f"the bad end failed {seen.second_bad} of {seen.pairs} times, the good end {seen.first_bad} of {seen.pairs}"
 
 
-def _so_often(oracle: ProbeCache, end: Subset, counts_as: CountsAs) -> str:
+def _so_often(probes: ProbeCache, end: Subset, counts_as: CountsAs) -> str:
     """ "2 of 3 times it fails in another way"; without numbers where it was asked once."""
-    answers = oracle.answers(end)
+    answers = probes.answers(end)
     often = "" if len(answers) == 1 else f"{answers.count(counts_as)} of {len(answers)} times "
     return f"{often}it {_says(counts_as)}"
 
 
-def _against_order(oracle: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
+def _against_order(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
     """More items may turn bad into good here, so nothing follows from anything: only what was asked counts."""
-    if oracle.question.kind is QuestionKind.ORDERED:
+    if probes.question.kind is QuestionKind.ORDERED:
         raise Unsettled("it fails at a smaller value and passes at a larger one: there is no threshold")
-    failing = min((seen.subset for seen in oracle.observations if seen.counts_as is BAD), key=len)
+    failing = min((seen.subset for seen in probes.observations if seen.counts_as is BAD), key=len)
     why = "more items may pass where fewer fail, and what decides cannot be judged"
-    return _literally(oracle, end, failing, why, _ONLY_WHAT_WAS_ASKED)
+    return _literally(probes, end, failing, why, _ONLY_WHAT_WAS_ASKED)
 
 
-def _around_unjudged(oracle: ProbeCache, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
+def _around_unjudged(probes: ProbeCache, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
     """Other sets than those of the search may be judged, if the question allows to ask them."""
-    if oracle.question.kind is QuestionKind.ORDERED:
-        return _hidden(oracle, Literal(oracle), end, gap)
-    return _literally(oracle, end, gap.failing, _NEITHER, "")
+    if probes.question.kind is QuestionKind.ORDERED:
+        return _hidden(probes, Literal(probes), end, gap)
+    return _literally(probes, end, gap.failing, _NEITHER, "")
 
 
 _NEITHER = "between what passes and what fails, the rest was neither good nor bad"
 
 
-def _hidden(oracle: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
+def _hidden(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
     """It begins somewhere in what is neither good nor bad, or right behind that, whose borders are asked once more."""
-    _must_fail(oracle, judge, gap.failing)
-    if _rest(oracle, judge, gap.passing) is not GOOD:
+    _must_fail(probes, judge, gap.failing)
+    if _rest(probes, judge, gap.passing) is not GOOD:
         raise Unsettled(f"length {len(gap.passing)} was seen to pass, but not when asked again")
-    _recheck(oracle, judge, end)
-    between = [one.counts_as for one in oracle.observations if gap.passing < one.subset < gap.failing]
+    _recheck(probes, judge, end)
+    between = [one.counts_as for one in probes.observations if gap.passing < one.subset < gap.failing]
     found = zones(len(gap.passing), len(gap.failing), len(end), between)
     hidden = "another failure lies between what passes and what fails in the way sought, and hides where that begins"
     why = hidden if found[1].counts_as is CountsAs.DIFFERENT else _NEITHER
     return replace(
-        so_far(oracle, why, gap.failing - gap.passing),
+        so_far(probes, why, gap.failing - gap.passing),
         p_bad=judge.rate,
-        passing=oracle.items(gap.passing),
-        failing=oracle.items(gap.failing),
+        passing=probes.items(gap.passing),
+        failing=probes.items(gap.failing),
         zones=found,
     )
 
 
-def _literally(oracle: ProbeCache, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
-    ranges = oracle.question.kind is QuestionKind.RANGE
-    culprit = shrunk(oracle, failing) if ranges else ddmin(oracle, failing)
+def _literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
+    ranges = probes.question.kind is QuestionKind.RANGE
+    culprit = shrunk(probes, failing) if ranges else ddmin(probes, failing)
     if culprit.unjudged:
         raise Unsettled(why, culprit.members)
-    literal = Literal(oracle)
-    _must_fail(oracle, literal, culprit.members)
-    passed = [_rest(oracle, literal, rest) is GOOD for rest in _rests(oracle, [culprit])]
-    _recheck(oracle, literal, end)
-    if any(not _fits(seen, culprit) for seen in oracle.observations):
+    literal = Literal(probes)
+    _must_fail(probes, literal, culprit.members)
+    passed = [_rest(probes, literal, rest) is GOOD for rest in _rests(probes, [culprit])]
+    _recheck(probes, literal, end)
+    # If only the culprit fails, what holds it does not pass, and nothing else fails.
+    if any(seen.counts_as is (GOOD if culprit.members <= seen.subset else BAD) for seen in probes.observations):
         caveat = caveat or "other sets end otherwise than this one makes them expected to, so there may be more"
-    return of_culprits(oracle, literal, [culprit], all(passed), 1.0, caveat)
-
-
-def _fits(seen: ProbeAnswer, culprit: FailingSet) -> bool:
-    """Whether it ended as it must if nothing else than the culprit fails."""
-    return seen.counts_as is not (GOOD if culprit.members <= seen.subset else BAD)
+    return of_culprits(probes, literal, [culprit], all(passed), 1.0, caveat)
 
 
 def _says(counts_as: CountsAs) -> str:
@@ -431,39 +431,39 @@ def _says(counts_as: CountsAs) -> str:
     }[counts_as]
 
 
-def so_far(oracle: ProbeCache, why: str, open_units: Subset = frozenset()) -> SearchAnswer:
+def so_far(probes: ProbeCache, why: str, open_units: Subset = frozenset()) -> SearchAnswer:
     """Undecided: the smallest set that failed, the largest part of it that passed, and what lies between."""
-    failing = min((seen.subset for seen in oracle.observations if seen.counts_as is BAD), key=_order, default=None)
-    passed = [seen.subset for seen in oracle.observations if seen.counts_as is GOOD]
+    failing = min((seen.subset for seen in probes.observations if seen.counts_as is BAD), key=_order, default=None)
+    passed = [seen.subset for seen in probes.observations if seen.counts_as is GOOD]
     inside = [subset for subset in passed if failing is None or subset < failing]
     passing = max(inside, key=len, default=None)
-    known = _needed(oracle, failing)
-    within = frozenset(oracle.everything) if failing is None else failing
-    ordered = oracle.question.kind is QuestionKind.ORDERED
+    known = _needed(probes, failing)
+    within = frozenset(probes.everything) if failing is None else failing
+    ordered = probes.question.kind is QuestionKind.ORDERED
     left = within - (passing or frozenset()) if ordered else within - known
     return SearchAnswer(
         kind=AnswerKind.UNDECIDED,
         confidence=0.0,
         why=why,
-        open=tuple(sorted(oracle.items(open_units - known or left))),
-        known=() if ordered else tuple(sorted(oracle.items(known))),
-        passing=None if passing is None else oracle.items(passing),
-        failing=None if failing is None else oracle.items(failing),
+        open=tuple(sorted(probes.items(open_units - known or left))),
+        known=() if ordered else tuple(sorted(probes.items(known))),
+        passing=None if passing is None else probes.items(passing),
+        failing=None if failing is None else probes.items(failing),
     )
 
 
-def _needed(oracle: ProbeCache, failing: Subset | None) -> Subset:
+def _needed(probes: ProbeCache, failing: Subset | None) -> Subset:
     """Of a set that fails, those without which it passes; none are known where answers contradict each other."""
-    bad = [seen.subset for seen in oracle.observations if seen.counts_as is BAD]
-    good = [seen.subset for seen in oracle.observations if seen.counts_as is GOOD]
-    contradicted = oracle.question.flaky or any(fails <= passes for fails in bad for passes in good)
+    bad = [seen.subset for seen in probes.observations if seen.counts_as is BAD]
+    good = [seen.subset for seen in probes.observations if seen.counts_as is GOOD]
+    contradicted = probes.question.flaky or any(fails <= passes for fails in bad for passes in good)
     if failing is None or contradicted:
         return frozenset()
     return frozenset().union(*(failing - passes for passes in good if len(failing - passes) == 1))
 
 
 def of_culprits(
-    oracle: ProbeCache,
+    probes: ProbeCache,
     judge: SetJudge,
     found: Sequence[FailingSet],
     rest_passes: bool,
@@ -471,7 +471,7 @@ def of_culprits(
     caveat: str = "",
 ) -> SearchAnswer:
     """One or several culprits, each proven to fail alone. If the rest was not seen to pass there may be more."""
-    groups = tuple(oracle.items(culprit.members) for culprit in found)
+    groups = tuple(probes.items(culprit.members) for culprit in found)
     kind, items = _shape(groups)
     return SearchAnswer(
         kind=kind,
@@ -479,18 +479,18 @@ def of_culprits(
         groups=groups if len(groups) > 1 else (),
         confidence=sample_confidence if any(culprit.sampled for culprit in found) else 1.0,
         p_bad=judge.rate,
-        why=caveat or _caveat(oracle, found, rest_passes),
-        passing=_passing(oracle, found),
+        why=caveat or _caveat(probes, found, rest_passes),
+        passing=_passing(probes, found),
         failing=groups[0],
     )
 
 
-def _caveat(oracle: ProbeCache, found: Sequence[FailingSet], rest_passes: bool) -> str:
+def _caveat(probes: ProbeCache, found: Sequence[FailingSet], rest_passes: bool) -> str:
     if not rest_passes:
         return "everything but the answer was not seen to pass, so there may be more"
     if any(culprit.sampled for culprit in found):
         return "not each member was taken away by itself, but both ends and a sample"
-    if oracle.question.kind is QuestionKind.RANGE and any(len(culprit.members) > 2 for culprit in found):
+    if probes.question.kind is QuestionKind.RANGE and any(len(culprit.members) > 2 for culprit in found):
         return "no smaller range in it fails; whether it takes all that lies between its ends, no range can tell"
     return ""
 
@@ -500,12 +500,12 @@ _ONLY_WHAT_WAS_ASKED = (
 )
 
 
-def _passing(oracle: ProbeCache, found: Sequence[FailingSet]) -> Subset | None:
+def _passing(probes: ProbeCache, found: Sequence[FailingSet]) -> Subset | None:
     """The most of everything but the answer that was seen to pass, else the answer without a member; else None."""
-    rests_first = sorted(_rests(oracle, found), key=len, reverse=True)
+    rests_first = sorted(_rests(probes, found), key=len, reverse=True)
     without = (culprit.members - {member} for culprit in found for member in sorted(culprit.members))
-    seen = (subset for subset in (*rests_first, *without) if GOOD in oracle.answers(subset))
-    return next(map(oracle.items, seen), None)
+    seen = (subset for subset in (*rests_first, *without) if GOOD in probes.answers(subset))
+    return next(map(probes.items, seen), None)
 
 
 def _shape(groups: Sequence[Subset]) -> tuple[AnswerKind, tuple[int, ...]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from nsa_harness.core.experiment.signature import Signature
+from nsa_harness.core.experiment.trial import Signature
+from nsa_harness.core.plan import Launcher
 from nsa_harness.core.report import HangKind, MachineFacts, Place
 from nsa_harness.core.search.question import CountsAs, Purpose, SearchAnswer, Spans, Subset, places_in
 from nsa_harness.core.search.subject import Subject
@@ -92,3 +93,45 @@ class BisectReport(SearchDetail):
 def ended_s(probes: Iterable[ProbeReport]) -> float:
     """Where the clock of a search stands after these probes."""
     return max((one.started_s + one.wall_s for one in probes if one.started_s is not None), default=0.0)
+
+
+# Probes that were forked, and what torchrun says of them.
+
+
+def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeReport | None:
+    """Return a forked probe that should be launched again under torchrun; None: no launcher explains anything here.
+
+    That is an end that is not as it should be, or one of two probes that contradict each other, if one was forked and
+    the other was not. A configuration that ended both ways under one launcher is never returned.
+    """
+    same = [one for one in before if (one.subset, one.launcher) == (new.subset, new.launcher)]
+    if any(one.counts_as is not new.counts_as for one in same):
+        return None
+    forked = new.launcher == Launcher.FORK
+    if forked and _END.get(new.purpose, new.counts_as) is not new.counts_as:
+        return new
+    others = (one for one in before if one.n != new.n and (one.launcher == Launcher.FORK) is not forked)
+    other = next((one for one in others if _contradict(one, new) or _contradict(new, one)), None)
+    return new if other is not None and forked else other
+
+
+def without_forks(probes: Iterable[ProbeReport]) -> list[ProbeReport]:
+    """Return the probes with every forked one unresolved: forks do not show here what torchrun does."""
+    reason = "a fork does not show here what torchrun does"
+    return [
+        replace(one, counts_as=CountsAs.UNRESOLVED, summary=reason) if one.launcher == Launcher.FORK else one
+        for one in probes
+    ]
+
+
+_END = {Purpose.CONTROL_GOOD: CountsAs.GOOD, Purpose.CONTROL_BAD: CountsAs.BAD}
+
+
+def _contradict(larger: ProbeReport, smaller: ProbeReport) -> bool:
+    """Whether one configuration ended in two ways, or all of a failing one passes with more items."""
+    if CountsAs.UNRESOLVED in (larger.counts_as, smaller.counts_as) or "none" in (larger.launcher, smaller.launcher):
+        return False
+    if larger.subset == smaller.subset:
+        return larger.counts_as is not smaller.counts_as
+    answers = (larger.counts_as, smaller.counts_as)
+    return answers == (CountsAs.GOOD, CountsAs.BAD) and smaller.places <= larger.places

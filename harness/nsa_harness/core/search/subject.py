@@ -182,7 +182,9 @@ def override_word(key: str, value: Plain) -> str:
     """`gc.layers=[2,6]`: what a command line takes; an empty list of layers is `none`."""
     if key == "gc.layers":
         return f"{key}={layers_word(value)}"
-    return f"{key}={value if isinstance(value, str) and _bare(value) else json.dumps(value)}"
+    # YAML reads the letters of a bare word as this very text.
+    is_bare = isinstance(value, str) and _BARE_WORD.fullmatch(value) and scalar(value) == value
+    return f"{key}={value if is_bare else json.dumps(value)}"
 
 
 def layers_word(value: Plain) -> str:
@@ -213,8 +215,3 @@ def _spans(numbers: Collection[int]) -> list[str]:
 def _number(item: Plain) -> int:
     assert isinstance(item, int)
     return item
-
-
-def _bare(text: str) -> bool:
-    """YAML reads these letters as this very text."""
-    return _BARE_WORD.fullmatch(text) is not None and scalar(text) == text

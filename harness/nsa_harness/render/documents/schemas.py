@@ -21,7 +21,7 @@ from nsa_harness import __version__
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import WORTHS
 from nsa_harness.core.evidence.live import FirstSnapshot, RankProgress
-from nsa_harness.core.experiment.signature import SLOW
+from nsa_harness.core.experiment.trial import SLOW
 from nsa_harness.core.report import MachineFacts, Status
 from nsa_harness.render import events
 from nsa_harness.render.documents import report_json

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from nsa_harness.core.experiment.signature import Signature
+from nsa_harness.core.experiment.trial import Signature
 from nsa_harness.core.search.question import (
     AnswerKind,
     CountsAs,

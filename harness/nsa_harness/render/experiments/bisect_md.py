@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from nsa_harness.core.search.question import CONTROLS, PROOFS, AnswerKind
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render.experiments import words as bisect_words
-from nsa_harness.render.experiments.grid import Grid
-from nsa_harness.render.experiments.rows import Row, rows
+from nsa_harness.render.experiments.picture import Grid, Row, rows
 from nsa_harness.render.terminal.layout import cropped
 from nsa_harness.render.text import escape_block, escaped, markdown, markdown_code, markdown_fence, markdown_table
 from nsa_harness.texts import words

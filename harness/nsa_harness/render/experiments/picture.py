@@ -1,20 +1,320 @@
-"""The picture of a search for the page: probes down, items across, as numbers for the template to draw.
-
-Shapes alone are drawn, on a ground of GRID_WIDTH that is stretched to the room there is; texts stand beside them as
-text, so that none can be cut.
-"""
+"""The picture of a search: what each probe asked and what it showed, as rows of text and as shapes for the page."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import cached_property
+from itertools import islice, pairwise
 
-from nsa_harness.core.search.report import BisectReport
-from nsa_harness.core.search.subject import Subject
+from rich.cells import cell_len
+
+from nsa_harness.core.experiment.trial import SLOW, Signature, line_word, same
+from nsa_harness.core.report import Status
+from nsa_harness.core.search.question import CONTROLS, CountsAs, Purpose, Round, Subset
+from nsa_harness.core.search.report import BisectReport, ProbeReport
+from nsa_harness.core.search.subject import Form, Subject, layer_spans, plural
 from nsa_harness.render.experiments import words as bisect_words
-from nsa_harness.render.experiments.rows import OFF, ON, PARTLY, Row, pooled, rows, sign
+from nsa_harness.render.terminal.layout import NARROW, cropped, padded, paragraph
+from nsa_harness.render.text import escape
 from nsa_harness.texts import words
+
+ON, OFF, PARTLY = "■", "·", "▒"
+NO_VERDICT, EARLY = "none", "wait"
+
+Next = Round | ProbeReport  # what is asked after a probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One probe in words. Of what was not launched neither the items nor the time are shown."""
+
+    n: int
+    step: str  # "[0,12) → [6,12)" where it narrows the search, else what it was for
+    why: str  # "right edge, fork"
+    chosen: Subset  # the items that were switched on
+    open: tuple[int, int]  # those still open before it
+    value: str  # of items in order the one that was asked; else empty
+    config: str
+    launched: bool
+    verdict: str  # EARLY where it was ended before one, NO_VERDICT where there is none
+    counts_as: CountsAs
+    took: str
+    remark: str  # whether it is the failure that is sought, or why it could not be judged
+    dir: str | None
+
+    def signs(self, pools: Sequence[range]) -> list[str]:
+        """One for each column of items."""
+        return [sign([place in self.chosen for place in pool]) for pool in pools]
+
+    @property
+    def title(self) -> str:
+        """All of it in a line."""
+        parts = (f"probe {self.n}", self.step, self.config, self.verdict, self.took, self.value, self.remark)
+        return " · ".join(filter(None, parts))
+
+
+def rows(report: BisectReport) -> Iterator[Row]:
+    for index, probe in enumerate(report.probes):
+        # Probes of one round stand together; the first of another says what this one has left.
+        following = (other for other in report.probes[index + 1 :] if _round(other) != _round(probe))
+        yield row(report, probe, next(following, None))
+
+
+def row(report: BisectReport, probe: ProbeReport, following: Next | None) -> Row:
+    """`following` is what is asked next, None where nothing is or where nobody knows yet."""
+    subject = report.subject
+    pace = "" if probe.step_s is None else f"{bisect_words.pace_word(probe.step_s)} a step"
+    return Row(
+        n=probe.n,
+        step=_step(report, probe, following),
+        why=f"{probe.purpose.value.replace('_', ' ')}, {probe.launcher}",
+        chosen=probe.places,
+        open=probe.open,
+        value=bisect_words.last_value(subject, probe) if subject.ordered else "",
+        config=bisect_words.config_words(subject.config(probe.places)),
+        launched=probe.launched,
+        verdict=EARLY if probe.early else probe.verdict or NO_VERDICT,
+        counts_as=probe.counts_as,
+        took=words.seconds(probe.wall_s) if probe.launched else "",
+        remark=", ".join(filter(None, (pace, _showed(report, probe), _how_many(report, probe)))),
+        dir=probe.dir,
+    )
+
+
+def pooled(count: int, most: int) -> tuple[range, ...]:
+    """The items of each of at most so many columns: one where they fit, else as few as do."""
+    size = max(1, -(-count // most))
+    return tuple(range(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def sign(on: Sequence[bool]) -> str:
+    return ON if all(on) else PARTLY if any(on) else OFF
+
+
+def _round(probe: ProbeReport) -> tuple[Purpose, tuple[int, int], int]:
+    return probe.purpose, probe.open, probe.left
+
+
+def _step(report: BisectReport, probe: ProbeReport, following: Next | None) -> str:
+    subject = report.subject
+    if probe.purpose not in bisect_words.SEARCHING:
+        return _purpose(subject, probe)
+    before = bisect_words.span(subject, probe.open)
+    # The round that follows says what is left; after the last one of a search, its own answer does.
+    left = bisect_words.left_open(probe, report)
+    if following is not None and following.purpose is probe.purpose:
+        is_inside = probe.open[0] <= following.open[0] and following.open[1] <= probe.open[1]
+        left = following.open if is_inside else left
+    after = bisect_words.span(subject, left)
+    return before if after == before else f"{before} → {after}"
+
+
+def _purpose(subject: Subject, probe: ProbeReport) -> str:
+    match probe.purpose:
+        case Purpose.CONTROL_GOOD | Purpose.CONTROL_BAD:
+            return "control"
+        case Purpose.ALONE:
+            return f"shape: {_few(subject, sorted(probe.places))} alone"
+        case Purpose.DROP_ONE:
+            missing = sorted(set(range(*probe.open)) - probe.places)
+            return f"proof: without {_few(subject, missing)}" if len(missing) == 1 else "proof: one removed"
+        case Purpose.PROOF_BAD | Purpose.PROOF_GOOD:
+            return f"proof, {probe.launcher}"
+    return bisect_words.PURPOSES[probe.purpose]
+
+
+def _few(subject: Subject, places: Sequence[int]) -> str:
+    """Items in a narrow column: numbers, or names where they are short."""
+    if subject.form is Form.LAYERS:
+        shorter = layer_spans([int(str(subject.items[place])) for place in places])
+        return shorter if len(shorter) <= 8 else f"{len(places)}"
+    return ", ".join(str(place + 1) for place in places) if len(places) <= 3 else f"{len(places)}"
+
+
+def _showed(report: BisectReport, probe: ProbeReport) -> str:
+    if probe.early:
+        return "same wait, ended early"
+    if probe.counts_as is CountsAs.UNRESOLVED and probe.verdict == Status.PASS:
+        return "not judged: fewer than two optimizer steps were seen, so it has no time a step"
+    if probe.counts_as is CountsAs.UNRESOLVED:
+        reason = "not judged" if probe.launched else "could not be launched"
+        return f"{reason}: {probe.summary}" if probe.summary else reason
+    if probe.counts_as is CountsAs.DIFFERENT:
+        return f"another failure: {probe.cause or 'cause not known'}, {probe.summary}"
+    if probe.counts_as is CountsAs.GOOD:
+        return ""
+    if report.signature is not None and report.signature.verdict == SLOW:
+        return "slow"
+    seen_before = any(other.n < probe.n and other.counts_as is CountsAs.BAD for other in report.probes)
+    if probe.purpose in CONTROLS or not seen_before:
+        return _where(probe)
+    seen = Signature(verdict=probe.verdict or "", cause=probe.cause, place=line_word(probe.place))
+    return "same" if report.signature is None or same(seen, report.signature) else f"counts too: {seen}"
+
+
+def _where(probe: ProbeReport) -> str:
+    layer = probe.place.layer if probe.place else None
+    parts = (probe.phase, None if layer is None else f"layer {layer}", probe.cause if layer is None else None)
+    return ", ".join(part for part in parts if part)
+
+
+def _how_many(report: BisectReport, probe: ProbeReport) -> str:
+    """ "2 of 3": so often this configuration has ended so, of the times it was asked up to here."""
+    alike = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
+    so = sum(other.counts_as is probe.counts_as for other in alike)
+    return f"{so} of {len(alike)}" if len(alike) > 1 else ""
+
+
+# As text: one row a probe, one column an item, or the value where the items are in order.
+
+
+_NUMBER, _VERDICT, _TIME = 3, 5, 6
+_LEAST_STEP, _MOST_STEP = 19, 33
+_INDENT = " " * (_NUMBER + 2)
+_LEAST_LEGEND = 24  # columns for a name that hangs from its column
+_TICK = 10  # columns between the labels of a ruler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Rows of one width, so that each can be printed when its probe ends."""
+
+    subject: Subject
+    width: int
+
+    def head(self) -> Iterator[str]:
+        """The line with the items, and below it what each column stands for where it cannot say so itself."""
+        if self.subject.ordered:
+            return
+        noun = escape(self.subject.noun)
+        if self._narrow:
+            yield cropped(f"{_INDENT}{self._ruler}   {noun}", self.width)
+        else:
+            columns = len(_INDENT) + self._step
+            yield f"{cropped(noun, columns):>{columns}}  {self._ruler}"
+        yield from self._legend()
+
+    def row(self, row: Row) -> Iterator[str]:
+        step, remark, number = escape(row.step), escape(row.remark), f"{row.n:>{_NUMBER}}  "
+        cells, verdict = self._cells(row), cropped(escape(row.verdict), _VERDICT)
+        if self._narrow:
+            yield from paragraph(step, self.width, number, _INDENT)
+            yield from self._with_remark(f"{_INDENT}{cells}   {verdict}   {row.took}".rstrip(), remark)
+            return
+        if cell_len(step) > self._step:
+            yield from paragraph(step, self.width, number, _INDENT)
+            number, step = _INDENT, ""
+        line = f"{number}{padded(step, self._step)}  {padded(cells, self._grid_columns)}   {verdict:<{_VERDICT}}"
+        yield from self._with_remark(f"{line} {row.took:>{_TIME}}".rstrip(), remark)
+
+    def whole(self, rows: Iterable[Row]) -> Iterator[str]:
+        """Head and rows of a search that has ended."""
+        yield from self.head()
+        for row in rows:
+            yield from self.row(row)
+
+    def _with_remark(self, line: str, remark: str) -> Iterator[str]:
+        if not remark:
+            yield line
+        elif cell_len(line) + 2 + cell_len(remark) <= self.width:
+            yield f"{line}  {remark}"
+        else:
+            yield line
+            yield from paragraph(remark, self.width, f"{_INDENT}  ")
+
+    def _cells(self, row: Row) -> str:
+        if self.subject.ordered:
+            return cropped(escape(f"{self._name}{row.value}"), self._room)
+        if not row.launched:  # so nothing was switched on or off
+            return " " * self._grid_columns
+        signs = row.signs(self._pools)
+        if self._numbered:
+            return " ".join(sign.ljust(len(label)) for sign, label in zip(signs, self._labels, strict=True)).rstrip()
+        return "".join(signs)
+
+    @property
+    def _name(self) -> str:
+        """Before a value: a commit needs none."""
+        return "" if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} "
+
+    @property
+    def _narrow(self) -> bool:
+        return self.width < NARROW
+
+    @cached_property
+    def _step(self) -> int:
+        """Columns for what a probe narrowed."""
+        whole = bisect_words.span(self.subject, (0, len(self.subject.items)))
+        return min(max(2 * cell_len(escape(whole)) + 3, _LEAST_STEP), _MOST_STEP)
+
+    @property
+    def _room(self) -> int:
+        """Columns for the items: what the other cells leave."""
+        beside = 0 if self._narrow else self._step + 2
+        return max(self.width - len(_INDENT) - beside - 3 - _VERDICT - 1 - _TIME, 8)
+
+    @cached_property
+    def _grid_columns(self) -> int:
+        if not self.subject.ordered:
+            return cell_len(self._ruler) if self._numbered else len(self._pools)
+        places = [*range(min(len(self.subject.items), 2)), len(self.subject.items) - 1]
+        labels = [bisect_words.value_before(self.subject, 0), *map(self.subject.label, places)]
+        return min(max(cell_len(escape(f"{self._name}{label}")) for label in labels), self._room)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(escape(bisect_words.item_word(self.subject, place)) for place in range(len(self.subject.items)))
+
+    @cached_property
+    def _labels(self) -> tuple[str, ...]:
+        """The items at the top of their columns; long names are numbers that the legend explains."""
+        fits = sum(map(cell_len, self._names)) + len(self._names) - 1 <= self._room
+        if self.subject.form is Form.LAYERS or fits:
+            return self._names
+        return tuple(str(place + 1) for place in range(len(self._names)))
+
+    @cached_property
+    def _numbered(self) -> bool:
+        """Each item has a column with its label."""
+        return sum(map(cell_len, self._labels)) + len(self._labels) - 1 <= self._room
+
+    @cached_property
+    def _pools(self) -> tuple[range, ...]:
+        count = len(self.subject.items)
+        return pooled(count, count if self._numbered else self._room)
+
+    @cached_property
+    def _ruler(self) -> str:
+        if self._numbered:
+            return " ".join(self._labels)
+        ruler = ""
+        for column in range(0, len(self._pools), _TICK):
+            label = self._labels[self._pools[column][0]]
+            if column + cell_len(label) <= self._room:
+                ruler = f"{ruler:<{column}}{label}"
+        return ruler
+
+    def _legend(self) -> Iterator[str]:
+        if self._labels != self._names:
+            left = len(_INDENT) if self._narrow else len(_INDENT) + self._step + 2
+            ends = [left + sum(len(one) + 1 for one in self._labels[:place]) for place in range(len(self._names))]
+            hangs = self._numbered and ends[-1] + _LEAST_LEGEND <= self.width
+            for place in reversed(range(len(self._names))) if hangs else range(len(self._names)):
+                label, name = self._labels[place], self._names[place]
+                bars = "".join(f"{'│':>{end - before}}" for before, end in pairwise((-1, *ends[:place])))
+                first, rest = (f"{bars:<{ends[place]}}└ ", bars) if hangs else (f"  {label:>3}  ", " " * 7)
+                yield from paragraph(name, self.width, first, f"{rest:<{len(first)}}")
+        if len(self._pools[0]) > 1:
+            size = len(self._pools[0])
+            pooled = f"one column is {size} {plural(self.subject.noun)}: {ON} all on, {PARTLY} some"
+            yield from paragraph(escape(pooled), self.width, "  ")
+
+
+# For the page: probes down, items across. Only shapes are drawn, on a ground of GRID_WIDTH that is stretched to the
+# room there is. Texts stand beside them as text, so that none can be cut.
+
 
 GRID_WIDTH, ROW_HEIGHT, CELL_HEIGHT = 400, 18, 13
 SHOWN = 200  # rows

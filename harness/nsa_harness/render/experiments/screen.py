@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
-from typing import TextIO
+from typing import Any, TextIO
 
-from nsa_harness.core.report import Trouble
 from nsa_harness.core.search.effort import Case, Stage, at_most
 from nsa_harness.core.search.question import AnswerKind, Round
 from nsa_harness.core.search.report import BisectReport, ProbeReport
 from nsa_harness.core.search.subject import plural
 from nsa_harness.core.search.waits import Waiting
 from nsa_harness.render.experiments import words as bisect_words
-from nsa_harness.render.experiments.grid import Grid
-from nsa_harness.render.experiments.rows import Next, row, rows
+from nsa_harness.render.experiments.live import ExperimentScreen
+from nsa_harness.render.experiments.picture import Grid, Next, row, rows
 from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
-from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.texts import words
 
@@ -147,12 +140,6 @@ def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
     yield from answer_lines(report, run_dir, width)
 
 
-def interrupted_line(count: int) -> str:
-    if count > 1:
-        return "  interrupted twice: killing now; the same command goes on where it stopped"
-    return "  interrupted: ending this probe; the same command goes on where it stopped"
-
-
 def _standing(report: BisectReport, running: Round, left_s: float | None) -> str:
     """The question, what is left of it, how many probes that takes at most, and how long the whole rest takes."""
     subject = report.subject
@@ -179,7 +166,6 @@ def _running(report: BisectReport, running: Round, elapsed_s: float) -> str:
 
 
 _WORTH_A_LINE_S = 15.0  # of waiting, where nothing can be drawn again
-_PATIENCE_S = 1.0  # for the last words of a search that was killed: nobody may be reading them
 _LABELS = "hangs|fails|passes|alone|note|often|tells|zones|why|open|do|place|took|proven at|not tried|paste|page"
 STYLES = (
     (r"(?<=   )PASS(?= |$)", "green"),
@@ -198,37 +184,22 @@ STYLES = (
 )
 
 
-class BisectScreen:
-    """Called one call at a time, in the order in which things happen; `interrupted` alone may come in between.
+class BisectScreen(ExperimentScreen):
+    """The screen of a bisection: a row a probe, and below the rows the round that runs."""
 
-    Nothing is raised into the search: what could not be shown stands in `trouble`.
-    """
+    styles = STYLES
+    interruptions = (
+        "interrupted: ending this probe; the same command goes on where it stopped",
+        "interrupted twice: killing now; the same command goes on where it stopped",
+    )
 
-    def __init__(
-        self,
-        stream: TextIO,
-        *,
-        environ: Mapping[str, str] | None = None,
-        live: bool = True,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`live`: a line that is drawn again, where the stream allows one."""
-        self._paint = Paint(stream, os.environ if environ is None else environ, STYLES, live=live)
-        self._writer = Writer(stream, self.frame if self._paint.lively else None)
-        self._clock_s = clock_s
-        self._lock = Lock()  # between the calls and the frame
-        self._running: _Running | None = None
+    def __init__(self, stream: TextIO, **options: Any) -> None:
+        super().__init__(stream, **options)
+        self._round: _Running | None = None
         self._grid: Grid | None = None
         self._waits: dict[int, tuple[Waiting, float]] = {}  # by the number of the probe, and when that was seen
-        self._said: set[int] = set()  # probes of which it was said that they are waited for
+        self._said: set[int] = set()  # probes whose wait was reported already
         self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
-        self._interrupts = 0
-        self._troubles: list[Trouble] = []
-        self.lost_terminal: Callable[[], None] = lambda: None  # called for each word that nobody is there to take
-
-    @property
-    def trouble(self) -> tuple[Trouble, ...]:
-        return tuple(self._troubles)
 
     def begun(self, report: BisectReport) -> None:
         """Before the first probe: the question, and the head of the picture."""
@@ -243,21 +214,21 @@ class BisectScreen:
             self._row(round_)
             now_s, left = self._clock_s(), len(round_.subsets)
             with self._lock:
-                self._running = _Running(round=round_, report=report, since_s=now_s, left=left, left_s=left_s)
+                self._round = _Running(round=round_, report=report, since_s=now_s, left=left, left_s=left_s)
             if self._paint.lively:
                 self._writer.start()
 
     def probed(self, probe: ProbeReport, report: BisectReport) -> None:
-        """One probe has ended. `told` holds it already. Its row waits for the next round, which says what is left."""
+        """One probe has ended, and `report` has it. Its row waits for the next round, which shows what is left."""
         with self._harmless():
             self._row(None)
             self._pending = (probe, report)
             with self._lock:
                 self._waits.pop(probe.n, None)
-                if self._running is not None:
-                    self._running.left -= 1
-                    if self._running.left == 0:
-                        self._running = None
+                if self._round is not None:
+                    self._round.left -= 1
+                    if self._round.left == 0:
+                        self._round = None
 
     def answered(self, report: BisectReport, run_dir: Path) -> None:
         with self._harmless():
@@ -266,7 +237,7 @@ class BisectScreen:
             self._writer.settle()
 
     def waits(self, n: int, waiting: Waiting | None) -> None:
-        """The probe of this number does nothing. None: it moves again, or nothing is known of it."""
+        """Show that probe `n` makes no progress. None: it moves again, or nothing is known about it."""
         with self._harmless():
             with self._lock:
                 self._waits.pop(n, None)
@@ -278,69 +249,34 @@ class BisectScreen:
                 self.note(f"probe {n}: {waiting_text(waiting)}")
 
     def note(self, text: str) -> None:
-        """A choice made on the user's behalf, or news of the search."""
+        """Print a choice made on the user's behalf, or news of the search."""
         with self._harmless():
             self._row(None)
             self._print(paragraph(escape(text), self._width, "  ", "    "))
 
-    def interrupted(self, count: int) -> None:
-        """Ctrl-C or TERM, for the `count`-th time. May come from a signal handler: takes no lock, writes nothing."""
-        with self._harmless():
-            self._interrupts = count
-            self._writer.write(f"{self._paint.bare(interrupted_line(count))}\n")
-
-    def settle(self) -> None:
-        """Return when everything said so far is on the stream."""
-        with self._harmless():
-            self._writer.settle()
-
-    def close(self) -> None:
-        """Leave the screen in order. Safe to call twice and at any time."""
-        with self._harmless():
-            self._stop()
-            self._writer.close(_PATIENCE_S if self._interrupts > 1 else None)
-
     def frame(self) -> list[str]:
-        """Called by the writer, in its thread."""
         with self._lock:
-            running, waits = self._running, [*self._waits.values()]
+            running, waits = self._round, [*self._waits.values()]
         if running is None:
             return []
-        now_s, width = self._clock_s(), self._width - 1  # a full line would wrap when the window shrinks
+        now_s, width = self._clock_s(), self._width
         lines = [progress_line(running.report, running.round, now_s - running.since_s, width, running.left_s)]
         if waits:
             waiting, seen_s = max(waits, key=lambda one: one[0].left_s)
-            lines.append(cropped(f"    {waiting_text(waiting, now_s - seen_s)}", width))
-        return [self._paint.painted(line) for line in lines]
+            lines.append(f"    {waiting_text(waiting, now_s - seen_s)}")
+        return [self._drawn(line) for line in lines]
 
     def _stop(self) -> None:
         self._row(None)
         with self._lock:
-            self._running = None
+            self._round = None
 
     def _row(self, following: Next | None) -> None:
-        """Print the row that waits."""
+        """Print the row that waits for `following`."""
         pending, self._pending = self._pending, None
         if pending is not None and self._grid is not None:
             probe, report = pending
             self._print(self._grid.row(row(report, probe, following)))
-
-    @property
-    def _width(self) -> int:
-        return self._paint.size[0]
-
-    def _print(self, lines: Iterable[str]) -> None:
-        self._writer.write("".join(f"{self._paint.painted(line)}\n" for line in lines))
-
-    @contextmanager
-    def _harmless(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            self._troubles.append(Trouble(what=f"output through {type(self).__name__}", why=why))
-            if isinstance(error, OSError) and error.errno == errno.EIO:
-                self.lost_terminal()
 
 
 @dataclass(kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from nsa_harness.core.experiment.signature import SLOW, Signature
 from nsa_harness.core.experiment.statistics import interval
+from nsa_harness.core.experiment.trial import SLOW, Signature
 from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.yaml_tree import Plain
 from nsa_harness.core.search.question import (

@@ -1,7 +1,8 @@
-"""Premises: what the probes of a search rest on besides its question. While they stand a finished probe still answers.
+"""The cache key of an experiment: what its finished launches rest on. While it is unchanged they still answer.
 
-Of the program nothing is imported or run: its imports are followed in its source, as far as they lead to files of the
-user's own. Values that may be secret enter as digests alone.
+It has the program's files, the interpreter with its packages, and the environment. Nothing of the program is imported
+or run: its imports are followed in its source, as far as they lead to files of the user's own. Values that may be
+secret enter only as digests.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ print(json.dumps({"version": platform.python_version(), "packages": packages, "f
 
 
 def interpreter(python: str | None, environment: Mapping[str, str]) -> Interpreter:
-    """Of the one that runs the program; None: the harness's own."""
+    """Ask the interpreter that runs the program; None: the harness's own."""
     try:
         done = subprocess.run(
             [python or sys.executable, "-c", _ASK], env=dict(environment), stdin=subprocess.DEVNULL,
@@ -113,6 +114,13 @@ def interpreter(python: str | None, environment: Mapping[str, str]) -> Interpret
         return Interpreter()
 
 
+def interpreter_of(specs: Sequence[RunSpec]) -> Interpreter:
+    """Ask the interpreter that runs the first of the launches."""
+    if not specs:
+        return Interpreter()
+    return interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)})
+
+
 def variables(spec: RunSpec) -> dict[str, str]:
     """What the launch finds in its environment, but for what belongs to the session that it is typed in."""
     passed = {name: value for name, value in shared_environment(spec).items() if not _OF_THE_SESSION.fullmatch(name)}
@@ -123,10 +131,10 @@ def variables(spec: RunSpec) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Whatever of the launches of one search lies in files of the user's."""
+    """Everything of the launches of one experiment that lies in files of the user's."""
 
     specs: Sequence[RunSpec]
-    words: Sequence[str]  # that one of them or another takes, beside those of `specs`
+    words: Sequence[str] = ()  # that any of them takes, in addition to those of `specs`
     interpreter: Interpreter
     working_dir: Path
 

@@ -26,7 +26,7 @@ from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.errors import StoredRunError
 from nsa_harness.supervisor.experiments.cache_key import Premises, changed, sealed, told, without_written
 from nsa_harness.supervisor.storage.adapters import adapter, json_text
-from nsa_harness.supervisor.storage.rundir import RunDir, append_line, create_run, locked, newest
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, append_line, create_run, locked, newest
 
 _MAX_STATE_BYTES = 4 << 20
 _BUDGET = "--budget"
@@ -134,22 +134,21 @@ def _of_bisection(run: RunDir) -> Path:
 
 @contextmanager
 def search_folder(
-    parent: Path,
+    options: RunOptions,
     mark: Bookmark,
     files: Files,
     *,
     state: Callable[[RunDir], Path] = _of_bisection,
     noun: str = "search",
-    redact: bool = True,
-    git_diff: bool = False,
 ) -> Iterator[SearchFolder]:
-    """That of the newest search below `parent` that goes on, or a new one.
+    """Open the newest earlier search that continues, or a new one. Its directory stays locked.
 
     `state`: where a run of this kind keeps its mark; `noun`: what people call one.
     """
     note, answered = "", False
+    kept = {"redact": options.redact, "git_diff": options.git_diff}
     with ExitStack() as stack:
-        for run in [RunDir(path, redact=redact, git_diff=git_diff) for path in newest(parent)]:
+        for run in [RunDir(path, **kept) for path in newest(options.parent)]:
             known = _bookmark(run, state)
             if known is None or known.ended:
                 answered = answered or (known is not None and known.typed == mark.typed)
@@ -165,7 +164,7 @@ def search_folder(
                 note = note or f"{run.path} is another {noun} for the same, still running; this one begins beside it"
             elif known.typed == mark.typed and not answered:
                 note = note or f"{told(other)} changed since the {noun} in {run.path}; a new {noun} begins"
-        run = create_run(parent, redact=redact, git_diff=git_diff)
+        run = create_run(options.parent, **kept)
         stack.enter_context(locked(run))
         yield _begun(SearchFolder(run=run, mark=mark, files=files, state=state(run), note=note))
 

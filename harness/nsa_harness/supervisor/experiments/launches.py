@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_harness import __version__
-from nsa_harness.core.experiment.signature import BASELINE, SLOW, Wanted
 from nsa_harness.core.experiment.statistics import tries
+from nsa_harness.core.experiment.trial import BAD_ENDS, BASELINE, SLOW, Wanted
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Status
 from nsa_harness.core.scenario.overrides import is_override
@@ -25,10 +25,10 @@ from nsa_harness.core.search.waits import proof_after_s, stall_after_s
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.protocol import ENV_PREFIX
 from nsa_harness.subject.environment import is_read_by_it
-from nsa_harness.supervisor.experiments.cache_key import LAUNCHED, Interpreter, Premises, Program, interpreter, sealed
+from nsa_harness.supervisor.experiments.cache_key import LAUNCHED, Premises, Program, interpreter_of, sealed
 from nsa_harness.supervisor.experiments.intermediate_configs import Mixtures, Worktrees, digest, mixed_text
 from nsa_harness.supervisor.launch.planning import Invocation, in_tree, planned
-from nsa_harness.supervisor.storage.rundir import Ended, ended_before
+from nsa_harness.supervisor.storage.rundir import Ended, RunOptions, ended_before
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
 # In front of a command these speak to the harness, its Python or the loader too, or do not reach the program.
@@ -111,7 +111,7 @@ class Templates:
 
 @dataclass(kw_only=True)
 class Launches:
-    """From a subset of the items to what is launched."""
+    """The launch of each subset of the items."""
 
     request: BisectRequest
     facts: MachineFacts
@@ -124,32 +124,40 @@ class Launches:
         self.question, self.subject = self.request.question, self.request.subject
 
     def enter_trees(self, trees: Worktrees) -> None:
-        """From here on each commit is launched in a checkout of its own."""
+        """Launch each commit in a checkout of its own from now on."""
         self.trees = trees
         self.known.clear()
 
     def enter_mixtures(self, mixtures: Mixtures) -> None:
-        """From here on what lies between two files is made."""
+        """Write the files between two config files from now on."""
         self.mixtures = mixtures
         self.known.clear()
 
     def spec(self, subset: Collection[int]) -> RunSpec:
-        """The launch, under no name yet. Raises CannotLaunch."""
+        """Return the launch, under no name yet. Raises CannotLaunch."""
+        found = self.spec_or_reason(subset)
+        if isinstance(found, str):
+            raise CannotLaunch(found)
+        return found
+
+    def spec_or_reason(self, subset: Collection[int]) -> RunSpec | str:
+        """Return the launch, or the reason why there is none."""
         key = spans_of(subset)
         if key not in self.known:
             try:
                 self.known[key] = self._spec(subset)
             except HarnessError as error:
                 self.known[key] = str(error)
-        found = self.known[key]
-        if isinstance(found, str):
-            raise CannotLaunch(found)
-        return found
+        return self.known[key]
+
+    def ends(self) -> list[RunSpec | str]:
+        """Return the launch of the good end and of the bad one, each or the reason why there is none."""
+        return [self.spec_or_reason(subset) for subset in ((), range(len(self.subject.items)))]
 
     def limited(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
-        """With the limits that the good control has taught, where the scenario leaves them to whoever watches.
+        """Return the launch with limits learned from the good control, if the scenario leaves them open.
 
-        `in_full`: with those alone that the command for people names too.
+        `in_full`: only with the limits that the printed command names as well.
         """
         quiet_s, limits = self.longest_quiet_s, spec.limits
         if quiet_s is None:
@@ -159,7 +167,7 @@ class Launches:
         return replace(spec, limits=replace(limits, stall_s=stall_s, open_wait_s=open_wait_s))
 
     def hashes(self, subset: Collection[int]) -> frozenset[str]:
-        """What this launch is stored under; and the same one by `nsa-harness run`, where its spec says all of it."""
+        """Return the hash of the launch, and that of the same launch by `nsa-harness run` if its spec is complete."""
         elsewhere = self.subject.form in (Form.COMMIT, Form.FILE) or self.subject.packages(subset)
         try:
             typed = () if elsewhere else planned(self._question(subset), self.facts).specs
@@ -215,7 +223,9 @@ class Launches:
             raise CannotLaunch(f"this machine cannot: {spec.reason}")
         away = self.subject.swept_away(subset)
         spec = replace(spec, env=tuple(pair for pair in spec.env if pair[0] not in away))
-        spec = self._in_its_tree(self._with_packages(spec, subset), subset)
+        spec = self._with_packages(spec, subset)
+        if self.trees is not None:
+            spec = in_tree(spec, self._tree(subset))
         files = [digest(path) for _, path in self._both_files()] if self.subject.form is Form.FILE else ""
         text = f"{spec.spec_hash} {self.subject.config(subset)}{files}"
         notes = (*spec.notes, *filter(None, (self.request.templates.note,)))
@@ -263,9 +273,6 @@ class Launches:
     def _tree(self, subset: Collection[int]) -> Path:
         assert self.trees is not None
         return self.trees.of(str(self.subject.config(subset)["commit"]))
-
-    def _in_its_tree(self, spec: RunSpec, subset: Collection[int]) -> RunSpec:
-        return spec if self.trees is None else in_tree(spec, self._tree(subset))
 
 
 def _names(text: str) -> set[str]:
@@ -332,13 +339,8 @@ class BisectRequest:
     jobs: int  # probes at the same time
     budget_s: float | None  # for all probes together
     fork: bool  # probes without torchrun where that is safe; the first `repeat` runs of a proof never
-    out: Path | None
-    json: bool
-    probe: str
-    command: str  # as typed
+    options: RunOptions
     insistent: bool = False  # a confidence was asked for: a bad end that passes is run as often as that takes
-    redact: bool = True
-    git_diff: bool = False
 
 
 _CONTROLS = 3  # times that a bad end passes before it is said to
@@ -347,9 +349,6 @@ _KINDS = {
     Form.COMMIT: QuestionKind.ORDERED,
     Form.CHOICE: QuestionKind.CHOICE,
 }
-
-
-BAD = (Status.HANG, Status.FAIL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,18 +360,18 @@ class Earlier:
 
     @property
     def failed(self) -> tuple[Ended, ...]:
-        return tuple(one for one in self.bad if one.verdict in BAD)
+        return tuple(one for one in self.bad if one.verdict in BAD_ENDS)
 
     @property
     def disagree(self) -> tuple[Ended, ...]:
         """The newest two that ended differently with one spec."""
         for one in (*self.good, *self.bad):
             for other in (*self.good, *self.bad):
-                if one.spec_hash == other.spec_hash and one.verdict == Status.PASS and other.verdict in BAD:
+                if one.spec_hash == other.spec_hash and one.verdict == Status.PASS and other.verdict in BAD_ENDS:
                     return one, other
         return ()
 
-    def run_s(self, verdicts: Collection[str] = (Status.PASS, *BAD)) -> float | None:
+    def run_s(self, verdicts: Collection[str] = (Status.PASS, *BAD_ENDS)) -> float | None:
         """How long one that ended so takes; None where none was stored."""
         took = [one.wall_s for one in (*self.good, *self.bad) if one.verdict in verdicts]
         return sum(took) / len(took) if took else None
@@ -427,7 +426,7 @@ def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQ
 
 def program_of(request: BisectRequest, launches: Launches) -> Program:
     """What the launches of this search lie in. Of commits only what lies beside the repository: each has its own."""
-    specs = [spec for spec in _ends(launches) if isinstance(spec, RunSpec)]
+    specs = [spec for spec in launches.ends() if isinstance(spec, RunSpec)]
     words = [*map(str, (*request.subject.items, *request.subject.good_values, *request.subject.bad_values))]
     for place in range(min(len(request.subject.items), _MOST_FILLED)):
         with suppress(CannotLaunch):
@@ -436,8 +435,8 @@ def program_of(request: BisectRequest, launches: Launches) -> Program:
     if request.subject.form is Form.COMMIT:
         words = [word for word in words if _names_a_root(word)]
         specs = [replace(spec, program=tuple(filter(_names_a_root, spec.program))) for spec in specs]
-    asked = interpreter(specs[0].python, {**os.environ, **dict(specs[0].env)}) if specs else Interpreter()
-    return Program(specs=specs, words=words, interpreter=asked, working_dir=request.question.working_dir)
+    working_dir = request.question.working_dir
+    return Program(specs=specs, words=words, interpreter=interpreter_of(specs), working_dir=working_dir)
 
 
 def premises_of(request: BisectRequest, launches: Launches, program: Program) -> Premises:
@@ -447,23 +446,12 @@ def premises_of(request: BisectRequest, launches: Launches, program: Program) ->
         **program.files(),
         **program.environment(),
         "nsa-harness": __version__,
-        LAUNCHED: sealed(*(_in_hash(request.subject, spec) for spec in _ends(launches))),
+        LAUNCHED: sealed(*(_in_hash(request.subject, spec) for spec in launches.ends())),
         "what is searched": sealed(
             request.subject, request.templates, question.words, question.script, question.working_dir, request.wanted,
-            request.confidence, request.repeat, request.jobs, request.fork, request.probe,
+            request.confidence, request.repeat, request.jobs, request.fork, request.options.probe,
         ),
     }  # fmt: skip
-
-
-def _ends(launches: Launches) -> list[RunSpec | str]:
-    """As they are launched, or why they cannot be."""
-    found: list[RunSpec | str] = []
-    for subset in ((), range(len(launches.subject.items))):
-        try:
-            found.append(launches.spec(subset))
-        except CannotLaunch as why:
-            found.append(str(why))
-    return found
 
 
 def _in_hash(subject: Subject, spec: RunSpec | str) -> object:

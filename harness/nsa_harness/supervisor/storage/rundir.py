@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.errors import StillRunning, StoredRunError, UsageError
+from nsa_harness.protocol import PROBE_FULL
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory, release_ballast
 
@@ -137,6 +138,24 @@ class RunDir:
         except (OSError, ValueError, RecursionError):
             return False
         return isinstance(document, dict) and document.keys() >= set(keys)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a command launches and reports its runs, whatever it launches them for."""
+
+    command: str  # as typed
+    out: Path | None = None  # the parent of run directories; None: ./reports
+    json: bool = False
+    probe: str = PROBE_FULL  # off | board | full
+    redact: bool = True
+    git_diff: bool = False  # env.json stores what is not committed
+    strict: bool = False
+    verbose: bool = False  # the terminal shows what an answer rests on
+
+    @property
+    def parent(self) -> Path:
+        return self.out or Path("reports")
 
 
 def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> RunDir:

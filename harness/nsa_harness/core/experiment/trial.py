@@ -1,9 +1,13 @@
-"""The failure that is sought, and whether another run shows the same one."""
+"""A trial: one launch of one configuration of an experiment, and what it counts as.
+
+When two failures are the same depends on the question. A bisection compares lines, a verification causes or lines; to a
+claim every failure is the same.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,7 +22,74 @@ SLOW = "slow"
 BASELINE = 3  # runs of the good end that say what is not slow
 _LEAST_SLOWER = 1.25  # times the slowest of these: less is not looked for, even if they were all alike
 _SLOW = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)(s|ms)?)?", re.ASCII)
-_BAD = (Status.HANG, Status.FAIL)
+BAD_ENDS = (Status.HANG, Status.FAIL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """A number that a trial computed in a step."""
+
+    step: int
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One launch of a configuration. An UNRESOLVED one could not be judged and counts for nothing."""
+
+    config: int = 0  # which of the experiment's configurations
+    counts_as: CountsAs
+    end: str  # "HANG · deadlock · model.py:40"
+    dir: str
+    wall_s: float
+    step_s: float | None = None
+    loss: float | None = None
+    rss_bytes: int | None = None
+    gpu_bytes: int | None = None
+    without_gradient: int | None = None  # parameters; None: not traced on every rank
+    computed: tuple[Number, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        return self.counts_as is CountsAs.GOOD
+
+    @property
+    def judged(self) -> bool:
+        return self.counts_as is not CountsAs.UNRESOLVED
+
+
+SameFailure = Callable[[Outcome], bool]
+
+
+def trial_of(
+    outcome: Outcome,
+    same_failure: SameFailure,
+    *,
+    config: int = 0,
+    step_s: float | None = None,
+    computed: tuple[Number, ...] = (),
+) -> Trial:
+    """Return the trial that the launch of a configuration was. `same_failure` tells the failure in question."""
+    # What a failed run traced may be half of a step.
+    missing = outcome.missing_gradients if outcome.verdict.status is Status.PASS else None
+    return Trial(
+        config=config, counts_as=judged_as(outcome, same_failure), end=str(signature_of(outcome)), dir=outcome.dir,
+        wall_s=outcome.timing.wall_s, step_s=step_s, loss=outcome.metrics.get("loss_last"),
+        rss_bytes=outcome.usage.peak_rss_bytes, gpu_bytes=outcome.usage.peak_gpu_bytes,
+        without_gradient=None if missing is None else len(missing), computed=computed,
+    )  # fmt: skip
+
+
+def judged_as(outcome: Outcome, same_failure: SameFailure) -> CountsAs:
+    if outcome.verdict.status is Status.PASS:
+        return CountsAs.GOOD
+    if outcome.verdict.status not in BAD_ENDS:
+        return CountsAs.UNRESOLVED
+    return CountsAs.BAD if same_failure(outcome) else CountsAs.DIFFERENT
+
+
+# The failure that a bisection seeks.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +117,7 @@ class Wanted:
         if self.how == FAIL:
             text = f"{outcome.verdict.summary}\n{output}"
             return status is Status.FAIL and (self.pattern is None or re.search(self.pattern, text) is not None)
-        return self.how != SLOW and status in _BAD
+        return self.how != SLOW and status in BAD_ENDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,27 +179,24 @@ def counts_as(
     step_s: float | None = None,
     slow_from_s: float | None = None,
 ) -> CountsAs:
-    """How a probe counts. `signature` is None until the first failure that is wanted has shown what it looks like.
+    """Return how a probe counts. `signature`: the first failure that is wanted; None: none was seen yet.
 
-    Where slow is sought `step_s` is what a step took, and `slow_from_s` what is too long; None until that is known.
+    If slow is sought, `step_s` is what a step took, and `slow_from_s` what is too long; None until that is known.
     """
     if outcome.verdict.status is Status.PASS and wanted.how == SLOW:
         if step_s is None:
             return CountsAs.UNRESOLVED
         return CountsAs.BAD if slow_from_s is not None and step_s >= slow_from_s else CountsAs.GOOD
-    if outcome.verdict.status is Status.PASS:
-        return CountsAs.GOOD
-    if outcome.verdict.status not in _BAD:
-        return CountsAs.UNRESOLVED
-    if not wanted.admits(outcome, output):
-        return CountsAs.DIFFERENT
-    if wanted.how != SAME or signature is None or same(signature_of(outcome), signature):
-        return CountsAs.BAD
-    return CountsAs.DIFFERENT
+
+    def is_sought(failed: Outcome) -> bool:
+        alike = wanted.how != SAME or signature is None or same(signature_of(failed), signature)
+        return wanted.admits(failed, output) and alike
+
+    return judged_as(outcome, is_sought)
 
 
 def same(one: Signature, other: Signature) -> bool:
-    """One verdict, and one line; where a line is unknown, one cause."""
+    """Whether both have one verdict and one line; if a line is unknown, one cause."""
     if one.verdict != other.verdict:
         return False
     if one.place is not None and other.place is not None:

@@ -69,12 +69,13 @@ def readiness_json(record: ReadinessRecord) -> str:
 def readiness_md(record: ReadinessRecord) -> str:
     """Pure: the same record, the same bytes."""
     record = escaped(record)
+    untested = [f"- {markdown(one.what)}: {markdown(one.why)}" for one in record.not_tested]
     sections = [
         [f"# {record.verdict} · ready {markdown(record.shape)}", "", f"**{markdown(sentence(headline(record)))}**"],
         *([["The check was cut short; the same command goes on with what was made."]] if not record.ended else []),
         *(_blame_section(blame) for blame in blames(record)[:1]),
         ["## Criteria", "", *_criteria_table(record)],
-        *([["## Not tested here", "", *_untested_list(record)]] if record.not_tested else []),
+        *([["## Not tested here", "", *untested]] if untested else []),
         ["## Phases", "", *_phases_table(record)],
         *(_blame_section(blame, "## Also") for blame in blames(record)[1:]),
         [
@@ -99,7 +100,8 @@ def headline(record: ReadinessRecord) -> str:
     rows += [(row.name, row.result, row.why) for row in record.phases]
     left = [f"{name}: {why}" for name, result, why in rows if result in (Result.OPEN, Result.NOT_REACHED)]
     if record.verdict is Decision.GO:
-        return f"{counts}, none missed" + (f"; {_untested(record)} not tested here" if record.not_tested else "")
+        untested = ", ".join(one.what for one in record.not_tested)
+        return f"{counts}, none missed" + (f"; {untested} not tested here" if untested else "")
     first = left[0] if left else "nothing could be tested here"
     return f"{counts}; {first}" + (f"; and {len(left) - 1} more open" if len(left) > 1 else "")
 
@@ -168,11 +170,6 @@ def amount(value: float, unit: str) -> str:
     return f"{value / size:.3g} {letters}{unit.removeprefix(_BYTES)}"
 
 
-def _untested(record: ReadinessRecord) -> str:
-    names = [one.what for one in record.not_tested]
-    return ", ".join(names)
-
-
 def _criteria_table(record: ReadinessRecord) -> list[str]:
     rows = [
         (
@@ -195,28 +192,17 @@ def _run_link(run: str | None, directory: str | None) -> str:
 
 
 def _phases_table(record: ReadinessRecord) -> list[str]:
+    names = {Result.MET: "passed", Result.MISSED: "failed"}
     rows = [
         (
             markdown(row.name),
-            f"**{_phase_word(row)}**",
-            ", ".join(_phase_run(run.scenario, run.verdict, run.dir) for run in row.runs) or markdown(row.why),
+            f"**{names.get(row.result, row.result.value)}**",
+            ", ".join(f"{_run_link(run.scenario, run.dir)} {run.verdict}" for run in row.runs) or markdown(row.why),
             words.seconds(sum(run.wall_s for run in row.runs)) if row.runs else "",
         )
         for row in record.phases
     ]
     return markdown_table(("phase", "result", "runs", "time:"), rows)
-
-
-def _phase_word(row: PhaseRow) -> str:
-    return {Result.MET: "passed", Result.MISSED: "failed"}.get(row.result, row.result.value)
-
-
-def _phase_run(scenario: str, verdict: str, directory: str) -> str:
-    return f"{_run_link(scenario, directory)} {verdict}"
-
-
-def _untested_list(record: ReadinessRecord) -> list[str]:
-    return [f"- {markdown(one.what)}: {markdown(one.why)}" for one in record.not_tested]
 
 
 def _blame_section(blame: Blame, title: str = "## Cause") -> list[str]:

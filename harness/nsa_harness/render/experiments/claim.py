@@ -6,14 +6,8 @@ failed run that is verified.
 
 from __future__ import annotations
 
-import errno
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from threading import Lock
-from typing import TextIO
 
 from nsa_harness.core.experiment.claim import (
     SECOND,
@@ -21,9 +15,7 @@ from nsa_harness.core.experiment.claim import (
     Count,
     Effect,
     Fixed,
-    Repetition,
     Spread,
-    Trial,
     VerificationResult,
     VerifyReport,
     difference_text,
@@ -32,10 +24,8 @@ from nsa_harness.core.experiment.claim import (
     passes_to_be_fixed,
     share,
 )
-from nsa_harness.core.report import Trouble
-from nsa_harness.render.listener import Listener
+from nsa_harness.render.experiments.live import ExperimentScreen
 from nsa_harness.render.terminal.layout import command, cropped, labelled, paragraph
-from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape, escaped, markdown
 from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.texts import words
@@ -72,9 +62,9 @@ def trial_line(report: ClaimReport, width: int) -> str:
     trial = escaped(report.trials[-1])
     first, second = report.counts
     verdict, _, rest = trial.end.partition(" · ")
-    left = left_text(report) if trial.side == SECOND and first.of == second.of else ""
+    left = left_text(report) if trial.config == SECOND and first.of == second.of else ""
     parts = (
-        f"{len(report.trials):>3}  {SIDES[trial.side]:<{_ROW}} {verdict:<5} {words.seconds(trial.wall_s):>7}",
+        f"{len(report.trials):>3}  {SIDES[trial.config]:<{_ROW}} {verdict:<5} {words.seconds(trial.wall_s):>7}",
         f"{first.bad}/{first.of} against {second.bad}/{second.of}",
         left,
         rest,
@@ -142,7 +132,8 @@ def fixed_text(report: ClaimReport) -> str:
 def computes_text(report: ClaimReport) -> str:
     seen, same = report.agreement, report.terms.computes_the_same
     if seen.alike is None:
-        lacking = [name for side, name in enumerate(SIDES) if not any(one.computed for one in _of(report, side))]
+        known = {one.config for one in report.trials if one.computed}
+        lacking = [name for side, name in enumerate(SIDES) if side not in known]
         if len(lacking) == 1:
             return f"not known: {lacking[0]} no step was finished"
         return "not known: no step was finished, or the program writes no loss and no norm of its gradients"
@@ -151,10 +142,6 @@ def computes_text(report: ClaimReport) -> str:
         return f"the same: gradients and loss of {steps} lie at most {share(seen.apart)} apart"
     told = "" if same else "; that may be what was asked for, and refutes nothing"
     return f"something else: {difference_text(seen)}{told}"
-
-
-def _of(report: ClaimReport, side: int) -> list[Trial]:
-    return [one for one in report.trials if one.side == side]
 
 
 def _passes(number: int) -> str:
@@ -189,7 +176,8 @@ def percent(value: float) -> str:
 
 
 def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | None, width: int) -> Iterator[str]:
-    """What --dry-run adds to the header. `pair_s`: how long a run of each side takes; None: nobody knows."""
+    """Yield what --dry-run prints. `pair_s`: how long a run of each side takes; None: not known."""
+    yield from header_lines(report, width)
     for name, text in zip(SIDES, commands, strict=True):
         yield from command(name, escape(text), width, _LABEL)
     most = min(report.terms.most_pairs, _LONGEST_PLAN)
@@ -213,15 +201,11 @@ def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
     """What failed, how often, and how many passes that asks for: said before the first of them."""
     report = escaped(report)
     yield from paragraph(f"VERIFY  {report.scenario} of {report.run_id}   {report.end}", width, "", "        ")
-    yield from labelled("failed", _failed_before(report), width, _LABEL)
-    yield from labelled("needs", needs_text(report), width, _LABEL)
-    yield ""
-
-
-def _failed_before(report: VerifyReport) -> str:
     (bad, of), (more_bad, more) = report.here, report.everywhere
     elsewhere = f"; {more_bad} of {more} in all stored runs of this launch" if more > of else ""
-    return f"{bad} of {words.plural(of, 'run')} there{elsewhere}"
+    yield from labelled("failed", f"{bad} of {words.plural(of, 'run')} there{elsewhere}", width, _LABEL)
+    yield from labelled("needs", needs_text(report), width, _LABEL)
+    yield ""
 
 
 def needs_text(report: VerifyReport) -> str:
@@ -233,22 +217,22 @@ def needs_text(report: VerifyReport) -> str:
     return f"{passes} and no failure before it counts as fixed: {rate}"
 
 
-def verify_line(report: VerifyReport, wall_s: float, width: int) -> str:
+def verify_line(report: VerifyReport, width: int) -> str:
     """ "  3  PASS   7.6 s   3 of 14 passes"."""
     verdict, _, rest = escape(report.last).partition(" · ")
-    passes = f"{report.seen.count(Repetition.PASSED)} of {report.needed} passes"
-    line = f"{len(report.seen):>3}  {verdict:<5} {words.seconds(wall_s):>7}   {passes}"
+    took = words.seconds(report.trials[-1].wall_s)
+    line = f"{len(report.trials):>3}  {verdict:<5} {took:>7}   {report.passes} of {report.needed} passes"
     return cropped(f"{line}   {rest}".rstrip(), width)
 
 
 def verify_why(report: VerifyReport) -> str:
-    passed = f"{report.seen.count(Repetition.PASSED)} of {report.needed} times"
+    passed = f"{report.passes} of {report.needed} times"
     if report.result is VerificationResult.FIXED:
         return f"it passed {passed}"
     if report.result is VerificationResult.NOT_FIXED:
-        return f"run {len(report.seen)} fails alike: {report.last}"
+        return f"run {len(report.trials)} fails alike: {report.last}"
     if report.result is VerificationResult.FAILS_OTHERWISE:
-        return f"run {len(report.seen)} fails in another way: {report.last}"
+        return f"run {len(report.trials)} fails in another way: {report.last}"
     return f"interrupted, passed {passed}" if report.interrupted else f"not judged, passed {passed}"
 
 
@@ -296,69 +280,7 @@ STYLES = (
 )
 
 
-class TrialScreen(Listener):
-    """Called in the order in which things happen. Nothing is raised into what is tested: see `trouble`."""
+class TrialScreen(ExperimentScreen):
+    """The screen of a claim, and of a failed run that is verified."""
 
-    def __init__(
-        self,
-        stream: TextIO,
-        *,
-        environ: Mapping[str, str] | None = None,
-        live: bool = True,
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`live`: a line that is drawn again, where the stream allows one."""
-        self._paint = Paint(stream, os.environ if environ is None else environ, STYLES, live=live)
-        self._writer = Writer(stream, self.frame if self._paint.lively else None)
-        self._clock_s = clock_s
-        self._lock = Lock()  # between the calls and the frame
-        self._running: tuple[str, float] | None = None
-        self._interrupts = 0
-        self.trouble: list[Trouble] = []
-        self.lost_terminal: Callable[[], None] = lambda: None  # called for each word that nobody is there to take
-
-    def show(self, lines: Callable[[int], Iterable[str]]) -> None:
-        """The lines for this terminal's width."""
-        with self._harmless():
-            painted = [self._paint.painted(line) for line in lines(self._paint.size[0])]
-            self._writer.write("".join(f"{line}\n" for line in painted))
-
-    def running(self, text: str | None) -> None:
-        """What runs from here on; None: nothing."""
-        with self._harmless():
-            with self._lock:
-                self._running = None if text is None else (escape(text), self._clock_s())
-            if self._paint.lively:
-                self._writer.start()
-
-    def interrupted(self, count: int) -> None:
-        with self._harmless():
-            self._interrupts = count
-            told = "killing now" if count > 1 else "ending this run; what was counted is kept"
-            self._writer.write(f"{self._paint.bare(f'  interrupted: {told}')}\n")
-
-    def close(self) -> None:
-        with self._harmless():
-            with self._lock:
-                self._running = None
-            self._writer.close(1.0 if self._interrupts > 1 else None)
-
-    def frame(self) -> list[str]:
-        """Called by the writer, in its thread."""
-        with self._lock:
-            running = self._running
-        if running is None:
-            return []
-        text, since_s = running
-        line = f"  {text}   {words.seconds(self._clock_s() - since_s)}"
-        return [self._paint.painted(cropped(line, self._paint.size[0] - 1))]
-
-    @contextmanager
-    def _harmless(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            self.trouble.append(Trouble(what=f"output through {type(self).__name__}", why=why))
-            if isinstance(error, OSError) and error.errno == errno.EIO:
-                self.lost_terminal()
+    styles = STYLES

@@ -1,0 +1,116 @@
+"""The screen of an experiment: lines for people, one of them drawn again while a launch runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from threading import Lock
+from typing import TextIO
+
+from nsa_harness.core.report import Trouble
+from nsa_harness.render.listener import Listener
+from nsa_harness.render.terminal.layout import cropped
+from nsa_harness.render.terminal.stream import Paint, Styles, Writer
+from nsa_harness.render.text import escape
+from nsa_harness.texts import words
+
+_PATIENCE_S = 1.0  # for the last lines of a command that was killed: nobody may be reading them
+
+
+class ExperimentScreen(Listener):
+    """Called one call at a time, in the order in which things happen; `interrupted` alone may come in between.
+
+    Nothing is raised into the experiment: `trouble` holds what could not be shown.
+    """
+
+    styles: Styles = ()
+    interruptions = ("interrupted: ending this run; what was counted is kept", "interrupted: killing now")
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        environ: Mapping[str, str] | None = None,
+        live: bool = True,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`live`: redraw a line, if the stream allows it."""
+        self._paint = Paint(stream, os.environ if environ is None else environ, self.styles, live=live)
+        self._writer = Writer(stream, self.frame if self._paint.lively else None)
+        self._clock_s = clock_s
+        self._lock = Lock()  # between the calls and the frame
+        self._running: tuple[str, float] | None = None
+        self._interrupts = 0
+        self.trouble: list[Trouble] = []
+        self.lost_terminal: Callable[[], None] = lambda: None  # called for each line that no terminal can take
+
+    @classmethod
+    def print_lines(cls, lines: Callable[[int], Iterable[str]]) -> None:
+        """Print the lines on stdout: a plan, or what is stored."""
+        with closing(cls(sys.stdout, live=False)) as screen:
+            screen.show(lines)
+
+    def show(self, lines: Callable[[int], Iterable[str]]) -> None:
+        """Print the lines for the width of this terminal."""
+        with self._harmless():
+            self._print(lines(self._width))
+
+    def running(self, text: str | None) -> None:
+        """Draw `text` with the time since now, until the next call; None: nothing runs."""
+        with self._harmless():
+            with self._lock:
+                self._running = None if text is None else (escape(text), self._clock_s())
+            if self._paint.lively:
+                self._writer.start()
+
+    def interrupted(self, count: int) -> None:
+        with self._harmless():
+            self._interrupts = count
+            self._writer.write(f"{self._paint.bare(f'  {self.interruptions[min(count, 2) - 1]}')}\n")
+
+    def settle(self) -> None:
+        """Return when everything shown so far is on the stream."""
+        with self._harmless():
+            self._writer.settle()
+
+    def close(self) -> None:
+        with self._harmless():
+            self._stop()
+            self._writer.close(_PATIENCE_S if self._interrupts > 1 else None)
+
+    def frame(self) -> list[str]:
+        """Return the lines to draw below the printed ones. The writer calls this in its own thread."""
+        with self._lock:
+            running = self._running
+        if running is None:
+            return []
+        text, since_s = running
+        return [self._drawn(f"  {text}   {words.seconds(self._clock_s() - since_s)}")]
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._running = None
+
+    def _drawn(self, line: str) -> str:
+        return self._paint.painted(cropped(line, self._width - 1))  # a full line would wrap when the window shrinks
+
+    @property
+    def _width(self) -> int:
+        return self._paint.size[0]
+
+    def _print(self, lines: Iterable[str]) -> None:
+        self._writer.write("".join(f"{self._paint.painted(line)}\n" for line in lines))
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self.trouble.append(Trouble(what=f"output through {type(self).__name__}", why=why))
+            if isinstance(error, OSError) and error.errno == errno.EIO:
+                self.lost_terminal()
