@@ -25,6 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.timing_pairs import alternate  # noqa: E402
 
 SCENARIO = "ddp_onestep"
 REPEATED = 3
@@ -55,7 +56,7 @@ def measure(rounds: int) -> dict[str, Any]:
 
 def _round(number: int, bare: list[str], directory: str) -> dict[str, float]:
     order = [("once_s", HARNESS), ("bare_s", bare), ("repeated_s", [*HARNESS, f"--repeat={REPEATED}"])]
-    return {name: _seconds(command, directory) for name, command in (order if number % 2 else order[::-1])}
+    return {name: _seconds(command, directory) for name, command in alternate(number, order)}
 
 
 def _seconds(command: list[str], directory: str) -> float:

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.timing_pairs import HookTables, alternate, percent_more  # noqa: E402
 from nsa_attention.config import SHAPES  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
 from nsa_harness import protocol  # noqa: E402
@@ -54,29 +56,6 @@ for _ in range(20):
 time.sleep(1)
 print(open("/proc/self/smaps_rollup").read())
 """
-
-
-class Switch:
-    """The probe's hooks, on or off: the global hook tables of torch with and without their entries."""
-
-    def __init__(self, board: BoardWriter, trouble: TroubleLog) -> None:
-        from torch.nn.modules import module
-        from torch.optim import optimizer
-
-        self._tables: list[Any] = [
-            module._global_forward_pre_hooks,
-            module._global_forward_hooks,
-            optimizer._global_optimizer_pre_hooks,
-            optimizer._global_optimizer_post_hooks,
-        ]
-        hooks.install(torch, board, trouble, GivenUp(board, foreign_code(torch)))
-        self._entries = [dict(table) for table in self._tables]
-
-    def turn(self, *, on: bool) -> None:
-        for table, entries in zip(self._tables, self._entries, strict=True):
-            table.clear()
-            if on:
-                table.update(entries)
 
 
 class Training:
@@ -112,7 +91,7 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
         marks = [_mark_ns(board) for _ in range(repeats)]
         calls = [_call_ns(*_both_calls(board, trouble)) for _ in range(repeats)]
         beats = [_beat_ns(heartbeat.Beat(board, directory, trouble)) for _ in range(repeats)]
-        samples = _pairs(Training(), Switch(board, trouble), pairs + 1, steps)[1:]
+        samples = _pairs(Training(), _installed_hooks(board, trouble), pairs + 1, steps)[1:]
         memory = [_memory(directory) for _ in range(MEMORY_PAIRS)]
         torch.distributed.destroy_process_group()
         if noted := list(Path(directory).glob("*.trouble.jsonl")):
@@ -187,11 +166,16 @@ def _beat_ns(one: heartbeat.Beat) -> float:
     return (time.perf_counter_ns() - start) / 100
 
 
-def _pairs(training: Training, switch: Switch, pairs: int, steps: int) -> list[dict[str, Any]]:
+def _installed_hooks(board: BoardWriter, trouble: TroubleLog) -> HookTables:
+    hooks.install(torch, board, trouble, GivenUp(board, foreign_code(torch)))
+    return HookTables()
+
+
+def _pairs(training: Training, switch: HookTables, pairs: int, steps: int) -> list[dict[str, Any]]:
     samples = []
     for number in range(pairs):
         pair: dict[str, Any] = {"first": "with" if number % 2 else "without"}
-        for on in (True, False) if number % 2 else (False, True):
+        for on in alternate(number, (True, False)):
             switch.turn(on=on)
             wall, processor = training.seconds(steps)
             name = "with" if on else "without"
@@ -206,6 +190,7 @@ def _summary(
 ) -> dict[str, float]:
     wall = [pair["with_wall_s"] / pair["without_wall_s"] - 1 for pair in samples]
     processor = [pair["with_cpu_s"] / pair["without_cpu_s"] - 1 for pair in samples]
+    with_s, without_s = ([pair[f"{side}_wall_s"] for pair in samples] for side in ("with", "without"))
     return {
         "mark_ns_median": statistics.median(marks),
         "call_ns_median": statistics.median(calls),
@@ -214,17 +199,13 @@ def _summary(
         "step_ms_without_median": 1000 * statistics.median(pair["without_wall_s"] for pair in samples),
         "hooks_wall_percent_median": 100 * statistics.median(wall),
         "hooks_cpu_percent_median": 100 * statistics.median(processor),
-        "hooks_wall_percent_mean": 100 * (_mean(samples, "with_wall_s") / _mean(samples, "without_wall_s") - 1),
-        "hooks_wall_percent_p99": 100 * (_p99(samples, "with_wall_s") / _p99(samples, "without_wall_s") - 1),
+        "hooks_wall_percent_mean": percent_more(statistics.fmean, with_s, without_s),
+        "hooks_wall_percent_p99": percent_more(_p99, with_s, without_s),
     }
 
 
-def _mean(samples: list[dict[str, Any]], name: str) -> float:
-    return statistics.fmean(pair[name] for pair in samples)
-
-
-def _p99(samples: list[dict[str, Any]], name: str) -> float:
-    return statistics.quantiles([pair[name] for pair in samples], n=100, method="inclusive")[98]
+def _p99(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[98]
 
 
 def main(arguments: list[str]) -> int:

@@ -20,12 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.timing_pairs import HookTables, alternate, percent_more  # noqa: E402
 
 RANKS = (1, 2)  # one with a core to spare for everything else, and as many as there are cores on a small machine
 BLOCK = 1  # steps: the machine changes its mind within a second
@@ -93,16 +95,14 @@ def _slower(steps: list[dict[str, Any]]) -> dict[str, float]:
     return {
         "steps": len(bare),
         "step_ms_bare_mean": 1000 * statistics.mean(wall for wall, _ in bare),
-        "step_mean_percent": _percent(statistics.mean, [wall for wall, _ in watched], [wall for wall, _ in bare]),
-        "step_median_percent": _percent(statistics.median, [wall for wall, _ in watched], [wall for wall, _ in bare]),
+        "step_mean_percent": percent_more(statistics.mean, [wall for wall, _ in watched], [wall for wall, _ in bare]),
+        "step_median_percent": percent_more(
+            statistics.median, [wall for wall, _ in watched], [wall for wall, _ in bare]
+        ),
         "step_percent_median_of_pairs": 100 * statistics.median(ratios),
-        "step_p99_percent": _percent(_p99, [wall for wall, _ in watched], [wall for wall, _ in bare]),
-        "thread_cpu_mean_percent": _percent(statistics.mean, [cpu for _, cpu in watched], [cpu for _, cpu in bare]),
+        "step_p99_percent": percent_more(_p99, [wall for wall, _ in watched], [wall for wall, _ in bare]),
+        "thread_cpu_mean_percent": percent_more(statistics.mean, [cpu for _, cpu in watched], [cpu for _, cpu in bare]),
     }
-
-
-def _percent(of: Callable[[Sequence[float]], float], changed: Sequence[float], before: Sequence[float]) -> float:
-    return 100 * (of(changed) / of(before) - 1)
 
 
 def _p99(values: Sequence[float]) -> float:
@@ -152,7 +152,7 @@ def inside(pairs: int) -> None:
 
 
 def _pair(number: int, block: Any, switch: _Switch) -> dict[str, Any]:
-    order = (True, False) if number % 2 else (False, True)
+    order = alternate(number, (True, False))
     pair: dict[str, Any] = {"first": "watched" if order[0] else "bare"}
     for on in order:
         switch.turn(on=on)
@@ -162,30 +162,18 @@ def _pair(number: int, block: Any, switch: _Switch) -> dict[str, Any]:
 
 
 class _Switch:
-    """The hooks of the probe that rides in this process, and the controller, in or out."""
+    """The hooks of the probe in this process, and the controller: in or out."""
 
     def __init__(self, dist: Any) -> None:
-        from torch.nn.modules import module
-        from torch.optim import optimizer
-
         self._dist = dist
-        self._tables: list[Any] = [
-            module._global_forward_pre_hooks,
-            module._global_forward_hooks,
-            optimizer._global_optimizer_pre_hooks,
-            optimizer._global_optimizer_post_hooks,
-        ]
-        self._entries = [dict(table) for table in self._tables]
-        if not all(self._entries):
+        self._hooks = HookTables()
+        if not self._hooks.are_complete:
             raise SystemExit("the probe is not in this process: run me under nsa-harness")
         self._controller = _ancestor(ABOVE_THE_RANK)
 
     def turn(self, *, on: bool) -> None:
-        """Every rank turns its hooks, the first one also the controller; then all go on together."""
-        for table, entries in zip(self._tables, self._entries, strict=True):
-            table.clear()
-            if on:
-                table.update(entries)
+        """Turn the hooks of every rank, and on the first rank the controller; then all continue together."""
+        self._hooks.turn(on=on)
         if self._dist.get_rank() == 0:
             os.kill(self._controller, signal.SIGCONT if on else signal.SIGSTOP)
         self._dist.barrier()

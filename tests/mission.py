@@ -687,13 +687,13 @@ ITEMS = (
     Item(
         section=Section.USE,
         text="a nightly CI GPU matrix",
-        shown_by="nsa-harness ci matrix -t plan",
+        shown_by="nsa-harness ci summary artifacts/",
         tests=(
             "test_ci.py::test_the_steps_of_the_nightly_run_over_three_jobs_and_merge_into_one_summary",
-            "core/test_ci_matrix.py::test_the_matrix_is_shard_by_backend_by_torch_by_gpus",
+            "test_ci.py::test_a_row_of_the_nightly_is_a_job_for_each_shard_backend_torch_and_number_of_gpus",
         ),
         files=(".github/workflows/nightly-gpu.yml",),
-        options=("nsa-harness ci matrix",),
+        options=("nsa-harness ci summary --matrix",),
         missing="it has run on no GPU runner so far",
     ),
     Item(
@@ -1032,12 +1032,12 @@ ITEMS = (
     Item(
         section=Section.OVERLOOKED,
         text="a redacted, shareable bundle of a run",
-        shown_by="nsa-harness bundle RUN",
+        shown_by="nsa-harness export RUN",
         tests=(
             "supervisor/test_secrets.py::test_a_bundle_has_the_logs_too_and_no_secret_and_nothing_that_repeats_the_run",
         ),
         files=("docs/security.md",),
-        options=("nsa-harness bundle",),
+        options=("nsa-harness export",),
     ),
 )
 

@@ -1,4 +1,4 @@
-"""The workflows: sound as files, and the nightly's own steps run here over a small matrix, from matrix to summary."""
+"""The workflows: sound as files, and the nightly's own steps run here over a small matrix, up to the summary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,16 @@ from documents import REPOSITORY, text
 from ruamel.yaml import YAML
 
 from nsa_harness.cli.main import run_command_line
-from nsa_harness.core.ci import MatrixJob
+from nsa_harness.core.doctor import OLDEST_TORCH
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import MachineFacts
+from nsa_harness.supervisor.launch.planning import Invocation, part, planned
+from nsa_harness.supervisor.storage.reports import matrix_jobs
 
 WORKFLOWS = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
 NIGHTLY = REPOSITORY / ".github" / "workflows" / "nightly-gpu.yml"
 # Steps that this test leaves out: they install packages, or change a setting of the machine.
-LEFT_OUT = {"Install", "Install without torch", "Let stacks be read"}
+LEFT_OUT = {"Install", "Install without torch"}
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 Tree = dict[str, Any]
@@ -98,12 +103,43 @@ def test_ci_runs_on_every_python_that_the_package_claims() -> None:
     assert project["requires-python"] == f">={claimed[0]}"
 
 
-def test_the_nightly_uses_keys_that_every_entry_of_the_matrix_has() -> None:
+def rows() -> list[Tree]:
+    entries: list[Tree] = workflow(NIGHTLY)["jobs"]["scenarios"]["strategy"]["matrix"]["include"]
+    return entries
+
+
+def test_a_row_of_the_nightly_is_a_job_for_each_shard_backend_torch_and_number_of_gpus() -> None:
+    torches = (f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}", "2.13")
+    assert re.search(rf"^torch=={torches[1]}\.", text("constraints.txt"), re.M), "the nightly tests the pinned torch"
+    jobs = [(row["gpus"], row["backend"], row["shard"], row["torch"]) for row in rows()]
+    assert sorted(jobs) == sorted(product((1, 2), ("gloo", "nccl"), ("1/2", "2/2"), torches))
+    for row in rows():
+        gpus, backend, shard, torch = row["gpus"], row["backend"], row["shard"].replace("/", "of"), row["torch"]
+        assert row["name"] == f"{backend}-{gpus}gpu-torch{torch}-{shard}"
+    tested = [(row["gpus"], row["torch"], row["tests"]) for row in rows() if row["tests"]]
+    assert tested == [(gpus, torch, ("gpu", "gpu or multi_gpu")[gpus - 1]) for gpus, torch in product((1, 2), torches)]
+    assert matrix_jobs(NIGHTLY) == tuple(row["name"] for row in rows())
+
+
+def test_the_nightly_uses_the_keys_of_its_rows() -> None:
     used = {name for found in expressions(workflow(NIGHTLY)) for name in re.findall(r"\bmatrix\.(\w+)", found)}
-    keys = set(MatrixJob.__dataclass_fields__)
-    assert used - {"outputs"} <= keys | {"matrix"}
-    # What no step uses is for people who read the table.
-    assert keys - used == {"gpus"} - used
+    assert all(set(row) == used for row in rows())
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_row_skips_the_scenario_of_the_other_backend_and_ends_before_its_limit(backend: str, gpus: int) -> None:
+    facts = MachineFacts(host="runner", cpus=1, gpus=("GPU",) * gpus, torch="2.13")
+    plan = Invocation(words=(), tags=("plan",), working_dir=REPOSITORY / "docs", environ={})
+    named = {spec.scenario: dict(spec.settings).get("needs.backend", backend) for spec in planned(plan, facts).specs}
+    (other,) = {row["without"] for row in rows() if (row["backend"], row["gpus"]) == (backend, gpus)}
+    assert [scenario for scenario, own in named.items() if own != backend] == [other]
+    specs = [spec for spec in planned(plan, facts).specs if spec.scenario != other]
+    (limit,) = [step["timeout-minutes"] for _, step in steps(NIGHTLY) if step.get("name") == "Run the scenarios"]
+    for shard in ("1/2", "2/2"):
+        launches = [spec for spec in part(specs, (int(shard[0]), 2)) if isinstance(spec, RunSpec)]
+        assert launches
+        assert sum((spec.limits.deadline_s or 0.0) + 60 for spec in launches) / 60 <= limit
 
 
 def test_the_nightly_goes_on_after_a_failed_job_and_always_keeps_what_was_seen_and_sums_up() -> None:
@@ -114,18 +150,17 @@ def test_the_nightly_goes_on_after_a_failed_job_and_always_keeps_what_was_seen_a
     assert [step["if"] for step in kept] == ["${{ always() }}"] * 2
 
 
-def test_the_limits_of_the_steps_fit_into_what_the_matrix_allows_around_a_run() -> None:
-    from nsa_harness.core.ci import AROUND_JOB_MINUTES
-
-    minutes = [step.get("timeout-minutes") for name, step in steps(NIGHTLY) if name == "scenarios"]
-    assert sum(limit for limit in minutes if isinstance(limit, int)) <= AROUND_JOB_MINUTES
+def test_the_limits_of_the_steps_fit_into_that_of_the_job() -> None:
+    minutes = [step.get("timeout-minutes", 0) for name, step in steps(NIGHTLY) if name == "scenarios"]
+    assert sum(minutes) < workflow(NIGHTLY)["jobs"]["scenarios"]["timeout-minutes"] <= 360  # GitHub allows no more
 
 
-def test_matrix_and_summary_install_every_dependency_but_the_heavy_ones() -> None:
+def test_the_summary_installs_every_dependency_but_the_heavy_ones() -> None:
     needed = {
         re.split(r"[^\w.-]", line)[0] for line in tomllib.loads(text("pyproject.toml"))["project"]["dependencies"]
     }
-    assert set(workflow(NIGHTLY)["env"]["LIGHT"].split()) == needed - {"torch", "numpy", "py-spy"}
+    (install,) = [step for _, step in steps(NIGHTLY) if step.get("name") == "Install without torch"]
+    assert set(install["env"]["LIGHT"].split()) == needed - {"torch", "numpy", "py-spy"}
 
 
 # The command line.
@@ -159,46 +194,19 @@ def clean() -> dict[str, str]:
     return {**kept, "PATH": PATH, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
-def test_the_matrix_of_the_shipped_plan_is_one_line_that_from_json_reads(tmp_path: Path) -> None:
-    done = nsa_harness("ci", "matrix", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 1
-    (key, entries), *others = json.loads(done.stdout).items()
-    assert (key, others) == ("include", [])
-    assert all(list(entry) == list(MatrixJob.__dataclass_fields__) for entry in entries)
-    assert {entry["gpus"] for entry in entries} == {1, 2}
-    table = nsa_harness("ci", "matrix", cwd=tmp_path).stdout.splitlines()
-    assert [line.split()[0] for line in table] == ["job", *(entry["name"] for entry in entries), str(len(entries))]
-
-
-def test_every_option_of_the_matrix_is_also_a_name_in_the_environment_and_empty_is_not_given(here: Command) -> None:
-    words = ["--shards", "6", "--torch", "2.12", "--gpus", "4", "--backend", "nccl", "--runner", "big"]
-    typed = here("ci", "matrix", "--json", "-t", "ddp", *words)
-    names = dict(zip(words[::2], words[1::2], strict=True))
-    environ = {f"NSA_HARNESS_{option[2:].upper()}": value for option, value in names.items()}
-    given = here("ci", "matrix", "--json", NSA_HARNESS_TAG="ddp", NSA_HARNESS_CPU="", **environ)
-    assert (given.returncode, given.stdout) == (0, typed.stdout)
-    empty = dict.fromkeys(["NSA_HARNESS_CPU", "NSA_HARNESS_TAG", *environ], "")
-    default = here("ci", "matrix", "--json")
-    assert here("ci", "matrix", "--json", **empty).stdout == default.stdout != typed.stdout
-
-
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "instead"),
     [
-        (["--torch", "1.0"], '--torch "1.0": the harness needs torch 2.11 or newer, got "1.0"'),
-        (["-t", "ddpp"], 'no scenario has the tag "ddpp"; did you mean "ddp"?'),
-        (["--shards", "200"], "--shard: "),
-        (["--cpu", "--backend", "nccl"], "no job is left: a nightly of nothing would prove nothing"),
+        (["matrix"], "the jobs of a nightly are rows of its workflow"),
+        (["matrix", "--json", "-t", "ddp", "--shards", "3", "--cpu"], "the jobs of a nightly are rows of its workflow"),
+        (["matcher"], "`run` annotates verdicts if GITHUB_ACTIONS is set"),
     ],
 )
-def test_a_matrix_that_cannot_be_made_is_exit_2_and_one_clear_error(
-    words: list[str], message: str, here: Command
-) -> None:
-    done = here("ci", "matrix", "--json", *words)
-    assert (done.returncode, done.stdout.count("include")) == (2, 0)
-    assert done.stderr.startswith(message)
-    assert "Traceback" not in done.stderr
+def test_what_ci_no_longer_does_is_answered_in_one_line(words: list[str], instead: str, here: Command) -> None:
+    done = here("ci", *words, NSA_HARNESS_SHARDS="2")
+    assert (done.returncode, "include" in done.stdout) == (2, False)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"ci {words[0]} is gone: {instead}")
 
 
 def test_a_summary_of_hostile_files_is_red_with_one_line_for_each_and_no_traceback(tmp_path: Path) -> None:
@@ -251,13 +259,6 @@ class Night:
     said: dict[str, str] = field(default_factory=dict)
     also_left_out: frozenset[str] = frozenset()
     left_out: set[str] = field(default_factory=set)
-
-    def matrix(self) -> list[Tree]:
-        self._job("matrix", {})
-        made = self._file("GITHUB_OUTPUT").read_text().removeprefix("matrix=")
-        self.contexts["needs"] = {"matrix": {"outputs": {"matrix": made.strip()}}, "scenarios": {"result": "success"}}
-        entries: list[Tree] = json.loads(made)["include"]
-        return entries
 
     def scenarios(self, entry: Tree) -> None:
         self._job("scenarios", {"matrix": entry, "steps": {"install": {"outcome": "success"}}})
@@ -315,9 +316,9 @@ class Night:
         return re.sub(r"\$\{\{\s*(.*?)\s*\}\}", lambda match: str(self._value(match[1], known)), str(value))
 
     def _value(self, expression: str, known: Mapping[str, Any]) -> object:
-        """The few expressions that the nightly uses: names with dots, ==, !=, &&, always() and cancelled()."""
+        """The few expressions that the nightly uses: names with dots, ==, !=, &&, ||, always() and cancelled()."""
         source = expression.removeprefix("${{").removesuffix("}}").strip()
-        for theirs, ours in (("!cancelled()", "True"), ("always()", "True"), ("&&", "and")):
+        for theirs, ours in (("!cancelled()", "True"), ("always()", "True"), ("&&", "and"), ("||", "or")):
             source = source.replace(theirs, ours)
         source = re.sub(
             r"\b(?:matrix|needs|steps|inputs|vars)(?:\.\w+)+", lambda match: repr(_at(known, match[0])), source
@@ -328,8 +329,8 @@ class Night:
 def _at(known: Mapping[str, Any], name: str) -> object:
     """What a name with dots stands for; empty where there is nothing, as in GitHub's expressions."""
     value: Any = known
-    for part in name.split("."):
-        value = value.get(part, "") if isinstance(value, Mapping) else ""
+    for key in name.split("."):
+        value = value.get(key, "") if isinstance(value, Mapping) else ""
     return value
 
 
@@ -342,6 +343,12 @@ SCENARIOS = {
     "fails_as_known": "{tags: [night], run: {ranks: 1, command: [sh, -c, 'exit 3']}, expect: {verdict: FAIL}}",
 }
 
+# Three rows for a machine without a GPU.
+SHARDS = [
+    {**rows()[0], "name": f"cpu-{number}of3", "gpus": 0, "torch": "2.13", "shard": f"{number}/3", "tests": ""}
+    for number in (1, 2, 3)
+]
+
 
 @pytest.fixture
 def night(tmp_path: Path) -> Night:
@@ -350,18 +357,22 @@ def night(tmp_path: Path) -> Night:
     shutil.copy(REPOSITORY / "constraints.txt", checkout)
     for name, content in SCENARIOS.items():
         (checkout / "scenarios" / f"{name}.yaml").write_text(content)
-    return Night(checkout=checkout, inputs={"tag": "night", "shards": "3", "cpu": "true"})
+    workflows = checkout / ".github" / "workflows"
+    workflows.mkdir(parents=True)
+    tree = workflow(NIGHTLY)
+    tree["jobs"]["scenarios"]["strategy"]["matrix"]["include"] = SHARDS
+    YAML(typ="safe").dump(tree, workflows / NIGHTLY.name)
+    needs = {"scenarios": {"result": "success"}}
+    return Night(checkout=checkout, inputs={"tag": "night"}, contexts={"needs": needs})
 
 
 def run_through(night: Night) -> list[str]:
-    """The whole nightly over three jobs; their names."""
-    entries = night.matrix()
-    assert [entry["shard"] for entry in entries] == ["1/3", "2/3", "3/3"], night.said
-    for entry in entries:
+    """Run the whole nightly over three jobs; return their names."""
+    for entry in SHARDS:
         night.scenarios(entry)
         assert night.exits["Run the scenarios"] == 0, night.said["Run the scenarios"]
         assert "torch==2.13.*" in (kept(night, entry["name"]) / "constraints.txt").read_text()
-    return [entry["name"] for entry in entries]
+    return [entry["name"] for entry in SHARDS]
 
 
 def kept(night: Night, job: str) -> Path:
@@ -400,18 +411,11 @@ def test_the_nightly_runs_with_its_doctor_and_real_steps_of_training(night: Nigh
     assert night.left_out == LEFT_OUT
 
 
-def test_a_nightly_without_a_matrix_or_a_report_is_red_all_the_same(night: Night) -> None:
-    night.contexts["needs"] = {"matrix": {"outputs": {}}, "scenarios": {"result": "skipped"}}
+def test_a_nightly_without_a_report_is_red_and_names_every_job(night: Night) -> None:
+    night.contexts["needs"] = {"scenarios": {"result": "skipped"}}
     red = night.summary()
     assert night.exits["Summarise"] == 125
-    assert red.startswith("# RED: no report at all, 1 file unreadable\n")
-
-
-def test_a_matrix_step_that_fails_leaves_no_output(night: Night) -> None:
-    night.inputs = {"tag": "no_such_tag"}
-    with pytest.raises(FileNotFoundError):
-        night.matrix()
-    assert night.exits["Make the matrix"] == 2
+    assert red.startswith("# RED: no report at all, 3 jobs left no report\n") or "3 jobs left no report" in red
 
 
 @pytest.mark.parametrize(("code", "step", "warned"), [(0, 0, False), (1, 1, False), (5, 0, True)])
@@ -429,20 +433,3 @@ def test_gpu_tests_that_fail_make_the_step_fail_and_none_at_all_is_a_warning(
         check=False,
     )
     assert (done.returncode, done.stdout == "::warning::no test is marked gpu\n") == (step, warned)
-
-
-def test_an_entry_survives_the_way_through_json() -> None:
-    job = MatrixJob(
-        name="a",
-        tags="plan",
-        expression="",
-        shard="1/1",
-        backend="gloo",
-        torch="2.13",
-        gpus=0,
-        runner=("x", "y"),
-        tests="",
-        run_minutes=1,
-        timeout_minutes=2,
-    )
-    assert json.loads(json.dumps(asdict(job)))["runner"] == ["x", "y"]

@@ -191,7 +191,15 @@ def test_the_command_line_wins_over_the_environment_and_the_environment_over_yam
     assert not any("NSA_GC_RANGE" in note for note in spec.notes)
 
 
-@pytest.mark.parametrize("command", ["run", "watch", "attach", "bisect"])
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_summary_of_a_command_fits_its_line(columns: int) -> None:
+    lines = nsa_harness("--help", COLUMNS=str(columns)).stdout.partition("Commands:\n")[2].splitlines()
+    summaries = [line[11:].strip() for line in lines]
+    assert len(summaries) == 16
+    assert [one for one in summaries if len(one) > 60 or not one.endswith(".") or "..." in one] == []
+
+
+@pytest.mark.parametrize("command", ["run", "watch", "attach", "bisect", "export", "claim", "fit", "read", "ready"])
 def test_help_ends_in_examples_that_fit_the_screen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run_command_line([command, "-h"]) == 0
     short = capsys.readouterr().out

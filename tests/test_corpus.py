@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from render.render_samples import PASSED
 
-from nsa_harness.commands.selftest import corpus, corpus_root
-from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.report import Culprit, Finding, HangKind, Outcome, Place, Status, Verdict
-from nsa_harness.core.selftest.corpus import (
+from evaluation.trials import (
     Label,
     Trial,
     TrialResult,
     accuracy,
-    accuracy_lines,
     accuracy_values,
+    corpus,
+    corpus_root,
     read_label,
     trial_line,
     trial_result,
+    trial_spec,
     trials,
 )
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.report import Culprit, Finding, HangKind, Outcome, Place, Status, Verdict
 
 PROGRAM = '''"""A rank waits for itself.
 
@@ -193,18 +195,26 @@ def test_a_cause_said_of_a_healthy_program_costs_precision() -> None:
     }
 
 
-def test_the_figures_are_lines_for_people_and_values_for_programs() -> None:
-    lines = list(accuracy_lines(answers()))
-    assert lines[0] == "verdict           85.7 % (6 of 7)"
-    assert "false HANG        thread_lock_healthy" in lines
+def test_the_figures_are_values_for_programs() -> None:
     values = accuracy_values(answers())
     assert values["certain_and_wrong"] == ["thread_lock"]
     assert [one["wrong"] for one in values["answers"]][1] == ["culprit"]  # type: ignore[index]
+    assert str(accuracy(answers()).verdict) == "85.7 % (6 of 7)"
 
 
 def test_no_answers_have_no_rates() -> None:
     found = accuracy([])
     assert (found.verdict.rate, str(found.verdict), found.latency_median_s) == (None, "-", None)
+
+
+def test_what_the_label_says_reaches_the_launch_and_what_is_due_does_not(tmp_path: Path) -> None:
+    text = 'LABEL = {"verdict": "HANG", "cause": "lock_cycle", "ranks": 4, "limits": {"busy_s": 8}, "words": ["fd"]}\n'
+    (tmp_path / "io_odd.py").write_text(text)
+    fault, twin_ = corpus(tmp_path)
+    spec = trial_spec(fault, tmp_path)
+    assert (spec.ranks, spec.limits.busy_s, spec.program[-2:]) == (4, 8.0, ("fault", "fd"))
+    assert trial_spec(twin_, tmp_path).program[-2:] == ("healthy", "fd")
+    assert (spec.expect.verdict, spec.expect.cause, spec.fault) == ("PASS", None, None)
 
 
 # --- the programs

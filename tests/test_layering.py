@@ -323,15 +323,7 @@ OF_RUNS = (
 PAST_THE_DOOR = {"open", ".open", ".read_text", ".read_bytes", ".write_text", ".write_bytes", ".glob", ".rglob"}
 PAST_THE_DOOR |= {".iterdir", ".scandir", ".walk", ".unlink", ".touch", ".rename", ".symlink_to", ".copyfile", ".copy2"}
 NO_FILE_OF_A_RUN: dict[str, tuple[set[str], str]] = {
-    "harness/nsa_harness/cli/help.py": ({".write_text"}, "a paragraph of a help text"),
-    "harness/nsa_harness/commands/overhead.py": (
-        {".write_text"},
-        "the file of a user's that `doctor --overhead` is told to write",
-    ),
-    "harness/nsa_harness/commands/selftest.py": (
-        {".glob", ".read_text"},
-        "our own programs of tests/faults and their labels",
-    ),
+    "harness/nsa_harness/cli/options.py": ({".write_text"}, "a paragraph of a help text"),
     "harness/nsa_harness/commands/session.py": ({".open"}, "/dev/null, in the place of a terminal that is gone"),
     "harness/nsa_harness/render/documents/html.py": ({".read_text"}, "our own template"),
     "harness/nsa_harness/render/documents/schemas.py": ({".read_text"}, "our own descriptions"),

@@ -47,7 +47,7 @@ def outcome(run: Path) -> dict[str, Any]:
 
 
 def wrong(*words: str) -> int:
-    return run_command_line(["wrong", *words])
+    return run_command_line(["export", "--as", "misdiagnosis", *words])
 
 
 def documents(file: Path) -> dict[str, str]:
@@ -195,3 +195,40 @@ def test_a_run_that_was_never_judged_says_so(run: Path, capsys: pytest.CaptureFi
     (run / "report.json").unlink()
     assert wrong(str(run), "--cause", "p2p_unmatched") == 2
     assert f"nsa-harness report {run} makes it" in capsys.readouterr().err
+
+
+# The other forms of export, and the earlier names.
+
+
+def test_the_earlier_names_of_export_do_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["export", "--as", "misdiagnosis"], ["wrong"]):
+        assert run_command_line([*words, str(run), "--cause", "p2p_unmatched", "--to", f"{words[0]}.tar.gz"]) == 0
+    assert documents(Path("export.tar.gz")) == documents(Path("wrong.tar.gz"))
+    for words in (["export"], ["bundle"]):
+        assert run_command_line([*words, str(run), "--to", f"{words[0]}-all.tar.gz"]) == 0
+        assert capsys.readouterr().out.endswith(" files; look at them before you pass them on\n")
+    with tarfile.open("export-all.tar.gz") as new, tarfile.open("bundle-all.tar.gz") as earlier:
+        assert new.getnames() == earlier.getnames() != []
+    prompts = []
+    for words in (["export", str(run), "--as", "prompt"], ["report", str(run), "--prompt"]):
+        assert run_command_line(words) == 124
+        prompts.append(capsys.readouterr().out)
+    assert prompts[0] == prompts[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--line", "train.py:1"], "--line says what is true instead; it goes with --as misdiagnosis"),
+        (["--as", "prompt", "--rank", "0"], "--rank says what is true instead; it goes with --as misdiagnosis"),
+        (
+            ["--as", "prompt", "--to", "x"],
+            "--to names a file, and --as prompt prints; send its output to a file with >",
+        ),
+    ],
+)
+def test_an_option_of_another_form_is_refused(
+    run: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command_line(["export", str(run), *words]) == 2
+    assert capsys.readouterr().err == f"{message}\n"

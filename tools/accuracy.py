@@ -26,10 +26,20 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.circumstances import circumstances  # noqa: E402
+from evaluation.trials import (  # noqa: E402
+    CorpusRequest,
+    Trial,
+    TrialResult,
+    accuracy,
+    accuracy_values,
+    corpus,
+    corpus_root,
+    lacking,
+    run_corpus,
+    trial_result,
+)
 from nsa_harness.commands.judge import judge_stored  # noqa: E402
-from nsa_harness.commands.selftest import CorpusRequest, corpus, corpus_root, lacking, run_corpus  # noqa: E402
 from nsa_harness.core.experiment.repeats import with_flakiness  # noqa: E402
-from nsa_harness.core.selftest.corpus import Trial, TrialResult, accuracy, accuracy_values, trial_result  # noqa: E402
 from nsa_harness.supervisor.storage.rundir import RunDir  # noqa: E402
 from tools.strangers import first_sight  # noqa: E402
 from tools.twelve import write_page  # noqa: E402

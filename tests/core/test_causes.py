@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.trials import read_label
 from nsa_harness.core.diagnosis.causes import Cause, Producer, Shown, ShownBy, row_of
 from nsa_harness.core.diagnosis.engine import RULES
 from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.checks import contradictions
 from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
-from nsa_harness.core.selftest.corpus import read_label
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.subject.tables import RULES as OWN_RULES
 

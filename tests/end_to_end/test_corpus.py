@@ -1,10 +1,12 @@
-"""A sample of the corpus under torchrun, by the command; `python tools/accuracy.py` runs all of it."""
+"""A sample of the corpus under torchrun; `python -m evaluation run corpus` runs all of it."""
 
 from __future__ import annotations
 
-import json
+import sys
 
 import pytest
+
+from evaluation.trials import CorpusRequest, corpus, corpus_root, run_corpus
 
 # A quick run shows that what is labelled, launched and compared belongs together.
 LONG = ("groups_log_if_high", "silent_nan_loss_one_rank", "backward_lock")
@@ -12,9 +14,8 @@ SAMPLE = ["data_worker_killed", *(pytest.param(name, marks=pytest.mark.slow) for
 
 
 @pytest.mark.parametrize("program", SAMPLE)
-def test_a_sample_of_the_corpus_is_answered_rightly_in_every_part(workspace, program):
-    ran = workspace.harness("selftest", "--score", program)
-    corpus = json.loads(ran.out)["corpus"]
-
-    assert {one["name"]: one["wrong"] for one in corpus["answers"]} == {program: [], f"{program}_healthy": []}
-    assert ran.code == 0
+def test_a_sample_of_the_corpus_is_answered_rightly_in_every_part(tmp_path, program):
+    chosen = [trial for trial in corpus(corpus_root()) if trial.label.name == program]
+    request = CorpusRequest(root=corpus_root(), out=tmp_path, command="a test")
+    results = [result for some in run_corpus(chosen, request, sys.stdout).values() for result in some]
+    assert {result.trial.name: result.wrong for result in results} == {program: (), f"{program}_healthy": ()}

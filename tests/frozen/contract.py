@@ -55,7 +55,6 @@ def contract(tree: Path) -> dict[str, Any]:
             ]
         ),
         "list": shapes(_said("list", "--json")),
-        "ci matrix": shapes(_said("ci", "matrix", "--json")),
         "scenario": dict(_schema(_said("schema")[0])),
         "findings": dict.fromkeys(re.findall(r"^## ([a-z0-9_]+)$", (tree / "docs/findings.md").read_text(), re.M)),
     }

@@ -1,11 +1,9 @@
-"""SARIF, CTRF, the trace and the problem matcher, each read by something that is not ours."""
+"""SARIF and the trace, each read by something that is not ours."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +11,18 @@ from typing import Any
 
 import pytest
 from chrometrace import TraceEvent, TraceEventType
-from jsonschema import Draft202012Validator
-from otr_ctrf_bridge.ctrf import parse_ctrf
 from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as Sarif
-from render_samples import DEADLOCK, ERRED, FAILED, LIVELOCK, MIXED, PASSED, QUIET
+from render_samples import DEADLOCK, ERRED, LIVELOCK, MIXED, QUIET
 from test_render_documents import REPORTS
 
-from nsa_harness.cli.main import run_command_line
 from nsa_harness.commands.judge import judge_stored
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.report import Outcome, Place, Report
 from nsa_harness.render.documents import documents
-from nsa_harness.render.documents.case_reports import ctrf_json
+from nsa_harness.render.documents.case_reports import junit_xml
 from nsa_harness.render.documents.code_hosts import sarif
 from nsa_harness.render.documents.report_json import from_json, to_json
 from nsa_harness.render.documents.trace import trace_json
-from nsa_harness.render.terminal.screen import outcome_lines
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.storage.adapters import adapter
 from nsa_harness.supervisor.storage.rundir import RunDir
@@ -142,84 +136,6 @@ def test_every_rule_has_the_whole_row_of_its_cause() -> None:
     assert rule["help"]["text"].endswith("nsa-harness explain rank_conditional_collective")
 
 
-# CTRF, by the tables of https://ctrf.io/docs/specification: what is required, and of which type.
-
-_COUNTS = ("tests", "passed", "failed", "pending", "skipped", "other", "start", "stop")
-_OPTIONAL = {
-    **dict.fromkeys(("message", "trace", "rawStatus", "filePath"), "string"),
-    **dict.fromkeys(("start", "stop", "line", "retries"), "integer"),
-    "flaky": "boolean",
-    "extra": "object",
-}
-_TEST = {
-    "type": "object",
-    "required": ["name", "status", "duration"],
-    "additionalProperties": False,
-    "properties": {
-        "name": {"type": "string", "minLength": 1},
-        "status": {"enum": ["passed", "failed", "skipped", "pending", "other"]},
-        "duration": {"type": "integer", "minimum": 0},
-        **{key: {"type": kind} for key, kind in _OPTIONAL.items()},
-        **{key: {"type": "array", "items": {"type": "string"}} for key in ("suite", "tags", "stdout")},
-    },
-}
-CTRF = {
-    "type": "object",
-    "required": ["reportFormat", "specVersion", "results"],
-    "properties": {
-        "reportFormat": {"const": "CTRF"},
-        "specVersion": {"pattern": r"^\d+\.\d+\.\d+$"},
-        "results": {
-            "type": "object",
-            "required": ["tool", "summary", "tests"],
-            "properties": {
-                "tool": {"type": "object", "required": ["name"]},
-                "summary": {
-                    "type": "object",
-                    "required": list(_COUNTS),
-                    "properties": {key: {"type": "integer", "minimum": 0} for key in _COUNTS},
-                },
-                "tests": {"type": "array", "items": _TEST},
-            },
-        },
-    },
-}
-
-
-@pytest.mark.parametrize("report", REPORTS)
-def test_ctrf_is_what_the_specification_says_and_a_foreign_reader_reads_it(report: str) -> None:
-    stored = json.loads(ctrf_json(REPORTS[report]))
-    assert [error.message for error in Draft202012Validator(CTRF).iter_errors(stored)] == []
-    summary, tests = stored["results"]["summary"], stored["results"]["tests"]
-    assert summary["tests"] == len(tests)
-    assert {status: summary[status] for status in ("passed", "failed", "pending", "skipped", "other")} == {
-        "passed": 0, "failed": 0, "pending": 0, "skipped": 0, "other": 0, **Counter(one["status"] for one in tests),
-    }  # fmt: skip
-    assert [one.name for one in parse_ctrf(stored)] == [one["name"] for one in tests]
-
-
-def test_a_case_fails_where_the_exit_code_does_and_says_why_and_where() -> None:
-    def status(outcome: Outcome) -> str:
-        return str(json.loads(ctrf_json(replace(QUIET, outcomes=(outcome,))))["results"]["tests"][0]["status"])
-
-    assert status(replace(DEADLOCK, expected=True)) == "passed"
-    assert status(replace(PASSED, expected=False)) == "failed"
-    assert status(ERRED) == "other"
-    hang = json.loads(ctrf_json(replace(QUIET, outcomes=(replace(DEADLOCK, expected=False),))))["results"]["tests"][0]
-    assert hang["message"] == "Rank 1 skipped all_reduce #14 (group dp) and waits in barrier #14; rank 0 waits for it."
-    assert (hang["filePath"], hang["line"], hang["rawStatus"], hang["duration"]) == ("nsa/model.py", 212, "HANG", 14200)
-    assert "nsa/ckpt.py:8   save_checkpoint" in hang["trace"]
-    assert hang["extra"]["cause"] == "rank_conditional_collective"
-
-
-def test_the_run_began_when_its_name_says_and_never_started_runs_are_pending() -> None:
-    told = json.loads(ctrf_json(replace(QUIET, run_id="20261121T101500-3f2a", not_run=("fsdp",))))["results"]
-    assert told["summary"]["start"] == 1795256100000  # date -d 2026-11-21T10:15Z +%s000
-    assert told["summary"]["stop"] - told["summary"]["start"] == 4600
-    assert told["tests"][1] == {"name": "fsdp", "status": "pending", "duration": 0}
-    assert json.loads(ctrf_json(replace(QUIET, run_id="copy")))["results"]["summary"]["start"] == 0
-
-
 # The documents of a run.
 
 
@@ -232,16 +148,16 @@ def test_they_are_written_beside_the_others_and_one_that_fails_costs_no_other(
     (tmp_path / "a" / "env.json").write_text(json.dumps({"git": {"root": "/home/ada/repo"}}))
     assert documents.write_documents(run, MIXED, PLAYBOOK) == ()
     assert run.sarif.read_text() == sarif(MIXED, "/home/ada/repo")
-    assert run.ctrf.read_text() == ctrf_json(MIXED)
+    assert run.junit.read_text() == junit_xml(MIXED)
 
     def broken(*_: object) -> str:
         raise ValueError("planted")
 
-    run.ctrf.unlink()
+    run.junit.unlink()
     monkeypatch.setattr(documents, "sarif", broken)
     (trouble,) = documents.write_documents(run, MIXED, PLAYBOOK)
     assert (trouble.what, trouble.why) == ("report.sarif", "ValueError: planted")
-    assert run.ctrf.is_file()
+    assert run.junit.is_file()
 
 
 def test_what_is_made_of_all_attempts_is_linked_and_of_an_empty_file_it_is_said_why(tmp_path: Path) -> None:
@@ -279,7 +195,7 @@ def test_an_environment_that_names_no_repository_names_none(tmp_path: Path, said
 
 def test_the_same_report_gives_the_same_bytes() -> None:
     stored = from_json(to_json(MIXED))
-    assert (sarif(stored), ctrf_json(stored)) == (sarif(MIXED), ctrf_json(MIXED))
+    assert (sarif(stored), junit_xml(stored)) == (sarif(MIXED), junit_xml(MIXED))
 
 
 # The trace.
@@ -387,40 +303,3 @@ def test_a_trace_that_cannot_be_made_costs_no_verdict(tmp_path: Path, monkeypatc
     assert [(one.what, one.why) for one in outcome.trouble if one.what == "trace.json"] == [
         ("trace.json", "it could not be made: ValueError: planted")
     ]
-
-
-# The problem matcher.
-
-
-def matched(capsys: pytest.CaptureFixture[str], lines: list[str]) -> list[dict[str, str]]:
-    """What a runner makes of the lines: the groups of the first pattern that matches each."""
-    assert run_command_line(["ci", "matcher"]) == 0
-    found = []
-    for matcher in json.loads(capsys.readouterr().out)["problemMatcher"]:
-        (pattern,) = matcher["pattern"]
-        names = {name: number for name, number in pattern.items() if name != "regexp"}
-        every = (re.search(pattern["regexp"], line) for line in lines)
-        found += [
-            {"owner": matcher["owner"], **{name: one[number] or "" for name, number in names.items()}}
-            for one in every
-            if one
-        ]
-    return found
-
-
-def test_the_matcher_finds_verdict_and_places_in_what_the_terminal_says(capsys: pytest.CaptureFixture[str]) -> None:
-    found = matched(capsys, list(outcome_lines(DEADLOCK, 100)))
-    assert [one["message"] for one in found if one["owner"] == "nsa-harness"] == [
-        "HANG  branch_sel_only   deadlock · certain cause · 5.2 s after the last progress"
-    ]
-    places = [(one["file"], one["line"]) for one in found if one["owner"] == "nsa-harness-place"]
-    assert places == [("model.py", "212"), ("ckpt.py", "8"), ("model.py", "212")]
-    raised = replace(FAILED, stacks=(replace(DEADLOCK.stacks[0], of="ValueError"),), culprit=None)
-    lines = matched(capsys, list(outcome_lines(raised, 100)))
-    assert [one["code"] for one in lines if "code" in one] == ["FAIL"]
-    assert [(one["file"], one["line"]) for one in lines if "file" in one] == [("ckpt.py", "8")]
-
-
-def test_the_matcher_finds_nothing_in_a_run_that_passed_or_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    log = ["rank 0: step 3 loss 2.1", "FAILED tests/test_a.py::test_b", '  File "train.py", line 3, in main']
-    assert matched(capsys, [*outcome_lines(PASSED, 100), *log]) == []

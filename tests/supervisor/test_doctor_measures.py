@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from nsa_harness.core.doctor.facts import ModuleFacts, TorchFacts, Unknown
+from nsa_harness.core.doctor import ModuleFacts, TorchFacts, Unknown
 from nsa_harness.protocol import ENV_RUN
-from nsa_harness.supervisor.doctor import children as doctor_children
-from nsa_harness.supervisor.doctor import doctor as doctor_limits
-from nsa_harness.supervisor.doctor.doctor import (
+from nsa_harness.supervisor import doctor
+from nsa_harness.supervisor.doctor import (
     WallWatch,
     clock_facts,
     gpu_facts,
@@ -59,13 +58,13 @@ def test_this_machine_is_measured_whole(tmp_path: Path) -> None:
 
 def test_a_torch_that_raises_on_import_is_unknown_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')\n")
-    facts = doctor_children.torch_facts(importing(tmp_path))
+    facts = doctor.torch_facts(importing(tmp_path))
     assert facts == Unknown(why="OSError: libcudart.so.13: cannot open shared object file")
 
 
 def test_a_torch_that_crashes_on_import_is_unknown_with_the_signal(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    assert doctor_children.torch_facts(importing(tmp_path)) == Unknown(why="ended by SIGSEGV")
+    assert doctor.torch_facts(importing(tmp_path)) == Unknown(why="ended by SIGSEGV")
 
 
 def test_a_torch_without_distributed_has_neither_backend_nor_torchrun(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_a_torch_without_distributed_has_neither_backend_nor_torchrun(tmp_path: 
         "class cuda:\n    is_available = staticmethod(lambda: False)\n"
     )
     (package / "distributed.py").write_text("def is_available():\n    return False\n")
-    facts = doctor_children.torch_facts(importing(tmp_path))
+    facts = doctor.torch_facts(importing(tmp_path))
     assert isinstance(facts, TorchFacts)
     assert (facts.version, facts.gloo, facts.nccl, facts.devices) == ("2.12.0", False, None, 0)
     assert facts.torchrun_trouble is not None
@@ -88,26 +87,26 @@ def test_an_import_that_does_not_end_is_unknown_after_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "torch.py").write_text("import signal\nsignal.pause()\n")
-    monkeypatch.setattr(doctor_children, "_IMPORT_LIMIT_S", 1.0)
-    assert doctor_children.torch_facts(importing(tmp_path)) == Unknown(why="did not end within 1 s")
+    monkeypatch.setattr(doctor, "_IMPORT_LIMIT_S", 1.0)
+    assert doctor.torch_facts(importing(tmp_path)) == Unknown(why="did not end within 1 s")
 
 
 def test_a_module_that_is_found_and_not_importable_is_said_to_be_so(tmp_path: Path) -> None:
     (tmp_path / "flash_attn.py").write_text("raise ImportError('undefined symbol: _ZN3c10')\n")
-    facts = doctor_children.module_facts("flash_attn", "no-such-package", importing(tmp_path))
+    facts = doctor.module_facts("flash_attn", "no-such-package", importing(tmp_path))
     assert facts == ModuleFacts(version="a build", trouble="ImportError: undefined symbol: _ZN3c10")
 
 
 def test_a_module_that_ends_the_interpreter_on_import_is_there_and_not_importable(tmp_path: Path) -> None:
     (tmp_path / "triton.py").write_text("import os\nos._exit(3)\n")
-    facts = doctor_children.module_facts("triton", "no-such-package", importing(tmp_path))
+    facts = doctor.module_facts("triton", "no-such-package", importing(tmp_path))
     assert facts == ModuleFacts(version="a build", trouble="ended with exit code 3")
 
 
 def test_a_module_that_is_not_there_has_no_version_and_one_that_is_has_its_own(tmp_path: Path) -> None:
     (tmp_path / "triton.py").write_text("print('hello')\n__version__ = '3.9'\n")
-    assert doctor_children.module_facts("absent_module", "absent-module") == ModuleFacts(version=None, trouble=None)
-    facts = doctor_children.module_facts("triton", "no-such-package", importing(tmp_path))
+    assert doctor.module_facts("absent_module", "absent-module") == ModuleFacts(version=None, trouble=None)
+    facts = doctor.module_facts("triton", "no-such-package", importing(tmp_path))
     assert facts == ModuleFacts(version="3.9", trouble=None)
 
 
@@ -120,7 +119,7 @@ def test_a_module_that_is_not_there_has_no_version_and_one_that_is_has_its_own(t
 )
 def test_a_sitecustomize_can_keep_the_probe_out_or_end_the_interpreter(text: str, trouble: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(text)
-    assert doctor_children.python_facts(importing(tmp_path)).probe_trouble == trouble
+    assert doctor.python_facts(importing(tmp_path)).probe_trouble == trouble
 
 
 def test_a_py_spy_that_may_not_look_is_told_with_its_last_words(
@@ -128,21 +127,21 @@ def test_a_py_spy_that_may_not_look_is_told_with_its_last_words(
 ) -> None:
     tool(tmp_path, "py-spy", "echo 'Error: Permission Denied: Try running again with sudo' >&2; exit 1")
     (tmp_path / "ptrace_scope").write_text("2\n")
-    monkeypatch.setattr(doctor_children, "py_spy_path", lambda: str(tmp_path / "py-spy"))
+    monkeypatch.setattr(doctor, "py_spy_path", lambda: str(tmp_path / "py-spy"))
     monkeypatch.setattr("nsa_harness.supervisor.capture.stacks.py_spy_path", lambda: str(tmp_path / "py-spy"))
-    facts = doctor_children.py_spy_facts(tmp_path / "ptrace_scope")
+    facts = doctor.py_spy_facts(tmp_path / "ptrace_scope")
     assert (facts.threads, facts.ptrace_scope) == (0, 2)
     assert facts.trouble is not None
     assert "Permission Denied" in facts.trouble
 
 
 def test_a_py_spy_that_is_nowhere_has_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_children, "py_spy_path", lambda: "no-such-py-spy")
-    assert doctor_children.py_spy_facts().path is None
+    monkeypatch.setattr(doctor, "py_spy_path", lambda: "no-such-py-spy")
+    assert doctor.py_spy_facts().path is None
 
 
 def test_py_spy_really_reads_a_child() -> None:
-    facts = doctor_children.py_spy_facts()
+    facts = doctor.py_spy_facts()
     assert (facts.threads, facts.trouble) == (1, None)
 
 
@@ -189,7 +188,7 @@ def test_a_file_system_that_is_full_is_told(tmp_path: Path) -> None:
     code = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from nsa_harness.supervisor.doctor.doctor import space_facts\n"
+        "from nsa_harness.supervisor.doctor import space_facts\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
         "sys.exit(space_facts(Path(sys.argv[1])).trouble)\n"
@@ -272,7 +271,7 @@ def test_the_control_group_that_grants_least_memory_counts_without_its_file_page
         "job/step/memory.max": "max",
         "job/step/memory.current": "1",
     }
-    facts = doctor_limits.memory_facts(*groups(tmp_path, "0::/job/step\n", files))
+    facts = doctor.memory_facts(*groups(tmp_path, "0::/job/step\n", files))
     assert (facts.total_bytes, facts.available_bytes) == (8 * GIB, 4 * GIB)
 
 
@@ -288,29 +287,29 @@ def test_version_1_of_control_groups_is_read_too(tmp_path: Path) -> None:
         "cpu/cpu.cfs_period_us": "100000",
     }
     proc, tree = groups(tmp_path, "4:memory:/box\n2:cpu:/box\n", files)
-    assert doctor_limits.memory_facts(proc, tree).available_bytes == GIB
-    assert doctor_limits.core_facts(proc, tree).quota == 1.5
+    assert doctor.memory_facts(proc, tree).available_bytes == GIB
+    assert doctor.core_facts(proc, tree).quota == 1.5
 
 
 def test_a_cpu_quota_is_told_in_cores_and_no_quota_is_none(tmp_path: Path) -> None:
     proc, tree = groups(tmp_path, "0::/job\n", {"job/cpu.max": "50000 100000", "cpu.max": "max 100000"})
-    assert doctor_limits.core_facts(proc, tree).quota == 0.5
+    assert doctor.core_facts(proc, tree).quota == 0.5
     (tree / "job/cpu.max").unlink()
-    assert doctor_limits.core_facts(proc, tree).quota is None
+    assert doctor.core_facts(proc, tree).quota is None
 
 
 def test_the_limit_of_processes_is_the_one_that_leaves_least(tmp_path: Path) -> None:
     files = {"job/pids.max": "100", "job/pids.current": "90", "pids.max": "50", "pids.current": "10"}
-    facts = doctor_limits.limit_facts(*groups(tmp_path, "0::/job\n", files))
+    facts = doctor.limit_facts(*groups(tmp_path, "0::/job\n", files))
     assert (facts.processes, facts.processes_used) == (100, 90)
-    assert doctor_limits.tightest([(None, 0), (20, 15), (9, 1)]) == (20, 15)
-    assert doctor_limits.tightest([(None, 7)]) == (None, 0)
+    assert doctor.tightest([(None, 0), (20, 15), (9, 1)]) == (20, 15)
+    assert doctor.tightest([(None, 7)]) == (None, 0)
 
 
 def test_the_limits_of_this_process_are_those_it_was_started_with() -> None:
     code = (
         "import resource\n"
-        "from nsa_harness.supervisor.doctor.doctor import limit_facts\n"
+        "from nsa_harness.supervisor.doctor import limit_facts\n"
         "facts = limit_facts()\n"
         "print(facts.open_files, facts.core_bytes, facts.address_space_bytes)\n"
     )

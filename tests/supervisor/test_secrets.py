@@ -311,7 +311,7 @@ def test_a_real_run_of_a_program_that_says_all_it_knows(tmp_path: Path) -> None:
     for words in (
         ["run", "--script", "train.py", "--git-diff", "limits.stall_s=3", "--", *command_words()],
         ["report"],
-        ["bundle", "--to", "one.tar.gz"],
+        ["export", "--to", "one.tar.gz"],
     ):
         told = subprocess.run(
             [Path(sys.executable).parent / "nsa-harness", *words],

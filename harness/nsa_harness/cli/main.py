@@ -5,35 +5,31 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from nsa_harness.cli import bisect as cli_bisect
-from nsa_harness.cli import claim as cli_claim
-from nsa_harness.cli import fit as cli_fit
-from nsa_harness.cli import health as cli_health
-from nsa_harness.cli import ready as cli_ready
+from nsa_harness.cli import catalog, experiments, machine, stored
 from nsa_harness.cli import run as cli_run
 from nsa_harness.cli import watch as cli_watch
 from nsa_harness.cli.ci import app as ci_app
-from nsa_harness.cli.help import GroupedCommand
+from nsa_harness.cli.options import GroupedCommand
 from nsa_harness.errors import HarnessError, UsageError
 
 # Options that take a value only after `=`. Typer would eat the next word, so a bare one becomes `=auto` first.
 _BARE_MEANS_AUTO = ("--gc-range", "--layers", "--seq-len", "--world-size", "--env", "--resume")
 _DEBUG = "NSA_HARNESS_DEBUG"
+# Options that are gone; their variables are still accepted, as long as the schema number is 1.
+_GONE = {f"NSA_HARNESS_{name}" for name in ("SHARDS", "TORCH", "GPUS", "BACKEND", "CPU", "RUNNER")}
 _NOT_JUDGED = 125
 _USAGE = 2
 
 _EXAMPLES = {
     "run": """
-nsa-harness run train.py --ranks 2 -- --steps 5    your script and its words
+nsa-harness run train.py --ranks 2 -- --steps 5    a script with arguments
 nsa-harness run -m pkg.train --repeat 10           a module, ten times
 nsa-harness run ddp_onestep train.steps=3          a scenario, one key changed
 nsa-harness run -t plan --jobs 2                   all scenarios with a tag
@@ -46,18 +42,19 @@ nsa-harness watch -- torchrun --nproc-per-node 8 train.py
 nsa-harness watch --on-hang=kill -- python train.py""",
     "attach": """
 nsa-harness attach 4711             torchrun, a rank, or what started them
-nsa-harness attach 4711 --for 300   look for five minutes""",
+nsa-harness attach 4711 --for 300   observe for five minutes""",
     "read": """
-nsa-harness read ./logs                          all that is below it
+nsa-harness read ./logs                          every file below it
 nsa-harness read slurm-4711.out /tmp/nccl_trace_rank_*
 nsa-harness read logs stacks/rank3.txt --out reports""",
     "fit": """
-nsa-harness fit                              the newest sweep
-nsa-harness fit --tokens 8192                what such a step will cost
-nsa-harness fit SWEEP CHECK --tokens 8192    the same, held against a run at half the size""",
-    "wrong": """
-nsa-harness wrong reports/latest --line train.py:41 --cause rank0_only_collective --rank 0
-nsa-harness wrong reports/latest/ddp --verdict PASS --note 'it was still loading'""",
+nsa-harness fit                              the latest sweep
+nsa-harness fit --tokens 8192                the cost of such a step
+nsa-harness fit SWEEP CHECK --tokens 8192    and check by a half-size run""",
+    "export": """
+nsa-harness export                                the latest run, as one file
+nsa-harness export reports/latest --as prompt     the worst failure, as text
+nsa-harness export --as misdiagnosis --line train.py:41 --rank 0""",
     "schema": """
 nsa-harness schema report > report.schema.json    of report.json
 nsa-harness schema events                         of a line of events.jsonl and --json""",
@@ -73,28 +70,37 @@ nsa-harness claim --list""",
 }
 
 
-def _epilog(command: str) -> str:
-    return f"Examples:\n\n\b{_EXAMPLES[command]}"
-
-
 app = typer.Typer(
     name="nsa-harness",
-    help="Run training scenarios, tell a hang from a slow run, and say which rank, line and collective it was.",
+    help="Run training scenarios, distinguish a hang from a slow run, and report the rank, line and collective.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=GroupedCommand, epilog=_epilog("run"))(cli_run.run)
-app.command(cls=GroupedCommand, epilog=_epilog("bisect"))(cli_bisect.bisect)
-app.command(cls=GroupedCommand, epilog=_epilog("claim"))(cli_claim.claim)
-app.command(cls=GroupedCommand, epilog=_epilog("ready"))(cli_ready.ready)
-app.command(cls=GroupedCommand, epilog=_epilog("watch"))(cli_watch.watch)
-app.command(cls=GroupedCommand, epilog=_epilog("attach"))(cli_watch.attach)
-app.command(cls=GroupedCommand, epilog=_epilog("read"))(cli_watch.read)
-app.command(cls=GroupedCommand, epilog=_epilog("fit"))(cli_fit.fit)
-app.command(cls=GroupedCommand)(cli_health.doctor)
-app.command(cls=GroupedCommand)(cli_health.selftest)
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "run": cli_run.run,
+    "bisect": experiments.bisect,
+    "claim": experiments.claim,
+    "ready": experiments.ready,
+    "watch": cli_watch.watch,
+    "attach": cli_watch.attach,
+    "read": cli_watch.read,
+    "fit": stored.fit,
+    "doctor": machine.doctor,
+    "selftest": machine.selftest,
+    "list": catalog.list_scenarios,
+    "explain": catalog.explain,
+    "report": stored.report,
+    "export": stored.export,
+    "schema": catalog.schema,
+}
+for _name, _command in _COMMANDS.items():
+    _examples = f"Examples:\n\n\b{_EXAMPLES[_name]}" if _name in _EXAMPLES else None
+    app.command(_name, cls=GroupedCommand, epilog=_examples)(_command)
+# The earlier names of export, as long as the schema number is 1.
+app.command(cls=GroupedCommand, hidden=True)(stored.bundle)
+app.command(cls=GroupedCommand, hidden=True)(stored.wrong)
 app.add_typer(ci_app)
 
 
@@ -179,7 +185,8 @@ def _check_environment(environ: os._Environ[str]) -> None:
     from nsa_harness.errors import did_you_mean
 
     known = sorted({_DEBUG, *_option_variables()})
-    unknown = [name for name in given if name not in known]
+    accepted = {*known, *_GONE}
+    unknown = [name for name in given if name not in accepted]
     if unknown:
         hints = {name: did_you_mean(name, known) or f"; known: {', '.join(known)}" for name in unknown}
         raise UsageError(
@@ -207,155 +214,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     context: typer.Context,
-    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     if context.obj and context.invoked_subcommand not in ("run", "bisect", "claim", "watch", "doctor"):
         raise UsageError(f"`--` passes words on to a program; {context.invoked_subcommand} starts none")
-
-
-@app.command("list", cls=GroupedCommand)
-def list_scenarios(
-    as_json: Annotated[bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="A JSON list.")] = False,
-) -> None:
-    """List every scenario by folder, with what it asks, its tags and other names."""
-    from nsa_harness.cli.text import catalog_json, catalog_lines
-    from nsa_harness.supervisor.launch.planning import every_scenario
-
-    items, notes = every_scenario(Path.cwd())
-    _print([catalog_json(items)] if as_json else catalog_lines(items, shutil.get_terminal_size().columns))
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-
-
-@app.command(cls=GroupedCommand)
-def explain(
-    context: typer.Context,
-    words: Annotated[
-        list[str], typer.Argument(metavar="SCENARIO|KEY=VALUE", help="As for `run`; or the code of a cause.")
-    ],
-) -> None:
-    """Show a scenario's resolved YAML and where each value comes from; or what a cause means and what to try."""
-    from nsa_harness.cli.text import cause_lines, explanation, kind_lines
-    from nsa_harness.core.diagnosis.causes import Cause
-    from nsa_harness.core.report import HangKind
-    from nsa_harness.supervisor.launch.machine import machine_facts
-
-    cause = next((one for one in Cause if [one.value] == words), None)
-    kind = next((one for one in HangKind if [one.value] == words), None)
-    if kind is not None:
-        _print(kind_lines(kind, shutil.get_terminal_size().columns))
-        return
-    if cause is not None:
-        _print(cause_lines(cause, shutil.get_terminal_size().columns))
-        return
-    try:
-        _print(explanation(cli_run.question_of(context, words), machine_facts()))
-    except UsageError as error:
-        causes = [one.value for one in Cause if words[0] in one.value]
-        raise UsageError(f"{error}\ncauses of that name: {', '.join(causes)}" if causes else str(error)) from None
-
-
-@app.command(cls=GroupedCommand)
-def report(
-    stored: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run directory; the newest one unless given.")
-    ] = None,
-    out: cli_run.Out = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", envvar="NSA_HARNESS_JSON", help="report.json on stdout.", **cli_run.REPORT)
-    ] = False,
-    strict: cli_run.Strict = False,
-    prompt: Annotated[
-        bool,
-        typer.Option(
-            "--prompt",
-            envvar="NSA_HARNESS_PROMPT",
-            help="The worst failure as a text to paste, 6 kB at most.",
-            **cli_run.REPORT,
-        ),
-    ] = False,
-    verbose: cli_run.Verbose = False,
-    no_redact: cli_run.NoRedact = False,
-) -> None:
-    """Judge a stored run again, from its files."""
-    from nsa_harness.commands.run import ReportFormat, rejudge
-
-    if as_json and prompt:
-        raise UsageError("--json and --prompt are two forms of one report; ask for one of them")
-    telling = ReportFormat.JSON if as_json else ReportFormat.PROMPT if prompt else ReportFormat.LINES
-    raise typer.Exit(rejudge(stored, telling=telling, strict=strict, out=out, redact=not no_redact, verbose=verbose))
-
-
-@app.command(cls=GroupedCommand)
-def bundle(
-    stored: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run directory; the newest one unless given.")
-    ] = None,
-    to: Annotated[
-        Path | None, typer.Option(envvar="NSA_HARNESS_TO", metavar="FILE", help="In place of ./RUN.tar.gz.")
-    ] = None,
-    out: cli_run.Out = None,
-    no_redact: cli_run.NoRedact = False,
-) -> None:
-    """Pack a stored run to pass it on: all its files, without secrets and without what repeats it."""
-    from nsa_harness.supervisor.storage.redacted_files import write_bundle
-    from nsa_harness.supervisor.storage.rundir import find_run
-
-    run = find_run(stored, out or Path("reports"), redact=not no_redact)
-    target = to or Path(f"{run.run_id}.tar.gz")
-    print(f"{target}: {write_bundle(run, target)} files; look at them before you pass them on")
-
-
-@app.command(cls=GroupedCommand, epilog=_epilog("wrong"))
-def wrong(
-    stored: Annotated[
-        Path | None, typer.Argument(metavar="[RUN]", help="A run directory, or one attempt in it; the newest run.")
-    ] = None,
-    line: Annotated[
-        str | None,
-        typer.Option(envvar="NSA_HARNESS_LINE", metavar="FILE:LINE", help="The line that is to be changed."),
-    ] = None,
-    cause: Annotated[
-        str | None, typer.Option(envvar="NSA_HARNESS_CAUSE", metavar="CAUSE", help="A code of docs/findings.md.")
-    ] = None,
-    rank: Annotated[
-        list[int] | None, typer.Option(envvar="NSA_HARNESS_RANK", metavar="N", help="A guilty rank; once for each.")
-    ] = None,
-    verdict: Annotated[
-        str | None,
-        typer.Option(envvar="NSA_HARNESS_VERDICT", metavar="V", help="PASS, FAIL or HANG, where it is another one."),
-    ] = None,
-    note: Annotated[str, typer.Option(envvar="NSA_HARNESS_NOTE", metavar="TEXT", help="How you know.")] = "",
-    to: Annotated[
-        Path | None,
-        typer.Option(envvar="NSA_HARNESS_TO", metavar="FILE", help="In place of RUN.ATTEMPT.wrong.tar.gz beside it."),
-    ] = None,
-    out: cli_run.Out = None,
-    no_redact: cli_run.NoRedact = False,
-) -> None:
-    """Keep a wrong answer with the truth in one file, without secrets: for an issue, and to judge it again."""
-    from nsa_harness.commands.misdiagnosis import Claim, record_wrong
-
-    claim = Claim(line=line, cause=cause, ranks=tuple(rank or ()), verdict=verdict, note=note)
-    _print(record_wrong(stored, claim, to=to, out=out, redact=not no_redact))
-
-
-@app.command(cls=GroupedCommand, epilog=_epilog("schema"))
-def schema(
-    document: Annotated[
-        str, typer.Argument(metavar="[DOCUMENT]", help="plan, report, bisect or events; scenario files unless given.")
-    ] = "scenario",
-) -> None:
-    """Print the JSON schema of scenario or plan files, for editors, or of what programs read."""
-    from nsa_harness.errors import did_you_mean
-    from nsa_harness.render.documents.schemas import Document, json_schema
-
-    if document not in list(Document):
-        known = ", ".join(Document)
-        raise UsageError(f"no schema of {document!r}{did_you_mean(document, list(Document))}; known: {known}")
-    print(json.dumps(json_schema(Document(document)), indent=2))
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)

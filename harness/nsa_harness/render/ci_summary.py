@@ -1,4 +1,4 @@
-"""The summary of many jobs: for people, bad news first, and for programs, schema 1."""
+"""The summary of many jobs: as Markdown, bad news first, and as JSON, schema 1."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ MOST_BYTES = 1_000_000  # GitHub shows nothing at all of a job summary above 102
 
 
 def ci_summary_md(summary: NightSummary) -> str:
-    """The whole summary. Its first line says RED or GREEN."""
+    """Return the whole summary. Its first line says RED or GREEN."""
     summary = escaped(summary)
     sections = (_head(summary), _jobs(summary.jobs), _surprises(summary), _lost(summary), _skips(summary))
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
 def cut(text: str, limit_bytes: int = MOST_BYTES) -> str:
-    """The text, or its first whole lines and a sentence that says how many are left out."""
+    """Return the text, or its first lines and a sentence that counts the skipped lines."""
     if len(text.encode()) <= limit_bytes:
         return text
     lines = text.split("\n")
@@ -97,7 +97,7 @@ def _jobs(jobs: Sequence[JobSummary]) -> list[str]:
             markdown(" and ".join(f"{one.host}: {words.machine_line(one)}" for one in job.machines)),
             f"**{markdown(job.remark)}**" if job.remark else "",
         )
-        for job in sorted(jobs, key=lambda job: not job.red)
+        for job in sorted(jobs, key=lambda job: not job.is_red)
     ]
     head = ("job", *(f"{status.value}:" for status in Status), "exit code:", "machine", "remark")
     return markdown_table(head, rows) if rows else []

@@ -1,15 +1,12 @@
-"""The outcomes as test cases, for CI servers and dashboards: junit.xml, and ctrf-report.json (https://ctrf.io).
+"""The outcomes as test cases, for CI servers and dashboards: junit.xml.
 
 A test case fails where the exit code does, so an expected HANG is no failure and an unexpected PASS is one.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from nsa_harness.core.report import Outcome, Report, Status
@@ -119,82 +116,3 @@ def _properties(parent: ElementTree.Element, **values: str) -> None:
     group = ElementTree.SubElement(parent, "properties")
     for name, value in values.items():
         ElementTree.SubElement(group, "property", name=name, value=value)
-
-
-# CTRF. Its fixed words for what a mark says.
-_CTRF_VERSION = "0.0.0"
-_CTRF_STATUS: Mapping[str | None, str] = {None: "passed", "failure": "failed", "error": "other", "skipped": "skipped"}
-_NAMED = "%Y%m%dT%H%M%S"  # how the name of a run begins
-
-
-def ctrf_json(report: Report) -> str:
-    """One test for each outcome that counts; those that were never started are pending.
-
-    A report holds no times of the clock: the run began when its name says, and the runs follow one another.
-    """
-    report = escaped(report)
-    final = [outcome for outcome in report.outcomes if outcome.final]
-    names = Counter(outcome.spec.scenario for outcome in final)
-    pending = [{"name": name, "status": "pending", "duration": 0} for name in report.not_run]
-    tests = [_ctrf_test(report, outcome, unique=names[outcome.spec.scenario] == 1) for outcome in final] + pending
-    statuses = Counter(test["status"] for test in tests)
-    start_ms = _began_ms(report.run_id)
-    results = {
-        "tool": {"name": "nsa-harness", "version": report.harness},
-        "summary": {
-            "tests": len(tests),
-            **{status: statuses[status] for status in ("passed", "failed", "pending", "skipped", "other")},
-            "start": start_ms,
-            "stop": start_ms + sum(_milliseconds(outcome.timing.wall_s) for outcome in report.outcomes),
-        },
-        "tests": tests,
-        "environment": {
-            "testEnvironment": words.machine_line(report.machine),
-            "extra": {"run": report.run_id, "command": report.command, "interrupted": report.interrupted},
-        },
-    }
-    whole = {"reportFormat": "CTRF", "specVersion": _CTRF_VERSION, "generatedBy": "nsa-harness", "results": results}
-    return json.dumps(whole, indent=1, allow_nan=False) + "\n"
-
-
-def _ctrf_test(report: Report, outcome: Outcome, *, unique: bool) -> dict[str, Any]:
-    mark, attempts = _mark(outcome), [one for one in report.outcomes if one.spec.scenario == outcome.spec.scenario]
-    test: dict[str, Any] = {
-        "name": _name(outcome, unique=unique),
-        "status": _CTRF_STATUS[mark],
-        "duration": _milliseconds(outcome.timing.wall_s),
-        "suite": ["nsa-harness"],
-        "rawStatus": outcome.verdict.status.value,
-        "flaky": outcome.flaky,
-        "retries": len(attempts) - 1,
-        "tags": list(outcome.spec.tags),
-        "stdout": list(_output(outcome, attempts)),
-        "extra": {
-            "specHash": outcome.spec.spec_hash,
-            "kind": outcome.verdict.kind,
-            "cause": outcome.verdict.cause,
-            "ranks": outcome.spec.ranks,
-            "backend": outcome.spec.backend,
-            "dir": outcome.dir,
-        },
-    }
-    if mark is not None:
-        test["message"] = answer.sentence(outcome.verdict.summary)
-        test["trace"] = "\n".join(_explanation(outcome))
-    place = outcome.culprit.place if outcome.culprit else None
-    if place is not None and place.file is not None:
-        test["filePath"] = place.file
-        test |= {} if place.line is None else {"line": place.line}
-    return test
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def _began_ms(run_id: str) -> int:
-    """0 where somebody has given the run another name."""
-    try:
-        return round(datetime.strptime(run_id.partition("-")[0], _NAMED).replace(tzinfo=UTC).timestamp() * 1000)
-    except ValueError:
-        return 0

@@ -1,4 +1,4 @@
-"""Findings at lines of the source, for code hosts: SARIF, GitHub's annotations, and the matcher of our lines."""
+"""Findings at lines of the source, for code hosts: SARIF, and the annotations of GitHub."""
 
 from __future__ import annotations
 
@@ -46,21 +46,6 @@ def _below(file: str, root: str) -> str | None:
     """Relative to the root; None where it does not lie below it."""
     path = PurePosixPath(file)
     return str(path.relative_to(root)) if root and path.is_relative_to(root) else None
-
-
-_HEADLINE = r"^((HANG|FAIL|ERROR)  \S+   \S.*)$"
-_WHERE = r"^ {4}(?:look at|ranks? \d[\d, -]*|\S.* (?:of|on) ranks? \d[\d, -]*) +(\S+\.py):(\d+)(?: +(.*))?$"
-
-
-def problem_matcher() -> str:
-    """For `::add-matcher::`, where our own annotations are not printed: another runner, a container, a log replayed."""
-    headline = {"regexp": _HEADLINE, "message": 1, "code": 2}
-    where = {"regexp": _WHERE, "file": 1, "line": 2, "message": 3}
-    matchers = [
-        {"owner": owner, "severity": "error", "pattern": [pattern]}
-        for owner, pattern in (("nsa-harness", headline), ("nsa-harness-place", where))
-    ]
-    return json.dumps({"problemMatcher": matchers}, indent=2) + "\n"
 
 
 # SARIF 2.1.0, https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html

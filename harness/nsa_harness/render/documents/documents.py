@@ -14,7 +14,7 @@ from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.report import Artifact, Report, Trouble
 from nsa_harness.core.search.question import CountsAs
 from nsa_harness.core.search.report import BisectReport
-from nsa_harness.render.documents.case_reports import ctrf_json, junit_xml
+from nsa_harness.render.documents.case_reports import junit_xml
 from nsa_harness.render.documents.code_hosts import sarif
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.documents.report_json import to_json
@@ -43,7 +43,6 @@ def write_documents(
         (run.report, lambda: to_json(report, playbook)),
         (run.summary, lambda: summary_md(report, playbook)),
         (run.junit, lambda: junit_xml(report)),
-        (run.ctrf, lambda: ctrf_json(report)),
         (run.sarif, lambda: sarif(report, _checkout(run))),
         (run.html, lambda: report_html(report, playbook, search)),
         (run.missing_params, lambda: _gathered(run, report, _MISSING)),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nsa_harness.core.ci import Unread
+from nsa_harness.core.scenario.yaml_tree import parse_yaml, plain
 from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
 MOST_BYTES = 64 << 20  # a plan of a thousand scenarios stays far below
@@ -59,17 +60,16 @@ def stored_reports(directories: Sequence[Path], expected_jobs: Sequence[str] = (
 
 
 def matrix_jobs(file: Path) -> tuple[str, ...] | Unread:
-    """The names of the jobs in what `ci matrix --json` printed."""
+    """Return the names of the jobs in a workflow's `matrix: include`, or in {"include": [...]}, as JSON or YAML."""
     text = _report_text(SafeDirectory(file.parent), file)
     if isinstance(text, Unread):
         return text
     try:
-        entries = json.loads(text)["include"]
-        names = [entry["name"] for entry in entries]
-    except (ValueError, RecursionError, KeyError, TypeError):
-        return Unread(
-            file=str(file), why="not what `nsa-harness ci matrix --json` prints, so no missing job is noticed"
-        )
+        tree: Any = plain(parse_yaml(text, str(file)).root)  # type: ignore[arg-type]
+        matrices = [job["strategy"]["matrix"] for job in tree.get("jobs", {}).values() if "strategy" in job] or [tree]
+        names = [entry["name"] for matrix in matrices for entry in matrix["include"]]
+    except (KeyError, TypeError, AttributeError):
+        return Unread(file=str(file), why="no workflow with a `matrix: include`, so no missing job is noticed")
     if not names or not all(isinstance(name, str) and name for name in names):
         return Unread(file=str(file), why="names no job, so no missing job is noticed")
     return tuple(names)

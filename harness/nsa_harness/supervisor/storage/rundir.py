@@ -79,7 +79,6 @@ class RunDir:
         self.summary = path / "SUMMARY.md"
         self.report = path / "report.json"
         self.junit = path / "junit.xml"
-        self.ctrf = path / "ctrf-report.json"
         self.sarif = path / "report.sarif"
         self.html = path / "report.html"
         self.events = path / "events.jsonl"

@@ -1,4 +1,4 @@
-"""What a command costs under the harness: medians of pairs, and an honest word about noise."""
+"""What a command costs under nsa-harness: medians of pairs, and an honest word about noise."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nsa_harness.core.doctor.overhead import Overhead, TimedPair, overhead_lines, overhead_values, pairs_wanted
+from benchmarks.timing_pairs import Overhead, TimedPair, pairs_wanted
 
 
 def pairs(*times: tuple[float, float]) -> tuple[TimedPair, ...]:
@@ -18,7 +18,7 @@ CERTAIN = Overhead(command="python train.py", pairs=pairs((4.0, 4.4), (5.0, 5.5)
 
 
 def test_medians_the_difference_and_the_spread_are_told() -> None:
-    assert list(overhead_lines(CERTAIN)) == [
+    assert list(CERTAIN.lines()) == [
         "overhead of the harness, 3 pairs, in turn: python train.py",
         "  bare              4.200 s   (4.000 to 5.000)",
         "  with harness      4.500 s   (4.400 to 5.500)",
@@ -29,18 +29,18 @@ def test_medians_the_difference_and_the_spread_are_told() -> None:
 
 def test_pairs_that_disagree_are_noise_and_it_is_said() -> None:
     noisy = replace(CERTAIN, pairs=pairs((4.0, 4.4), (5.0, 4.9), (4.2, 4.5)))
-    assert list(overhead_lines(noisy))[-1].startswith("  within the noise")
-    assert overhead_values(noisy)["within_noise"] is True
+    assert list(noisy.lines())[-1].startswith("  within the noise")
+    assert noisy.values()["within_noise"] is True
 
 
 def test_a_harness_that_is_faster_in_every_pair_is_no_noise_either() -> None:
     faster = replace(CERTAIN, pairs=pairs((4.0, 3.9), (5.0, 4.9)))
-    assert faster.certain
+    assert faster.is_certain
     assert faster.more_percent < 0
 
 
 def test_the_json_has_every_sample() -> None:
-    values = json.loads(json.dumps(overhead_values(CERTAIN)))
+    values = json.loads(json.dumps(CERTAIN.values()))
     assert [pair["bare_s"] for pair in values["pairs"]] == [4.0, 5.0, 4.2]
     assert (values["bare_s_median"], values["harness_s_median"], values["within_noise"]) == (4.2, 4.5, False)
     assert values["more_percent"] == pytest.approx(100 * 0.3 / 4.2)

@@ -1,4 +1,4 @@
-"""The corpus of faults: programs that carry a label each, and what a report says against it.
+"""The corpus of faults: programs that carry a label each, how they are run, and what a report says against the label.
 
 A program ends in its fault when its first word is `fault`, and takes the same path to a good end when it is `healthy`.
 Its label is a literal at the top; the line that is to blame ends in the comment of MARKER.
@@ -7,19 +7,35 @@ Its label is a literal at the top; the line that is to blame ends in the comment
 from __future__ import annotations
 
 import ast
+import os
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from itertools import groupby
+from pathlib import Path, PurePath
+from typing import TextIO
 
+from nsa_harness.commands.run import run_all
+from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.core.diagnosis.confidence import CERTAIN
-from nsa_harness.core.report import Outcome, Place, Status
-from nsa_harness.core.selftest.selftest import Score, scores
+from nsa_harness.core.plan import RunSpec
+from nsa_harness.core.report import Outcome, Place, Report, Status
+from nsa_harness.core.schedule import Policy
+from nsa_harness.errors import UsageError
+from nsa_harness.render.documents.report_json import from_json
+from nsa_harness.render.listener import Listener
+from nsa_harness.render.text import escape
+from nsa_harness.supervisor.launch.machine import machine_facts
+from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
+from nsa_harness.supervisor.storage.rundir import RunDir
 
 MARKER = "# to blame"
 LINES_OFF = 2  # a line named this close to the marked one is right
 FAULT, HEALTHY = "fault", "healthy"
 _LABEL = "LABEL"
+_INTERRUPTED = 130
+_DEADLINE_S = 120.0
+_MOST_BYTES = 64 << 20  # of a report
 _KEYS = frozenset(
     {"ranks", "verdict", "kind", "cause", "culprit", "step", "limits", "twin", "words", "env", "needs", "repeat"}
 )
@@ -213,6 +229,27 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Score:
+    """How often a word was due, how often it was said, and how often both."""
+
+    planted: int
+    said: int
+    right: int
+
+    @property
+    def precision(self) -> float | None:
+        return self.right / self.said if self.said else None
+
+    @property
+    def recall(self) -> float | None:
+        return self.right / self.planted if self.planted else None
+
+    def values(self) -> dict[str, object]:
+        """For JSON."""
+        return {**vars(self), "precision": self.precision, "recall": self.recall}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Accuracy:
     """Of all answers the verdict; of faults the parts that a label names; of sound programs what is said in error."""
 
@@ -255,16 +292,17 @@ def accuracy(answers: Sequence[TrialResult]) -> Accuracy:
     )
 
 
-def accuracy_lines(answers: Sequence[TrialResult]) -> Iterator[str]:
-    """For people, below the lines of the trials."""
-    found = accuracy(answers)
-    for name in _PARTS:
-        yield f"{name:<18}{getattr(found, name)}"
-    for name, share in found.bands.items():
-        yield f"{f'{name}, and right':<18}{share}"
-    yield f"{'false HANG':<18}{_listed(found.false_hangs)}"
-    yield f"{'false alarm':<18}{_listed(found.false_alarms)}"
-    yield f"{'latency':<18}median {_seconds(found.latency_median_s)}, 95 % {_seconds(found.latency_95_s)}"
+def scores(pairs: Sequence[tuple[str | None, str | None]]) -> dict[str, Score]:
+    """Of each word that was due or said, from pairs of both; no word is due of a twin, so one said costs precision."""
+    words = sorted({word for pair in pairs for word in pair if word is not None})
+    return {
+        word: Score(
+            planted=sum(due == word for due, _ in pairs),
+            said=sum(said == word for _, said in pairs),
+            right=sum(due == said == word for due, said in pairs),
+        )
+        for word in words
+    }
 
 
 def accuracy_values(answers: Sequence[TrialResult]) -> dict[str, object]:
@@ -321,9 +359,109 @@ def _share_values(share: Share) -> dict[str, object]:
     return {"right": share.right, "of": share.of, "rate": share.rate}
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
+# Running.
 
 
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} s"
+@dataclass(frozen=True, kw_only=True)
+class CorpusRequest:
+    root: Path
+    out: Path | None
+    command: str  # as typed
+    jobs: int = 1  # runs at the same time
+
+
+def corpus_root() -> Path:
+    return Path(__file__).resolve().parents[1] / "tests" / "faults"
+
+
+def corpus(root: Path) -> tuple[Trial, ...]:
+    """Return every program, each fault followed by its twin. Raises UsageError for a label that is wrong."""
+    try:
+        return trials([read_label(path.stem, path.read_text()) for path in sorted(root.glob("[a-z]*.py"))])
+    except ValueError as error:
+        raise UsageError(f"the corpus cannot be read: {error}") from None
+
+
+def lacking(trial: Trial) -> str | None:
+    """Return what this machine lacks for the trial, or None."""
+    if "root" in trial.label.needs and os.geteuid() != 0:
+        return "root"
+    if "gpu" in trial.label.needs and not machine_facts().gpus:
+        return "a GPU"
+    return None
+
+
+def run_corpus(chosen: Sequence[Trial], request: CorpusRequest, lines: TextIO) -> dict[Path, list[TrialResult]]:
+    """Run each trial once, or as often as its label wants; return the results by run directory.
+
+    If a run was interrupted, there are fewer results than trials.
+    """
+    results: dict[Path, list[TrialResult]] = {}
+    for repeat, group in groupby(sorted(chosen, key=_repeat), key=_repeat):
+        some = tuple(group)
+        screen = _Screen(some, lines, at_the_end=repeat > 1)
+        run = RunRequest(
+            specs=tuple(trial_spec(trial, request.root) for trial in some),
+            out=request.out,
+            json=False,
+            strict=True,
+            probe="full",
+            command=request.command,
+            policy=Policy(repeat=repeat),
+            jobs=request.jobs,
+        )
+        code = run_all(run, screen)
+        if screen.run_dir is not None:
+            results[screen.run_dir] = _results(some, screen.run_dir)
+        if code == _INTERRUPTED:
+            break
+    return results
+
+
+def trial_spec(trial: Trial, root: Path) -> RunSpec:
+    """Plan the launch like that of any script on a command line: no label reaches the judge."""
+    label = trial.label
+    limits = {"deadline_s": _DEADLINE_S, **label.limits}
+    args = (HEALTHY if trial.healthy else FAULT, *label.words)
+    script = Script(file=str(root / f"{label.name}.py"), ranks=label.ranks, args=args)
+    words = tuple(f"limits.{name}={value:g}" for name, value in limits.items())
+    (spec,) = planned(Invocation(words=words, script=script, working_dir=root, environ={}), machine_facts()).specs
+    assert isinstance(spec, RunSpec)
+    return replace(spec, scenario=trial.name, about=label.about, env=tuple(sorted(label.env.items())))
+
+
+class _Screen(Listener):
+    """Prints one line per outcome as it is judged, or at the end, if one attempt says nothing."""
+
+    def __init__(self, chosen: Sequence[Trial], lines: TextIO, *, at_the_end: bool) -> None:
+        self.run_dir: Path | None = None
+        self._trials = {trial.name: trial for trial in chosen}
+        self._lines = lines
+        self._at_the_end = at_the_end
+
+    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        if not self._at_the_end:
+            self._print(outcome)
+
+    def done(self, report: Report, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        for outcome in report.outcomes if self._at_the_end else ():
+            if outcome.final:
+                self._print(outcome)
+
+    def _print(self, outcome: Outcome) -> None:
+        result = trial_result(self._trials[outcome.scenario], outcome)
+        print(escape(trial_line(result, max(map(len, self._trials)))), file=self._lines, flush=True)
+
+
+def _results(chosen: Sequence[Trial], run_dir: Path) -> list[TrialResult]:
+    """Compare the outcomes in report.json, as any other program would read them."""
+    run = RunDir(run_dir)
+    text = run.door.whole(run.report, _MOST_BYTES).decode("utf-8")
+    outcomes = {outcome.scenario: outcome for outcome in from_json(text, str(run.report)).outcomes if outcome.final}
+    return [trial_result(trial, outcomes[trial.name]) for trial in chosen if trial.name in outcomes]
+
+
+def _repeat(trial: Trial) -> int:
+    return trial.label.repeat

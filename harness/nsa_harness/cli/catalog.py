@@ -1,0 +1,83 @@
+"""`nsa-harness list`, `explain` and `schema`: which scenarios there are, and what names and files mean."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_harness.cli.options import argument, option
+from nsa_harness.cli.run import invocation_from_args
+from nsa_harness.errors import UsageError
+
+
+def list_scenarios(as_json: Annotated[bool, option("--json", "Print a JSON list.")] = False) -> None:
+    """List every scenario by directory.
+
+    Each is shown with its question, its tags and its other names.
+    """
+    from nsa_harness.cli.text import catalog_json, catalog_lines
+    from nsa_harness.supervisor.launch.planning import every_scenario
+
+    items, notes = every_scenario(Path.cwd())
+    _print([catalog_json(items)] if as_json else catalog_lines(items, _columns()))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def explain(
+    context: typer.Context,
+    words: Annotated[list[str], argument("SCENARIO|KEY=VALUE", "As for `run`; or the code of a cause.")],
+) -> None:
+    """Explain the settings of a scenario, or a cause.
+
+    Shows the resolved YAML and where each value comes from; or what a cause means and what to try.
+    """
+    from nsa_harness.cli.text import cause_lines, explanation, kind_lines
+    from nsa_harness.core.diagnosis.causes import Cause
+    from nsa_harness.core.report import HangKind
+    from nsa_harness.supervisor.launch.machine import machine_facts
+
+    if len(words) == 1 and words[0] in list(HangKind):
+        _print(kind_lines(HangKind(words[0]), _columns()))
+    elif causes := [cause for cause in Cause if [cause.value] == words]:
+        _print(cause_lines(causes[0], _columns()))
+    else:
+        try:
+            _print(explanation(invocation_from_args(context, words), machine_facts()))
+        except UsageError as error:
+            similar = [cause.value for cause in Cause if words[0] in cause.value]
+            more = f"\ncauses of that name: {', '.join(similar)}" if similar else ""
+            raise UsageError(f"{error}{more}") from None
+
+
+def schema(
+    document: Annotated[
+        str, argument("[DOCUMENT]", "plan, report, bisect or events. Default: scenario files.")
+    ] = "scenario",
+) -> None:
+    """Print the JSON schema of a file.
+
+    Editors use the schemas of scenario and plan files; programs use those of report, bisect and events.
+    """
+    from nsa_harness.errors import did_you_mean
+    from nsa_harness.render.documents.schemas import Document, json_schema
+
+    if document not in list(Document):
+        known = ", ".join(Document)
+        raise UsageError(f"no schema of {document!r}{did_you_mean(document, list(Document))}; known: {known}")
+    print(json.dumps(json_schema(Document(document)), indent=2))
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns

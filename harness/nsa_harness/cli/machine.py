@@ -1,0 +1,57 @@
+"""`nsa-harness doctor` and `selftest`: whether this machine, and nsa-harness on it, can be trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsa_harness.cli.options import Out, argument, option, typed_command
+from nsa_harness.errors import UsageError
+
+_OVERHEAD = "doctor starts no program; in a checkout, python benchmarks/timing_pairs.py -- COMMAND measures one"
+_CORPUS = (
+    "selftest plants its own faults only; in a checkout, python -m evaluation run corpus runs programs with a known"
+    " fault, and make evaluate scores them"
+)
+
+
+def doctor(
+    context: typer.Context,
+    overhead: Annotated[bool, option("--overhead", _OVERHEAD, hidden=True)] = False,
+    as_json: Annotated[bool, option("--json", "Print JSON on stdout, progress on stderr.")] = False,
+) -> None:
+    """Check this machine: what works, what is missing, what to do."""
+    if overhead or context.obj:
+        raise UsageError(_OVERHEAD)
+    from nsa_harness.core.doctor import healthy, judged, lines_text, values
+    from nsa_harness.supervisor.doctor import measure
+
+    lines = judged(measure(Path.cwd(), os.environ))
+    print(json.dumps({**values(lines), "overhead": None}, indent=1) if as_json else "\n".join(lines_text(lines)))
+    raise typer.Exit(0 if healthy(lines) else 1)
+
+
+def selftest(
+    programs: Annotated[list[str] | None, argument("[PROGRAM...]", _CORPUS, hidden=True)] = None,
+    full: Annotated[bool, option("--full", _CORPUS, hidden=True)] = False,
+    score: Annotated[bool, option("--score", _CORPUS, hidden=True)] = False,
+    seed: Annotated[int | None, option("--seed", "Use the places of an earlier selftest.", min=0)] = None,
+    out: Out = None,
+) -> None:
+    """Plant faults under torchrun and check that each is found.
+
+    The places are drawn at random; rank, layer and step of each fault must be named.
+    """
+    if programs or full or score:
+        raise UsageError(_CORPUS)
+    import secrets
+
+    from nsa_harness.commands.selftest import SelftestRequest
+    from nsa_harness.commands.selftest import selftest as run_selftest
+
+    chosen = secrets.randbelow(1_000_000) if seed is None else seed
+    raise typer.Exit(run_selftest(SelftestRequest(seed=chosen, out=out, command=typed_command())))

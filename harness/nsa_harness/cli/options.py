@@ -1,0 +1,185 @@
+"""Options: how a command declares them, how its help shows them, and those that several commands have."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
+
+from nsa_harness.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from nsa_harness.supervisor.launch.planning import SelectedScenario
+    from nsa_harness.supervisor.storage.rundir import RunOptions
+
+AUTO = "auto"
+# The groups of options in a command's help.
+PROGRAM = "Your program"
+SELECTION = "Which scenarios"
+ATTEMPTS = "How often"
+REPORT = "Report"
+
+_OTHERS = "Options"
+_COLUMNS = 26  # widest left column of a help text: an option and its metavar
+_VARIABLES = "Every option is also an environment variable: --dry-run is NSA_HARNESS_DRY_RUN."
+
+
+def option(form: str, text: str, group: str | None = None, **more: Any) -> Any:
+    """Declare an option in the form that help shows: "-t --tag TAG", "--out DIR" or "--json"."""
+    names, metavar = re.fullmatch(r"((?:-\S+ ?)+)(.*)", form).groups()  # type: ignore[union-attr]
+    return typer.Option(*names.split(), metavar=metavar or None, help=text, rich_help_panel=group, **more)
+
+
+def argument(form: str, text: str, **more: Any) -> Any:
+    """Declare an argument in the form that help shows: "[RUN]" is optional."""
+    return typer.Argument(metavar=form, help=text, **more)
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help groups its options, and whose options are also environment variables."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        for param in self.params:
+            if isinstance(param, TyperOption) and param.envvar is None:
+                param.envvar = _variable(param.opts)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        return ["[OPTIONS]", *map(_in_usage, self._arguments())]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        arguments = [(str(param.metavar), param.help or "") for param in self._arguments()]
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": arguments}
+        for param in self.get_params(ctx):
+            if isinstance(param, TyperOption) and (record := _without_variable(param).get_help_record(ctx)):
+                groups.setdefault(param.rich_help_panel or _OTHERS, []).append(record)
+        groups[_OTHERS] = groups.pop(_OTHERS)  # last, with --help
+        column = max(len(name) for records in groups.values() for name, _ in records if len(name) <= _COLUMNS)
+        for name, records in groups.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl([(f"{left:<{column}}", text) for left, text in records], col_max=_COLUMNS)
+        formatter.write_paragraph()
+        formatter.write_text(_VARIABLES)
+
+    def _arguments(self) -> list[TyperArgument]:
+        return [param for param in self.params if isinstance(param, TyperArgument) and not param.hidden]
+
+
+def _variable(names: Sequence[str]) -> str:
+    """Return the environment name of an option, by its first long name: --dry-run is NSA_HARNESS_DRY_RUN."""
+    name = next((name for name in names if name.startswith("--")), names[0])
+    return f"NSA_HARNESS_{name.lstrip('-').replace('-', '_').upper()}"
+
+
+def _in_usage(param: TyperArgument) -> str:
+    name = str(param.metavar)
+    optional = name if param.required or name.startswith("[") else f"[{name}]"
+    return f"{optional}..." if param.nargs == -1 and not name.endswith("...") else optional
+
+
+def _without_variable(param: TyperOption) -> TyperOption:
+    """Return a copy whose help omits the environment name, which the last line of the help explains."""
+    plain = copy.copy(param)
+    plain.show_envvar = False
+    return plain
+
+
+# Options that several commands have.
+
+
+class Probe(StrEnum):
+    OFF = "off"
+    BOARD = "board"
+    FULL = "full"
+
+
+Script = Annotated[str | None, option("--script FILE", "Same as FILE.py; its arguments follow `--`.", PROGRAM)]
+Ranks = Annotated[int, option("--ranks N", "Number of ranks for your script.", PROGRAM, min=1)]
+JsonLines = Annotated[bool, option("--json", "Print JSON lines on stdout, text on stderr.", REPORT)]
+Out = Annotated[Path | None, option("--out DIR", "Directory for reports. Default: ./reports.", REPORT)]
+Strict = Annotated[bool, option("--strict", "Exit with 125 after a SKIP, with 1 after a silent fault.", REPORT)]
+ProbeMode = Annotated[Probe, option("--probe", "How much instrumentation the ranks load.", REPORT)]
+Verbose = Annotated[bool, option("-v --verbose", "Show the evidence above the answer.", REPORT)]
+NoRedact = Annotated[bool, option("--no-redact", "Leave secrets unredacted.", REPORT)]
+GitDiff = Annotated[bool, option("--git-diff", "Store uncommitted changes in env.json.", REPORT)]
+StoredRun = Annotated[Path | None, argument("[RUN]", "A run directory. Default: the latest run.")]
+
+
+def typed_command() -> str:
+    """Return the command line as the user typed it."""
+    return shlex.join(["nsa-harness", *sys.argv[1:]])
+
+
+def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool) -> RunOptions:
+    """Return the options that every command which launches runs has, with the command as it was typed."""
+    from nsa_harness.supervisor.storage.rundir import RunOptions
+
+    return RunOptions(
+        command=typed_command(), out=out, json=as_json, probe=probe.value, redact=not no_redact, git_diff=git_diff
+    )
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line or the environment gives the option, even with its default value."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def parse_jobs(text: str) -> int | None:
+    """Return the number of parallel runs, or None for auto. Raises UsageError."""
+    if text == AUTO:
+        return None
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
+        raise UsageError(f"--jobs: expected a number of runs or auto, got {text!r}")
+    return int(text)
+
+
+def parse_budget(text: str | None) -> float | None:
+    """Return the seconds that --budget allows, or None without a budget. Raises UsageError."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smh]?)", text)
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"--budget: expected a time such as 90s, 20m or 2h, got {text!r}")
+    return float(match[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[match[2] or "s"]
+
+
+# Shell completion.
+
+
+def scenario_names(incomplete: str) -> list[str]:
+    """Return the scenarios that a shell may complete a word to."""
+    return [item.name for item in _catalog() if item.name.startswith(incomplete)]
+
+
+def scenario_tags(incomplete: str) -> list[str]:
+    """Return the tags that a shell may complete a word to."""
+    return sorted({tag for item in _catalog() for tag in item.tags if tag.startswith(incomplete)})
+
+
+def shape_names(incomplete: str) -> list[str]:
+    """Return the shapes of nsa.train that a shell may complete a word to."""
+    from nsa_harness.subject.options import SHAPES
+
+    return [name for name in SHAPES if name.startswith(incomplete)]
+
+
+def _catalog() -> Sequence[SelectedScenario]:
+    """Return every scenario, or none if a scenario file is broken: a shell has no place for an error."""
+    from nsa_harness.errors import HarnessError
+    from nsa_harness.supervisor.launch.planning import every_scenario
+
+    try:
+        return every_scenario(Path.cwd())[0]
+    except HarnessError:
+        return ()

@@ -1,1 +1,0 @@
-"""The machine and what the harness costs on it."""

@@ -1,1 +1,0 @@
-"""Planted faults and what is said of them."""
