@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,10 @@ from nsa_attention.config import SHAPES  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
 from nsa_harness import protocol  # noqa: E402
 from nsa_harness.probe import collectives, groups, heartbeat, hooks, waits  # noqa: E402
-from nsa_harness.probe.dropped_batches import GivenUp  # noqa: E402
+from nsa_harness.probe.exceptions import DroppedBatches  # noqa: E402
+from nsa_harness.probe.patches import TroubleLog  # noqa: E402
 from nsa_harness.probe.places import foreign_code  # noqa: E402
-from nsa_harness.probe.status_file import BoardWriter  # noqa: E402
-from nsa_harness.probe.trouble import TroubleLog  # noqa: E402
+from nsa_harness.probe.status_file import StatusFileWriter  # noqa: E402
 
 MARKS = 100_000
 CALLS = 5_000
@@ -83,14 +84,14 @@ def measure(*, pairs: int, steps: int, repeats: int) -> dict[str, Any]:
     """All raw samples and what follows from them. The first pair is warm-up and not kept."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
-        board = BoardWriter(os.path.join(directory, "bench.board"), rank=0, world_size=1)
+        board = StatusFileWriter(os.path.join(directory, "bench.board"), rank=0, world_size=1)
         trouble = TroubleLog(directory)
         # The beat reads the flight recorder, which only a process group fills.
         torch.distributed.init_process_group("gloo", init_method=f"file://{directory}/store", rank=0, world_size=1)
         torch.distributed.all_reduce(torch.ones(1))
         marks = [_mark_ns(board) for _ in range(repeats)]
         calls = [_call_ns(*_both_calls(board, trouble)) for _ in range(repeats)]
-        beats = [_beat_ns(heartbeat.Beat(board, directory, trouble)) for _ in range(repeats)]
+        beats = [_beat_ns(heartbeat.Heartbeat(board, directory, trouble)) for _ in range(repeats)]
         samples = _pairs(Training(), _installed_hooks(board, trouble), pairs + 1, steps)[1:]
         memory = [_memory(directory) for _ in range(MEMORY_PAIRS)]
         torch.distributed.destroy_process_group()
@@ -124,11 +125,11 @@ def _memory_summary(memory: list[dict[str, int]]) -> dict[str, float]:
     return {"memory_mb_median": (added + protocol.BOARD_SIZE) / 1e6}
 
 
-def _mark_ns(board: BoardWriter) -> float:
-    what, mark = board.what("forward", "blocks.0.attn"), board.mark
+def _mark_ns(board: StatusFileWriter) -> float:
+    what, event = board.what("forward", "blocks.0.attn"), board.progress_event
     start = time.perf_counter_ns()
     for _ in range(MARKS):
-        mark(what)
+        event(what)
     return (time.perf_counter_ns() - start) / MARKS
 
 
@@ -136,12 +137,12 @@ def all_reduce(tensor: torch.Tensor, op: object = None, group: object = None, as
     """Does nothing: what a call of it costs more with the hook is the hook's."""
 
 
-def _both_calls(board: BoardWriter, trouble: TroubleLog) -> tuple[Any, Any]:
+def _both_calls(board: StatusFileWriter, trouble: TroubleLog) -> tuple[Any, Any]:
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     lasting, members = waits.Waits(board, foreign_code(torch), trouble), groups.Groups(c10d, board)
-    return collectives._Recorder(torch, c10d, board, trouble, lasting, members).wrap(
-        "all_reduce", all_reduce
-    ), all_reduce
+    hooked = types.SimpleNamespace(all_reduce=all_reduce)
+    collectives.CallRecorder(torch, c10d, board, trouble, lasting, members).patch(hooked, "all_reduce")
+    return hooked.all_reduce, all_reduce
 
 
 def _call_ns(hooked: Any, bare: Any, depth: int = CALL_DEPTH) -> float:
@@ -159,15 +160,16 @@ def _call_ns(hooked: Any, bare: Any, depth: int = CALL_DEPTH) -> float:
     return (spent[1] - spent[0]) / CALLS
 
 
-def _beat_ns(one: heartbeat.Beat) -> float:
+def _beat_ns(one: heartbeat.Heartbeat) -> float:
     start = time.perf_counter_ns()
     for _ in range(100):
         one._once()
     return (time.perf_counter_ns() - start) / 100
 
 
-def _installed_hooks(board: BoardWriter, trouble: TroubleLog) -> HookTables:
-    hooks.install(torch, board, trouble, GivenUp(board, foreign_code(torch)))
+def _installed_hooks(board: StatusFileWriter, trouble: TroubleLog) -> HookTables:
+    foreign = foreign_code(torch)
+    hooks.install(torch, board, trouble, DroppedBatches(board, foreign), hooks.Fetches(foreign))
     return HookTables()
 
 

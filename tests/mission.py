@@ -944,7 +944,7 @@ ITEMS = (
         text="stacks of FAIL (SIGABRT) too",
         shown_by="nsa-harness run fault_raise --repeat 2",
         tests=("probe/test_endings.py::test_an_abort_leaves_the_stacks_of_the_rank",),
-        files=("harness/nsa_harness/probe/endings.py",),
+        files=("harness/nsa_harness/probe/exit_hooks.py",),
         leaves=("rank<r>/stacks.txt",),
     ),
     Item(

@@ -27,8 +27,8 @@ from nsa_harness.core.scenario import resolve
 from nsa_harness.core.scenario.scenario import ScenarioFile
 from nsa_harness.core.verdict import limits, motion, proof
 from nsa_harness.subject.environment import TABLE
-from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.launch.planning import Invocation, checked, selected_scenarios
+from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage import sources
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir
 

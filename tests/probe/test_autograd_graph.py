@@ -10,8 +10,8 @@ import torch
 from nsa_harness import protocol
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import autograd
+from nsa_harness.probe.patches import TroubleLog
 from nsa_harness.probe.status_file import StatusFileWriter
-from nsa_harness.probe.trouble import TroubleLog
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import autograd
 from nsa_harness.probe.exception_hints import hints, in_place_lines, ordered_names, used_at
-from nsa_harness.probe.hooks import Caller
+from nsa_harness.probe.hooks import StepCallers
 from nsa_harness.probe.names import ModuleNames
+from nsa_harness.probe.patches import TroubleLog
 from nsa_harness.probe.places import foreign_code
 from nsa_harness.probe.status_file import StatusFileWriter
-from nsa_harness.probe.trouble import TroubleLog
 
 FOREIGN = foreign_code(torch)
 
@@ -231,13 +231,13 @@ def test_modules_are_fresh_in_the_step_of_their_first_call(tmp_path: Path) -> No
 def test_the_lines_that_lead_to_the_optimizer_are_told_once_innermost_first(tmp_path: Path) -> None:
     path = tmp_path / "1.board"
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    caller = Caller(board, FOREIGN)
+    callers = StepCallers(board, FOREIGN)
     for _ in range(3):
-        caller.look()
+        callers.note_caller()
     told = parse(path.read_bytes(), 0).stepped_from
     name = "test_the_lines_that_lead_to_the_optimizer_are_told_once_innermost_first"
     assert [(frame.file, frame.line, frame.function) for frame in told][:1] == [
-        (Path(__file__).name, line_of("        caller.look()"), name)
+        (Path(__file__).name, line_of("        callers.note_caller()"), name)
     ]
     assert protocol.FACTS_USED.unpack_from(path.read_bytes(), protocol.FACTS_USED_AT) == (1,)
 

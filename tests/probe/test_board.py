@@ -29,16 +29,16 @@ def test_what_is_written_is_what_is_read(path: Path, monkeypatch: pytest.MonkeyP
     now_ns = itertools.count(time.monotonic_ns(), 1_000_000)
     monkeypatch.setattr(board_module, "_monotonic_ns", lambda: next(now_ns))
     board = StatusFileWriter(str(path), rank=3, world_size=8)
-    board.mark(board.what("forward", "blocks.2.attn"))
+    board.progress_event(board.what("forward", "blocks.2.attn"))
     board.finish_step()
     board.begin_step()
-    board.mark(board.what("data", "fetch"))
+    board.progress_event(board.what("data", "fetch"))
     board.note(board.what("collective", "all_reduce"))
     place = board.string("/home/a:b/train.py:88:step")
     inside = board.enter_call(board.string("all_reduce"), board.string("0"), place, 42, board.string("float32"))
     done = board.enter_call(board.string("barrier"), board.string("0"), 0, 0, 0)
     board.leave_call(done)
-    board.beat(5)
+    board.heartbeat(5)
     board.count_collectives(9, 8)
     board.end(protocol.END_RAISED)
     board.end(protocol.END_ATEXIT)
@@ -71,7 +71,7 @@ def test_what_follows_the_optimizer_belongs_to_its_step_until_the_next_batch_or_
         if begins:
             board.begin_step()
         board.finish_step()
-        board.mark(what)
+        board.progress_event(what)
         steps.append(parse(path.read_bytes(), 0).marks[0].step)
     assert steps == [1, 2, 3]
 
@@ -96,7 +96,7 @@ def test_each_thread_has_its_mark_and_more_threads_than_slots_do_no_harm(path: P
     finish = threading.Event()
 
     def work() -> None:
-        board.mark(what)
+        board.progress_event(what)
         together.wait()
         finish.wait()
 
@@ -111,7 +111,7 @@ def test_each_thread_has_its_mark_and_more_threads_than_slots_do_no_harm(path: P
     assert len(marks) == len({mark.tid for mark in marks}) == protocol.SLOTS
 
     # All owners are gone: a new thread gets a slot of its own again.
-    late = threading.Thread(target=board.mark, args=(board.what("data", "fetch"),))
+    late = threading.Thread(target=board.progress_event, args=(board.what("data", "fetch"),))
     late.start()
     late.join()
     assert parse(path.read_bytes(), 0).marks[0].kind == "data"
@@ -124,7 +124,7 @@ def test_a_full_string_table_loses_names_and_nothing_else(path: Path) -> None:
         board.string(f"{number:05d}" * 100)
     assert board.string("one more" * 40) == 0
     assert board.string("first") == known
-    board.mark(board.what("forward", "another" * 40))
+    board.progress_event(board.what("forward", "another" * 40))
     assert [(mark.kind, mark.name) for mark in parse(path.read_bytes(), 0).marks] == [("forward", "")]
 
 
@@ -145,11 +145,11 @@ def test_rings_keep_the_newest_and_a_call_that_lost_its_place_is_left_alone(path
 
 def test_a_forked_child_writes_to_no_board(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
-    board.mark(board.what("forward", "parent"))
+    board.progress_event(board.what("forward", "parent"))
     before = path.read_bytes()
     child = os.fork()
     if child == 0:
-        board.mark(board.what("forward", "child"))
+        board.progress_event(board.what("forward", "child"))
         board.finish_step()
         os._exit(0 if not board.live else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -159,9 +159,9 @@ def test_a_forked_child_writes_to_no_board(path: Path) -> None:
 def test_a_torn_slot_is_left_out(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     first_mark, second_mark = board.what("forward", "a"), board.what("backward", "b")
-    board.mark(first_mark)
+    board.progress_event(first_mark)
     old = path.read_bytes()
-    board.mark(second_mark)
+    board.progress_event(second_mark)
     new = path.read_bytes()
     start, size = protocol.SLOTS_AT, protocol.SLOT.size
     for cut in range(start + 8, start + size, 8):

@@ -63,7 +63,7 @@ def test_a_users_own_harness_and_nsa_do_not_matter(tmp_path: Path) -> None:
 def test_probe_off_leaves_nothing(tmp_path: Path) -> None:
     code = "import sys; print(sorted(name for name in sys.modules if name.startswith('_nsa_harness.probe.')))"
     process = ended(python("-c", code, boards=tmp_path, **RANK, **{protocol.ENV_PROBE: protocol.PROBE_OFF}))
-    assert process.out == "['_nsa_harness.probe.imports', '_nsa_harness.probe.startup', '_nsa_harness.probe.trouble']\n"
+    assert process.out == "['_nsa_harness.probe.patches', '_nsa_harness.probe.startup']\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,12 +98,12 @@ torch.compiler.is_compiling = lambda: True
 sys.path.insert(0, sys.argv[1])
 from nsa_harness.probe import hooks
 from nsa_harness.probe.status_file import StatusFileWriter
-from nsa_harness.probe.dropped_batches import GivenUp
+from nsa_harness.probe.exceptions import DroppedBatches
 board = StatusFileWriter(sys.argv[2], rank=0, world_size=1)
 class Silent:
     def note(self, piece, error): raise error
     def attempt(self, piece, do): do(); return True
-hooks.install(torch, board, Silent(), GivenUp(board, ()), hooks.Fetches(()))
+hooks.install(torch, board, Silent(), DroppedBatches(board, ()), hooks.Fetches(()))
 layer = torch.nn.Linear(1, 1)
 layer(torch.ones(1)).sum().backward()
 print(bool(torch.nn.modules.module._has_any_global_hook()))

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import _StopRecomputationError, checkpoint
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import CaughtException
 from nsa_harness.core.evidence.status_file import parse
-from nsa_harness.probe.hooks import CAUGHT_LIMIT, CaughtExceptions
+from nsa_harness.probe.exceptions import CAUGHT_LIMIT, CaughtExceptions
 from nsa_harness.probe.places import foreign_code
 from nsa_harness.probe.status_file import StatusFileWriter
 
@@ -49,7 +49,7 @@ def hooked(path: Path):  # type: ignore[no-untyped-def]
 
     def look(_module: nn.Module, _arguments: object, output: object) -> None:
         if output is None:
-            teller.look()
+            teller.note_forward_exit()
 
     handle = nn.modules.module.register_module_forward_hook(look, always_call=True)
     yield path
@@ -163,7 +163,7 @@ def test_words_that_are_no_step_type_and_place_are_left_out(path: Path) -> None:
 def test_a_finished_step_keeps_how_many_marks_it_had(path: Path) -> None:
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     for _ in range(3):
-        board.mark(board.what("forward", "net"))
+        board.progress_event(board.what("forward", "net"))
     board.finish_step(5)
     read = parse(path.read_bytes(), 0)
     assert (read.marked, read.gradients) == ({1: 3}, {1: 5})

@@ -12,7 +12,7 @@ import torch.utils.checkpoint as checkpoint
 
 from nsa_harness import protocol
 from nsa_harness.probe import autograd
-from nsa_harness.probe.trouble import TroubleLog
+from nsa_harness.probe.patches import TroubleLog
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import torch
 from nsa_harness.core.evidence.evidence import StatusFile as SeenBoard
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.probe import device
+from nsa_harness.probe.patches import TroubleLog
 from nsa_harness.probe.status_file import StatusFileWriter
-from nsa_harness.probe.trouble import TroubleLog
 
 
 class FakeCuda:

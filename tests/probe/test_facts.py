@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,8 +19,8 @@ from nsa_harness.core.verdict.group_waits import TRANSFERS
 from nsa_harness.probe import waits as waits_module
 from nsa_harness.probe.groups import Groups, MeshPlace, fits, ranges
 from nsa_harness.probe.hooks import _await_optimizer
+from nsa_harness.probe.patches import TroubleLog
 from nsa_harness.probe.status_file import StatusFileWriter
-from nsa_harness.probe.trouble import TroubleLog
 from nsa_harness.probe.waits import Handle, OngoingWait, Waits, key_text
 
 FACTS = str(PROGRAMS / "guest_facts.py")
@@ -33,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_whether_an_optimizer_was_made_is_told_and_its_constructor_is_its_own_again(path: Path) -> None:
     original = torch.optim.Optimizer.__init__
-    _await_optimizer(StatusFileWriter(str(path), rank=0, world_size=1))
+    _await_optimizer(StatusFileWriter(str(path), rank=0, world_size=1), TroubleLog(str(path.parent)))
     assert not parse(path.read_bytes(), 0).optimizer
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     assert parse(path.read_bytes(), 0).optimizer
@@ -76,7 +77,7 @@ def world(**groups: list[int]) -> SimpleNamespace:
 
 def test_a_list_of_ranks_that_would_be_cut_is_not_written(path: Path) -> None:
     odd = [number * number for number in range(200)]
-    Groups(world(odd=odd, even=[0, 2, 4]), StatusFileWriter(str(path), rank=0, world_size=1)).tell()
+    Groups(world(odd=odd, even=[0, 2, 4]), StatusFileWriter(str(path), rank=0, world_size=1)).write()
     assert parse(path.read_bytes(), 0).groups == {"even": (0, 2, 4)}
 
 
@@ -84,11 +85,11 @@ def test_a_name_that_comes_to_mean_other_ranks_is_told_again_and_nothing_else_is
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     c10d = world(a=[0, 1])
     groups = Groups(c10d, board)
-    groups.tell()
-    groups.tell()
+    groups.write()
+    groups.write()
     assert protocol.FACTS_USED.unpack_from(path.read_bytes(), protocol.FACTS_USED_AT) == (1,)
     c10d._world = world(a=[0, 5])._world
-    groups.tell()
+    groups.write()
     assert parse(path.read_bytes(), 0).groups == {"a": (0, 5)}
 
 
@@ -260,18 +261,27 @@ def waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> Waits:
     return Waits(StatusFileWriter(str(path), rank=0, world_size=1), (), TroubleLog(str(path.parent)))
 
 
+def during(waits: Waits, handle: Handle, keys: object, call: Callable[[], object]) -> object:
+    """Call a function as a patch of it does."""
+    wait = waits.begin(handle, keys)
+    try:
+        return call()
+    finally:
+        waits.end(wait)
+
+
 def test_a_wait_that_is_over_when_the_beat_looks_was_never_there(path: Path, waits: Waits) -> None:
-    assert waits.during(Handle("store.get"), "key", lambda: 7) == 7
-    waits.write_down()
+    assert during(waits, Handle("store.get"), "key", lambda: 7) == 7
+    waits.write_lasting()
     assert parse(path.read_bytes(), 0).calls == ()
 
 
 def test_only_the_outermost_wait_of_a_thread_is_told_and_told_once(path: Path, waits: Waits) -> None:
     def inner() -> None:
-        waits.during(Handle("store.wait"), ["inner"], waits.write_down)
-        waits.write_down()
+        during(waits, Handle("store.wait"), ["inner"], waits.write_lasting)
+        waits.write_lasting()
 
-    waits.during(Handle("store.get", peer=3), "outer", inner)
+    during(waits, Handle("store.get", peer=3), "outer", inner)
     (call,) = parse(path.read_bytes(), 0).calls
     assert (call.op, call.key, call.peer, call.left_s is None) == ("wait store.get", "outer", 3, False)
 
@@ -287,7 +297,7 @@ def test_a_wait_that_ends_while_it_is_written_down_has_ended(
 
     monkeypatch.setattr(waits._board, "enter_call", over_meanwhile)
     waits._open[7] = OngoingWait(Handle("store.get"), "key", 0)
-    waits.write_down()
+    waits.write_lasting()
     (call,) = parse(path.read_bytes(), 0).calls
     assert (call.key, call.left_s is None) == ("key", False)
 
@@ -296,7 +306,7 @@ def test_the_oldest_of_too_many_handles_loses_its_name(waits: Waits) -> None:
     class Work:
         pass
 
-    works = [Work() for _ in range(waits_module.REMEMBERED + 1)]
+    works = [Work() for _ in range(waits_module.HANDLES_LIMIT + 1)]
     for number in range(len(works)):
         waits.remember(works[number], Handle("irecv", peer=number))
     assert (waits.handle_of(works[0]).op, waits.handle_of(works[1]).peer) == ("collective", 1)

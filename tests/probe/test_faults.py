@@ -131,7 +131,7 @@ def test_the_healthy_twin_takes_its_time_and_trains_as_if_nothing_was(tmp_path: 
         ("their_nsa.world", False),
     ],
 )
-def test_only_the_training_program_averages_the_loss_itself(module: str, averages: bool) -> None:
+def test_the_loss_is_averaged_by_the_program_and_by_our_package(module: str, averages: bool) -> None:
     assert averages_the_loss({"__name__": module}) is averages
 
 

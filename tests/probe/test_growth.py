@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nsa_harness.probe.growth import Growth
-from nsa_harness.probe.trouble import TroubleLog
+from nsa_harness.probe.patches import TroubleLog
 
 Keep = Callable[[list[object], torch.Tensor, torch.Tensor], None]
 

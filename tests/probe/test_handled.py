@@ -15,12 +15,11 @@ import torch
 
 from nsa_harness.core.evidence.evidence import CaughtException
 from nsa_harness.core.evidence.status_file import parse
-from nsa_harness.probe import handled
-from nsa_harness.probe.handled import TOOLS
-from nsa_harness.probe.hooks import CAUGHT_LIMIT, HANDLERS_LIMIT, CaughtExceptions
+from nsa_harness.probe import exceptions
+from nsa_harness.probe.exceptions import CAUGHT_LIMIT, HANDLERS_LIMIT, TOOLS, CaughtExceptions
+from nsa_harness.probe.patches import TroubleLog
 from nsa_harness.probe.places import foreign_code
 from nsa_harness.probe.status_file import StatusFileWriter
-from nsa_harness.probe.trouble import TroubleLog
 
 HERE = Path(__file__).name
 
@@ -58,7 +57,7 @@ class Watched:
         self.caught = CaughtExceptions(self.board, foreign_code(torch))
         self._directory = tmp_path
         self.monitoring = monitoring
-        handled.install(monitoring, self.caught, TroubleLog(str(tmp_path)))
+        exceptions.monitor(monitoring, self.caught, TroubleLog(str(tmp_path)))
 
     def told(self) -> tuple[CaughtException, ...]:
         return parse(self._path.read_bytes(), 0).caught
@@ -209,7 +208,7 @@ def test_the_interpreter_itself_tells_it(tmp_path: Path) -> None:
     board = StatusFileWriter(str(tmp_path / "1.board"), rank=0, world_size=1)
     caught = CaughtExceptions(board, foreign_code(torch))
     tool = next(tool for tool in TOOLS if monitoring.get_tool(tool) is None)
-    handled.install(monitoring, caught, TroubleLog(str(tmp_path)))
+    exceptions.monitor(monitoring, caught, TroubleLog(str(tmp_path)))
     try:
         try:
             try:

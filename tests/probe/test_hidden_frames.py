@@ -59,4 +59,4 @@ def test_a_user_sees_no_frame_of_the_probe_and_the_record_of_the_end_has_them(tm
     assert "torch/_tensor.py" in said  # torch's own frames stay
     assert "harness/nsa_harness/probe" not in said
     chain = Boards(tmp_path).json("{pid}.raised.json", ended.pid)["chain"]
-    assert any("harness/nsa_harness/probe/health_samples.py" in frame["file"] for frame in chain[0]["frames"])
+    assert any("harness/nsa_harness/probe/patches.py" in frame["file"] for frame in chain[0]["frames"])

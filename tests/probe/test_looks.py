@@ -26,7 +26,7 @@ from nsa_harness.probe.fingerprint import (
     sample,
     size_and_sum,
 )
-from nsa_harness.probe.health_samples import due
+from nsa_harness.probe.health_samples import is_sampled
 from nsa_harness.probe.replicas import _all_reduced, forget_reduced, note_reduced
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -122,10 +122,10 @@ def test_gradients_are_reduced_where_each_was_summed_since_the_newest_backward_b
 
 
 def test_the_first_steps_are_looked_at_and_then_eight_an_octave() -> None:
-    looked = [count for count in range(1, 4097) if due(count)]
+    looked = [count for count in range(1, 4097) if is_sampled(count)]
     assert looked[:19] == [*range(1, 17), 18, 20, 22]
     assert [count for count in looked if 2048 < count <= 4096] == [2304, 2560, 2816, 3072, 3328, 3584, 3840, 4096]
-    assert not due(0)
+    assert not is_sampled(0)
 
 
 PROGRAM = """

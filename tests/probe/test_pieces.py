@@ -12,10 +12,10 @@ from ranks import BOOTSTRAP, PATIENCE_S, Ended, ended, python
 PIECES = {
     "board": "status_file._new_file",
     "marks": "status_file._pack_slot",
-    "excepthook": "endings.Endings._chain_excepthook",
-    "faulthandler": "endings.Endings._enable_faulthandler",
-    "exit": "endings.Endings._mark_exit",
-    "flight at exit": "endings.Endings._write_flight",
+    "excepthook": "exit_hooks.ExitEvidence._chain_excepthook",
+    "faulthandler": "exit_hooks.ExitEvidence._enable_faulthandler",
+    "exit": "exit_hooks.ExitEvidence._note_exit",
+    "flight at exit": "exit_hooks.ExitEvidence._write_flight",
     "module hooks": "names.ModuleNames.of",
     "optimizer hooks": "hooks._gradients",
     "data hook": "hooks._hook_data",
@@ -24,19 +24,19 @@ PIECES = {
     "collectives": "status_file.StatusFileWriter.enter_call",
     "collective details": "collectives.CallArguments.size",
     "collective handles": "waits.Waits.remember",
-    "functional collectives": "collectives._wrap_functional",
-    "rank": "collectives._Recorder._identify",
+    "functional collectives": "collectives._patch_functional",
+    "rank": "collectives.CallRecorder._identify",
     "groups": "groups.Groups._members",
     "mesh": "groups.MeshPlace.consider",
     "store waits": "waits.watch_stores",
     "store keys": "waits._Keys.note",
     "handles": "waits.watch_handles",
-    "waits": "waits.Waits.write_down",
-    "beat": "status_file.StatusFileWriter.beat",
-    "last line": "heartbeat.Heartbeat._look",
+    "waits": "waits.Waits.write_lasting",
+    "beat": "status_file.StatusFileWriter.heartbeat",
+    "last line": "heartbeat.Heartbeat._sample_line",
     "collective counters": "heartbeat.Heartbeat._count",
     "device marks": "device.install",
-    "worker server": "server.start",
+    "worker server": "heartbeat.start_worker_server",
     "late": "startup.ProcessProbe._wait_for_init",
 }
 SCRIPT = """
@@ -62,7 +62,7 @@ def let_the_probe_in(piece, where, boards):
         for part in path:
             holder = getattr(holder, part)
         setattr(holder, name, planted)
-    importlib.import_module("_nsa_harness.probe.startup").enter()
+    importlib.import_module("_nsa_harness.probe.startup").start_probe()
 
 def train(store):
     torch.manual_seed(0)

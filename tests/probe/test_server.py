@@ -10,8 +10,8 @@ import pytest
 from ranks import BOOTSTRAP, Boards, ended, fork_ranks, python, run_forks, wait_for
 
 from nsa_harness import protocol
+from nsa_harness.supervisor.capture.recorder import ask_flight
 from nsa_harness.supervisor.capture.snapshot import StackSampler
-from nsa_harness.supervisor.capture.worker_server import ask_flight
 
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 HOLDS_THE_GIL = """
@@ -71,14 +71,14 @@ EXITS = """
 import os, sys
 import torch, torch.distributed
 sys.path.insert(0, sys.argv[1])
-from nsa_harness.probe import server
-from nsa_harness.supervisor.capture.worker_server import ask_flight
+from nsa_harness.probe.heartbeat import start_worker_server
+from nsa_harness.supervisor.capture.recorder import ask_flight
 from pathlib import Path
 statuses = []
 for number in range(20):
     child = os.fork()
     if child == 0:
-        server.start(torch, sys.argv[2])
+        start_worker_server(torch, sys.argv[2])
         if number % 2:
             ask_flight(Path(sys.argv[2]), os.getpid(), limit_s=60.0)
         sys.exit(number)

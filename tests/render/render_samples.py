@@ -29,7 +29,7 @@ from nsa_harness.core.report import (
     Usage,
     Verdict,
 )
-from nsa_harness.supervisor.launch.plan_files import shipped_plan
+from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 
 MACHINE = MachineFacts(host="node7", cpus=2, gpus=(), torch="2.13.0+cpu")
 

@@ -18,7 +18,7 @@ from nsa_harness.core.comparison.plan_file import agreed_plan
 from nsa_harness.core.report import MachineFacts, Outcome, Report
 from nsa_harness.render.documents.documents import write_documents
 from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.supervisor.launch.plan_files import shipped_plan
+from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.rundir import RunDir
 
 PLAN = agreed_plan(shipped_plan()).plan

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nsa_harness.supervisor.capture.containers import inner_pid, path_of
+from nsa_harness.supervisor.capture.procfs import inner_pid, path_of
 from nsa_harness.supervisor.capture.syscalls import outer_pid
 from nsa_harness.supervisor.storage.sources import text_as_launched
 

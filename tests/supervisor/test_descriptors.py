@@ -16,8 +16,7 @@ from living import PATIENCE_S, program
 
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture import descriptors, procfs
-from nsa_harness.supervisor.capture.descriptors import Holders, lock_holders
-from nsa_harness.supervisor.capture.sockets import SocketTable
+from nsa_harness.supervisor.capture.descriptors import Holders, SocketTable, lock_holders
 
 
 def seen(pid: int, settled: Callable[[Task], bool]) -> tuple[Process, Task]:

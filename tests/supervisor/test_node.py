@@ -12,9 +12,7 @@ import pytest
 
 from nsa_harness.core.evidence.exit_messages import closing_signals
 from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal, killed_since, parse_gpus
-from nsa_harness.supervisor.capture.cgroup import GroupMemory, frozen, group_memory
-from nsa_harness.supervisor.capture.commands import CommandFailed
-from nsa_harness.supervisor.capture.node import MemoryWatch, gpu_state
+from nsa_harness.supervisor.capture.node import CommandFailed, GroupMemory, MemoryWatch, frozen, gpu_state, group_memory
 from nsa_harness.supervisor.storage.journals import sent_signals
 
 

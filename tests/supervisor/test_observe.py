@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nsa_harness.supervisor.observe.observe import ended_as_asked
+from nsa_harness.supervisor.observe.observed_job import ended_as_asked
 from nsa_harness.supervisor.observe.ranks import WatchedRanks
 
 S = 10**9

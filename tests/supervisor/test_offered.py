@@ -21,9 +21,8 @@ from living import program, wait_for
 from nsa_harness.core.evidence.evidence import Collective, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.supervisor.capture import procfs, stacks
-from nsa_harness.supervisor.capture.recorder_pipe import trigger, written
+from nsa_harness.supervisor.capture.recorder import own_server, trigger, written
 from nsa_harness.supervisor.capture.snapshot import StackSampler, without_lone_recorders
-from nsa_harness.supervisor.capture.worker_server import own_server
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 RECORDED = {

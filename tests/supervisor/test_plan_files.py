@@ -15,8 +15,8 @@ from nsa_harness.core.comparison.plan_file import PlanText, agreed_plan, read_pl
 from nsa_harness.core.report import GateState, MachineFacts, Report, Status
 from nsa_harness.errors import ScenarioError, UsageError
 from nsa_harness.supervisor.launch import planning
-from nsa_harness.supervisor.launch.plan_files import shipped_plan
 from nsa_harness.supervisor.launch.planning import Invocation, Plan, every_scenario, planned
+from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.record import Record, read_record, write_record
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run
 

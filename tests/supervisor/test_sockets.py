@@ -16,9 +16,9 @@ import pytest
 
 from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.evidence.sockets import other_ends, parse_answers, parse_table
-from nsa_harness.supervisor.capture import procfs, sockets
+from nsa_harness.supervisor.capture import descriptors, procfs
+from nsa_harness.supervisor.capture.descriptors import SocketTable, owners_of
 from nsa_harness.supervisor.capture.process_tree import look_around
-from nsa_harness.supervisor.capture.sockets import SocketTable, owners_of
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:1F90 00000000:0000 0A 00000000:00000002 00:00000000 00000000     0        0 71 1 0000000000000000 100 0
@@ -122,7 +122,7 @@ def test_a_busy_process_keeps_the_sockets_with_something_in_flight(monkeypatch: 
         for number in range(1, 500)
     }
     rows[499] = replace(rows[499], retransmits=4)
-    monkeypatch.setattr(sockets, "_read_table", lambda _: rows)
+    monkeypatch.setattr(descriptors, "_read_table", lambda _: rows)
     kept = SocketTable(owners={}).of(os.getpid(), rows)
     assert (len(kept), kept[0].inode) == (64, 499)
 
@@ -133,7 +133,7 @@ def test_where_the_kernel_refuses_the_table_stays_and_the_reason_is_kept(
     def refused() -> Iterator[tuple[int, object]]:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(sockets, "_ask_kernel", refused)
+    monkeypatch.setattr(descriptors, "_ask_kernel", refused)
     table = SocketTable(owners={})
     found = one_of(table, connection[0])
     assert (found.state, found.acked_bytes, found.received_bytes) == ("ESTABLISHED", None, None)

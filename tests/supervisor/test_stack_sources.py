@@ -17,7 +17,7 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Stack
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.supervisor.capture import procfs, snapshot, stacks
-from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
+from nsa_harness.supervisor.capture.node import CommandFailed, answer_of
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.capture.stacks import StackSources
 

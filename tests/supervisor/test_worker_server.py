@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness import protocol
-from nsa_harness.supervisor.capture.worker_server import ask, ask_flight
+from nsa_harness.supervisor.capture.recorder import ask, ask_flight
 
 Answer = Callable[[socket.socket], object]
 

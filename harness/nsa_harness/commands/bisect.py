@@ -71,7 +71,7 @@ from nsa_harness.supervisor.experiments.launches import (
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.plan_files import shipped_plan
+from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.collect import seconds_a_step
 from nsa_harness.supervisor.storage.rundir import RunDir
 from nsa_harness.texts import words

@@ -29,7 +29,7 @@ from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.render.text import escape
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.plan_files import shipped_plan
+from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.job_files import JobFiles, left_files
 from nsa_harness.supervisor.storage.record import Record
 from nsa_harness.supervisor.storage.redaction import Redaction

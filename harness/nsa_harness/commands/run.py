@@ -45,7 +45,7 @@ from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
-from nsa_harness.supervisor.launch.plan_files import shipped_plan
+from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.record import (
     Record,
     know_launches,

@@ -108,5 +108,7 @@ def _results(plantings: Sequence[Planting], run_dir: Path | None) -> list[Planti
         return []
     run = RunDir(run_dir)
     text = run.door.whole(run.report, MOST_BYTES).decode("utf-8")
-    outcomes = {outcome.spec.scenario: outcome for outcome in from_json(text, str(run.report)).outcomes if outcome.final}
+    outcomes = {
+        outcome.spec.scenario: outcome for outcome in from_json(text, str(run.report)).outcomes if outcome.final
+    }
     return [planting_result(one, outcomes[one.name]) for one in plantings if one.name in outcomes]

@@ -37,7 +37,7 @@ from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK, WHAT_FOLLOWS
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.plan_files import shipped_plan
+from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.record import Record, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_run
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run, locked

@@ -32,10 +32,11 @@ from nsa_harness.render.text import escape
 from nsa_harness.supervisor.capture.procfs import command_words
 from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
-from nsa_harness.supervisor.launch.plan_files import shipped_plan
+from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.observe.attach import RunningJob, find_job, jobs_of_this_user, look, onlooker, only_job
-from nsa_harness.supervisor.observe.observe import Hook, ObservedJob
 from nsa_harness.supervisor.observe.observed_job import (
+    Hook,
+    ObservedJob,
     SignalForwarder,
     WatchedCommand,
     check_command,

@@ -1,4 +1,4 @@
-"""Caller chains: which of the program's own lines led to a call."""
+"""Caller chains: the program's own lines that led to a call."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any
 from .places import is_installed, place_text
 from .status_file import StatusFileWriter
 
-FRAMES_LIMIT = 64  # of a stack, innermost first: an endless recursion says no more with more of them
+FRAMES_LIMIT = 64  # innermost frames of a stack; more add nothing to an endless recursion
 KNOWN_LIMIT = 4096
-NEAR_LIMIT = 8  # stacks that are tried one by one before the look-up
+NEAR_LIMIT = 8  # stacks that are compared before the table is searched
 
 
 class Chain:
-    """One way that leads to a call."""
+    """One call path."""
 
     __slots__ = ("frames", "hash", "node", "place")
 
     def __init__(self, place: int, node: int, lines_hash: int, frames: list[tuple[Any, int]]) -> None:
-        self.place = place  # string: the innermost line that is neither torch's nor ours
+        self.place = place  # string: the innermost line outside of torch and the harness
         self.node = node  # the program's own lines
         self.hash = lines_hash
-        # (code, instruction) of every frame, innermost first. Held: no other code comes to lie where one of them does.
+        # (code, instruction) of every frame, innermost first. The codes are held, so their addresses are not reused.
         self.frames = frames
 
 
 class Chains:
-    """Which lines led to a call. One that is known costs a comparison of its frames, about 0.07 us each."""
+    """The known call paths. To recognise one costs about 0.07 us per frame."""
 
     def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._board = board
         self._foreign = foreign
-        self._near: dict[int, list[Chain]] = {}  # by the innermost instruction, the newest first
+        self._near: dict[int, list[Chain]] = {}  # by the innermost instruction, latest first
         self._known: dict[tuple[int, ...], Chain] = {}  # by identity of the codes, and instructions
 
     def of(self, frame: Any) -> Chain:
-        """The way to what `frame` is about to call; every frame is looked at, so it is this one and no other."""
+        """Return the call path to `frame`. Every frame is compared, so that no other path is mistaken for it."""
         for chain in self._near.get(frame.f_lasti, ()):
             at = frame
             try:

@@ -1,8 +1,7 @@
-"""Collectives that the program calls from Python: which one, from which line, on how many elements, and is it back."""
+"""Collectives that the program calls from Python: the operation, the line, the size, the group, and the return."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import zlib
@@ -10,14 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import protocol
-from . import imports
 from .chains import Chains
 from .groups import Groups
-from .hooks import compiling_test
+from .patches import TroubleLog, after_import, compiling_test, patch
 from .replicas import note_broadcast, note_reduced
 from .status_file import StatusFileWriter
-from .trouble import TroubleLog
-from .waits import Handle, Waits
+from .waits import Handle, OngoingWait, Waits
 
 OPERATIONS = (
     "_all_gather_base",
@@ -61,11 +58,11 @@ OPERATIONS = (
 GROUP_MAKERS = frozenset(
     {"init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "shrink_group", "split_group"}
 )
-GROUP_ENDERS = GROUP_MAKERS | {"destroy_process_group"}  # after these, None or an identity may mean another group
+GROUP_ENDERS = GROUP_MAKERS | {"destroy_process_group"}  # after these, None or an address may mean another group
 BATCH = "batch_isend_irecv"
-# Two ranks that send each other something do not do the same.
+# Transfers are not compared between ranks: the two sides call different operations.
 TRANSFERS = frozenset({BATCH, "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list"})
-# torch.distributed._functional_collectives: what DTensor and compiled code call, most of it asynchronous.
+# Functions of torch.distributed._functional_collectives, which DTensor and compiled code call, mostly asynchronous.
 FUNCTIONAL = (
     "all_gather_into_tensor_coalesced",
     "all_gather_single",
@@ -90,210 +87,87 @@ FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 
 
 def install(torch: Any, board: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups) -> None:
-    """Wrap the functions in both namespaces that programs take them from. Async ones are `left` once handed over."""
+    """Patch the operations in both namespaces that programs take them from.
+
+    An asynchronous operation counts as returned once the program has its handle.
+    """
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    recorder = _Recorder(torch, c10d, board, trouble, waits, groups)
+    recorder = CallRecorder(torch, c10d, board, trouble, waits, groups)
     for name in OPERATIONS:
-        function = getattr(c10d, name, None)
-        if inspect.isfunction(function):
-            wrapped = recorder.wrap(name, function)
-            for namespace in (c10d, torch.distributed):
-                if getattr(namespace, name, None) is function:
-                    setattr(namespace, name, wrapped)
+        if inspect.isfunction(getattr(c10d, name, None)):
+            recorder.patch(c10d, name, also=(torch.distributed,))
 
     def loaded() -> None:
-        trouble.attempt("functional collectives", lambda: _wrap_functional(recorder))
+        trouble.attempt("functional collectives", lambda: _patch_functional(recorder))
 
-    imports.after((FUNCTIONAL_MODULE,), loaded, trouble)
+    after_import((FUNCTIONAL_MODULE,), loaded, trouble)
 
 
-def _wrap_functional(recorder: _Recorder) -> None:
+def _patch_functional(recorder: CallRecorder) -> None:
     module = sys.modules[FUNCTIONAL_MODULE]
     for name in FUNCTIONAL:
-        function = getattr(module, name, None)
-        if inspect.isfunction(function):
-            setattr(module, name, recorder.wrap(name, function))
-    module.wait_tensor = recorder.wrap_wait(module.wait_tensor)  # type: ignore[attr-defined]
+        if inspect.isfunction(getattr(module, name, None)):
+            recorder.patch(module, name)
+    recorder.patch_wait(module, "wait_tensor")
 
 
-class _Recorder:
+class CallRecorder:
+    """Patches operations so that the status file shows each call. A collective inside another is part of that one."""
+
     def __init__(
         self, torch: Any, c10d: Any, board: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups
     ) -> None:
-        self._torch = torch
-        self._c10d = c10d
-        self._board = board
-        self._trouble = trouble
-        self._waits = waits
-        self._tensor_type = torch.Tensor
-        self._work_type = c10d.Work
-        self._no_work_type = getattr(c10d, "_IllegalWork", ())  # what a coalescing manager is to be asked for instead
-        self._is_compiling = compiling_test(torch)
+        self.torch, self.c10d = torch, c10d
+        self.board = board
+        self.trouble = trouble
+        self.waits = waits
+        self.chains = Chains(board, waits.foreign)
+        self.group_strings: dict[int, int] = {}  # by identity, until a group is made or destroyed
         self._groups = groups
-        self._chains = Chains(board, waits.foreign)
-        self._group_strings: dict[int, int] = {}  # by identity, until a group is made or taken down
-        self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
+        self._is_compiling = compiling_test(torch)
 
-    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, entered and left on the board. A collective inside another one is part of that one."""
-        said = CallArguments(self._torch, self._c10d, self._board, name, function)
-        # Looked up once: this is all that happens at a call besides the call.
-        returned, changes_groups = self._board.what("returned", name), name in GROUP_ENDERS
-        is_compiling, inside, first = self._is_compiling, self._waits.inside, self._first
-        getframe = sys._getframe
-        enter, remember, regroup = self._enter, self._remember, self._regroup
-        leave_call, note = self._board.leave_call, self._trouble.note
+    def patch(self, owner: Any, name: str, also: tuple[Any, ...] = ()) -> None:
+        """Patch one operation: the status file shows when it was called, and when it returned or raised."""
+        operation = Operation(self, name, getattr(owner, name))
+        patch(
+            owner,
+            name,
+            "collectives",
+            self.trouble,
+            before=operation.enter,
+            after=operation.leave,
+            unless=self._is_compiling,
+            also=also,
+        )
 
-        @functools.wraps(function)
-        def collective(*arguments: Any, **options: Any) -> Any:
-            if is_compiling():
-                return function(*arguments, **options)
-            call = inside.call
-            if call[0]:
-                return function(*arguments, **options)
-            call[0] = number = enter(said, arguments, options, call[1] or first(call), getframe(1))
-            try:
-                result = function(*arguments, **options)
-            finally:
-                call[0] = 0
-                try:
-                    leave_call(number, call[1], returned)
-                except Exception as error:
-                    note("collectives", error)
-                if changes_groups:
-                    regroup(name)
-            if result is not None:
-                remember(number, said, arguments, options, result, getframe(1))
-            return result
+    def patch_wait(self, owner: Any, name: str) -> None:
+        """Patch the wait for the result of a functional collective, which the status file shows if it lasts."""
+        waits, handle = self.waits, Handle("tensor")
 
-        return collective
+        def begin(_arguments: Any, _options: Any) -> OngoingWait | None:
+            return None if waits.inside.call[0] else waits.begin(handle, None)
 
-    def wrap_wait(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The wait for what a functional collective returned: on the board once it has lasted."""
-        is_compiling, waits, handle = self._is_compiling, self._waits, Handle("tensor")
+        patch(owner, name, "collectives", self.trouble, before=begin, after=waits.end, unless=self._is_compiling)
 
-        @functools.wraps(function)
-        def wait_tensor(*arguments: Any, **options: Any) -> Any:
-            if is_compiling() or waits.inside.call[0]:
-                return function(*arguments, **options)
-            return waits.during(handle, None, lambda: function(*arguments, **options))
-
-        return wait_tensor
-
-    def _first(self, call: list[Any]) -> list[int] | None:
-        """The first call of a thread: its slot. Never raises."""
-        try:
-            call[1] = slot = self._board.events()
-        except Exception as error:
-            self._trouble.note("collectives", error)
-            return None
-        return slot
-
-    def _enter(self, said: CallArguments, arguments: Any, options: Any, slot: list[int] | None, frame: Any) -> int:
-        """The call's number, -1 where there is none. Never raises: what cannot be told of a call is left empty."""
-        group = place = node = call_hash = elements = dtype = 0
-        peer = NOBODY
-        try:
-            chain = self._chains.of(frame)
-            place, node = chain.place, chain.node
-            group = self._group_strings.get(id(said.group(arguments, options))) or self._learn_group(
-                said, arguments, options
-            )
-            at = said.payload_at
-            payload: Any = arguments[at] if len(arguments) > at >= 0 else None
-            if type(payload) is self._tensor_type and (string := said.dtypes.get(payload.dtype)) is not None:
-                elements, dtype = payload.numel(), string
-            else:
-                elements, dtype = said.size(arguments, options)
-            if said.named:
-                peer = said.peer(arguments, options)
-                if said.op == BATCH:
-                    group = self._board.string(said.group_name(arguments, options))
-                elif said.op == "broadcast":
-                    note_broadcast(said.payload(arguments, options))
-            if said.sums:
-                self._note_sum(said, arguments, options)
-            call_hash = (said.hash ^ chain.hash) + (elements if said.even else 0)
-        except Exception as error:
-            self._trouble.note("collective details", error)
-        try:
-            flags = GRADIENTS if self._grad_enabled() else NO_GRADIENTS
-            board = self._board
-            number = board.enter_call(
-                said.string, group, place, elements, dtype, 0, peer, 0, node, flags, slot, said.entered
-            )
-            if said.hash:
-                board.count_call(group, call_hash)
-        except Exception as error:
-            self._trouble.note("collectives", error)
-            return -1
-        return number
-
-    def _note_sum(self, said: CallArguments, arguments: Any, options: Any) -> None:
-        """Until the first step is done: what the whole job sums, which may be the gradients of replicas."""
-        said.sums = 0 if self._board.step > 1 or self._board.step_done else said.sums - 1
-        if (group := said.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
-            note_reduced(said.payload(arguments, options))
-
-    def _regroup(self, op: str) -> None:
-        """Where groups are made, the new ones are told."""
-        self._group_strings.clear()
-        if op in GROUP_MAKERS:
-            self._look_around(op)
-
-    def _learn_group(self, said: CallArguments, arguments: Any, options: Any) -> int:
-        """Its name's string. Until one is made or taken down, torch's own tables hold on to every group."""
-        group, number = said.group(arguments, options), self._board.string(said.group_name(arguments, options))
-        if group is None or group in self._c10d._world.pg_names:
-            self._group_strings[id(group)] = number
-        return number
-
-    def _remember(
-        self, number: int, said: CallArguments, arguments: Any, options: Any, result: Any, frame: Any
-    ) -> None:
-        """Never raises. A handle that was handed out is known by its call from here on."""
-        try:
-            if isinstance(result, self._work_type):
-                if isinstance(result, self._no_work_type):
-                    return
-                handle = Handle(said.op, *self._board.described(number))
-                handle.line = self._waits.unwaited.handed_out(
-                    said.op, handle.peer, frame, said.tensors(arguments, options)
-                )
-                self._waits.remember(result, handle)
-            elif said.op == BATCH:
-                handle = Handle(said.op, *self._board.described(number))
-                self._remember_batch(handle, said, arguments, options, result, frame)
-        except Exception as error:
-            self._trouble.note("collective handles", error)
-
-    def _remember_batch(
-        self, handle: Handle, said: CallArguments, arguments: Any, options: Any, works: Any, frame: Any
-    ) -> None:
-        """One handle for each operation, or one for all of them."""
-        parts = said.operations(arguments, options)
-        tensors = said.tensors(arguments, options)
-        for index, work in enumerate(works):
-            op, peer = parts[index] if len(parts) == len(works) else (handle.op, handle.peer)
-            line = self._waits.unwaited.handed_out(op, peer, frame, tensors)
-            self._waits.remember(work, Handle(op, handle.group, handle.elements, handle.dtype, peer, line))
-
-    def _look_around(self, op: str) -> None:
+    def groups_changed(self, op: str) -> None:
+        """Forget the names of all groups, and write the groups that were made."""
+        self.group_strings.clear()
         if op == "init_process_group":
-            self._trouble.attempt("rank", self._identify)
-        self._trouble.attempt("groups", self._groups.tell)
+            self.trouble.attempt("rank", self._identify)
+        if op in GROUP_MAKERS:
+            self.trouble.attempt("groups", self._groups.write)
 
     def _identify(self) -> None:
-        if self._c10d.is_initialized():
-            self._board.identify(self._c10d.get_rank(), self._c10d.get_world_size())
-            backend = str(self._c10d.get_backend())
-            self._board.note(self._board.what("init", backend))
-            self._board.fact(protocol.FACT_BACKEND, backend)
+        if self.c10d.is_initialized():
+            self.board.identify(self.c10d.get_rank(), self.c10d.get_world_size())
+            backend = str(self.c10d.get_backend())
+            self.board.note(self.board.what("init", backend))
+            self.board.fact(protocol.FACT_BACKEND, backend)
 
 
-# What a rank gives away, under the names the operations have for it.
+# The parameters with what a rank contributes, by their names in the various operations.
 PAYLOADS = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "tensors", "p2p_op_list", "self")
-# The partner of a transfer, and the root of a collective that has one.
+# The parameters with the partner of a transfer or the root of a collective: a global rank, and a rank in the group.
 PARTNERS = {
     "broadcast": ("src", "group_src"),
     "broadcast_object_list": ("src", "group_src"),
@@ -310,38 +184,38 @@ PARTNERS = {
     "recv_object_list": ("src", "group_src"),
 }
 GRADIENTS, NO_GRADIENTS = protocol.CALL_GRADIENTS, protocol.CALL_NO_GRADIENTS
-SUMS_LIMIT = 4096  # before the first step: more are no gradients of one step, or the program steps unseen
+SUMS_LIMIT = 4096  # before the first step; a program with more sums either has none of gradients or steps unseen
 ELEMENTS_MAX = 2**64 - 1
 NOBODY = -1
 
+_getframe = sys._getframe
 Find = Callable[[Any, Any], Any]
 
 
 class CallArguments:
-    """What a call says of itself: group, payload, partner. Reads one function's calls, and changes nothing of them."""
+    """Reads group, payload and partner from the arguments of one operation's calls."""
 
     def __init__(self, torch: Any, c10d: Any, board: StatusFileWriter, name: str, function: Callable[..., Any]) -> None:
         self.op = name
-        self.string = board.string(name)
-        self.entered = board.what("collective", name)
+        self._string = board.string(name)
         self._board = board
-        self.even = name in protocol.EVEN
-        self.hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0: not to be compared between ranks
+        self._is_even = name in protocol.EVEN
+        self._hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0: not comparable between ranks
         self._c10d = c10d
         self._tensor_type = torch.Tensor
-        self.dtypes: dict[Any, int] = {}
+        self._dtypes: dict[Any, int] = {}
         self.group = _argument(function, "group") or _nothing
         self.payload = _argument(function, *PAYLOADS) or _nothing
-        self.sums = SUMS_LIMIT if name == "all_reduce" else 0  # that are yet to be noted
+        self._sums = SUMS_LIMIT if name == "all_reduce" else 0  # how many more are noted
         self._world_size = _argument(function, "world_size")
-        self.payload_at = -1 if self._world_size else _position(function, *PAYLOADS)
+        self._payload_at = -1 if self._world_size else _position(function, *PAYLOADS)
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
         self._partner = _argument(function, partner)
         self._partner_in_group = _argument(function, partner_in_group)
-        self.named = name == BATCH or bool(self._partner or self._partner_in_group)
+        self._has_peer = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
-        """A ProcessGroup, its name, a mesh of one axis, or (mesh, axis); "" for what is none of these."""
+        """Return the name of a ProcessGroup, of a mesh with one axis, or of (mesh, axis); "" for any other group."""
         group = self.group(arguments, options)
         if group is None and self.op == BATCH:
             group = next((item.group for item in self._operations(arguments, options)), None)
@@ -357,9 +231,9 @@ class CallArguments:
         return group if isinstance(group, str) else str(getattr(group, "group_name", ""))
 
     def size(self, arguments: Any, options: Any) -> tuple[int, int]:
-        """Elements of what this rank gives, and the string of their type; a size that is only a symbol counts as 0.
+        """Return the number of elements that this rank contributes and the string of their dtype.
 
-        Whoever joins or makes a job gives nothing, and may say of how many ranks it is.
+        A symbolic size counts as 0. For an operation with a world size, the elements are the world size.
         """
         if self._world_size is not None:
             expected = self._world_size(arguments, options)
@@ -368,7 +242,7 @@ class CallArguments:
         return self._sum(self.tensors(arguments, options))
 
     def tensors(self, arguments: Any, options: Any) -> list[Any]:
-        """What this rank gives, or for a transfer what it gives or takes."""
+        """Return the tensors that this rank contributes, or for a transfer sends or receives."""
         payload: Any = self.payload(arguments, options)
         items = payload if isinstance(payload, (list, tuple)) else (payload,)
         given: list[Any] = [getattr(item, "tensor", item) for item in items]
@@ -378,16 +252,16 @@ class CallArguments:
         elements = 0
         for tensor in tensors:
             size = tensor.numel()
-            if isinstance(size, int):  # while torch traces it may be a symbol
+            if isinstance(size, int):  # a symbol while torch traces
                 elements += size
         dtype = tensors[0].dtype if tensors else None
-        string = self.dtypes.get(dtype)
+        string = self._dtypes.get(dtype)
         if string is None:
-            string = self.dtypes[dtype] = self._board.string(str(dtype).replace("torch.", "") if tensors else "")
+            string = self._dtypes[dtype] = self._board.string(str(dtype).replace("torch.", "") if tensors else "")
         return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
-        """The global rank of the partner or root; of a batch the one that all its operations have, else nobody."""
+        """Return the global rank of the partner or root; for a batch, of the only partner; NOBODY without one."""
         partner = self._partner(arguments, options) if self._partner else None
         if partner is not None:
             return int(partner)
@@ -399,7 +273,7 @@ class CallArguments:
         return peers.pop() if len(peers) == 1 else NOBODY
 
     def operations(self, arguments: Any, options: Any) -> list[tuple[str, int]]:
-        """Of a batch of point-to-point operations: isend or irecv, and with whom."""
+        """Return (isend or irecv, partner) for each operation of a batch."""
         return [(str(each.op.__name__), int(each.peer)) for each in self._operations(arguments, options)]
 
     def _operations(self, arguments: Any, options: Any) -> list[Any]:
@@ -407,13 +281,126 @@ class CallArguments:
         return [item for item in payload if hasattr(item, "peer")] if isinstance(payload, (list, tuple)) else []
 
 
+class Operation(CallArguments):
+    """One operation: writes its calls to the status file. Both callbacks run at every collective, so they are quick."""
+
+    def __init__(self, recorder: CallRecorder, name: str, function: Callable[..., Any]) -> None:
+        super().__init__(recorder.torch, recorder.c10d, recorder.board, name, function)
+        self._recorder = recorder
+        self._trouble, self._waits, self._chains = recorder.trouble, recorder.waits, recorder.chains
+        self._inside, self._group_strings = recorder.waits.inside, recorder.group_strings
+        self._grad_enabled: Callable[[], bool] = recorder.torch.is_grad_enabled
+        self._work_type = recorder.c10d.Work
+        self._no_work_type = getattr(recorder.c10d, "_IllegalWork", ())  # a coalescing manager has the handle instead
+        self._entered, self._returned = self._board.what("collective", name), self._board.what("returned", name)
+        self._changes_groups = name in GROUP_ENDERS
+
+    def enter(self, arguments: Any, options: Any) -> list[Any] | None:
+        """Write the call, and return the thread's list with its number, -1 without one; None inside another call.
+
+        An argument that cannot be read stays empty.
+        """
+        call = self._inside.call
+        if call[0]:
+            return None
+        group = place = node = call_hash = elements = dtype = 0
+        peer = NOBODY
+        try:
+            chain = self._chains.of(_getframe(2))
+            place, node = chain.place, chain.node
+            group = self._group_strings.get(id(self.group(arguments, options))) or self._learn_group(arguments, options)
+            at = self._payload_at
+            payload: Any = arguments[at] if len(arguments) > at >= 0 else None
+            if type(payload) is self._tensor_type and (string := self._dtypes.get(payload.dtype)) is not None:
+                elements, dtype = payload.numel(), string
+            else:
+                elements, dtype = self.size(arguments, options)
+            if self._has_peer:
+                peer = self.peer(arguments, options)
+                if self.op == BATCH:
+                    group = self._board.string(self.group_name(arguments, options))
+                elif self.op == "broadcast":
+                    note_broadcast(self.payload(arguments, options))
+            if self._sums:
+                self._note_sum(arguments, options)
+            call_hash = (self._hash ^ chain.hash) + (elements if self._is_even else 0)
+        except Exception as error:
+            self._trouble.note("collective details", error)
+        try:
+            call[0] = -1
+            slot = call[1] or self._first_call(call)
+            flags = GRADIENTS if self._grad_enabled() else NO_GRADIENTS
+            board = self._board
+            number = board.enter_call(
+                self._string, group, place, elements, dtype, 0, peer, 0, node, flags, slot, self._entered
+            )
+            if self._hash:
+                board.count_call(group, call_hash)
+            call[0] = number
+        except Exception as error:
+            self._trouble.note("collectives", error)
+        return call
+
+    def leave(self, call: list[Any] | None, arguments: Any, options: Any, result: Any, _error: object) -> None:
+        """Write that the call has returned or raised, and connect the handles that it returned with it."""
+        if call is None:
+            return
+        number, call[0] = call[0], 0
+        self._board.leave_call(number, call[1], self._returned)
+        if self._changes_groups:
+            self._recorder.groups_changed(self.op)
+        if result is not None:
+            self._remember(number, arguments, options, result, _getframe(2))
+
+    def _first_call(self, call: list[Any]) -> list[int]:
+        """Return the slot of a thread at its first call."""
+        call[1] = slot = self._board.events()
+        return slot
+
+    def _note_sum(self, arguments: Any, options: Any) -> None:
+        """Note what the whole job sums until the first step is done: it may be the gradients of replicas."""
+        self._sums = 0 if self._board.step > 1 or self._board.step_done else self._sums - 1
+        if (group := self.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
+            note_reduced(self.payload(arguments, options))
+
+    def _learn_group(self, arguments: Any, options: Any) -> int:
+        """Return the string of the group's name, and keep it while torch's own tables hold the group."""
+        group, number = self.group(arguments, options), self._board.string(self.group_name(arguments, options))
+        if group is None or group in self._c10d._world.pg_names:
+            self._group_strings[id(group)] = number
+        return number
+
+    def _remember(self, number: int, arguments: Any, options: Any, result: Any, frame: Any) -> None:
+        """Connect the handles with their call: one, or for a batch one per operation or one for all."""
+        try:
+            if isinstance(result, self._work_type):
+                if not isinstance(result, self._no_work_type):
+                    tensors = self.tensors(arguments, options)
+                    self._remember_work(result, self.op, self._board.described(number), frame, tensors)
+            elif self.op == BATCH:
+                group, elements, dtype, peer = self._board.described(number)
+                parts, tensors = self.operations(arguments, options), self.tensors(arguments, options)
+                parts = parts if len(parts) == len(result) else [(self.op, peer)] * len(result)
+                for work, (op, partner) in zip(result, parts, strict=True):
+                    self._remember_work(work, op, (group, elements, dtype, partner), frame, tensors)
+        except Exception as error:
+            self._trouble.note("collective handles", error)
+
+    def _remember_work(
+        self, work: Any, op: str, described: tuple[int, int, int, int], frame: Any, tensors: list[Any]
+    ) -> None:
+        handle = Handle(op, *described)
+        handle.line = self._waits.unwaited.handed_out(op, handle.peer, frame, tensors)
+        self._waits.remember(work, handle)
+
+
 def _nothing(_arguments: Any, _options: Any) -> None:
-    """What a function without such a parameter is given."""
+    """Return None: the value of a parameter that the function does not have."""
 
 
-def _argument(function: Callable[..., Any], *wanted: str) -> Find | None:
-    """How to find the first of the wanted parameters in a call, by position or by name; None: there is none."""
-    position = _position(function, *wanted)
+def _argument(function: Callable[..., Any], *names: str) -> Find | None:
+    """Return a function that finds the first of these parameters in a call, or None if `function` has none of them."""
+    position = _position(function, *names)
     if position < 0:
         return None
     name = list(inspect.signature(function).parameters)[position]
@@ -424,7 +411,7 @@ def _argument(function: Callable[..., Any], *wanted: str) -> Find | None:
     return find
 
 
-def _position(function: Callable[..., Any], *wanted: str) -> int:
-    """Of the first of the wanted parameters that there is; -1 where there is none."""
+def _position(function: Callable[..., Any], *names: str) -> int:
+    """Return the position of the first of these parameters that the function has, or -1."""
     parameters = list(inspect.signature(function).parameters)
-    return next((parameters.index(name) for name in wanted if name in parameters), -1)
+    return next((parameters.index(name) for name in names if name in parameters), -1)

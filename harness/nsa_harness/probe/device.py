@@ -1,33 +1,30 @@
-"""How far the GPU is: events at marks of the training thread, asked for by the beat thread, which alone waits.
+"""How far the GPU is: CUDA events that the training thread records, and that only the heartbeat thread queries.
 
-The host runs ahead of a GPU, so marks of the host say little of it. An event is recorded at most once a beat, costs a
-few microseconds, and synchronizes nothing. While a CUDA graph is captured nothing is recorded and nothing asked: a
-question from any thread would end the capture.
+The host runs ahead of a GPU, so the host's progress events show little of the GPU's. An event is recorded at most once
+per heartbeat, costs a few microseconds, and synchronizes nothing. While a CUDA graph is captured, no event is recorded
+or queried: a query from any thread would end the capture.
 """
 
 from __future__ import annotations
 
 import _thread
-import functools
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-from .hooks import compiling_test
+from .patches import TroubleLog, compiling_test, patch
 from .status_file import StatusFileWriter
-from .trouble import TroubleLog
 
 PENDING_LIMIT = 64
 
 
 def install(torch: Any, board: StatusFileWriter, trouble: TroubleLog) -> DeviceEvents | None:
-    """None where this torch was built without CUDA: there is nothing to see, and nothing is paid for it."""
+    """Install the hooks, or return None in a torch that was built without CUDA."""
     if getattr(torch.version, "cuda", None) is None and getattr(torch.version, "hip", None) is None:
         return None
-    marks = DeviceEvents(torch, board, trouble)
-    marks.cover_captures()
-    marks.hook()
-    return marks
+    events = DeviceEvents(torch, board, trouble)
+    events.watch_captures()
+    events.hook()
+    return events
 
 
 class DeviceEvents:
@@ -38,29 +35,42 @@ class DeviceEvents:
         self._is_compiling = compiling_test(torch)
         self._lock = _thread.allocate_lock()
         self._captures = 0
-        self._wanted = False
+        self._requested = False
         self._pending: deque[Any] = deque()
         self._recorded = self._completed = 0
         self._handles: list[Any] = []
 
     def hook(self) -> None:
-        """Global hooks that cost one look at a flag when no event is wanted."""
+        """Register global hooks, which only read a flag while no event is requested."""
         from torch.optim import optimizer as optimizers
 
         module = self._torch.nn.modules.module
-        self._handles.append(module.register_module_forward_pre_hook(self.record_if_wanted))
-        self._handles.append(optimizers.register_optimizer_step_post_hook(self.record_if_wanted))
+        self._handles.append(module.register_module_forward_pre_hook(self.record_if_requested))
+        self._handles.append(optimizers.register_optimizer_step_post_hook(self.record_if_requested))
 
-    def cover_captures(self) -> None:
+    def watch_captures(self) -> None:
+        """Count the captures in progress: from before their begin until after their end, or after a failed begin."""
+
+        def begin_failed(_state: object, _arguments: Any, _options: Any, _result: Any, error: object) -> None:
+            if error is not None:
+                self._count(-1)
+
         graph = self._torch.cuda.CUDAGraph
-        graph.capture_begin = self._covered(graph.capture_begin, +1)
-        graph.capture_end = self._covered(graph.capture_end, -1)
+        patch(
+            graph,
+            "capture_begin",
+            "device marks",
+            self._trouble,
+            before=lambda *_: self._count(+1),
+            after=begin_failed,
+        )
+        patch(graph, "capture_end", "device marks", self._trouble, after=lambda *_: self._count(-1))
 
-    def record_if_wanted(self, *_: Any) -> None:
-        """In a thread that trains. Nothing is recorded before the program itself has initialized CUDA."""
-        if not self._wanted or self._is_compiling():
+    def record_if_requested(self, *_: Any) -> None:
+        """Record an event in a training thread, once the program itself has initialized CUDA."""
+        if not self._requested or self._is_compiling():
             return
-        self._wanted = False
+        self._requested = False
         try:
             cuda = self._torch.cuda
             if not cuda.is_initialized() or cuda.is_current_stream_capturing():
@@ -73,7 +83,7 @@ class DeviceEvents:
             self._give_up(error)
 
     def poll(self) -> None:
-        """In the beat thread: which events the device has reached since."""
+        """Query in the heartbeat thread which events the device has reached."""
         with self._lock:
             if self._captures:
                 return
@@ -83,31 +93,12 @@ class DeviceEvents:
                 self._completed += 1
         if self._completed != before or self._pending:
             self._board.count_device(self._recorded, self._completed, changed=self._completed != before)
-        self._wanted = bool(self._handles) and len(self._pending) < PENDING_LIMIT
+        self._requested = bool(self._handles) and len(self._pending) < PENDING_LIMIT
 
     def _reached(self, event: Any) -> bool:
-        # A thread that asks CUDA something without a device of its own would open a context on device 0.
+        # A thread that queries CUDA without having set a device would open a context on device 0.
         self._torch.cuda.set_device(event.device)
         return bool(event.query())
-
-    def _covered(self, function: Callable[..., Any], change: int) -> Callable[..., Any]:
-        """Count the captures in progress: one begins before its begin, and ends after its end or a failed begin."""
-
-        @functools.wraps(function)
-        def covered(*arguments: Any, **options: Any) -> Any:
-            if change > 0:
-                self._count(+1)
-                try:
-                    return function(*arguments, **options)
-                except BaseException:
-                    self._count(-1)
-                    raise
-            try:
-                return function(*arguments, **options)
-            finally:
-                self._count(-1)
-
-        return covered
 
     def _count(self, change: int) -> None:
         with self._lock:

@@ -1,6 +1,6 @@
-"""What torch's message means in the user's own words: parameters behind its numbers, and the lines that use them.
+"""Explains messages of torch's by the user's code: the parameters behind its numbers, and the lines that use them.
 
-Everything here happens once, after the exception that ends the program; until then it costs nothing.
+Loaded only after the exception that ends the program. Until then it costs nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any
 
-# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
+# Importing typing takes longer than importing everything else here, so only type checkers load it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 HINTS_LIMIT = 32
 MODULES_LIMIT = 20_000
 
-# DDP's words, the same from 2.1 to 2.13. Names stand there at TORCH_DISTRIBUTED_DEBUG=INFO, else numbers.
+# DDP's messages, the same from torch 2.1 to 2.13. They have names at TORCH_DISTRIBUTED_DEBUG=INFO, else numbers.
 _WITHOUT_GRADIENT = re.compile(r"did not receive grad for rank \d+: *([^\n]+)")
 _READY_TWICE = re.compile(r"Parameter at index (\d+)(?: with name (\S+))? has been marked as ready twice")
 _NUMBERS = re.compile(r"[\d ,]+(?: \.\.\.)?")
@@ -37,10 +37,10 @@ def hints(
     fresh: Iterable[Any],
     foreign: tuple[str, ...],
 ) -> list[Hint]:
-    """Records {kind, name, file, line, function}; the place is absent where the user's code shows none.
+    """Return records {kind, name, file, line, function}, without a place if the user's code shows none.
 
-    `roots` are the models that were called, `fresh` the modules called for the first time in this step, `foreign` how
-    names of files begin that are not the user's.
+    `roots` are the models that were called, `fresh` the modules that were first called in this step, `foreign` how
+    names of files outside of the program begin.
     """
     message, models = str(error), list(roots)
     twice, without = _READY_TWICE.search(message), _WITHOUT_GRADIENT.search(message)
@@ -59,7 +59,7 @@ def hints(
 
 
 def used_at(models: Iterable[Any], names: Sequence[str], foreign: tuple[str, ...]) -> tuple[str, int, str] | None:
-    """The line that uses the first of these parameters, together with all that share its fate; None: it shows none."""
+    """Return the line that would use the first of these unused parameters, or None if the code shows none."""
     for model in models:
         inner = model.module if _is_wrapper(model) else model
         if names[0] in dict(inner.named_parameters()):
@@ -68,7 +68,7 @@ def used_at(models: Iterable[Any], names: Sequence[str], foreign: tuple[str, ...
 
 
 def ordered_names(model: Any) -> list[str]:
-    """The parameters of a DDP model in the order of its numbers: as torch builds them for its reducer."""
+    """Return the parameters of a DDP model in the order of its numbers, as torch passes them to its reducer."""
     names: list[str] = []
     known: set[int] = set()
     for path, module in model.module.named_modules():
@@ -97,7 +97,7 @@ def _parameters(
 def _grown(
     models: Iterable[Any], traceback: TracebackType | None, fresh: set[int], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """The parameters of modules that were not called before: torch does not say which ones it means."""
+    """Return the parameters of newly called modules: torch does not name the parameters that it means."""
     model = _wrapped(models, traceback)
     if model is None:
         return []
@@ -107,12 +107,12 @@ def _grown(
 
 
 def _wrapped(models: Iterable[Any], traceback: TracebackType | None) -> Any:
-    """The DDP model in which it was raised; failing that the only one there is."""
+    """Return the DDP model in which the exception was raised, else the only DDP model, else None."""
     for frame, _ in _frames(traceback):
         if _is_wrapper(frame.f_locals.get("self")):
             return frame.f_locals["self"]
-    found = {id(module): module for module in _modules(models) if _is_wrapper(module)}
-    return next(iter(found.values())) if len(found) == 1 else None
+    wrapped = {id(module): module for module in _modules(models) if _is_wrapper(module)}
+    return next(iter(wrapped.values())) if len(wrapped) == 1 else None
 
 
 def _is_wrapper(module: Any) -> bool:
@@ -123,13 +123,12 @@ def _is_wrapper(module: Any) -> bool:
 def _use(
     model: Any, name: str, together: Sequence[str], kind: str, foreign: tuple[str, ...]
 ) -> tuple[str, int, str] | None:
-    """Where the user's code uses it: the whole part of the model that shares its fate, by the class that holds it."""
+    """Return where the user's code uses the outermost module whose parameters were all unused."""
     levels = list(_levels(model, name))
     if kind == "ready twice":
-        checkpointed = [one for one in levels if any(speaks_of_checkpoints(code) for code in _methods(one[0], foreign))]
-        levels = checkpointed + levels
+        levels = [level for level in levels if any(map(names_checkpoint, _methods(level[0], foreign)))] + levels
     else:
-        levels = [one for one in levels if not _shares_fate(model, one[2], together)]
+        levels = [level for level in levels if not _is_unused(model, level[2], together)]
     for holder, attribute, _ in levels:
         for code in _methods(holder, foreign):
             line = line_that_loads(code, attribute)
@@ -143,21 +142,22 @@ def _use(
 
 
 def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
-    """(module, attribute, path of the module), innermost first."""
+    """Yield (module, attribute, path of the module), innermost first."""
     parts = name.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         path = ".".join(parts[:depth])
         yield model.get_submodule(path), parts[depth], path
 
 
-def _shares_fate(model: Any, path: str, together: Sequence[str]) -> bool:
-    """All that can learn below `path` is among them, so it is this module that was not used."""
-    below = [name for name, one in model.get_submodule(path).named_parameters(prefix=path) if one.requires_grad]
+def _is_unused(model: Any, path: str, together: Sequence[str]) -> bool:
+    """Whether all trainable parameters below `path` are among these, so that the module itself was not used."""
+    named = model.get_submodule(path).named_parameters(prefix=path)
+    below = [name for name, parameter in named if parameter.requires_grad]
     return bool(path) and set(below) <= set(together)
 
 
 def _methods(module: Any, foreign: tuple[str, ...]) -> Iterator[CodeType]:
-    """The user's code of this module: forward, then what else its class defines."""
+    """Yield the user's code of this module: forward first, then the other methods of its class."""
     kind = type(module)
     names = dict.fromkeys(["forward", *(name for owner in kind.__mro__ for name in vars(owner))])
     for name in names:
@@ -172,11 +172,11 @@ def _own_code(kind: type, name: str, foreign: tuple[str, ...]) -> CodeType | Non
 
 
 def _recomputed(traceback: TracebackType | None) -> list[Hint]:
-    """The function that was computed once more: torch holds it in the closure of what it calls for that."""
+    """Return the recomputed function, which torch keeps in the closure of its recompute_fn."""
     for frame, _ in _frames(traceback):
-        held = frame.f_locals.get("frame") or frame.f_locals.get("self")
-        again = getattr(held, "recompute_fn", None)
-        for cell in getattr(again, "__closure__", None) or ():
+        checkpoint = frame.f_locals.get("frame") or frame.f_locals.get("self")
+        recompute = getattr(checkpoint, "recompute_fn", None)
+        for cell in getattr(recompute, "__closure__", None) or ():
             code = _code_of(cell.cell_contents)
             if code is not None and callable(cell.cell_contents):
                 return [_hint("recomputed", code.co_qualname if hasattr(code, "co_qualname") else code.co_name, code)]
@@ -193,7 +193,7 @@ def _code_of(function: Any) -> CodeType | None:
 def _in_place(
     message: str, traceback: TracebackType | None, models: Iterable[Any], foreign: tuple[str, ...]
 ) -> list[Hint]:
-    """Every line of the user's code at hand that changes a tensor in place, those of what torch names first."""
+    """Return the lines that change a tensor in place, preferably the output of the operation that torch names."""
     codes: dict[CodeType, None] = {}
     for module in {type(module): module for module in _modules(models)}.values():
         codes.update(dict.fromkeys(_methods(module, foreign)))
@@ -202,9 +202,9 @@ def _in_place(
             codes[frame.f_code] = None
     node = re.search(r"is output \d+ of (?:As)?(\w+?)(?:Backward\d*)?,", message)
     saved = node[1].lower() if node else ""
-    lines = [(code, line, same) for code in codes for line, same in in_place_lines(code, saved)]
-    chosen = [one for one in lines if one[2]] or lines
-    # A function is found once more inside the module that holds it.
+    lines = [(code, line, is_saved) for code in codes for line, is_saved in in_place_lines(code, saved)]
+    chosen = [line for line in lines if line[2]] or lines
+    # A nested function's lines are found a second time through the function around it.
     places = {(code.co_filename, line): code.co_name for code, line, _ in reversed(chosen)}
     return [_hint("in place", saved, (*place, name)) for place, name in list(places.items())[:HINTS_LIMIT]]
 
@@ -220,7 +220,7 @@ def _modules(models: Iterable[Any]) -> Iterator[Any]:
 
 
 def _frames(traceback: TracebackType | None) -> list[tuple[Any, int]]:
-    """Innermost first."""
+    """Return (frame, line) pairs, innermost first."""
     frames = []
     while traceback is not None:
         frames.append((traceback.tb_frame, traceback.tb_lineno))
@@ -239,11 +239,7 @@ def _hint(kind: str, name: str, place: Any) -> Hint:
     return hint
 
 
-# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import CodeType
+# Reading bytecode: which lines load, set or change a tensor in place.
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 _LOCALS = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_FAST_CHECK", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF")
@@ -253,51 +249,51 @@ _NO_TENSOR = frozenset({"requires_grad_"})  # ends as the in-place methods do, a
 
 
 def line_that_loads(code: CodeType, attribute: str) -> int | None:
-    """The first line that reads `.attribute`, in this function or one written inside it."""
-    return next((line for line, one in _lines(code) if one.opname in _LOADS and one.argval == attribute), None)
+    """Return the first line that reads `.attribute`, in this function or in a nested one."""
+    return next((line for line, op in _lines(code) if op.opname in _LOADS and op.argval == attribute), None)
 
 
 def line_that_makes(code: CodeType, attribute: str) -> int | None:
-    """The last line that sets `.attribute`: what stands there in the end."""
-    found = [line for line, one in _lines(code) if one.opname == "STORE_ATTR" and one.argval == attribute]
-    return found[-1] if found else None
+    """Return the last line that sets `.attribute`, whose value it keeps."""
+    lines = [line for line, op in _lines(code) if op.opname == "STORE_ATTR" and op.argval == attribute]
+    return lines[-1] if lines else None
 
 
-def speaks_of_checkpoints(code: CodeType) -> bool:
-    """It calls something by the name of a checkpoint: torch's own, however imported."""
+def names_checkpoint(code: CodeType) -> bool:
+    """Whether the code uses a name with "checkpoint" in it: torch's own function, however it was imported."""
     return any("checkpoint" in name for name in code.co_names)
 
 
 def in_place_lines(code: CodeType, saved: str) -> Iterator[tuple[int, bool]]:
-    """(line, whether it changes what the operation `saved` computed), in the order of the code.
+    """Yield the lines that change a tensor in place, each with whether operation `saved` computed the tensor.
 
-    In place are methods that end in an underscore, `x += y`, and `x[i] = y`; a whole number added is a counter.
+    These are methods that end in an underscore, `x += y` and `x[i] = y`. An added integer is a counter and not counted.
     """
     from_saved: set[str] = set()
     for line, statement in _statements(code):
-        target, stored = _changed(statement), [str(one.argval) for one in statement if one.opname in _STORES]
+        target, stored = _changed(statement), [str(op.argval) for op in statement if op.opname in _STORES]
         if target is not None:
             yield line, target in from_saved
-        elif saved and any(_is_named(str(one.argval), saved) for one in statement if one.argval is not None):
+        elif saved and any(_is_named(str(op.argval), saved) for op in statement if op.argval is not None):
             from_saved.update(stored)
 
 
 def _changed(statement: list[dis.Instruction]) -> str | None:
-    """The variable whose tensor the statement changes in place; "" where it is no plain variable."""
-    for number, one in enumerate(statement):
-        if one.opname in _LOADS and _is_in_place(str(one.argval)):
+    """Return the variable whose tensor the statement changes in place, "" if it is no plain variable, or None."""
+    for number, op in enumerate(statement):
+        if op.opname in _LOADS and _is_in_place(str(op.argval)):
             return _loaded(statement[:number][-1:])
-        if one.opname == "STORE_SUBSCR":
-            return _loaded([it for it in statement[:number] if it.opname in _LOCALS][-2:][:1])
-        if _is_augmented(one) and not any(isinstance(it.argval, int) for it in statement[:number][-1:]):
-            after = [it for it in statement[number + 1 :] if it.opname not in _SHIFTS][:1]
+        if op.opname == "STORE_SUBSCR":
+            return _loaded([each for each in statement[:number] if each.opname in _LOCALS][-2:][:1])
+        if _is_augmented(op) and not any(isinstance(each.argval, int) for each in statement[:number][-1:]):
+            after = [each for each in statement[number + 1 :] if each.opname not in _SHIFTS][:1]
             if after and after[0].opname in _STORES:
                 return str(after[0].argval)
     return None
 
 
-def _is_augmented(one: dis.Instruction) -> bool:
-    return one.opname.startswith("INPLACE_") or (one.opname == "BINARY_OP" and one.argrepr.endswith("="))
+def _is_augmented(op: dis.Instruction) -> bool:
+    return op.opname.startswith("INPLACE_") or (op.opname == "BINARY_OP" and op.argrepr.endswith("="))
 
 
 def _is_in_place(name: str) -> bool:
@@ -315,22 +311,22 @@ def _loaded(instructions: list[dis.Instruction]) -> str:
 def _lines(code: CodeType) -> Iterator[tuple[int, dis.Instruction]]:
     starts = dict(dis.findlinestarts(code))
     line = code.co_firstlineno
-    for one in dis.get_instructions(code):
-        line = starts.get(one.offset) or line
-        yield line, one
+    for op in dis.get_instructions(code):
+        line = starts.get(op.offset) or line
+        yield line, op
     for constant in code.co_consts:
         if hasattr(constant, "co_code"):
             yield from _lines(constant)
 
 
 def _statements(code: CodeType) -> Iterator[tuple[int, list[dis.Instruction]]]:
-    """Instructions in a row that belong to one line."""
+    """Yield consecutive instructions of one line, with the line."""
     line, statement = 0, list[dis.Instruction]()
-    for number, one in _lines(code):
+    for number, op in _lines(code):
         if number != line and statement:
             yield line, statement
             statement = []
         line = number
-        statement.append(one)
+        statement.append(op)
     if statement:
         yield line, statement

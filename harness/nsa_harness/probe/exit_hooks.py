@@ -1,77 +1,222 @@
-"""Where the program chose to leave: the line that called sys.exit or os._exit, told to the board.
+"""The end of a process: its exit call, its last exception, stacks on a fatal signal, and the flight recorder at exit.
 
-Neither raises anything that a hook would see, and the beat's last look may be a quarter of a second old. Who leaves
-with a failure while an exception is handled leaves because of it: a child of mp.spawn, and many a main function.
+Loaded before torch in every rank, so it imports only what the interpreter has loaded or loads quickly.
 """
 
 from __future__ import annotations
 
 import _thread
+import atexit
+import faulthandler
 import os
 import sys
+import time
 
 from .. import protocol
+from .patches import TroubleLog, leave_out, patch
 from .places import chain, innermost, place_text
+from .status_file import StatusFileWriter
 
-# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
+# Importing typing takes longer than importing everything else here, so only type checkers load it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from types import TracebackType
+    from typing import IO, Any
 
-    from .endings import Endings
-    from .status_file import StatusFileWriter
-    from .trouble import TroubleLog
+    from .names import ModuleNames
+
+FRAMES_LIMIT = 200
+MESSAGE_LIMIT = 4000
+CHAIN_LIMIT = 4
 
 
-class Leaving:
-    """Stands around the two calls. Both do what they did; whoever catches SystemExit goes on."""
+class ExitEvidence:
+    """Writes what remains of a process: its last exception, stacks on a fatal signal, and the recorder at its exit.
 
-    def __init__(self, board: StatusFileWriter, trouble: TroubleLog, endings: Endings) -> None:
+    Every hook that the program installed itself is called as it would be without the probe.
+    """
+
+    def __init__(self, board: StatusFileWriter, directory: str, trouble: TroubleLog) -> None:
+        self._board = board
+        self._directory = directory
+        self._trouble = trouble
+        self._pid = os.getpid()
+        self._raised: BaseException | None = None
+        self._exited_for: tuple[BaseException, int] | None = None  # handled during the exit call, and the time of it
+        self._stacks: IO[bytes] | None = None  # held open: faulthandler knows only its descriptor
+        self.names: ModuleNames | None = None  # the modules that were called; None before torch is imported
+
+    def install(self) -> None:
+        self._trouble.attempt("excepthook", self._chain_excepthook)
+        self._trouble.attempt("faulthandler", self._enable_faulthandler)
+        atexit.register(self._at_exit)
+
+    def _chain_excepthook(self) -> None:
+        def uncaught(arguments: tuple[Any, ...], _options: Any) -> None:
+            _, error, traceback = arguments
+            self._trouble.attempt("raised", lambda: self._write_raised(error, traceback))
+            if self.names is not None:  # torch is imported, and the probe has patched it
+                self._trouble.attempt("tracebacks", lambda: leave_out(error))
+
+        patch(sys, "excepthook", "raised", self._trouble, before=uncaught)
+
+    def _enable_faulthandler(self) -> None:
+        """Dump stacks on fatal signals, unless the program enabled faulthandler, and on the probe's signal if free."""
+        import _signal  # type: ignore[import-not-found]
+
+        path = os.path.join(self._directory, protocol.STACKS.format(pid=self._pid))
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._stacks = os.fdopen(descriptor, "ab", buffering=0)
+        enables_fatal, dump_signal = not faulthandler.is_enabled(), _signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
+        if enables_fatal:
+            faulthandler.enable(file=self._stacks.fileno(), all_threads=True)
+        if _signal.getsignal(dump_signal) == _signal.SIG_DFL:
+            faulthandler.register(dump_signal, file=self._stacks.fileno(), all_threads=True, chain=False)
+            os.register_at_fork(after_in_child=lambda: faulthandler.unregister(dump_signal))
+        if enables_fatal:
+            # A forked child dies as it would without the probe.
+            os.register_at_fork(after_in_child=faulthandler.disable)
+
+    def exits_with(self, error: BaseException | None) -> None:
+        """Remember the exception that is handled while the program asks to exit with a failure.
+
+        Whether the program does exit is known only at its end: SystemExit can be caught.
+        """
+        if error is not None:
+            self._exited_for = error, time.monotonic_ns()
+
+    def write_exited_for(self) -> None:
+        """Write the remembered exception, unless an uncaught exception was written."""
+        if self._raised is None and self._exited_for is not None:
+            error, at_ns = self._exited_for
+            self._write_raised(error, error.__traceback__, at_ns)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        self._trouble.attempt("raised", self.write_exited_for)
+        self._trouble.attempt("raised", self._write_last_value)
+        self._trouble.attempt("exit", self._note_exit)
+        if "torch.distributed" in sys.modules:
+            self._trouble.attempt("flight at exit", self._write_flight)
+
+    def _note_exit(self) -> None:
+        self._board.note(self._board.what("exit", "atexit"))
+        self._board.end(protocol.END_ATEXIT)
+
+    def _write_flight(self) -> None:
+        from .heartbeat import FlightRecorder
+
+        FlightRecorder(self._directory).write()
+
+    def _write_last_value(self) -> None:
+        """Write the exception that the interpreter stores even if the program replaced sys.excepthook."""
+        error = getattr(sys, "last_value", None)
+        if self._raised is None and isinstance(error, BaseException):
+            self._write_raised(error, error.__traceback__)
+
+    def _write_raised(self, error: BaseException, traceback: TracebackType | None, at_ns: int | None = None) -> None:
+        if os.getpid() != self._pid or isinstance(error, SystemExit):
+            return
+        import json
+
+        self._raised = error
+        record = _described(error, traceback)
+        self._board.note(self._board.what("raised", record["type"]))
+        self._board.end(protocol.END_RAISED)
+        record.update(at_ns=time.monotonic_ns() if at_ns is None else at_ns, hints=[], chain=[])
+        self._trouble.attempt("chain", lambda: record.update(chain=_chain(error)))
+        self._trouble.attempt("hints", lambda: record.update(hints=self._hints(error, traceback)))
+        path = os.path.join(self._directory, protocol.RAISED.format(pid=self._pid))
+        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            json.dump(record, file)
+        os.replace(f"{path}.new", path)
+
+    def _hints(self, error: BaseException, traceback: TracebackType | None) -> list[Any]:
+        if self.names is None:
+            return []
+        from .exception_hints import hints
+        from .places import foreign_code
+
+        return hints(error, traceback, self.names.models(), self.names.fresh(), foreign_code(sys.modules["torch"]))
+
+
+def _described(error: BaseException, traceback: TracebackType | None) -> dict[str, Any]:
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return {"type": name, "message": str(error)[:MESSAGE_LIMIT], "frames": _frames(traceback)}
+
+
+def _chain(error: BaseException) -> list[dict[str, Any]]:
+    """Return the exceptions from which `error` was raised, or during which it was raised, nearest first."""
+    chain: list[dict[str, Any]] = []
+    while len(chain) < CHAIN_LIMIT:
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None:
+            break
+        chain.append({**_described(before, before.__traceback__), "explicit": before is error.__cause__})
+        error = before
+    return chain
+
+
+def _frames(traceback: TracebackType | None) -> list[dict[str, Any]]:
+    """Return the innermost FRAMES_LIMIT frames, innermost first."""
+    frames: list[dict[str, Any]] = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        frames.append({"file": code.co_filename, "line": traceback.tb_lineno, "function": code.co_name})
+        traceback = traceback.tb_next
+    return frames[::-1][:FRAMES_LIMIT]
+
+
+class ExitCalls:
+    """Patches sys.exit and os._exit, and notes the program's line that called either.
+
+    Neither call raises an exception that another hook would see, and the heartbeat's last sample may be a quarter of a
+    second old. A program that exits with a failure while it handles an exception exits because of that exception, as
+    children of mp.spawn and many main functions do.
+    """
+
+    def __init__(self, board: StatusFileWriter, trouble: TroubleLog, evidence: ExitEvidence) -> None:
         self._board = board
         self._trouble = trouble
-        self._endings = endings
+        self._evidence = evidence
         self._pid = os.getpid()
         self._main_thread = _thread.get_ident()
         harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        # Packages are foreign here as well: argparse and click leave on behalf of the line that called them.
+        # The standard library is foreign here, too: argparse exits on behalf of the line that called it.
         self._foreign = (os.path.dirname(os.__file__) + os.sep, harness + os.sep, "<frozen ")
 
     def install(self) -> None:
-        sys.exit = self._around(sys.exit, whole_process=False)
-        os._exit = self._around(os._exit, whole_process=True)
+        patch(sys, "exit", "leaving", self._trouble, before=lambda arguments, _: self._exits(arguments, thread=True))
+        patch(os, "_exit", "leaving", self._trouble, before=lambda arguments, _: self._exits(arguments, thread=False))
 
-    def watch_the_end(self) -> None:
-        """Called as the interpreter begins to end, before it joins threads and calls handlers, which may hang.
+    def watch_shutdown(self) -> None:
+        """Note the start of the interpreter's exit, before it joins threads and runs atexit handlers, which may hang.
 
-        Only once torch is there: it has loaded threading. Python has no public way to be called that early.
+        Call it after torch has imported threading. Python has no public hook that runs as early.
         """
-        sys.modules["threading"]._register_atexit(self._over)
+        sys.modules["threading"]._register_atexit(self._shut_down)
 
-    def _over(self) -> None:
+    def _shut_down(self) -> None:
         if os.getpid() == self._pid:
             self._board.over = True
-            self._trouble.attempt("raised", self._endings.has_left)
+            self._trouble.attempt("raised", self._evidence.write_exited_for)
             self._trouble.attempt("end", lambda: self._board.note(self._board.what("exit", "shutdown")))
 
-    def _around(self, leave: Callable[..., Any], *, whole_process: bool) -> Callable[..., Any]:
-        def leaving(*args: Any, **options: Any) -> Any:
-            # sys.exit in another thread ends that thread alone; a forked child has no board.
-            ends = whole_process or _thread.get_ident() == self._main_thread
-            if ends and os.getpid() == self._pid:
-                frame = sys._getframe(1)
-                self._trouble.attempt("leaving", lambda: self._tell(frame))
-                if args[:1] not in ((), (None,), (0,)):
-                    self._endings.leaves(sys.exc_info()[1])
-                if whole_process:
-                    self._trouble.attempt("raised", self._endings.has_left)
-            return leave(*args, **options)
+    def _exits(self, arguments: tuple[Any, ...], *, thread: bool) -> None:
+        """Note the line that exits. `thread`: the call ends only the thread that makes it."""
+        if (thread and _thread.get_ident() != self._main_thread) or os.getpid() != self._pid:
+            return  # a forked child has no status file
+        frame = sys._getframe(3)
+        self._trouble.attempt("leaving", lambda: self._note_line(frame))
+        if arguments[:1] not in ((), (None,), (0,)):
+            self._evidence.exits_with(sys.exc_info()[1])
+        if not thread:
+            self._trouble.attempt("raised", self._evidence.write_exited_for)
 
-        # As functools.wraps does, which is not loaded yet.
-        leaving.__name__, leaving.__qualname__, leaving.__doc__ = leave.__name__, leave.__qualname__, leave.__doc__
-        return leaving
-
-    def _tell(self, frame: Any) -> None:
-        left = innermost(frame, self._foreign) or frame
-        self._board.saw(place_text(left.f_code.co_filename, left.f_lineno, left.f_code.co_name))
-        self._board.fact(protocol.FACT_LEFT, chain(left, self._foreign))
+    def _note_line(self, frame: Any) -> None:
+        caller = innermost(frame, self._foreign) or frame
+        self._board.saw(place_text(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name))
+        self._board.fact(protocol.FACT_LEFT, chain(caller, self._foreign))

@@ -1,6 +1,6 @@
-"""What the bytes of a tensor in host memory say: a checksum, two numbers, whether all is finite. No operator of torch.
+"""Facts about a tensor in host memory, read from its bytes: a checksum, size and sum, whether all values are finite.
 
-The memory is read as it lies there, so nothing is dispatched, no device is asked and no autograd sees it.
+No operator of torch runs, so nothing is dispatched, no device is asked, and autograd does not notice.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import ctypes
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-CHUNKS = 4  # pieces of a tensor that is too large to be read whole, evenly spaced
-ZEROS_BYTES = 64 << 20  # of gradients that are read whole, because all that was read of them is zero
-ALIGNED = 16  # bytes; no element is cut in two
-PARAMETERS_LIMIT = 512  # of an optimizer
+CHUNKS = 4  # evenly spaced pieces of a tensor that is too large to be read whole
+ZEROS_BYTES = 64 << 20  # gradients up to this size are read whole, if a first piece of each is zero
+ALIGNED = 16  # bytes; so that no element is cut in two
+PARAMETERS_LIMIT = 512  # per optimizer
 
-# The top byte of what is not finite has these bits set. Few finite numbers have: they are looked at one by one.
+# The top byte of a value that is not finite has these bits set. So have few finite values, which are checked each.
 _EXPONENTS = {"torch.float32": 0x7F, "torch.float64": 0x7F, "torch.bfloat16": 0x7F, "torch.float16": 0x7C}
 _SIZES = {"torch.float32": 4, "torch.float64": 8, "torch.bfloat16": 2, "torch.float16": 2}
 _FINITE_TOPS = {
@@ -27,11 +27,11 @@ _FINITE_TOPS = {
 
 
 class Unreadable(Exception):
-    """The tensor has no plain memory on the host; the text says what it has."""
+    """The tensor has no plain memory on the host; the text says why."""
 
 
 def sample(tensor: Any, limit_bytes: int) -> bytes:
-    """The tensor's memory, or evenly spaced pieces of it. Raises Unreadable."""
+    """Return the tensor's memory, or evenly spaced pieces of it. Raises Unreadable."""
     if tensor.device.type != "cpu":
         raise Unreadable(f"on {tensor.device.type}")
     if "strided" not in str(tensor.layout) or not tensor.is_contiguous():
@@ -51,7 +51,7 @@ def sample(tensor: Any, limit_bytes: int) -> bytes:
 
 
 def broken(data: bytes, dtype: str) -> str | None:
-    """ "nan" or "inf" where one of these numbers is not finite. About a nanosecond a number."""
+    """Return "nan" or "inf" if a value is not finite, else None. Costs about a nanosecond per value."""
     bits = _EXPONENTS.get(dtype)
     if bits is None:
         return None
@@ -65,7 +65,7 @@ def broken(data: bytes, dtype: str) -> str | None:
 
 
 def numbers(data: bytes, dtype: str) -> Sequence[float]:
-    """The numbers; none of a type that holds no floating point numbers."""
+    """Return the values, or none for a dtype that is not floating point."""
     if dtype in ("torch.float32", "torch.float64"):
         return array.array("f" if dtype == "torch.float32" else "d", data)
     if dtype == "torch.bfloat16":
@@ -78,20 +78,20 @@ def numbers(data: bytes, dtype: str) -> Sequence[float]:
 
 
 def is_zero(data: bytes, dtype: str) -> bool:
-    """Every number is zero, of either sign. Less than a nanosecond a byte, unless there are zeros below zero."""
+    """Whether every value is zero, of either sign. Costs less than a nanosecond per byte, unless zeros are negative."""
     return not data.strip(b"\0") or not (data.translate(None, b"\0\x80") or any(numbers(data, dtype)))
 
 
 def all_zero(gradients: list[Any]) -> int:
-    """How many there are, if all their numbers are zero; else 0, as where that cannot be read or is too much to read.
+    """Return the number of gradients if all their values are zero; 0 if not, or if they cannot be read.
 
-    Where training goes well, the beginning of the first one says so.
+    In healthy training, the beginning of the first gradient decides.
     """
-    if sum(one.numel() * one.element_size() for one in gradients) > ZEROS_BYTES:
+    if sum(gradient.numel() * gradient.element_size() for gradient in gradients) > ZEROS_BYTES:
         return 0
     for limit_bytes in (256, ZEROS_BYTES):
-        for one in gradients:
-            local = getattr(one, "_local_tensor", one)
+        for gradient in gradients:
+            local = getattr(gradient, "_local_tensor", gradient)
             try:
                 if not is_zero(sample(local, limit_bytes), str(local.dtype)):
                     return 0
@@ -101,7 +101,7 @@ def all_zero(gradients: list[Any]) -> int:
 
 
 def largest(data: bytes, dtype: str) -> float:
-    """The largest size of a number; nan where one is none, 0 where there is none."""
+    """Return the largest absolute value; nan if a value is nan, 0 without values."""
     values = numbers(data, dtype)
     if any(map(math.isnan, values)):
         return math.nan
@@ -113,15 +113,11 @@ def checksum(data: bytes, before: int = 0) -> int:
 
 
 def size_and_sum(values: Sequence[float]) -> tuple[float, float]:
-    """The root of the sum of squares, and the sum: two tensors of which both agree are hardly different."""
+    """Return the Euclidean norm and the sum. Two tensors that agree in both are hardly different."""
     return math.hypot(*values), sum(values)
 
 
 def trained(optimizer: Any) -> list[Any]:
-    """What an optimizer is to train; of very many parameters every so many."""
-    every = list(_wanted(optimizer.param_groups))
+    """Return the parameters that an optimizer trains; of more than PARAMETERS_LIMIT, an evenly spaced part."""
+    every = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
     return every[:: -(-len(every) // PARAMETERS_LIMIT) or 1]
-
-
-def _wanted(groups: Iterable[dict[str, Any]]) -> Iterator[Any]:
-    return (parameter for group in groups for parameter in group["params"] if parameter.requires_grad)

@@ -1,31 +1,29 @@
-"""Who belongs together: the members of each process group of this rank, and its place in a DeviceMesh."""
+"""The members of each process group of this rank, and this rank's coordinates in a DeviceMesh."""
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from .. import protocol
-from .hooks import compiling_test
+from .patches import TroubleLog, compiling_test, patch
 from .status_file import StatusFileWriter
-from .trouble import TroubleLog
 
 AXIS_LIMIT = 40  # characters
-ATTEMPTS = 3  # at a table that another thread changes while it is read
+ATTEMPTS = 3  # to read a table that another thread changes meanwhile
 
 
 class Groups:
-    """Tells each group once, and again when its name has come to mean other ranks."""
+    """Writes each group's members to the status file once, and again if the name is reused for other ranks."""
 
     def __init__(self, c10d: Any, board: StatusFileWriter) -> None:
         self._c10d = c10d
         self._board = board
         self._written: dict[str, str] = {}
 
-    def tell(self) -> None:
-        """Look through torch's table of groups. It has those that this rank is a member of."""
+    def write(self) -> None:
+        """Write the groups in torch's table, which has the groups that this rank is a member of."""
         for name, ranks in self._members():
             value = ranges(ranks)
             if self._written.get(name) == value:
@@ -49,11 +47,11 @@ class Groups:
 
 
 class MeshPlace:
-    """This rank's coordinates in the largest mesh with named axes; slices and flattened meshes are parts of one."""
+    """This rank's coordinates in the largest mesh with named axes. Slices and flattened meshes do not count."""
 
     def __init__(self, board: StatusFileWriter) -> None:
         self._board = board
-        self._best = (0, 0)  # ranks and axes of the mesh that is on the board
+        self._best = (0, 0)  # ranks and axes of the mesh in the status file
 
     def consider(self, mesh: Any) -> None:
         names = getattr(mesh, "mesh_dim_names", None)
@@ -70,27 +68,23 @@ class MeshPlace:
 
 
 def watch_meshes(torch: Any, place: MeshPlace, trouble: TroubleLog) -> None:
-    """Every mesh goes through its constructor, also those of init_device_mesh. Raises where this torch has none."""
+    """Patch the constructor, which init_device_mesh calls, too. Raises if this torch has no DeviceMesh."""
     mesh_type = sys.modules["torch.distributed.device_mesh"].DeviceMesh
-    construct: Callable[..., None] = mesh_type.__init__
-    is_compiling = compiling_test(torch)
 
-    @functools.wraps(construct)
-    def init(self: Any, *arguments: Any, **options: Any) -> None:
-        construct(self, *arguments, **options)
-        if not is_compiling():
-            trouble.attempt("mesh", lambda: place.consider(self))
+    def made(_state: object, arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
+        if error is None:
+            place.consider(arguments[0])
 
-    mesh_type.__init__ = init
+    patch(mesh_type, "__init__", "mesh", trouble, after=made, unless=compiling_test(torch))
 
 
 def fits(text: str) -> bool:
-    """The board would cut what does not, and a cut number is another rank."""
+    """Whether the status file stores the text whole. It cuts a longer one, and a cut number is another rank."""
     return len(text.encode("utf-8", "replace")) <= protocol.STRING_LIMIT
 
 
 def ranges(ranks: Iterable[int]) -> str:
-    """Ascending ranks, runs of three and more of one stride together: "0-3,6", "0-12/4"."""
+    """Return ascending ranks as text, with evenly spaced runs joined: "0-3,6", "0-12/4"."""
     left, parts = list(ranks), []
     while left:
         size = _run(left)
@@ -101,7 +95,7 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _run(ranks: list[int]) -> int:
-    """How many of the first ranks are evenly spaced; two that are no neighbours are no run."""
+    """Return how many of the first ranks are evenly spaced. Two ranks are a run only if they are neighbours."""
     size = min(2, len(ranks))
     while size < len(ranks) and ranks[size] - ranks[size - 1] == ranks[1] - ranks[0]:
         size += 1
@@ -109,6 +103,6 @@ def _run(ranks: list[int]) -> int:
 
 
 def _on_axis(name: object, coordinate: object) -> str:
-    """With the axis as the board's reader knows one: no space, no equals sign, not long."""
+    """Return "axis=coordinate" with an axis name that the reader accepts: short, no space, no equals sign."""
     axis = str(name).replace(" ", "_").replace("=", "_")[:AXIS_LIMIT] or "_"
     return f"{axis}={coordinate}"

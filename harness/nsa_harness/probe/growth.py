@@ -1,7 +1,7 @@
-"""Where memory that grows was allocated: what lives after one step and after a later one, by the line that made it.
+"""Where growing memory was allocated: what is alive after one step and after a later step, by the allocating line.
 
-For a launch that asks for it. Tensors are followed by a mode of torch's dispatcher, which sees each one come to be,
-also those that nothing but a graph will hold; everything else by tracemalloc.
+Loaded only if the launch asks for it. A mode of torch's dispatcher follows tensors from their creation, also those that
+only a graph keeps alive. tracemalloc follows everything else.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from .patches import TroubleLog
 from .places import foreign_code, innermost_own, is_installed, place_text
 from .status_file import StatusFileWriter
-from .trouble import TroubleLog
 
-# After so many optimizer steps it begins: what a program and torch keep of their first steps is never followed. Then
-# one step's allocations are counted, and those of nine: what a step replaces is in both alike.
+# Optimizer steps after which tracing begins: what a program and torch keep from their first steps is not followed. The
+# allocations of one step are counted, and later those of nine steps: what each step replaces is in both counts.
 BEGIN = 8
 FIRST, SECOND = BEGIN + 1, BEGIN + 9
 _FRAMES = 12
@@ -29,13 +29,13 @@ _Line = tuple[str, int]
 
 
 class Growth:
-    """Counts in one process, twice; a forked child counts nothing."""
+    """Counts living allocations in one process, twice. A forked child counts nothing."""
 
     def __init__(self, torch: Any, board: StatusFileWriter, trouble: TroubleLog) -> None:
         self._torch, self._board, self._trouble = torch, board, trouble
         self._foreign = foreign_code(torch)
         self._steps = 0
-        self._made: dict[Any, tuple[_Line, int]] = {}  # weak references to storages: where each was made, and its size
+        self._made: dict[Any, tuple[_Line, int]] = {}  # weak reference to a storage -> its line and size
         self._mode: Any = None
         self._counted: list[Counter[_Line]] = []
 
@@ -45,14 +45,14 @@ class Growth:
         self._handle = optimizers.register_optimizer_step_post_hook(self._after_step)
 
     def stop(self) -> None:
-        """Nothing is followed from here on."""
+        """Stop following allocations."""
         if self._mode is not None:
             self._mode.__exit__(None, None, None)
             self._mode = None
         tracemalloc.stop()
 
     def records(self) -> Iterable[dict[str, Any]]:
-        """One record with the lines that grew most, if both steps were reached."""
+        """Return one record with the lines that grew most, if the program reached both counts."""
         if len(self._counted) < 2:
             return ()
         grown = (self._counted[1] - self._counted[0]).most_common(_LINES)
@@ -71,13 +71,13 @@ class Growth:
         note, tensor = self._note, self._torch.Tensor
 
         class Made(TorchDispatchMode):  # type: ignore[misc]
-            """Notes the storage of whatever an operator returns."""
+            """Notes the storage of every tensor that an operator returns."""
 
-            def __torch_dispatch__(self, operator: Any, _types: Any, given: Any = (), options: Any = None) -> Any:
-                result = operator(*given, **(options or {}))
-                for one in result if isinstance(result, (list, tuple)) else (result,):
-                    if isinstance(one, tensor):
-                        note(StorageWeakRef(one.untyped_storage()), one)
+            def __torch_dispatch__(self, operator: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
+                result = operator(*arguments, **(options or {}))
+                for value in result if isinstance(result, (list, tuple)) else (result,):
+                    if isinstance(value, tensor):
+                        note(StorageWeakRef(value.untyped_storage()), value)
                 return result
 
         self._mode = Made()
@@ -85,7 +85,7 @@ class Growth:
         tracemalloc.start(_FRAMES)
 
     def _note(self, storage: Any, tensor: Any) -> None:
-        """A view and what is changed in place have a storage that is known."""
+        """Note a new storage. Views and tensors changed in place have a storage that is known."""
         if storage in self._made:
             return
         frame = innermost_own(sys._getframe(2), self._foreign)
@@ -110,7 +110,7 @@ class Growth:
 
 
 def _line(traceback: Iterable[Any], foreign: tuple[str, ...]) -> _Line | None:
-    """The innermost line of the program, but None for what we allocate ourselves. The outermost frame comes first."""
+    """Return the program's innermost line, or None for an allocation of the probe. The outermost frame comes first."""
     own: _Line | None = None
     for frame in traceback:
         if frame.filename.startswith(_PROBE):

@@ -1,4 +1,4 @@
-"""What the modules of a stranger's model are called, learnt without being told which module is the model."""
+"""Qualified names of the modules of any model, learnt from the modules that are called."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from .status_file import StatusFileWriter
 
-# Wrappers add these; the user's own names have none of them.
+# Wrappers add these parts to module paths; the user's own names have none of them.
 WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 
-DEPTH = 2  # named parts below a numbered block whose backward is marked
-# What never waits and never takes long: the mark of what comes next in the backward pass says as much.
+DEPTH = 2  # named parts below a numbered block that get a backward event
+# Modules that never wait and never run long: the next event of the backward pass says as much.
 POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropout"})
 
 
 class Known:
-    """One module: its marks, made when it is first called, because most modules of a large model share few calls."""
+    """One module, and its progress events, which are made when it is first called."""
 
     __slots__ = (
         "_board",
@@ -39,28 +39,32 @@ class Known:
         self.name = name
         self.forward = 0
         self.silent = self.silent_backward = self.learns = False
-        self.since = 0  # the step in which it was called first
-        self.without_gradients = False  # what it returned inside a training pass had none to give
+        self.since = 0  # the step of its first call
+        self.without_gradients = False  # its output inside a training pass had no grad_fn
 
     def prepare(self) -> None:
         module = self.module()
         self.since = self._board.step
         self.silent = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
         self.silent_backward = self.silent or is_deep(self.name)
-        self.learns = next(module.parameters(), None) is not None  # a loss without parameters has no mode of its own
+        self.learns = (
+            next(module.parameters(), None) is not None
+        )  # a loss without parameters has no training mode of its own
         self.forward = self._board.what("forward", self.name)
-        self.on_backward = functools.partial(self._board.mark, self._board.what("backward", self.name))
+        self.on_backward = functools.partial(self._board.progress_event, self._board.what("backward", self.name))
 
 
 class ModuleNames:
-    """Qualified names by identity. A weak reference beside each tells a module from a later one at the same address."""
+    """Qualified names by identity. Each has a weak reference, which detects a new module at the same address."""
 
     def __init__(self, board: StatusFileWriter) -> None:
         self._board = board
         self._known: dict[int, Known] = {}
-        self.ready: dict[int, Known] = {}  # by identity, of modules called before; a dead one leaves at once
+        self.ready: dict[
+            int, Known
+        ] = {}  # by identity, modules that were called; a collected module is removed at once
         self._roots: list[Callable[[], Any]] = []
-        self.at_next_forward: Callable[[], None] | None = None  # called once, as any module's forward begins
+        self.at_next_forward: Callable[[], None] | None = None  # called at the begin of the next forward
 
     def of(self, module: Any) -> Known:
         known = self._known.get(id(module))
@@ -73,31 +77,35 @@ class ModuleNames:
         return known
 
     def known(self) -> Iterator[tuple[str, Any, bool]]:
-        """Every living module of the trees: its name, the module, whether it was called."""
+        """Yield each living module with its name and whether it was called."""
         for known in list(self._known.values()):
             module = known.module()
             if module is not None:
                 yield known.name, module, bool(known.forward)
 
     def fresh(self) -> list[Any]:
-        """The modules that were called for the first time in the step that is in progress."""
+        """Return the modules that were first called in the step in progress."""
         step = self._board.step
         called = (known.module() for known in list(self.ready.values()) if known.since == step)
         return [module for module in called if module is not None]
 
-    def kept_out(self) -> set[int]:
-        """By identity, the parameters of what a program chose not to train: it runs without gradients inside a training
-        pass, or is not in training mode, as all that lies below it."""
+    def excluded(self) -> set[int]:
+        """Return the identities of parameters that the program chose not to train.
+
+        Their module, or a module around it, runs without gradients inside a training pass, or is not in training mode.
+        """
         every = ((known, known.module()) for known in list(self._known.values()))
-        chosen = [one for known, one in every if one is not None and (known.without_gradients or not one.training)]
-        return {id(parameter) for one in chosen for parameter in one.parameters()}
+        chosen = [
+            module for known, module in every if module is not None and (known.without_gradients or not module.training)
+        ]
+        return {id(parameter) for module in chosen for parameter in module.parameters()}
 
     def models(self) -> list[Any]:
-        """The roots that still live."""
+        """Return the living roots."""
         return [model for model in (root() for root in self._roots) if model is not None]
 
     def _learn(self, root: Any) -> None:
-        """A module called for the first time is the root of a tree. The first tree has bare names, others a prefix."""
+        """Add the tree below a module at its first call. Names in the first tree are bare, others get a prefix."""
         members = dict(root.named_modules())
         inside = {id(member) for member in members.values()}
         others = [other for other in (ref() for ref in self._roots) if other is not None and id(other) not in inside]
@@ -122,13 +130,13 @@ class ModuleNames:
 
 
 def is_detail(name: str) -> bool:
-    """Below a named part of a numbered block: "blocks.3.attn.query". The part itself, "blocks.3.attn", is none."""
+    """Whether the module is below a named part of a numbered block, as "blocks.3.attn.query"; not the part itself."""
     *above, parent, _leaf = ["", *name.split(".")]
     return not parent.isdigit() and any(part.isdigit() for part in above)
 
 
 def is_deep(name: str) -> bool:
-    """Further below a numbered block than a part of a part: "blocks.3.attn.cmp.inner"."""
+    """Whether the module is more than DEPTH parts below a numbered block, as "blocks.3.attn.cmp.inner"."""
     parts = name.split(".")
     below = next((count for count, part in enumerate(reversed(parts)) if part.isdigit()), 0)
     return below > DEPTH
@@ -139,12 +147,12 @@ def _is_pointwise(module: Any) -> bool:
 
 
 def _is_small(module: Any) -> bool:
-    """One of torch's own leaves: a Linear, a norm, an activation."""
+    """Whether the module is one of torch's own leaves: a Linear, a norm, an activation."""
     return type(module).__module__.startswith("torch.nn.") and not any(module.children())
 
 
 def strip(path: str) -> str:
-    """A module path without what DDP, FSDP, checkpoint and compile wrapped around it."""
+    """Return a module path without the parts that DDP, FSDP, checkpoint and compile add."""
     parts = [part for part in path.split(".") if part not in WRAPPER_PARTS]
     while parts and parts[0] == "module":
         parts = parts[1:]

@@ -1,4 +1,4 @@
-"""Source lines as the board keeps them: "file:line:function" of the user's own code."""
+"""Source lines as the status file stores them: "file:line:function" of the program's own code."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 
 from .. import protocol
 
-# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
+# Importing typing takes longer than importing everything else here, so only type checkers load it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 INSTALLED = ("site-packages", "dist-packages")
 STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
-FILE_LIMIT = 300  # the end of a path says more than its beginning
+FILE_LIMIT = 300  # characters from the end of a path
 
 
 def place_text(file: str, line: int, function: str) -> str:
@@ -21,17 +21,17 @@ def place_text(file: str, line: int, function: str) -> str:
 
 
 def foreign_code(torch: Any) -> tuple[str, str, str]:
-    """How file names begin that are not the user's: torch, the harness (probe and fault), frozen modules."""
+    """Return how file names outside of the program begin: torch, the harness (probe and faults), frozen modules."""
     harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return os.path.dirname(torch.__file__) + os.sep, harness + os.sep, "<frozen "
 
 
 def innermost_own(frame: Any, foreign: tuple[str, ...]) -> Any:
-    """The same, if it can be outside of installed packages and the standard library too."""
-    first = found = innermost(frame, foreign)
-    while found is not None and is_installed(found.f_code.co_filename):
-        found = innermost(found.f_back, foreign)
-    return first if found is None else found
+    """Return the innermost frame of the program's own code, or of installed packages if there is none."""
+    first = own = innermost(frame, foreign)
+    while own is not None and is_installed(own.f_code.co_filename):
+        own = innermost(own.f_back, foreign)
+    return first if own is None else own
 
 
 def is_installed(file: str) -> bool:
@@ -39,14 +39,14 @@ def is_installed(file: str) -> bool:
 
 
 def innermost(frame: Any, foreign: tuple[str, ...]) -> Any:
-    """The innermost of these frames that is the user's, None where all are foreign."""
+    """Return the innermost frame, from `frame` outwards, whose file is not foreign; None if all are."""
     while frame is not None and frame.f_code.co_filename.startswith(foreign):
         frame = frame.f_back
     return frame
 
 
 def chain(frame: Any, foreign: tuple[str, ...]) -> str:
-    """The user's lines that led here, innermost first, as many as the board takes whole."""
+    """Return the program's lines that led here, innermost first, as many as the status file stores whole."""
     lines: list[str] = []
     length = 0
     while frame is not None:

@@ -1,13 +1,12 @@
-"""Replicas: what the parameters of a model are as it is met, as a step begins, and as it ends.
+"""Checksums of replicas' parameters: when a model is met, when a step begins, and when it ends.
 
-DDP keeps replicas equal by making equal gradients, and so does a program that reduces them itself. Nobody compares the
-parameters again, so ranks that differ once differ for ever. Who looks at all ranks' files sees when, which rank changed
-outside of its optimizer, and whether the models of a program without DDP were meant to be equal at all.
+DDP keeps replicas equal through equal gradients, and so does a program that reduces gradients itself. No code compares
+the parameters again, so ranks that differ once differ from then on. The files of all ranks together show when replicas
+diverged, which rank changed outside of its optimizer, and whether models without DDP were meant to be equal at all.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -15,30 +14,31 @@ from typing import Any
 
 from .fingerprint import Unreadable, checksum, numbers, sample, size_and_sum
 from .groups import ranges
+from .patches import TroubleLog, patch
 
 DDP_MODULE = "torch.nn.parallel.distributed"
 INSTANCES_LIMIT = 4
 PARAMETERS_LIMIT = 512
 PARTS_LIMIT = 24  # of a model; each has its own checksum
-BYTES_LIMIT = 128 << 10  # of a look at all parameters
+BYTES_LIMIT = 128 << 10  # per sample of all parameters
 VALUES_LIMIT = 4096
 BROADCAST_LIMIT = 1 << 14
-# Hooks that reduce gradients, so that replicas stay equal; with any other one they may differ on purpose.
+# Communication hooks that keep replicas equal; with any other hook they may differ on purpose.
 REDUCING = "torch.distributed.algorithms.ddp_comm_hooks."
 LOCAL = "post_localSGD"
 
 
 class LiveReplica:
-    """One DistributedDataParallel of this process, or a model that stands alone."""
+    """A DistributedDataParallel of this process, or a model without one."""
 
     def __init__(self, number: int, model: Any, *, wrapped: bool = True) -> None:
         self.number = number
         self.model = weakref.ref(model)
         self.wrapped = wrapped  # by DDP
-        self.begins = wrapped  # the next forward is to be looked at
+        self.begins = wrapped  # the parameters are sampled before the next forward
 
     def header(self) -> dict[str, Any]:
-        """Whose replica it is, what every rank was sent of it, and which parameters stand in each part of a look."""
+        """Return the first record: the ranks with this replica, whether it was broadcast, and the parts of a sample."""
         model: Any = self.model()
         distributed: Any = sys.modules["torch.distributed"]
         group = model.process_group if self.wrapped else None
@@ -49,23 +49,23 @@ class LiveReplica:
         known = {"wrapped": self.wrapped, "broadcast": sent, "ranks": ranges(members), "parts": parts}
         if not self.wrapped:
             known["reduced"] = _all_reduced(every)
-        return {"at": "made", "ddp": self.number, **known, **self.look()}
+        return {"at": "made", "ddp": self.number, **known, **self.sample()}
 
     def parameters(self) -> set[int]:
-        """By identity."""
+        """Return the identities of the parameters."""
         model: Any = self.model()
         return set() if model is None else {id(parameter) for parameter in model.parameters()}
 
-    def look(self) -> dict[str, Any]:
-        """Checksum, size and sum of each part. About 3 us a parameter, and what its bytes cost."""
+    def sample(self) -> dict[str, Any]:
+        """Return checksum, size and sum per part. Costs about 3 us per parameter, and the reading of its bytes."""
         model: Any = self.model()
         parts = list(_parts(_replicated(model)))
         count = max(1, sum(len(parameters) for _, parameters in parts))
-        seen = [_seen(parameters, BYTES_LIMIT // count, VALUES_LIMIT // count) for _, parameters in parts]
+        samples = [_sample(parameters, BYTES_LIMIT // count, VALUES_LIMIT // count) for _, parameters in parts]
         whole = 0
-        for part in seen:
+        for part in samples:
             whole = checksum(part[0].encode(), whole)
-        return {"sum": f"{whole:08x}", "seen": seen, "hook": _own_hook(model)}
+        return {"sum": f"{whole:08x}", "seen": samples, "hook": _own_hook(model)}
 
 
 _broadcast: set[int] = set()  # addresses
@@ -73,50 +73,48 @@ _reduced: dict[int, int] = {}  # address: elements; since the newest backward pa
 
 
 def note_broadcast(tensor: Any) -> None:
-    """That every rank has this tensor from one of them: what lies there is meant to be equal."""
+    """Note that one rank sent this tensor to all ranks: it is meant to be equal on them."""
     if len(_broadcast) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
         _broadcast.add(tensor.data_ptr())
 
 
 def note_reduced(tensor: Any) -> None:
-    """That all ranks of the job have summed this."""
+    """Note that all ranks of the job have summed this tensor."""
     if len(_reduced) < BROADCAST_LIMIT and hasattr(tensor, "data_ptr"):
         _reduced[tensor.data_ptr()] = tensor.numel()
 
 
 def forget_reduced() -> None:
-    """A backward pass begins: what was summed before it are not its gradients, whatever comes to lie there."""
+    """A backward pass begins. Tensors that were summed before are not its gradients, even at the same address."""
     _reduced.clear()
 
 
 def _all_reduced(every: list[tuple[str, Any]]) -> bool:
-    """Each gradient there is has been summed over the whole job, so whoever wrote this means one model."""
+    """Whether each existing gradient was summed over the whole job, so that all ranks train one model."""
     gradients = [parameter.grad for _, parameter in every if parameter.grad is not None]
-    return bool(gradients) and all(_reduced.get(one.data_ptr()) == one.numel() for one in gradients)
+    return bool(gradients) and all(_reduced.get(gradient.data_ptr()) == gradient.numel() for gradient in gradients)
 
 
 def alone(models: Iterable[Any], known: Iterable[LiveReplica]) -> Iterator[Any]:
-    """The models with something to train that share no parameter with those in DDP; none in a job of one."""
+    """Yield the trainable models that share no parameter with a model in DDP; none in a job of one rank."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized() or distributed.get_world_size() < 2:
         return
-    taken = {one for replica in known for one in replica.parameters()}
+    taken = {parameter for replica in known for parameter in replica.parameters()}
     for model in models:
         if _replicated(model) and taken.isdisjoint(id(parameter) for parameter in model.parameters()):
             yield model
 
 
-def watch(told: Callable[[Any], object]) -> None:
-    """Hear of every DistributedDataParallel as its constructor has made the replicas equal."""
+def watch(made: Callable[[Any], object], trouble: TroubleLog) -> None:
+    """Call `made` with every DistributedDataParallel, after its constructor has made the replicas equal."""
+
+    def constructed(_state: object, arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
+        if error is None:
+            made(arguments[0])
+
     kind = sys.modules[DDP_MODULE].DistributedDataParallel
-    original = kind.__init__
-
-    @functools.wraps(original)
-    def construct(self: Any, *arguments: Any, **options: Any) -> None:
-        original(self, *arguments, **options)
-        told(self)
-
-    kind.__init__ = construct
+    patch(kind, "__init__", "looks at replicas", trouble, after=constructed)
 
 
 def _replicated(model: Any) -> list[tuple[str, Any]]:
@@ -139,7 +137,7 @@ def _parts(every: list[tuple[str, Any]]) -> Iterator[tuple[list[str], list[Any]]
         yield list(names), list(parameters)
 
 
-def _seen(parameters: list[Any], limit_bytes: int, limit_values: int) -> list[Any]:
+def _sample(parameters: list[Any], limit_bytes: int, limit_values: int) -> list[Any]:
     crc = 0
     values: list[float] = []
     for parameter in parameters:
@@ -159,7 +157,7 @@ def _memory(parameter: Any, limit_bytes: int) -> bytes:
 
 
 def _own_hook(model: Any) -> str:
-    """A communication hook that may leave replicas unequal on purpose; "" where there is none."""
+    """Return the name of a communication hook that may leave replicas unequal on purpose, or ""."""
     for hook, _ in getattr(model, "_comm_hooks", ()):
         module, name = str(getattr(hook, "__module__", "")), str(getattr(hook, "__qualname__", hook))
         if not module.startswith(REDUCING) or LOCAL in name:

@@ -1,4 +1,8 @@
-"""Who is a rank, and what is set up in it and when. The bootstrap calls `enter` in every Python process of a run."""
+"""Which processes are ranks, and what the probe sets up in them, and when.
+
+The bootstrap calls `start_probe` in every Python process of a run. A process that is no rank and never imports torch
+only reads its environment.
+"""
 
 from __future__ import annotations
 
@@ -6,44 +10,45 @@ import os
 import sys
 
 from .. import protocol
-from . import imports
-from .trouble import TroubleLog
+from .patches import AWAITED, TroubleLog, after_import, before_first_call, compiling_test, hide_probe
 
-# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
+# Importing typing takes longer than importing everything else here, so only type checkers load it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from .dropped_batches import GivenUp
-    from .endings import Endings
-    from .exit_hooks import Leaving
+    from .exceptions import DroppedBatches
+    from .exit_hooks import ExitCalls, ExitEvidence
     from .health_samples import HealthSampler
     from .hooks import Fetches
     from .names import ModuleNames
     from .status_file import StatusFileWriter
 
-# Programs that start ranks and are none, even where a cluster put RANK into their environment.
+# Programs that start ranks and are no ranks themselves, even where a cluster put RANK into their environment.
 AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 AGENT_COMMANDS = ("torchrun",)
 
 
-def enter() -> None:
-    """Get ready, for the price of one look at the environment in a process that is no rank and never loads torch."""
+def start_probe() -> None:
+    """Start the probe in this process, unless the environment asks for none."""
     directory = os.environ.get(protocol.ENV_BOARDS)
     mode = os.environ.get(protocol.ENV_PROBE, protocol.PROBE_FULL)
     if not directory or (mode == protocol.PROBE_OFF and protocol.ENV_FAULT not in os.environ):
         return
-    guest = ProcessProbe(directory, mode)
-    if _rank_of_our_own():
-        guest.become_rank()
-    imports.after(imports.AWAITED, guest.torch_arrived, guest.trouble)
+    probe = ProcessProbe(directory, mode)
+    if _takes_rank():
+        probe.become_rank()
+    after_import(AWAITED, probe.torch_imported, probe.trouble)
 
 
-def _rank_of_our_own() -> bool:
-    """RANK is ours unless an ancestor took it already: a rank's loader workers and tools inherit its environment."""
-    named = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if not (named or protocol.ENV_SOLO in os.environ) or _is_agent(_command()):
+def _takes_rank() -> bool:
+    """Whether RANK in the environment is this process's, and not that of an ancestor which took it first.
+
+    Data loader workers and tools that a rank starts inherit its environment.
+    """
+    is_named = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if not (is_named or protocol.ENV_SOLO in os.environ) or _is_agent(_command()):
         return False
     return os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid())) == str(os.getpid())
 
@@ -51,7 +56,7 @@ def _rank_of_our_own() -> bool:
 def _command() -> list[str]:
     try:
         with open("/proc/self/cmdline", "rb") as file:
-            return [os.fsdecode(word) for word in file.read().split(b"\0")]
+            return [os.fsdecode(argument) for argument in file.read().split(b"\0")]
     except OSError:
         return list(getattr(sys, "orig_argv", ()))
 
@@ -61,7 +66,7 @@ def _is_agent(command: list[str]) -> bool:
 
 
 class ProcessProbe:
-    """The probe in one process: nothing but a listener until the process turns out to be a rank."""
+    """The probe of one process. It only waits for imports until the process turns out to be a rank."""
 
     def __init__(self, directory: str, mode: str) -> None:
         self.trouble = TroubleLog(directory)
@@ -69,23 +74,23 @@ class ProcessProbe:
         self._mode = mode
         self._is_rank = False
         self._board: StatusFileWriter | None = None
-        self._endings: Endings | None = None
-        self._leaving: Leaving | None = None
-        self._looks: HealthSampler | None = None
-        self._pieces: dict[str, Callable[[], object]] = {}  # what the beat does besides
+        self._exit_evidence: ExitEvidence | None = None
+        self._exit_calls: ExitCalls | None = None
+        self._sampler: HealthSampler | None = None
+        self._pieces: dict[str, Callable[[], object]] = {}  # further work for each heartbeat
 
     def become_rank(self) -> None:
         self._is_rank = True
-        # A program that took RANK from elsewhere (srun) hands it on to its loader workers and tools as well.
+        # A program that got RANK in another way (srun) passes it on to its loader workers and tools, too.
         os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid()))
         if self._mode == protocol.PROBE_OFF:
             return
         self.trouble.attempt("board", self._open_board)
         if self._board is not None and self._mode == protocol.PROBE_FULL:
             board = self._board
-            self.trouble.attempt("endings", lambda: self._set_endings(board))
+            self.trouble.attempt("endings", lambda: self._watch_exit(board))
 
-    def torch_arrived(self) -> None:
+    def torch_imported(self) -> None:
         if self._is_rank:
             self._set_up()
         else:
@@ -95,41 +100,35 @@ class ProcessProbe:
         from .status_file import StatusFileWriter
 
         path = os.path.join(self._directory, protocol.BOARD.format(pid=os.getpid()))
-        # Not a process that this one has spawned: init_process_group will say which rank that is.
-        first = os.environ.get(protocol.ENV_OWNER) == str(os.getpid())
-        alone = "RANK" not in os.environ and protocol.ENV_SOLO in os.environ and first
-        rank, world_size = (0, 1) if alone else (_number("RANK"), _number("WORLD_SIZE"))
+        # A process that a rank spawned does not count: init_process_group will tell which rank it is.
+        is_first = os.environ.get(protocol.ENV_OWNER) == str(os.getpid())
+        is_solo = "RANK" not in os.environ and protocol.ENV_SOLO in os.environ and is_first
+        rank, world_size = (0, 1) if is_solo else (_number("RANK"), _number("WORLD_SIZE"))
         failed = self.trouble.note
         board = StatusFileWriter(path, rank=rank, world_size=world_size, failed=lambda error: failed("marks", error))
         board.note(board.what("start", os.path.basename(sys.executable or "python")))
         self._board = board
 
-    def _set_endings(self, board: StatusFileWriter) -> None:
-        from .endings import Endings
+    def _watch_exit(self, board: StatusFileWriter) -> None:
+        from .exit_hooks import ExitCalls, ExitEvidence
 
-        self._endings = Endings(board, self._directory, self.trouble)
-        self._endings.install()
-        endings = self._endings
-        self.trouble.attempt("leaving", lambda: self._watch_leaving(board, endings))
-
-    def _watch_leaving(self, board: StatusFileWriter, endings: Endings) -> None:
-        from .exit_hooks import Leaving
-
-        self._leaving = Leaving(board, self.trouble, endings)
-        self._leaving.install()
+        evidence = self._exit_evidence = ExitEvidence(board, self._directory, self.trouble)
+        evidence.install()
+        self._exit_calls = ExitCalls(board, self.trouble, evidence)
+        self.trouble.attempt("leaving", self._exit_calls.install)
 
     def _set_up(self) -> None:
-        """Everything that needs torch. Each piece stands or falls alone."""
+        """Set up everything that needs torch. A piece that fails does not affect the others."""
         if self._board is not None:
             board = self._board
             board.note(board.what("imported", "torch.distributed"))
-            self.trouble.attempt("tracebacks", _hide)
+            self.trouble.attempt("tracebacks", lambda: hide_probe(self.trouble))
             self.trouble.attempt("hooks", lambda: self._set_hooks(board))
             self.trouble.attempt("autograd", lambda: self._watch_autograd(board))
-            self.trouble.attempt("collectives", lambda: self._set_collectives(board))
-            self.trouble.attempt("beat", lambda: self._start_beat(board))
-            if self._leaving is not None:
-                self.trouble.attempt("end", self._leaving.watch_the_end)
+            self.trouble.attempt("collectives", lambda: self._watch_collectives(board))
+            self.trouble.attempt("beat", lambda: self._start_heartbeat(board))
+            if self._exit_calls is not None:
+                self.trouble.attempt("end", self._exit_calls.watch_shutdown)
             if self._mode == protocol.PROBE_FULL:
                 self.trouble.attempt("worker server", self._start_server)
         self.trouble.attempt("debugging modes", self._switch_debugging)
@@ -137,35 +136,38 @@ class ProcessProbe:
             self.trouble.attempt("fault", _plant_fault)
 
     def _switch_debugging(self) -> None:
-        """What `--deepen` asks torch to tell; without it nothing is loaded."""
+        """Switch on the debugging modes of a diagnostic rerun; without one, load nothing."""
         if protocol.ENV_ANOMALY in os.environ or protocol.ENV_CHECKPOINT_DEBUG in os.environ:
             from .autograd import switch_debugging_on
 
             switch_debugging_on(sys.modules["torch"], self.trouble)
 
     def _set_hooks(self, board: StatusFileWriter) -> None:
-        from .dropped_batches import GivenUp
+        from .exceptions import DroppedBatches
         from .hooks import Fetches, install
         from .places import foreign_code
 
         torch: Any = sys.modules["torch"]
-        given_up, fetches = GivenUp(board, foreign_code(torch)), Fetches(foreign_code(torch))
-        names = install(torch, board, self.trouble, given_up, fetches)
-        if self._endings is not None:
-            self._endings.names = names
+        dropped_batches, fetches = DroppedBatches(board, foreign_code(torch)), Fetches(foreign_code(torch))
+        names = install(torch, board, self.trouble, dropped_batches, fetches)
+        if self._exit_evidence is not None:
+            self._exit_evidence.names = names
         if self._mode == protocol.PROBE_FULL:
-            self.trouble.attempt("looks", lambda: self._set_looks(board, names, given_up, fetches))
+            self.trouble.attempt("looks", lambda: self._start_sampling(board, names, dropped_batches, fetches))
 
-    def _set_looks(self, board: StatusFileWriter, names: ModuleNames, given_up: GivenUp, fetches: Fetches) -> None:
+    def _start_sampling(
+        self, board: StatusFileWriter, names: ModuleNames, dropped_batches: DroppedBatches, fetches: Fetches
+    ) -> None:
         from .health_samples import install
 
-        self._looks = install(sys.modules["torch"], board, self.trouble, self._directory, names, given_up, fetches)
+        torch = sys.modules["torch"]
+        self._sampler = install(torch, board, self.trouble, self._directory, names, dropped_batches, fetches)
         if protocol.ENV_GROWTH in os.environ:
             from .growth import Growth
 
-            growth = Growth(sys.modules["torch"], board, self.trouble)
+            growth = Growth(torch, board, self.trouble)
             growth.watch()
-            self._looks.at_the_end.append(growth.records)
+            self._sampler.at_the_end.append(growth.records)
 
     def _watch_autograd(self, board: StatusFileWriter) -> None:
         from .autograd import watch_checkpoints, watch_graph
@@ -174,67 +176,53 @@ class ProcessProbe:
         attempt("checkpoints", lambda: watch_checkpoints(torch, board, self.trouble))
         attempt("autograd nodes", lambda: watch_graph(torch, board, self.trouble))
 
-    def _set_collectives(self, board: StatusFileWriter) -> None:
+    def _watch_collectives(self, board: StatusFileWriter) -> None:
         from . import collectives, groups, waits
-        from .hooks import compiling_test
         from .places import foreign_code
 
         torch, c10d = sys.modules["torch"], sys.modules["torch.distributed.distributed_c10d"]
-        lasting, members = waits.Waits(board, foreign_code(torch), self.trouble), groups.Groups(c10d, board)
-        self._pieces |= {"waits": lasting.write_down, "groups": members.tell}
-        if self._looks is not None:
-            self._looks.at_the_end.append(lasting.unwaited.records)
+        ongoing, members = waits.Waits(board, foreign_code(torch), self.trouble), groups.Groups(c10d, board)
+        self._pieces |= {"waits": ongoing.write_lasting, "groups": members.write}
+        if self._sampler is not None:
+            self._sampler.at_the_end.append(ongoing.unwaited.records)
         attempt, place = self.trouble.attempt, groups.MeshPlace(board)
-        collectives.install(torch, board, self.trouble, lasting, members)
-        attempt("store waits", lambda: waits.watch_stores(c10d, lasting))
-        attempt("store keys", lambda: waits.watch_keys(c10d, board, lasting.foreign, self.trouble))
-        attempt("handles", lambda: waits.watch_handles(c10d, lasting, compiling_test(torch)))
+        collectives.install(torch, board, self.trouble, ongoing, members)
+        attempt("store waits", lambda: waits.watch_stores(c10d, ongoing))
+        attempt("store keys", lambda: waits.watch_keys(c10d, board, ongoing.foreign, self.trouble))
+        attempt("handles", lambda: waits.watch_handles(c10d, ongoing, compiling_test(torch)))
         attempt("mesh", lambda: groups.watch_meshes(torch, place, self.trouble))
 
-    def _start_beat(self, board: StatusFileWriter) -> None:
+    def _start_heartbeat(self, board: StatusFileWriter) -> None:
         from .heartbeat import Heartbeat
 
-        self.trouble.attempt("device marks", lambda: self._set_device_marks(board))
+        self.trouble.attempt("device marks", lambda: self._watch_device(board))
         Heartbeat(board, self._directory, self.trouble, self._pieces).start()
 
     def _start_server(self) -> None:
-        from .server import start
+        from .heartbeat import start_worker_server
 
-        start(sys.modules["torch"], self._directory)
+        start_worker_server(sys.modules["torch"], self._directory)
 
-    def _set_device_marks(self, board: StatusFileWriter) -> None:
+    def _watch_device(self, board: StatusFileWriter) -> None:
         from .device import install
 
-        marks = install(sys.modules["torch"], board, self.trouble)
-        if marks is not None:
-            self._pieces["device marks"] = marks.poll
+        events = install(sys.modules["torch"], board, self.trouble)
+        if events is not None:
+            self._pieces["device marks"] = events.poll
 
     def _wait_for_init(self) -> None:
-        """A process without RANK that calls init_process_group is one all the same (srun, mp.spawn, accelerate)."""
+        """Treat a process without RANK as a rank once it calls init_process_group (srun, mp.spawn, accelerate)."""
         torch = sys.modules["torch"]
         if not hasattr(torch.distributed, "init_process_group"):
             return
-        c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-        original = torch.distributed.init_process_group
 
-        def init_process_group(*arguments: Any, **options: Any) -> Any:
-            if not self._is_rank:
-                torch.distributed.init_process_group = original
-                c10d.init_process_group = original
-                self.become_rank()
-                self._set_up()
-            return c10d.init_process_group(*arguments, **options)
+        def first_init(_arguments: Any, _options: Any) -> None:
+            self.become_rank()
+            self._set_up()
 
-        init_process_group.__doc__ = original.__doc__
-        init_process_group.__wrapped__ = original  # type: ignore[attr-defined]
-        torch.distributed.init_process_group = init_process_group
-        c10d.init_process_group = init_process_group
-
-
-def _hide() -> None:
-    from .endings import hide_probe
-
-    hide_probe()
+        # The original is put back in both namespaces before the setup patches it as a collective.
+        c10d = sys.modules["torch.distributed.distributed_c10d"]
+        before_first_call(c10d, "init_process_group", "late", self.trouble, first_init, also=(torch.distributed,))
 
 
 def _plant_fault() -> None:
@@ -244,7 +232,7 @@ def _plant_fault() -> None:
 
 
 def _number(name: str) -> int:
-    """An integer of the environment; -1, which the board reads as unknown, if it is none."""
+    """Return an integer of the environment, or -1, which readers of the status file take for unknown."""
     try:
         return int(os.environ[name])
     except (KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""The writing side of the progress board: where the process says what it does, one memory write a mark."""
+"""The writing side of a process's status file: one write to shared memory per progress event."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 from .. import protocol
 
-# typing costs more than everything else here together, in every Python process of a run: only type checkers load it.
+# Importing typing takes longer than importing everything else here, so only type checkers load it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,37 +26,37 @@ _pack_total = protocol.TOTAL.pack_into
 _pack_forward = protocol.FORWARD.pack_into
 _FORWARDS_AT, _FORWARDS, _FORWARD_SIZE = protocol.FORWARDS_AT, protocol.FORWARDS, protocol.FORWARD.size
 _CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = protocol.CALLS_AT, protocol.CALLS, protocol.CALL.size, protocol.CALL_LEFT_AT
-_SHORT_NS = 100_000  # a quiet of less is not compared with the longest: limits are made of seconds
+_SHORT_NS = 100_000  # shorter pauses are not compared with the longest: stall limits are seconds
 _HASH_START, _HASH_FACTOR, _HASH_MASK = protocol.HASH_START, protocol.HASH_FACTOR, protocol.HASH_MASK
 
 
 class _Slots(_thread._local):
-    """[offset, native thread id, marks] of this thread's slots, once it has them."""
+    """[offset, native thread id, events so far] of this thread's slots, once it has them."""
 
     training: list[int] | None = None
     events: list[int] | None = None
 
 
 class Inside(_thread._local):
-    """What a thread calls: looked up once a call, where an attribute of the thread's own is looked up each time."""
+    """The call that a thread is in. One list, so that a call looks up one thread-local attribute."""
 
     def __init__(self) -> None:
-        # The number of the collective it is in, 0 = none, -1 = one that is not on the board; its slot for events.
+        # The number of the collective, 0 = none, -1 = one that is not in the status file; the thread's slot for events.
         self.call: list[Any] = [0, None]
 
 
 class StatusFileWriter:
-    """One board, of this process. A mark costs about a microsecond and never blocks.
+    """The status file of this process. A progress event costs about a microsecond and never blocks.
 
-    A forked child keeps calling the same hooks; its marks go to private memory, never to its parent's board.
+    A forked child keeps calling the same hooks. Its events go to private memory, never to its parent's file.
     """
 
     def __init__(
         self, path: str, *, rank: int, world_size: int, failed: Callable[[Exception], object] | None = None
     ) -> None:
-        """Create the file, 0600, all of it allocated. Raises OSError: no space, no directory.
+        """Create the file with mode 0600 and all its blocks. Raises OSError without space or directory.
 
-        `failed` is told when a mark cannot be written, which raises nothing.
+        If a progress event cannot be written, `failed` is called and no exception is raised.
         """
         self._memory: mmap.mmap | bytearray = _new_file(path)
         self._threads = _Slots()
@@ -76,7 +76,7 @@ class StatusFileWriter:
         self._next_forward = itertools.count(1).__next__
         self._lock = _thread.allocate_lock()
         self.live = True
-        self.over = False  # the interpreter is on its way out
+        self.over = False  # the interpreter is exiting
         self.failed = failed
         self.rank = rank
         self.string("")
@@ -102,7 +102,7 @@ class StatusFileWriter:
         )
 
     def string(self, text: str) -> int:
-        """The number of a string in the table; 0 when the table is full."""
+        """Return the number of a string in the table, which is added if it is new; 0 if the table is full."""
         known = self._strings.get(text)
         if known is not None:
             return known
@@ -110,31 +110,31 @@ class StatusFileWriter:
             return self._append(text)
 
     def what(self, kind: str, text: str) -> int:
-        """The part of a mark that is known beforehand."""
+        """Return the part of a progress event that does not change from one event to the next."""
         return protocol.KIND[kind] << _KIND_SHIFT | self.string(text) << protocol.WHAT_STRING_SHIFT
 
-    def mark(self, what: int, _gradients: object = None) -> None:
-        """Say what this thread trains. The second argument lets it serve as an autograd pre-hook as it is."""
+    def progress_event(self, what: int, _gradients: object = None) -> None:
+        """Write what this thread trains. The second parameter lets the method serve as an autograd pre-hook."""
         try:
             now = _monotonic_ns()
             slot = self._threads.training
             if slot is None:
                 slot = self._threads.training = self._claim_slot()
             self._position = position = self._position + 1
-            # As `_write` does, without the price of a call.
-            slot[2] = marks = slot[2] + 1
+            # As in `_write`, without the cost of a call.
+            slot[2] = events = slot[2] + 1
             if now - self._last_at > _SHORT_NS:
                 self._note_gap(now - self._last_at)
             self._last_at = now
             self._last_what = what = what | self.step
-            _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, marks ^ position ^ what ^ now)
+            _pack_slot(self._memory, slot[0], slot[1], now, events, what, position, events ^ position ^ what ^ now)
         except Exception as error:
             self._give_up(error)
 
     def forward(self, what: int, place: int) -> None:
-        """A module's forward begins, called from that place: a mark, which the next one does not hide."""
+        """A module's forward begins, called from `place`: a progress event that the next event does not overwrite."""
         try:
-            self.mark(what)
+            self.progress_event(what)
             number = self._next_forward()
             _pack_forward(
                 self._memory,
@@ -142,24 +142,24 @@ class StatusFileWriter:
                 number,
                 self._last_what,
                 place,
-                self._threads.training[1],  # type: ignore[index]  # it has marked
+                self._threads.training[1],  # type: ignore[index]  # the event has claimed it
             )
         except Exception as error:
             self._give_up(error)
 
     def note(self, what: int) -> None:
-        """Say what else happens in this thread: a call, a start, an end. The training mark stays visible beside it."""
+        """Write what else happens in this thread: a call, a start, an end. Its training event stays readable."""
         self._write(self.events(), _monotonic_ns(), what)
 
     def finish_step(self, gradients: int = 0) -> None:
-        """An optimizer step is done. What the program does before its next batch or forward still belongs to it."""
+        """An optimizer step is done. Events before the next batch or forward still belong to the step."""
         self.begin_step()
         at = protocol.STEPS_AT + (self.step - 1) % protocol.STEPS * protocol.STEP.size
         protocol.STEP.pack_into(self._memory, at, self.step, _monotonic_ns(), gradients, self._position)
         self.step_done = True
 
     def begin_step(self) -> None:
-        """Marks belong to the next step from here on, if the last one is done."""
+        """Begin the next step, if the last step is done."""
         if self.step_done:
             self.step_done = False
             self.step += 1
@@ -180,10 +180,10 @@ class StatusFileWriter:
         slot: list[int] | None = None,
         what: int = 0,
     ) -> int:
-        """A collective is called from Python, or a wait has lasted since `entered_ns`. The result is the call's number.
+        """Write a call of a collective, or a wait that has lasted since `entered_ns`, and return the call's number.
 
-        `elements` is a number, `peer` a global rank, `chain` a node, and the others are strings. With the slot of the
-        thread that calls and a mark for it, it notes that as well.
+        `elements` is a number, `peer` a global rank, `chain` a node; the others are strings. With `slot`, the calling
+        thread's slot, also write `what` to it.
         """
         number = self._next_call()
         now = _monotonic_ns()
@@ -211,7 +211,7 @@ class StatusFileWriter:
         return number
 
     def leave_call(self, number: int, slot: list[int] | None = None, what: int = 0) -> None:
-        """... and has returned. A call that waited while 1024 others came and went has lost its place."""
+        """Write that a call has returned, unless 1024 later calls have overwritten its place."""
         now, at = _monotonic_ns(), _CALLS_AT + (number - 1) % _CALLS * _CALL_SIZE
         if slot is not None:
             self._write(slot, now, what)
@@ -219,7 +219,7 @@ class StatusFileWriter:
             _set_time(self._memory, at + _LEFT_AT, now)
 
     def count_call(self, group: int, call_hash: int) -> None:
-        """Of a group, all that was ever called and in which order: what the ring of calls forgets."""
+        """Add a call to the count and hash of all calls of its group, which outlive the ring of calls."""
         total = self._totals.get(group) or self._new_total(group)
         if total is None:
             return
@@ -229,11 +229,11 @@ class StatusFileWriter:
             _pack_total(self._memory, total[0], group, calls, rolled, group ^ calls ^ rolled)
 
     def events(self) -> list[int]:
-        """The slot of this thread for all that is no training."""
+        """Return this thread's slot for everything but training."""
         return self._threads.events or self._new_events()
 
     def node(self, place: int, caller: int) -> int:
-        """The number of a line that was reached from `caller`, 0 = from nowhere; 0 when there is no room."""
+        """Return the node of a line that was called from node `caller`, 0 = from none; 0 if there is no room."""
         with self._lock:
             number = self._nodes.get((place, caller), len(self._nodes) + 1)
             if not place or number == protocol.NODES:
@@ -246,50 +246,50 @@ class StatusFileWriter:
             return number
 
     def loader(self, number: int, batches: int, iterators: int, chain: int, *, ended: bool) -> None:
-        """How far the newest iterator of a DataLoader is; one that 64 others came after has lost its place."""
+        """Write how far the latest iterator of a DataLoader is, unless 64 later loaders have overwritten its place."""
         at = protocol.LOADERS_AT + (number - 1) % protocol.LOADERS * protocol.LOADER.size
         if _number_at(self._memory, at)[0] <= number:
             protocol.LOADER.pack_into(self._memory, at, number, batches, iterators, chain, ended)
 
     def key_set(self, slot: int, count: int, chain: int, key: bytes) -> None:
-        """A line of the program has set a key of a store, for the `count`th time."""
+        """Write that a line of the program has set a key of a store for the `count`th time."""
         at, kept = protocol.KEYS_AT + slot * protocol.KEY.size, key[-protocol.KEY_LIMIT :]
         protocol.KEY.pack_into(self._memory, at, count, _monotonic_ns(), chain, len(kept), kept)
 
     def mode(self, flags: int) -> None:
-        """How the newest forward runs, in MODE_ flags."""
+        """Write how the latest forward runs, in MODE_ flags."""
         if flags != self._mode:
             self._mode = flags
             protocol.MODE.pack_into(self._memory, protocol.MODE_AT, flags)
 
     def described(self, number: int) -> tuple[int, int, int, int]:
-        """(group, elements, dtype, peer) of a call that was entered a moment ago."""
+        """Return (group, elements, dtype, peer) of a recent call."""
         call = protocol.CALL.unpack_from(self._memory, _call_at(number))
         return (call[7], call[3], call[9], call[12]) if call[0] == number else (0, 0, 0, -1)
 
     def call_waits_for(self, number: int, key: int) -> None:
-        """Inside this call a store is asked for `key`, and does not answer yet; 0 = it has answered."""
+        """Write the key of a store that this call waits for, 0 = it no longer waits."""
         at = _call_at(number)
         if protocol.U64.unpack_from(self._memory, at)[0] == number:
             protocol.STRING_NUMBER.pack_into(self._memory, at + protocol.CALL_KEY_AT, key)
 
-    def beat(self, answered: int) -> None:
+    def heartbeat(self, answered: int) -> None:
         protocol.BEAT.pack_into(self._memory, protocol.BEAT_AT, _monotonic_ns(), answered)
 
     def saw(self, place: str) -> None:
         protocol.SEEN.pack_into(self._memory, protocol.SEEN_AT, self.string(place))
 
     def requested(self) -> int:
-        """The number of the newest request for the flight recorder."""
+        """Return the number of the latest request for the flight recorder."""
         return int(protocol.REQUEST.unpack_from(self._memory, protocol.REQUEST_AT)[0])
 
     def count_collectives(self, enqueued: int, completed: int) -> None:
         protocol.COLLECTIVES.pack_into(self._memory, protocol.COLLECTIVES_AT, enqueued, completed, _monotonic_ns())
 
     def fact(self, name: str, value: str) -> int:
-        """Something that holds from here on; said again under the same name, it replaces what was said before.
+        """Write a fact under a name. A later value under the same name replaces it.
 
-        The result is where a value that was never said before stands, 0 = nowhere: `rewrite` writes over it there.
+        Return where a new value is stored, for `rewrite`, or 0 if the fact was not written.
         """
         with self._lock:
             key = self._append(name)
@@ -303,7 +303,7 @@ class StatusFileWriter:
             return at
 
     def rewrite(self, at: int, value: str) -> None:
-        """Another value of the same length, in plain ASCII."""
+        """Overwrite a value of `fact` by another ASCII value of the same length."""
         self._memory[at : at + len(value)] = value.encode("ascii")
 
     def count_device(self, recorded: int, completed: int, *, changed: bool) -> None:
@@ -318,17 +318,17 @@ class StatusFileWriter:
     def _write(self, slot: list[int], now: int, what: int) -> None:
         try:
             position = self._position
-            slot[2] = marks = slot[2] + 1
+            slot[2] = events = slot[2] + 1
             if now - self._last_at > _SHORT_NS:
                 self._note_gap(now - self._last_at)
             self._last_at = now
             self._last_what = what = what | self.step
-            _pack_slot(self._memory, slot[0], slot[1], now, marks, what, position, marks ^ position ^ what ^ now)
+            _pack_slot(self._memory, slot[0], slot[1], now, events, what, position, events ^ position ^ what ^ now)
         except Exception as error:
             self._give_up(error)
 
     def _new_total(self, group: int) -> list[int] | None:
-        """For a group that nobody counted before; None where there is no room."""
+        """Return a new group's place and count, or None if there is no room."""
         with self._lock:
             number = len(self._totals)
             if number == protocol.TOTALS:
@@ -340,7 +340,7 @@ class StatusFileWriter:
         return slot
 
     def _give_up(self, error: Exception) -> None:
-        """The program that marks must not notice: from here on nothing of this process reaches the board."""
+        """Stop writing to the file, without an exception in the program."""
         if self.live:
             self._detach()
             if self.failed is not None:
@@ -370,7 +370,7 @@ class StatusFileWriter:
         return number
 
     def _claim_slot(self) -> list[int]:
-        """For a thread that marks for the first time."""
+        """Return a slot for a thread without one."""
         with self._lock:
             index = self._slots_taken
             if index < protocol.SLOTS:
@@ -380,18 +380,18 @@ class StatusFileWriter:
         return [protocol.SLOTS_AT + index * protocol.SLOT_SIZE, _thread.get_native_id(), 0]
 
     def _slot_of_a_dead_thread(self) -> int:
-        """The last slot is shared when all owners live: each of its marks is still whole, only the newest is kept."""
+        """Return a dead thread's slot. If all threads live, they share the last slot, which keeps the latest event."""
         for index in range(protocol.SLOTS):
             tid = protocol.SLOT.unpack_from(self._memory, protocol.SLOTS_AT + index * protocol.SLOT_SIZE)[0]
             if not os.path.exists(f"/proc/self/task/{tid}"):
                 return index
         return protocol.SLOTS - 1
 
-    def _note_gap(self, quiet_ns: int) -> None:
+    def _note_gap(self, gap_ns: int) -> None:
         kind = self._last_what >> _KIND_SHIFT
-        if quiet_ns > self._gaps[kind]:
-            self._gaps[kind] = quiet_ns
-            protocol.GAP.pack_into(self._memory, protocol.GAPS_AT + kind * protocol.GAP.size, quiet_ns)
+        if gap_ns > self._gaps[kind]:
+            self._gaps[kind] = gap_ns
+            protocol.GAP.pack_into(self._memory, protocol.GAPS_AT + kind * protocol.GAP.size, gap_ns)
 
 
 def _call_at(number: int) -> int:
@@ -399,9 +399,9 @@ def _call_at(number: int) -> int:
 
 
 def _new_file(path: str) -> mmap.mmap:
-    """A mapping of `path`.new, which the caller renames when the header stands: readers never see half a board.
+    """Return a mapping of `path`.new, which the caller renames once the header is complete.
 
-    The blocks are allocated here, because a write to a full tmpfs through a mapping is a SIGBUS in somebody's training.
+    The blocks are allocated here: a write through a mapping to a full tmpfs would kill the program by SIGBUS.
     """
     fresh = path + ".new"
     if os.path.lexists(fresh):

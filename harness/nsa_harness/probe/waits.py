@@ -1,13 +1,12 @@
-"""Waits that last: a key of a store that nobody sets, an asynchronous collective that does not complete.
+"""Waits that last, and asynchronous collectives whose handles the program never asks.
 
-Most such calls return at once, and there may be thousands. So a call only leaves a note of itself in memory, and the
-beat writes down those that have lasted.
+Most waits for a store's key or a collective return at once, and there may be thousands. So a call only leaves a record
+in memory, and the heartbeat writes those that have lasted to the status file.
 """
 
 from __future__ import annotations
 
 import _thread
-import functools
 import sys
 import time
 import weakref
@@ -16,16 +15,15 @@ from typing import Any
 
 from .. import protocol
 from .chains import Chains
-from .places import innermost, place_text
+from .patches import TroubleLog, patch
+from .places import innermost, is_installed, place_text
 from .status_file import Inside, StatusFileWriter
-from .trouble import TroubleLog
-from .unwaited import CallingLine, Unwaited
 
 LASTING_NS = 200_000_000
 SETTERS = ("set", "add", "append", "compare_set", "queue_push")
 STORE_METHODS = ("get", "multi_get", "wait", "queue_pop", "barrier")
-# Who asks a handle for one of these wants to know of its end, or has somebody else see to it.
-ASKED = (
+# A program that calls one of these on a handle will learn of the collective's end, or has another thread see to it.
+QUESTIONS = (
     "block_current_stream",
     "boxed",
     "exception",
@@ -36,12 +34,12 @@ ASKED = (
     "result",
     "synchronize",
 )
-REMEMBERED = 4096  # handles that are out; a program that keeps more loses the names of the oldest
+HANDLES_LIMIT = 4096  # a program that keeps more handles loses the names of the oldest
 ELLIPSIS = "..."
 
 
 class Handle:
-    """What an asynchronous collective was called with."""
+    """The arguments of an asynchronous collective."""
 
     __slots__ = ("dtype", "elements", "group", "line", "op", "peer")
 
@@ -63,30 +61,33 @@ class Handle:
 
 
 class OngoingWait:
-    """One call that may block. `outer` is the collective it is part of, 0 = none."""
+    """One call that may block. `outer` is the collective that the call is part of, 0 = none."""
 
-    __slots__ = ("began_ns", "handle", "keys", "number", "outer")
+    __slots__ = ("began_ns", "handle", "keys", "number", "outer", "thread")
 
-    def __init__(self, handle: Handle, keys: Any, outer: int) -> None:
+    def __init__(self, handle: Handle, keys: Any, outer: int, thread: int = 0) -> None:
         self.began_ns = time.monotonic_ns()
         self.handle = handle
         self.keys = keys
         self.outer = outer
-        self.number = 0  # of the call on the board, once the wait has lasted
+        self.thread = thread
+        self.number = 0  # the call's number in the status file, once the wait has lasted
 
 
 class Waits:
+    """The waits in progress, by thread, and the handles of asynchronous collectives."""
+
     def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
         self._board = board
-        self._trouble = trouble
+        self.trouble = trouble
         self.foreign = foreign
         self._open: dict[int, OngoingWait] = {}  # by thread
         self._handles: dict[int, tuple[Callable[[], Any], Handle]] = {}
         self.inside = Inside()
-        self.unwaited = Unwaited(board, foreign)
+        self.unwaited = UnwaitedHandles(board, foreign)
 
     def remember(self, work: Any, handle: Handle) -> None:
-        """`work` is the handle of this call. It is known as long as it lives."""
+        """Keep what the collective behind `work` was called with, as long as `work` lives."""
         key = id(work)
 
         def forget(reference: Any) -> None:
@@ -94,7 +95,7 @@ class Waits:
             if known is not None and known[0] is reference:
                 del self._handles[key]
 
-        if len(self._handles) >= REMEMBERED:
+        if len(self._handles) >= HANDLES_LIMIT:
             self._forget_oldest()
         self._handles[key] = (weakref.ref(work, forget), handle)
 
@@ -102,34 +103,36 @@ class Waits:
         known = self._handles.get(id(work))
         return known[1] if known is not None and known[0]() is work else Handle("collective")
 
-    def asked(self, work: Any) -> Handle:
-        """Somebody wants to know of the end of `work`, and so of what else its line hands out."""
+    def queried(self, work: Any) -> Handle:
+        """Return the handle of `work`, and note that the program asks about handles of this line."""
         handle = self.handle_of(work)
         if handle.line is not None:
             handle.line.asked = True
         return handle
 
     def _forget_oldest(self) -> None:
-        """Whether that one will be waited for is not seen any more."""
+        """Drop the oldest handle. Since a later wait for it would not be seen, its line counts as waited for."""
         _, oldest = self._handles.pop(next(iter(self._handles)))
         if oldest.line is not None:
             oldest.line.asked = True
 
-    def during(self, handle: Handle, keys: Any, call: Callable[[], Any]) -> Any:
-        """Run `call`, which may block. Only the outermost wait of a thread counts."""
+    def begin(self, handle: Handle, keys: Any) -> OngoingWait | None:
+        """Note that this thread makes a call that may block; None inside another such call."""
         thread = _thread.get_ident()
         if thread in self._open:
-            return call()
-        self._open[thread] = wait = OngoingWait(handle, keys, self.inside.call[0])
-        try:
-            return call()
-        finally:
-            del self._open[thread]
-            if wait.number:
-                self._trouble.attempt("waits", lambda: self._over(wait))
+            return None
+        self._open[thread] = wait = OngoingWait(handle, keys, self.inside.call[0], thread)
+        return wait
 
-    def write_down(self) -> None:
-        """From the beat: those that have lasted become calls on the board, or the key of the call they are part of."""
+    def end(self, wait: OngoingWait | None, *_: Any) -> None:
+        """Note that the call has returned or raised. Has the parameters of a patch's `after`."""
+        if wait is not None:
+            del self._open[wait.thread]
+            if wait.number:
+                self.trouble.attempt("waits", lambda: self._write_end(wait))
+
+    def write_lasting(self) -> None:
+        """Write waits that have lasted as calls, or as the key of the call they are part of. Run by the heartbeat."""
         now = time.monotonic_ns()
         for thread, wait in list(self._open.items()):
             if wait.number or now - wait.began_ns < LASTING_NS:
@@ -141,7 +144,7 @@ class Waits:
             else:
                 wait.number = self._enter(thread, wait, key)
             if self._open.get(thread) is not wait:
-                self._over(wait)
+                self._write_end(wait)
 
     def _enter(self, thread: int, wait: OngoingWait, key: int) -> int:
         board, handle = self._board, wait.handle
@@ -158,38 +161,43 @@ class Waits:
             entered_ns=wait.began_ns,
         )
 
-    def _over(self, wait: OngoingWait) -> None:
+    def _write_end(self, wait: OngoingWait) -> None:
         if wait.outer:
             self._board.call_waits_for(wait.outer, 0)
         else:
             self._board.leave_call(wait.number)
 
 
+# What is patched.
+
+
 def watch_stores(c10d: Any, waits: Waits) -> None:
-    """Every kind of store inherits its waits from one class of C++, whose methods can be covered."""
+    """Patch the blocking methods of torch's one store class in C++, from which every kind of store inherits them."""
     for name in STORE_METHODS:
-        method = getattr(c10d.Store, name, None)
-        if method is not None:
-            setattr(c10d.Store, name, _covered_store(waits, Handle(f"store.{name}"), method))
+        if hasattr(c10d.Store, name):
+            patch(c10d.Store, name, "store waits", waits.trouble, before=_store_wait(waits, name), after=waits.end)
+
+
+def _store_wait(waits: Waits, name: str) -> Callable[[Any, Any], OngoingWait | None]:
+    handle = Handle(f"store.{name}")
+
+    def begin(arguments: Any, options: Any) -> OngoingWait | None:
+        return waits.begin(handle, arguments[1] if len(arguments) > 1 else next(iter(options.values()), ""))
+
+    return begin
 
 
 def watch_keys(c10d: Any, board: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
-    """Which lines of the program set keys of a store, and the newest key of each; not what torch sets itself."""
+    """Patch the store's setters: which lines of the program, not of torch, set keys, and each line's latest key."""
     keys = _Keys(board, foreign)
 
-    def covered(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def setter(self: Any, *arguments: Any, **options: Any) -> Any:
-            done, caller = method(self, *arguments, **options), sys._getframe(1)
-            trouble.attempt("store keys", lambda: keys.note(caller, arguments[0] if arguments else options.get("key")))
-            return done
-
-        return setter
+    def was_set(_state: object, arguments: Any, options: Any, _result: Any, error: BaseException | None) -> None:
+        if error is None:
+            keys.note(sys._getframe(2), arguments[1] if len(arguments) > 1 else options.get("key"))
 
     for name in SETTERS:
-        method = getattr(c10d.Store, name, None)
-        if method is not None:
-            setattr(c10d.Store, name, covered(method))
+        if hasattr(c10d.Store, name):
+            patch(c10d.Store, name, "store keys", trouble, after=was_set)
 
 
 class _Keys:
@@ -210,53 +218,121 @@ class _Keys:
 
 
 def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> None:
-    """`work.wait()` as the program calls it; torch's own calls inside a collective are part of that collective."""
-    method = c10d.Work.wait
+    """Patch `work.wait()` and the other questions about a handle.
 
-    @functools.wraps(method)
-    def wait(self: Any, *arguments: Any, **options: Any) -> Any:
-        if is_compiling() or waits.inside.call[0]:
-            return method(self, *arguments, **options)
-        return waits.during(waits.asked(self), None, lambda: method(self, *arguments, **options))
+    torch's own `work.wait()` inside a collective counts as part of that collective.
+    """
 
-    c10d.Work.wait = wait
-    for name in ASKED:
+    def begin(arguments: Any, _options: Any) -> OngoingWait | None:
+        return None if waits.inside.call[0] else waits.begin(waits.queried(arguments[0]), None)
+
+    def asked(arguments: Any, _options: Any) -> None:
+        waits.queried(arguments[0])
+
+    patch(c10d.Work, "wait", "handles", waits.trouble, before=begin, after=waits.end, unless=is_compiling)
+    for name in QUESTIONS:
         if hasattr(c10d.Work, name):
-            setattr(c10d.Work, name, _covered_question(waits, getattr(c10d.Work, name), is_compiling))
-
-
-def _covered_question(waits: Waits, method: Callable[..., Any], is_compiling: Callable[[], bool]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def question(self: Any, *arguments: Any, **options: Any) -> Any:
-        if not is_compiling():
-            waits.asked(self)
-        return method(self, *arguments, **options)
-
-    return question
+            patch(c10d.Work, name, "handles", waits.trouble, before=asked, unless=is_compiling)
 
 
 def key_text(keys: Any) -> str:
-    """As many keys as the board keeps whole. Of a long one the end stays: there stands whom a rendezvous waits for."""
+    """Join as many keys as the status file stores whole. A long key keeps its end, which may name the rank."""
     names = [str(name) for name in (keys if isinstance(keys, (list, tuple)) else (keys,))]
-    return ",".join(_whole(names))
+    return ",".join(_fitting(names))
 
 
-def _whole(names: list[str]) -> Iterator[str]:
+def _fitting(names: list[str]) -> Iterator[str]:
     left = protocol.STRING_LIMIT - len(ELLIPSIS) - 1
     for number, name in enumerate(names):
         data = name.encode("utf-8", "replace")
         if len(data) > left:
-            # Counted in bytes, and never from the middle of a character.
+            # Cut by bytes, but never inside a character.
             yield ELLIPSIS if number else ELLIPSIS + data[-left:].decode("utf-8", "ignore")
             return
         yield name
         left -= len(data) + 1
 
 
-def _covered_store(waits: Waits, handle: Handle, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def covered(self: Any, *arguments: Any, **options: Any) -> Any:
-        keys = arguments[0] if arguments else next(iter(options.values()), "")
-        return waits.during(handle, keys, lambda: method(self, *arguments, **options))
+# Handles that are never asked: the program may read the result before it has arrived. They are counted by the line that
+# calls the collective. A line that waits for some of its handles has a reason not to wait for others; a line that asks
+# none of them has none. Only lines of the program count: torch passes its own handles on to C++.
 
-    return covered
+FEW = 3  # unwaited handles of a line that a program may leave when it ends
+LINES_LIMIT = 256
+NOBODY = -1  # no root is known
+# Operations with a result on every rank, on all ranks but the root, and on the root only. A rank that only sends
+# (isend) reads no result, and a barrier has none.
+TO_ALL = frozenset(
+    {
+        "_all_gather_base",
+        "_reduce_scatter_base",
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_gather_single",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "irecv",
+        "reduce_scatter",
+        "reduce_scatter_single",
+        "reduce_scatter_tensor",
+    }
+)
+FROM_ROOT = frozenset({"broadcast", "scatter"})
+TO_ROOT = frozenset({"gather", "reduce"})
+
+
+class CallingLine:
+    """One line of the program that calls a collective asynchronously."""
+
+    __slots__ = ("asked", "calls", "op", "place")
+
+    def __init__(self, op: str, place: str) -> None:
+        self.op = op
+        self.place = place  # "" = not to be reported
+        self.calls = 0
+        self.asked = False  # the program has waited for a handle of this line, or has asked whether it is done
+
+
+class UnwaitedHandles:
+    """The lines that call collectives asynchronously, by code and instruction. Keeps no handle alive."""
+
+    def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...]) -> None:
+        self._board = board
+        self._foreign = foreign
+        self._lines: dict[tuple[Any, int, str], CallingLine] = {}
+
+    def handed_out(self, op: str, peer: int, frame: Any, tensors: Any) -> CallingLine | None:
+        """Count a handle that `frame` got from `op`; return its line, or None if this rank gets no result."""
+        if not (
+            op in TO_ALL
+            or (op in FROM_ROOT and peer not in (self._board.rank, NOBODY))
+            or (op in TO_ROOT and peer == self._board.rank)
+        ):
+            return None
+        key = (frame.f_code, frame.f_lasti, op)
+        line = self._lines.get(key)
+        if line is None:
+            if len(self._lines) >= LINES_LIMIT:
+                return None
+            line = self._lines[key] = CallingLine(op, self._place(frame, tensors))
+        line.calls += 1
+        return line
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        for line in self._lines.values():
+            if line.place and not line.asked and line.calls >= FEW:
+                yield {"at": "unwaited", "op": line.op, "place": line.place, "calls": line.calls}
+
+    def _place(self, frame: Any, tensors: Any) -> str:
+        """Return the program's line, or "" for tensors on a device: there a later wait for the stream may cover it."""
+        file = frame.f_code.co_filename
+        if file.startswith(self._foreign) or is_installed(file) or not all(map(_on_host, tensors)):
+            return ""
+        return place_text(file, frame.f_lineno, frame.f_code.co_name)
+
+
+def _on_host(tensor: Any) -> bool:
+    return bool(tensor.device.type == "cpu")

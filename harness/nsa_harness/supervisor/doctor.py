@@ -41,7 +41,7 @@ from nsa_harness.core.doctor import (
     Unknown,
 )
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.cgroup import ROOT, groups_of, limit_bytes, number_in, used_bytes
+from nsa_harness.supervisor.capture.node import ROOT, groups_of, limit_bytes, number_in, used_bytes
 from nsa_harness.supervisor.capture.stacks import py_spy, py_spy_path
 from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text
 from nsa_harness.supervisor.launch.launcher import BOOTSTRAP

@@ -1,11 +1,11 @@
-"""First on PYTHONPATH in every process of a run: hands over to the user's own sitecustomize, then lets the probe in."""
+"""First on PYTHONPATH in every process of a run: runs the user's own sitecustomize, then starts the probe."""
 
 import os
 import sys
 
 
-def _hand_over() -> None:
-    """Import the next sitecustomize on the path, in our place. Its errors are the user's, and reach the interpreter."""
+def _run_users() -> None:
+    """Import the next sitecustomize on the path under this name. Its exceptions reach the interpreter as usual."""
     here = os.path.dirname(os.path.abspath(__file__))
     ours = sys.modules.pop(__name__, None)
     path = list(sys.path)
@@ -23,8 +23,8 @@ def _hand_over() -> None:
             sys.modules.setdefault(__name__, ours)
 
 
-def _let_the_probe_in() -> None:
-    """Load the probe by file path under a private name, so that a user's own modules do not matter."""
+def _start_probe() -> None:
+    """Load the probe by file path under a private name, which no module of the user's can shadow."""
     if not os.environ.get("_NSA_HARNESS_BOARDS"):
         return
     here = os.path.dirname(os.path.abspath(__file__))
@@ -34,12 +34,12 @@ def _let_the_probe_in() -> None:
     try:
         from _nsa_harness.probe import startup  # type: ignore[import-not-found]
 
-        startup.enter()
+        startup.start_probe()
     except Exception as error:
         print(f"nsa-harness: no probe in process {os.getpid()}: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 try:
-    _hand_over()
+    _run_users()
 finally:
-    _let_the_probe_in()
+    _start_probe()

@@ -7,9 +7,15 @@ from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.cgroup import frozen
-from nsa_harness.supervisor.capture.descriptors import Holders, holds, readable_descriptors
-from nsa_harness.supervisor.capture.sockets import SocketTable, inodes, owners_of
+from nsa_harness.supervisor.capture.descriptors import (
+    Holders,
+    SocketTable,
+    holds,
+    inodes,
+    owners_of,
+    readable_descriptors,
+)
+from nsa_harness.supervisor.capture.node import frozen
 from nsa_harness.supervisor.capture.syscalls import RESTARTED
 
 _MAX_CHILDREN = 64  # of one rank

@@ -1,4 +1,4 @@
-"""What the kernel says about the processes of a run: /proc, read without asking them."""
+"""What the kernel shows about the processes of a run: /proc, read without asking them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import psutil
 from nsa_harness.core.evidence.host import Process, SignalMasks, Task
 from nsa_harness.core.verdict.host_waits import is_library
 from nsa_harness.supervisor.capture.descriptors import holds
-from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, with_system_call
+from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, process_names, with_system_call
 
 # psutil says who descends from whom, and what was read and written. The rest is read here: psutil does not have it
 # (system calls, wait channels, states of threads, peak memory, handled signals, the tracer), gives the start on a clock
@@ -240,3 +240,59 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
             idle_s=idle_s(pid, tid) if tid == pid else None,
         )
         yield with_system_call(task, pid, origin_ns)
+
+
+# Processes in other mount or PID namespaces: where their files are, and which number they know themselves by.
+
+_MAX_LINKS = 40  # as the kernel follows
+
+
+def path_of(pid: int, file: str, proc: Path = Path("/proc")) -> Path:
+    """Where a file that the process names lies for us: below its root where that is not ours.
+
+    Links are followed within that root, as the process sees them: the kernel would follow an absolute one out of it.
+    """
+    home = proc / str(pid)
+    if not _has_other_root(home, proc / "self"):
+        return Path(file)
+    root = home / "root"
+    return root.joinpath(*_resolved(root, file if os.path.isabs(file) else os.path.join(_link(home / "cwd"), file)))
+
+
+def inner_pid(pid: int, proc: Path = Path("/proc")) -> int:
+    """What the process calls itself."""
+    return process_names(pid, proc)[-1]
+
+
+def _has_other_root(home: Path, own: Path) -> bool:
+    other = _link(home / "root")
+    same = _link(home / "ns" / "mnt") == _link(own / "ns" / "mnt") and other == _link(own / "root")
+    return bool(other) and not same
+
+
+def _resolved(root: Path, file: str) -> list[str]:
+    """The names below `root` that lead to the file, none of which is a link."""
+    found: list[str] = []
+    left = [part for part in reversed(file.split("/")) if part not in ("", ".")]
+    links = 0
+    while left:
+        part = left.pop()
+        if part == "..":
+            del found[-1:]
+            continue
+        target = _link(root.joinpath(*found, part))
+        links += bool(target)
+        if not target or links > _MAX_LINKS:
+            found.append(part)
+            continue
+        found = [] if target.startswith("/") else found
+        left += [one for one in reversed(target.split("/")) if one not in ("", ".")]
+    return found
+
+
+def _link(path: Path) -> str:
+    """Empty for what is no link, and where it may not be read."""
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

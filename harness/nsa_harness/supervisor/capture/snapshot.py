@@ -22,12 +22,10 @@ from nsa_harness.core.evidence.status_file import parse as parse_board
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.source_code.loops import innermost_loop
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.commands import CommandFailed
-from nsa_harness.supervisor.capture.node import gpu_state
+from nsa_harness.supervisor.capture.node import CommandFailed, gpu_state
 from nsa_harness.supervisor.capture.process_tree import ProcessTree, look_around
-from nsa_harness.supervisor.capture.recorder_pipe import trigger, written
+from nsa_harness.supervisor.capture.recorder import ask_flight, ask_own_flight, own_server, trigger, written
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
-from nsa_harness.supervisor.capture.worker_server import ask_flight, ask_own_flight, own_server
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import write_document
 from nsa_harness.supervisor.storage.sources import text_as_launched

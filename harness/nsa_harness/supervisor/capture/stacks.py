@@ -28,8 +28,8 @@ from nsa_harness.core.evidence.stacks import (
     without_variables,
 )
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.commands import CommandFailed, answer_of
-from nsa_harness.supervisor.capture.worker_server import STACKS_HANDLER, ask
+from nsa_harness.supervisor.capture.node import CommandFailed, answer_of
+from nsa_harness.supervisor.capture.recorder import STACKS_HANDLER, ask
 from nsa_harness.supervisor.launch.reaper import process_of
 
 _NONBLOCKING_S = 1.0

@@ -38,8 +38,16 @@ from nsa_harness.subject.environment import FromEnvironment, environment_overrid
 from nsa_harness.subject.files import IN_CHECKOUT
 from nsa_harness.subject.program import PROGRAM
 from nsa_harness.supervisor.launch.launcher import SUBJECT
-from nsa_harness.supervisor.launch.plan_files import checked_plan, plan_file, plans_of_tags, shipped_plan
-from nsa_harness.supervisor.launch.scenario_files import Declared, load_catalog, load_file, shipped_root
+from nsa_harness.supervisor.launch.scenario_files import (
+    Declared,
+    checked_plan,
+    load_catalog,
+    load_file,
+    plan_file,
+    plans_of_tags,
+    shipped_plan,
+    shipped_root,
+)
 from nsa_harness.supervisor.storage.record import load_spec
 
 

@@ -29,10 +29,10 @@ from nsa_harness.core.verdict.proof import SETTLE_S
 from nsa_harness.core.verdict.verdict import moving_ranks
 from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import descriptors, procfs
-from nsa_harness.supervisor.capture.containers import inner_pid, path_of
-from nsa_harness.supervisor.capture.sockets import SocketTable, inodes
+from nsa_harness.supervisor.capture.descriptors import SocketTable, inodes
+from nsa_harness.supervisor.capture.procfs import inner_pid, path_of
+from nsa_harness.supervisor.capture.recorder import own_server
 from nsa_harness.supervisor.capture.stacks import py_spy
-from nsa_harness.supervisor.capture.worker_server import own_server
 from nsa_harness.supervisor.observe.ranks import is_python_command, rank_of, ranks_below
 from nsa_harness.supervisor.storage.rundir import AttemptDir, write_document
 from nsa_harness.supervisor.watch.ranks import Ranks

@@ -11,7 +11,7 @@ from nsa_harness.core.evidence.evidence import Evidence, Source
 from nsa_harness.core.report import Outcome, Place, Trouble
 from nsa_harness.core.source_code.collection import program_sources
 from nsa_harness.core.source_code.program_source import ProgramSource
-from nsa_harness.supervisor.capture.containers import path_of
+from nsa_harness.supervisor.capture.procfs import path_of
 from nsa_harness.supervisor.storage.adapters import adapter
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
