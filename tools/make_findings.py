@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS, Cause
 from nsa_harness.core.report import HangKind, Severity, Status
+from nsa_harness.texts.causes import text_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- causes: begin -->", "<!-- causes: end -->"
@@ -41,9 +42,8 @@ def _findings() -> Iterator[str]:
         yield ""
         yield f"## {cause}"
         yield ""
-        row = cause.row
-        for name, text in (("Means", row.means), ("Proven by", row.proven_by), ("Try", row.remedy)):
-            yield from _wrapped(f"- **{name}:** {text}", "  ")
+        for name, key in (("Means", "means"), ("Proven by", "proven_by"), ("Try", "remedy")):
+            yield from _wrapped(f"- **{name}:** {text_of(cause, key)}", "  ")
     yield ""
 
 

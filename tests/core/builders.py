@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from nsa_harness.core.diagnosis.context import Case
+from nsa_harness.core.diagnosis import engine
+from nsa_harness.core.diagnosis.context import DiagnosisContext
+from nsa_harness.core.diagnosis.explanation import Explanation, Rule
 from nsa_harness.core.evidence.evidence import (
     Call,
     Collective,
@@ -25,8 +28,9 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
-from nsa_harness.core.report import Finding, Place
-from nsa_harness.core.verdict.verdict import judge
+from nsa_harness.core.report import Culprit, Divergence, Finding, Place
+from nsa_harness.core.verdict.verdict import Judgement, judge
+from nsa_harness.texts.sentences import in_words
 
 SITE = "/usr/lib/python3.11/site-packages"
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"
@@ -173,8 +177,39 @@ def stalled(*ranks: RankSnapshot, at_s: float = 20.0, **changes: Any) -> Evidenc
     return evidence(*known, **{"launcher": ended(None, 1, by_us=True), **facts, **changes})
 
 
-def case(seen: Evidence) -> Case:
-    return Case(evidence=seen, judgement=judge(seen))
+def case(seen: Evidence) -> DiagnosisContext:
+    return DiagnosisContext(evidence=seen, judgement=judge(seen))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """A diagnosis with its findings in words."""
+
+    cause: str | None
+    culprit: Culprit | None
+    findings: tuple[Finding, ...]
+    divergence: Divergence | None = None
+
+
+def diagnose(seen: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
+    diagnosis = engine.diagnose(seen, judgement, own_rules)
+    words = in_words(diagnosis)
+    assert words.trouble == ()
+    return Diagnosis(
+        cause=diagnosis.cause,
+        culprit=diagnosis.culprit,
+        findings=words.findings,
+        divergence=diagnosis.divergence,
+    )
+
+
+def finding_of(explanation: Explanation) -> Finding:
+    """The explanation in words, for a job without a mesh."""
+    only = engine.Diagnosis(
+        cause=None, culprit=None, explanations=(explanation,), divergence=None, meshes={}, counts_steps=True
+    )
+    (finding,) = in_words(only).findings
+    return finding
 
 
 def whole(found: Finding) -> str:

@@ -11,11 +11,11 @@ import pickle
 from typing import Any
 
 import pytest
+from builders import Diagnosis, diagnose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsa_harness.core.diagnosis.confidence import CERTAIN
-from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.job_files import (
     JobFile,
     Kind,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from builders import ended, evidence, rank_evidence
+from builders import diagnose, ended, evidence, rank_evidence
 
-from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.gradients import (
     BucketsReady,
     OutOfOrder,

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from builders import evidence, rank_evidence, spec
 
-from nsa_harness.core.outcome.outcome import outcome_of
+from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.report import Outcome, Status, Verdict
 from nsa_harness.core.schedule import ONCE, Policy, another_wanted, failed_enough
 
 
 def attempt(status: str, *, expected: bool | None = None, cause: str | None = None) -> Outcome:
-    plain = outcome_of(
+    plain = judge_evidence(
         spec(), evidence(rank_evidence(0)), attempt=1, directory="s", artifacts=(), metrics={}, repeat=""
     )
     verdict = Verdict(status=Status(status), kind=None, cause=cause, summary="")

@@ -6,9 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import BACKWARD, USER, board, collective, ended, evidence, frame, mark, raised, rank_evidence
+from builders import (
+    BACKWARD,
+    USER,
+    Diagnosis,
+    board,
+    collective,
+    diagnose,
+    ended,
+    evidence,
+    frame,
+    mark,
+    raised,
+    rank_evidence,
+)
 
-from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Evidence, Frame, Hint, RankEvidence, Source, StatusFile
 from nsa_harness.core.evidence.exit_messages import warnings_of
 from nsa_harness.core.evidence.health_samples import HealthSamples

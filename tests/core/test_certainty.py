@@ -13,8 +13,10 @@ from builders import (
     call,
     case,
     collective,
+    diagnose,
     ended,
     evidence,
+    finding_of,
     frame,
     in_all_reduce,
     locked_in_backward,
@@ -31,10 +33,9 @@ from builders import (
 )
 
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.caveats import as_sure_as_proven
+from nsa_harness.core.diagnosis.caveats import with_caveat
 from nsa_harness.core.diagnosis.confidence import CERTAIN, LIKELY, EvidenceKind
-from nsa_harness.core.diagnosis.context import Explanation, explained
-from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.diagnosis.explanation import Explanation, explained
 from nsa_harness.core.evidence.evidence import CaughtException, Evidence, Frame, RankEvidence, RankSnapshot
 from nsa_harness.core.report import Finding, Place
 from nsa_harness.core.verdict.verdict import judge
@@ -48,12 +49,12 @@ def main(seen: Evidence) -> Finding:
 
 def said(cause: str, *ranks: int, **changes: Any) -> Explanation:
     """As sure as the row allows."""
-    given = {"claim": "so it is", "place": LINE, "seen": Cause(cause).row.certain_by[0], "ranks": ranks, **changes}
+    given = {"claim": "so it is", "place": LINE, "evidence": Cause(cause).row.certain_by[0], "ranks": ranks, **changes}
     return explained(Cause(cause), **given)
 
 
 def weighed(seen: Evidence, explanation: Explanation) -> tuple[float, str]:
-    one = as_sure_as_proven(case(seen), explanation)
+    one = finding_of(with_caveat(case(seen), explanation))
     return one.confidence, whole(one)
 
 
@@ -72,8 +73,8 @@ def test_ranks_that_do_not_go_together_and_are_all_blamed_leave_open_who_is_wron
 
 
 def test_what_a_rule_held_for_likely_stays_as_it_is() -> None:
-    found = said("shape_mismatch", 0, 1, seen=EvidenceKind.PART)
-    assert as_sure_as_proven(case(CROSSED), found) is found.finding
+    found = said("shape_mismatch", 0, 1, evidence=EvidenceKind.PART)
+    assert with_caveat(case(CROSSED), found) is found
 
 
 def in_a_sleep(rank: int) -> RankSnapshot:

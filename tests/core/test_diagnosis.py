@@ -13,12 +13,15 @@ from builders import (
     BACKWARD,
     SITE,
     USER,
+    Diagnosis,
     board,
     call,
     case,
     collective,
+    diagnose,
     ended,
     evidence,
+    finding_of,
     frame,
     in_all_reduce,
     locked_in_backward,
@@ -35,8 +38,7 @@ from builders import (
 )
 
 from nsa_harness.core.diagnosis.context import layer_of, shorten
-from nsa_harness.core.diagnosis.engine import RULES, Diagnosis, diagnose
-from nsa_harness.core.diagnosis.rules import failures
+from nsa_harness.core.diagnosis.rules import RULES, failures
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, RankEvidence, Source
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.plan import Limits
@@ -506,7 +508,7 @@ def test_a_closed_wait_that_no_rule_knows_is_told_as_seen() -> None:
 
 def test_nothing_seen_at_all_is_said_too() -> None:
     bare = case(deadline(rank_evidence(0)))
-    assert failures.unknown(bare).finding.claim == "no rule names the cause; seen: nothing"
+    assert finding_of(failures.unknown(bare)).claim == "no rule names the cause; seen: nothing"
 
 
 def test_a_failure_beside_a_proven_wait_keeps_the_rules_of_hangs_out() -> None:
@@ -617,7 +619,7 @@ def test_every_rule_has_a_run_above_that_it_answers() -> None:
         )
     }
     module = failures.__name__
-    assert len(reached) >= len([rule for rule in RULES if rule.explain.__module__ == module])
+    assert len(reached) >= len([rule for rules in RULES.values() for rule in rules if rule.__module__ == module])
 
 
 @pytest.mark.parametrize(

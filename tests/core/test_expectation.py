@@ -13,6 +13,7 @@ from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.outcome.outcome import is_expected, missed
 from nsa_harness.core.plan import Bound, Expect
 from nsa_harness.core.report import Finding, Status
+from nsa_harness.texts.sentences import advised
 
 
 def traced(missing: int) -> RankTraces:
@@ -26,7 +27,7 @@ def claims(bound: Bound, **metrics: float) -> list[str]:
 
 def test_a_missed_number_is_a_finding_with_proof_and_advice() -> None:
     expect = Expect(metrics=(("loss_last", Bound(lt=5.6)),))
-    assert missed(expect, evidence(), {"loss_last": 5.7}) == (
+    assert [advised(one) for one in missed(expect, evidence(), {"loss_last": 5.7})] == [
         Finding(
             code="expectation_missed",
             claim="expect.metrics.loss_last: 5.7 is not < 5.6",
@@ -36,7 +37,7 @@ def test_a_missed_number_is_a_finding_with_proof_and_advice() -> None:
             proof=("spec.json",),
             advice="The run itself ended well. Correct the number in the scenario, or find what changed it.",
         ),
-    )
+    ]
 
 
 @pytest.mark.parametrize(

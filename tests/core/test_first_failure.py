@@ -11,8 +11,10 @@ from builders import (
     C10D,
     SITE,
     USER,
+    Diagnosis,
     board,
     call,
+    diagnose,
     ended,
     evidence,
     frame,
@@ -26,7 +28,6 @@ from builders import (
     task,
 )
 
-from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import EarlierError, Ending, Evidence, Frame, Raised, RankEvidence, Source
 from nsa_harness.core.evidence.exit_messages import closing_signals, deaths, handed_on, last_traceback, original
 from nsa_harness.core.evidence.health_samples import LastMessages

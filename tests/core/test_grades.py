@@ -20,7 +20,7 @@ SAYING = (*(CORE / part for part in _PARTS), CORE.parent / "subject")
 SOURCES = sorted(
     {*(CORE / "outcome").glob("*.py"), *(path for place in SAYING for path in place.rglob("*.py"))} - {WEIGHING}
 )
-_GIVEN, _KEPT = ("confidence", "seen"), ("confidence", "certain", "likely", "sure")
+_GIVEN, _KEPT = ("confidence", "evidence"), ("confidence", "certain", "likely", "sure")
 
 
 def typed_by_hand(source: str) -> Iterator[str]:
@@ -31,7 +31,9 @@ def typed_by_hand(source: str) -> Iterator[str]:
                 said, words = name, _GIVEN
             case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value):
                 said, words = ast.unparse(target).lower(), _KEPT
-            case ast.Call(func=ast.Name(id="Finding" | "explained" | "confidence"), args=[_, *_] as given):
+            case ast.Call(
+                func=ast.Name(id="Finding" | "Explanation" | "explained" | "confidence"), args=[_, *_] as given
+            ):
                 value, said, words = ast.Tuple(elts=given), "confidence", _GIVEN
             case _:
                 continue
@@ -67,7 +69,7 @@ def test_one_function_makes_every_finding() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"
     }
-    assert calls == {"context.py"}
+    assert calls == {"explanation.py"}
 
 
 @pytest.mark.parametrize("cause", Cause)

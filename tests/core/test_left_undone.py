@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import case, ended, evidence, rank_evidence, whole
+from builders import case, ended, evidence, finding_of, rank_evidence, whole
 
 from nsa_harness.core.diagnosis.rules import silent_faults
 from nsa_harness.core.evidence.evidence import RankEvidence
@@ -24,7 +24,7 @@ def rank(number: int, looks: HealthSamples | None = None) -> RankEvidence:
 
 def found(rule: Any, *ranks: RankEvidence) -> Any:
     explanation = rule(case(evidence(*ranks)))
-    return explanation.finding if explanation else None
+    return finding_of(explanation) if explanation else None
 
 
 def arrived(**changes: Any) -> HealthSamples:

@@ -6,9 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from builders import board, frame, in_all_reduce, process, rank_snapshot, sample, stack, stalled, task
+from builders import board, diagnose, frame, in_all_reduce, process, rank_snapshot, sample, stack, stalled, task
 
-from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.stacks import native_wanted, parse_native, parse_pystack
 from nsa_harness.core.verdict.verdict import judge

@@ -5,11 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import C10D, board, evidence, frame, mark, process, rank_evidence, rank_snapshot, sample, task, twice
+from builders import (
+    C10D,
+    board,
+    diagnose,
+    evidence,
+    frame,
+    mark,
+    process,
+    rank_evidence,
+    rank_snapshot,
+    sample,
+    task,
+    twice,
+)
 from builders import ended as exited
 
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import ChildSample, Ending, Retraction
 from nsa_harness.core.outcome.outcome import ended, standings
 from nsa_harness.core.report import Status

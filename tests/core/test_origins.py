@@ -7,7 +7,7 @@ from textwrap import dedent
 
 from builders import ALL_REDUCE, USER, board, call, evidence, frame, rank_evidence, rank_snapshot, stalled
 
-from nsa_harness.core.diagnosis.context import Case
+from nsa_harness.core.diagnosis.context import DiagnosisContext
 from nsa_harness.core.diagnosis.rules.calls_differ import _place, _rounds_of
 from nsa_harness.core.evidence.evidence import Source
 from nsa_harness.core.report import Place
@@ -168,7 +168,7 @@ def test_functions_that_lead_on_are_kept_from_imported_files_too() -> None:
 def test_how_often_a_loop_goes_that_a_rank_has_left_is_told_by_where_another_one_still_is_in_it() -> None:
     stands = rank_snapshot(1, ALL_REDUCE, frame(at("    self.train(k)"), function="epoch"))
     seen = replace(evidence(rank_evidence(1), snapshots=stalled(stands).snapshots), sources=KEPT)
-    case = Case(evidence=seen, judgement=judge(seen))
+    case = DiagnosisContext(evidence=seen, judgement=judge(seen))
     around = ProgramSource(KEPT).loops_around(frame(at("    self.train(k)")))
     (first,) = (one for one in around if PROGRAM.splitlines()[one.line - 1].strip() == "for k in range(steps):")
     assert line_of(_rounds_of(case, first, 1)) == "steps = len(self.table) // self.args.batch"
@@ -188,7 +188,7 @@ def test_ranks_that_give_a_helper_unlike_shapes_are_told_the_caller_that_made_th
         snapshots.append(rank_snapshot(rank, ALL_REDUCE, *chain, board=made))
     ranks = [rank_evidence(one.rank, board=one.board) for one in snapshots]
     seen = replace(evidence(*ranks, snapshots=stalled(*snapshots).snapshots, backend="gloo"), sources=KEPT)
-    case = Case(evidence=seen, judgement=judge(seen))
+    case = DiagnosisContext(evidence=seen, judgement=judge(seen))
     place_told = _place(case, next(iter(case.differences)), (0, 1))
     assert place_told is not None
     assert PROGRAM.splitlines()[(place_told.line or 0) - 1].strip() == 'labels = batch["labels"]'

@@ -30,10 +30,11 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
-from nsa_harness.core.outcome.outcome import outcome_of, skipped, unjudged, vital
+from nsa_harness.core.outcome.outcome import skipped, unjudged, vital
 from nsa_harness.core.plan import Bound, Expect, Fault, Skip
 from nsa_harness.core.report import (
     Artifact,
@@ -59,7 +60,7 @@ HUNG = (in_all_reduce(0, collective(6)), locked_in_backward(1))
 
 
 def outcome(seen: Evidence, metrics: dict[str, float] | None = None, **changes: Any) -> Outcome:
-    return outcome_of(
+    return judge_evidence(
         spec(**changes),
         seen,
         attempt=1,
@@ -96,7 +97,7 @@ def test_a_run_that_passed_is_told_whole() -> None:
     )
     trouble = (Trouble(what="board", why="torn"),)
     artifacts = (Artifact(path="output.log", count=3, absent=None),)
-    told = outcome_of(
+    told = judge_evidence(
         spec(notes=("CPU form",), not_covered=("nccl",)),
         evidence(*ranks, trouble=trouble),
         attempt=2,

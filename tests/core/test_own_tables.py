@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders import case, ended, evidence, rank_evidence, spec
+from builders import case, diagnose, ended, evidence, finding_of, rank_evidence, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_attention.samples import gate_rows
+from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.diagnosis.confidence import LIKELY
-from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence
-from nsa_harness.core.outcome.outcome import outcome_of
 from nsa_harness.core.report import Place, StepCost
 from nsa_harness.core.scenario.program import Row, Table
 from nsa_harness.core.verdict.verdict import judge
@@ -41,8 +40,8 @@ def test_a_gate_that_is_shut_for_every_token_is_a_collapse(mean: float, share: f
     one = gate_collapse(case(gates(mean, share)))
     assert (one is not None) is shut
     if one is not None:
-        assert (one.finding.place, one.finding.code) == (Place(layer=2, module="blocks.2.attn"), "gate_collapse")
-        assert one.finding.claim == (
+        assert (one.place, one.cause) == (Place(layer=2, module="blocks.2.attn"), "gate_collapse")
+        assert finding_of(one).claim == (
             "2 gates shut for every token in step 20: first branch sel of layer 2, mean 0.0004"
         )
 
@@ -51,7 +50,7 @@ def test_a_rule_of_one_program_is_asked_only_where_it_is_passed_in() -> None:
     seen = gates(0.0004, 1.0)
     assert "gate_collapse" in [one.code for one in diagnose(seen, judge(seen), RULES).findings]
     assert "gate_collapse" not in [one.code for one in diagnose(seen, judge(seen)).findings]
-    told = outcome_of(spec(), seen, attempt=1, directory="a", artifacts=(), metrics={}, repeat="r", own_rules=RULES)
+    told = judge_evidence(spec(), seen, attempt=1, directory="a", artifacts=(), metrics={}, repeat="r", own_rules=RULES)
     assert "gate_collapse" in [one.code for one in told.findings]
 
 
@@ -126,8 +125,8 @@ def test_few_tokens_have_few_nodes_each_whatever_computes_them() -> None:
     assert codes(cost(nodes=800, seq_len=16, batch=1)) == []
     one = per_token_nodes(case(cost(nodes=125 * 512 * 2 * 4)))
     assert one is not None
-    assert one.finding.confidence == 1.0
-    assert one.finding.claim == (
+    assert one.confidence == 1.0
+    assert finding_of(one).claim == (
         "the graph of the first step has 512000 autograd nodes, 125 for each of 1024 tokens in each of 4 layers:"
         " the program computes token by token"
     )
@@ -165,13 +164,13 @@ def test_a_length_that_is_also_a_width_says_nothing_of_squares() -> None:
 )
 def test_memory_that_no_shape_explains_is_an_excess(numbers: dict[str, float], confidence: float | None) -> None:
     one = memory_excess(case(cost(**numbers)))
-    assert (one and one.finding.confidence) == confidence
+    assert (one and one.confidence) == confidence
 
 
 def test_the_seeds_memory_is_told_with_what_the_shape_needs() -> None:
     one = memory_excess(case(cost(peak_bytes=240e6 + 73 * 2**30, layers=5)))
     assert one is not None
-    assert one.finding.claim == (
+    assert finding_of(one).claim == (
         "the first step took 73.0 GiB, 944 times the 79.2 MiB that parameters, gradients, optimizer and activations of"
         " 5 layers and 2 x 512 tokens need"
     )
@@ -197,7 +196,7 @@ def test_what_a_step_cost_is_read_from_three_tables() -> None:
         )
     )
     (row,) = rows
-    told = outcome_of(
+    told = judge_evidence(
         spec(),
         evidence(rank_evidence(0), reported=rows),
         attempt=1,

@@ -7,10 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import USER, board, call, case, ended, evidence, frame, mark, raised, rank_evidence, stack
+from builders import (
+    USER,
+    Diagnosis,
+    board,
+    call,
+    case,
+    diagnose,
+    ended,
+    evidence,
+    frame,
+    mark,
+    raised,
+    rank_evidence,
+    stack,
+)
 
 from nsa_harness.core.diagnosis.confidence import CERTAIN
-from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.diagnosis.progress import step_in_progress
 from nsa_harness.core.diagnosis.rules import failures
 from nsa_harness.core.evidence.evidence import Call, Evidence, RankEvidence, StatusFile

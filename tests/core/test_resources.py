@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from builders import (
     USER,
+    Diagnosis,
     board,
     collective,
+    diagnose,
     ended,
     evidence,
     frame,
@@ -25,7 +27,6 @@ from builders import (
     task,
 )
 
-from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal
 from nsa_harness.core.report import HangKind, Place, Status

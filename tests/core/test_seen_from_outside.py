@@ -21,10 +21,11 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.evidence.evidence import Evidence, RankSnapshot
 from nsa_harness.core.evidence.health_samples import HealthSamples, Memory
 from nsa_harness.core.evidence.host import Gpu, MemoryAtEvent, NcclInfo, SentSignal, SignalMasks, read_nccl, would_act
-from nsa_harness.core.outcome.outcome import outcome_of, signals
+from nsa_harness.core.outcome.outcome import signals
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.texts import words
@@ -74,7 +75,7 @@ def test_any_masks_have_words(pending: int, blocked: int, ignored: int, caught: 
 
 
 def told(seen: Evidence) -> Outcome:
-    return outcome_of(spec(), seen, attempt=1, directory="a", artifacts=(), metrics={}, repeat="r")
+    return judge_evidence(spec(), seen, attempt=1, directory="a", artifacts=(), metrics={}, repeat="r")
 
 
 def hang(**of_evidence: Any) -> Evidence:

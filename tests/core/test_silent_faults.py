@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import case, ended, evidence, rank_evidence
+from builders import case, ended, evidence, finding_of, rank_evidence
 
 from nsa_harness.core.diagnosis.rules import silent_faults as of_silence
 from nsa_harness.core.evidence.evidence import RankEvidence
@@ -37,7 +37,7 @@ def rank(number: int, looks: HealthSamples | None = None, **changes: Any) -> Ran
 
 def found(rule: Any, *ranks: RankEvidence) -> Any:
     explanation = rule(case(evidence(*ranks)))
-    return explanation.finding if explanation else None
+    return finding_of(explanation) if explanation else None
 
 
 # NaN.

@@ -15,6 +15,7 @@ from builders import (
     board,
     case,
     collective,
+    diagnose,
     ended,
     frame,
     mark,
@@ -24,7 +25,6 @@ from builders import (
 )
 
 from nsa_harness.core.diagnosis.confidence import LIKELY
-from nsa_harness.core.diagnosis.engine import diagnose
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Snapshot
 from nsa_harness.core.evidence.stacks import group_call
 from nsa_harness.core.outcome.outcome import checked

@@ -9,7 +9,9 @@ import pytest
 from builders import (
     SITE,
     USER,
+    Diagnosis,
     board,
+    diagnose,
     evidence,
     frame,
     mark,
@@ -23,7 +25,6 @@ from builders import (
     task,
 )
 
-from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, Raised, RankSnapshot, Stack
 from nsa_harness.core.evidence.exit_messages import deaths
 from nsa_harness.core.evidence.health_samples import LastMessages

@@ -6,13 +6,25 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from builders import C10D, USER, board, call, collective, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
+from builders import (
+    C10D,
+    USER,
+    Diagnosis,
+    board,
+    call,
+    collective,
+    diagnose,
+    frame,
+    in_all_reduce,
+    rank_evidence,
+    rank_snapshot,
+    stalled,
+)
 from lockstep import line
 
 from nsa_harness.core.collectives.alignment import departure, last_round
 from nsa_harness.core.collectives.call_history import other_partner
 from nsa_harness.core.collectives.timeline import Timeline, timeline
-from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
 from nsa_harness.core.evidence.evidence import Call, Evidence, Source, StatusFile
 from nsa_harness.core.report import Finding, Status
 from nsa_harness.core.verdict.verdict import judge

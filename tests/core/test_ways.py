@@ -7,12 +7,11 @@ from dataclasses import replace
 from textwrap import dedent
 
 import pytest
-from builders import USER, board, call, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
+from builders import USER, board, call, diagnose, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
 from lockstep import line
 
 from nsa_harness.core.diagnosis.call_paths import passer, turn, turned_off_at
-from nsa_harness.core.diagnosis.context import Case
-from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.diagnosis.context import DiagnosisContext
 from nsa_harness.core.evidence.evidence import Call, Evidence, Frame, KeySet, Source, StatusFile
 from nsa_harness.core.report import Finding
 from nsa_harness.core.source_code.collection import excerpts
@@ -70,10 +69,12 @@ SOURCES = tuple(excerpts(USER, PROGRAM, set(range(1, len(PROGRAM.splitlines())))
 PUBLISHES = (MAIN, there("self.roll()", "hour"), there("self.publish()", "roll"), there("store.set", "publish"))
 
 
-def case(stands: Sequence[Frame], waits: Sequence[Frame] = (), *boards: StatusFile, sources: Sequence[Source]) -> Case:
+def case(
+    stands: Sequence[Frame], waits: Sequence[Frame] = (), *boards: StatusFile, sources: Sequence[Source]
+) -> DiagnosisContext:
     """Rank 0 stands there in a collective, rank 1 in a wait for a key of a store. Frames from the outside in."""
     seen = evidence_of(stands, waits, *boards, sources=sources)
-    return Case(evidence=seen, judgement=judge(seen))
+    return DiagnosisContext(evidence=seen, judgement=judge(seen))
 
 
 def evidence_of(
@@ -184,14 +185,16 @@ def test_who_went_past_is_one_rank_in_a_collective_that_the_others_wait_for() ->
     pairs = (inside(1, call(1, "recv", left_s=None, peer=2)), inside(2, call(1, "recv", left_s=None, peer=1)))
     receive = [rank_snapshot(one.rank or 0, leaf, frame(70), board=one) for one in pairs]
     apart = stalled(replace(in_all_reduce(0), board=inside(0, call(1, left_s=None))), *receive)
-    assert passer(Case(evidence=apart, judgement=judge(apart)), [1, 2]) is None, "they wait for each other alone"
+    assert passer(DiagnosisContext(evidence=apart, judgement=judge(apart)), [1, 2]) is None, (
+        "they wait for each other alone"
+    )
     proof = seen.judgement.proof
     assert proof is not None
     untied = tuple(replace(one, peers=()) for one in proof.graph.roots)
     alone = replace(seen.judgement, proof=replace(proof, graph=replace(proof.graph, roots=untied)))
     assert passer(replace(seen, judgement=alone), [1]) is None, "nobody waits for it"
     both = stalled(in_all_reduce(0), in_all_reduce(1))
-    assert passer(Case(evidence=both, judgement=judge(both)), []) is None
+    assert passer(DiagnosisContext(evidence=both, judgement=judge(both)), []) is None
 
 
 def test_a_line_under_no_condition_is_guarded_by_the_one_around_its_only_caller() -> None:

@@ -27,7 +27,7 @@ EVIDENCE = HERE / "evidence.jsonl.gz"
 FACTS = HERE / "facts.jsonl"
 SENTENCES = HERE / "sentences.jsonl"
 _PACKAGES = ("nsa_harness", "harness")
-_PURE = ("core", "subject", "render", "supervisor")
+_PARTS = ("core", "texts", "subject", "render", "supervisor", "commands")
 _SPEC = {
     "scenario": "frozen",
     "about": "",
@@ -76,7 +76,7 @@ def _judged(stored: dict[str, Any]) -> dict[str, Any]:
 def outcome_of_stored(stored: dict[str, Any]) -> Any:
     """What judge and diagnosis make of one frozen evidence."""
     evidence, spec = evidence_of(stored), _spec(len(stored["ranks"]))
-    return named("outcome_of")(
+    return named("judge_evidence")(
         spec,
         evidence,
         attempt=1,
@@ -130,7 +130,7 @@ def _modules() -> tuple[Any, ...]:
     package = next(name for name in _PACKAGES if importlib.util.find_spec(name) is not None)
     names = [
         module.name
-        for part in _PURE
+        for part in _PARTS
         for module in pkgutil.walk_packages([str(_folder(package) / part)], f"{package}.{part}.")
     ]
     return tuple(importlib.import_module(name) for name in names)

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import typer
 
 from nsa_harness.cli.main import app, run_command_line
-from nsa_harness.core.diagnosis.engine import RULES, by_phase
+from nsa_harness.core.diagnosis.rules import RULES, RulePhase
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.program import Surroundings
@@ -39,8 +39,8 @@ _SURROUNDINGS = Surroundings(python="/usr/bin/python3", subject_dir="/srv/nsa", 
 
 def rule_order() -> str:
     """Each phase with the names of its rules, both in the order in which they are asked."""
-    phases = by_phase((*RULES, *OWN_RULES))
-    lines = [line for phase, rules in phases.items() for line in (phase.name, *(f"    {one.name}" for one in rules))]
+    rules = {**RULES, RulePhase.PROGRAM: (*RULES[RulePhase.PROGRAM], *OWN_RULES)}
+    lines = [line for phase in RulePhase for line in (phase.name, *(f"    {rule.__name__}" for rule in rules[phase]))]
     return "\n".join(lines) + "\n"
 
 

@@ -23,7 +23,7 @@ from test_render_terminal import PROGRESS, SKIP, SPEC
 
 from nsa_harness.cli.main import run_command_line
 from nsa_harness.cli.text import command_events
-from nsa_harness.core.outcome.outcome import outcome_of
+from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.render.documents.report_json import OUTCOME_DETAIL, outcome_values, to_json
 from nsa_harness.render.documents.schemas import Document, json_schema
 from nsa_harness.render.events import SCHEMA, Events
@@ -71,7 +71,9 @@ def test_what_was_judged_of_frozen_evidence_is_as_the_schema_says() -> None:
     for one in kept:
         evidence = adapter(Evidence).validate_python(one)
         spec = replace(SPEC, ranks=evidence.world_size)
-        judged = outcome_of(spec, evidence, attempt=1, directory="a", artifacts=(), metrics=evidence.metrics, repeat="")
+        judged = judge_evidence(
+            spec, evidence, attempt=1, directory="a", artifacts=(), metrics=evidence.metrics, repeat=""
+        )
         outcomes.append(judged)
     assert len({one.verdict.cause for one in outcomes}) > 5
     assert mistakes(Document.REPORT, json.loads(to_json(replace(MIXED, outcomes=tuple(outcomes))))) == []

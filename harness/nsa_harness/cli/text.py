@@ -23,6 +23,7 @@ from nsa_harness.supervisor.launch.planning import (
     selected_scenarios,
 )
 from nsa_harness.supervisor.storage.redaction import Redaction
+from nsa_harness.texts.causes import text_of
 from nsa_harness.texts.words import MEANING
 
 _NAME_COLUMNS = 22
@@ -85,8 +86,8 @@ def explanation(question: Invocation, facts: MachineFacts) -> Iterator[str]:
 def cause_lines(cause: Cause, width: int) -> Iterator[str]:
     """What docs/findings.md says of a cause."""
     yield cause.value
-    for label, text in (("means", cause.row.means), ("proven by", cause.row.proven_by), ("try", cause.row.remedy)):
-        yield from labelled(label, " ".join(text.split()), width, len("proven by") + 2)
+    for label, key in (("means", "means"), ("proven by", "proven_by"), ("try", "remedy")):
+        yield from labelled(label, text_of(cause, key), width, len("proven by") + 2)
 
 
 def kind_lines(kind: HangKind, width: int) -> Iterator[str]:

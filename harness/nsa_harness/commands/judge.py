@@ -1,6 +1,7 @@
-"""An attempt that has ended, judged from its files alone; what `run` does at once, `report` does years later.
+"""Judge an attempt that has ended from its files alone. What `run` does at once, `report` does years later.
 
-`collect` reads the files, and `outcome_of` has `judge` say PASS, FAIL, HANG or ERROR and `diagnose` name the cause.
+`collect` reads the files, `judge` says PASS, FAIL, HANG or ERROR, `diagnose` names the cause, and `in_words` makes the
+sentences.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from nsa_harness.core.diagnosis.engine import diagnose
+from nsa_harness.core.diagnosis.explanation import Rule
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.outcome.outcome import outcome_of, skipped, unjudged
@@ -20,6 +23,7 @@ from nsa_harness.core.outcome.reproduction import reproduction
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Artifact, Outcome, Trouble
 from nsa_harness.core.scenario.yaml_tree import visible
+from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.documents.profile_txt import profile_text
 from nsa_harness.render.documents.report_json import outcome_values
@@ -35,8 +39,39 @@ from nsa_harness.supervisor.storage.redacted_files import redact_files
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.storage.safe_directory import Budget
 from nsa_harness.supervisor.storage.sources import quoted, with_sources
+from nsa_harness.texts.sentences import in_words, with_advice
 
 _NUMBER_DIGITS = 9
+
+
+def judge_evidence(
+    spec: RunSpec,
+    evidence: Evidence,
+    *,
+    attempt: int,
+    directory: str,
+    artifacts: Sequence[Artifact],
+    metrics: Mapping[str, float],
+    repeat: str | None,
+    own_rules: tuple[Rule, ...] = (),
+) -> Outcome:
+    """Return the verdict on this evidence, with its cause, in words. `own_rules` are those of the program that ran."""
+    judgement = judge(evidence)
+    diagnosis = diagnose(evidence, judgement, own_rules)
+    words = in_words(diagnosis)
+    outcome = outcome_of(
+        spec,
+        evidence,
+        judgement,
+        diagnosis,
+        findings=words.findings,
+        attempt=attempt,
+        directory=directory,
+        artifacts=artifacts,
+        metrics=metrics,
+        repeat=repeat,
+    )
+    return with_advice(replace(outcome, trouble=(*outcome.trouble, *words.trouble)))
 
 
 def judge_attempt(
@@ -57,7 +92,7 @@ def judge_attempt(
     profile = "".join(f"{line}\n" for line in profile_text(evidence))
     unwritten = kept(attempt, attempt.path / PROFILE_FILE, profile) if evidence.samples else ()
     outcome = quoted(
-        outcome_of(
+        judge_evidence(
             spec,
             evidence,
             attempt=number,

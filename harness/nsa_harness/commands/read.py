@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsa_harness import __version__
+from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.commands.session import report_of, write_report
 from nsa_harness.core.evidence.job_files import Kind
 from nsa_harness.core.evidence.post_mortem import Missing, PostMortem, aftermath
-from nsa_harness.core.outcome.outcome import outcome_of
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Outcome, Report, Status, Trouble, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
@@ -107,7 +107,7 @@ def _outcome(
     spec = with_ranks(spec, evidence.world_size)
     counted = " · ".join(words.plural(count, kind.value) for kind, count in sorted(useful.items()))
     spec = replace(spec, backend=evidence.backend, notes=(f"read: {counted}",))
-    outcome = outcome_of(spec, evidence, attempt=1, directory="", artifacts=(), metrics={}, repeat=None)
+    outcome = judge_evidence(spec, evidence, attempt=1, directory="", artifacts=(), metrics={}, repeat=None)
     return quoted(_with_files(outcome, after), evidence.sources)
 
 

@@ -41,6 +41,7 @@ from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.record import Record, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_run
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run, locked
+from nsa_harness.texts.sentences import with_advice
 
 if TYPE_CHECKING:
     from nsa_harness.core.search.report import BisectReport
@@ -312,7 +313,7 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
         machine=record.machine,
         command=run.redaction.typed(record.command),
         interrupted=record.interrupted,
-        outcomes=with_growth(with_deeper_runs(with_flakiness(in_order), WHAT_FOLLOWS)),
+        outcomes=tuple(map(with_advice, with_growth(with_deeper_runs(with_flakiness(in_order), WHAT_FOLLOWS)))),
         not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in started),
     )
     return run.redaction.value(with_decisions(report, _plan_file(run, record)))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic.fields import FieldInfo
@@ -49,6 +49,11 @@ class Place:
 
 
 OptionalPlace = Annotated[Place | None, doc("a line of the program; or null")]
+
+
+# A value that a sentence is made from, and the values of one sentence by name.
+Fact: TypeAlias = "bool | int | float | str | Place | Sequence[Fact] | Mapping[str, Fact] | None"
+Facts: TypeAlias = Mapping[str, Fact]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from statistics import median
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import Case, Explanation, bytes_text, counted, explained
-from nsa_harness.core.diagnosis.phases import RulePhase, given, rule
+from nsa_harness.core.diagnosis.context import DiagnosisContext, bytes_text, counted
+from nsa_harness.core.diagnosis.explanation import Explanation, explained, given
 from nsa_harness.core.report import Place
 from nsa_harness.core.scenario.program import Row, Table
 from nsa_harness.subject.files import SHARDED
@@ -126,12 +126,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value) and value >= 1
 
 
-@rule(RulePhase.SILENT, Cause.GATE_COLLAPSE, outranks=("dirty_exit",), outranked_by=("memory_growth",))
-def gate_collapse(case: Case) -> Explanation | None:
+def gate_collapse(context: DiagnosisContext) -> Explanation | None:
     """A branch whose gate is shut for practically every token."""
     shut = [
         gate
-        for gate in case.evidence.reported
+        for gate in context.evidence.reported
         if "branch" in gate and float(gate["mean"]) <= _SHUT and float(gate["saturated_share"]) >= _SATURATED
     ]
     if not shut:
@@ -143,7 +142,7 @@ def gate_collapse(case: Case) -> Explanation | None:
         f"{counted(len(shut), 'gate')} shut for every token in step {int(first['step'])}: first branch"
         f" {first['branch']} of layer {layer}, mean {float(first['mean']):.2g}",
         place=Place(layer=layer, module=f"blocks.{layer}.attn"),
-        seen=EvidenceKind.PART,
+        evidence=EvidenceKind.PART,
         proof=("gate_health.csv",),
     )
 
@@ -153,15 +152,14 @@ _NODES_OF_A_TOKEN, _NODES_OF_A_LAYER = 4, 2000
 _COST_PROOF = ("step_cost.csv",)
 
 
-def _counted(case: Case) -> tuple[dict[str, float]] | None:
+def _counted(context: DiagnosisContext) -> tuple[dict[str, float]] | None:
     """What the step was seen to cost: its numbers."""
-    row = next((row for row in case.evidence.reported if "step_cost" in row), None)
+    row = next((row for row in context.evidence.reported if "step_cost" in row), None)
     return ({name: float(value) for name, value in row.items() if not isinstance(value, str)},) if row else None
 
 
-@rule(RulePhase.SILENT, Cause.PER_TOKEN_NODES, outranks=("quadratic_cost",), outranked_by=("gate_collapse",))
 @given(_counted)
-def per_token_nodes(_: Case, cost: dict[str, float]) -> Explanation | None:
+def per_token_nodes(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
     """A graph that has nodes for each token."""
     nodes, layers, tokens = cost.get("nodes", 0.0), cost["layers"], cost["batch"] * cost["seq_len"]
     each = nodes / (tokens * layers)
@@ -171,7 +169,7 @@ def per_token_nodes(_: Case, cost: dict[str, float]) -> Explanation | None:
         Cause.PER_TOKEN_NODES,
         f"the graph of the first step has {nodes:.0f} autograd nodes, {each:.0f} for each of {tokens:.0f} tokens in"
         f" each of {counted(int(layers), 'layer')}: the program computes token by token",
-        seen=EvidenceKind.FACT,
+        evidence=EvidenceKind.FACT,
         proof=_COST_PROOF,
     )
 
@@ -179,9 +177,8 @@ def per_token_nodes(_: Case, cost: dict[str, float]) -> Explanation | None:
 _SQUARE_SHARE, _SQUARE_BYTES = 0.5, 16 << 20
 
 
-@rule(RulePhase.SILENT, Cause.QUADRATIC_COST, outranks=("memory_excess",))
 @given(_counted)
-def quadratic_cost(_: Case, cost: dict[str, float]) -> Explanation | None:
+def quadratic_cost(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
     """Most of what the graph keeps has a row and a column for each token."""
     square, kept = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
     if square < max(_SQUARE_BYTES, _SQUARE_SHARE * kept):
@@ -190,7 +187,7 @@ def quadratic_cost(_: Case, cost: dict[str, float]) -> Explanation | None:
         Cause.QUADRATIC_COST,
         f"of {bytes_text(kept)} that the graph of the first step keeps, {bytes_text(square)} are of tensors with a row"
         f" and a column for each of {cost['seq_len']:.0f} tokens: twice the tokens take four times that",
-        seen=EvidenceKind.FACT,
+        evidence=EvidenceKind.FACT,
         proof=_COST_PROOF,
     )
 
@@ -199,9 +196,8 @@ _TIMES = 4
 _KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # above what is expected; of a process other things grow as well
 
 
-@rule(RulePhase.SILENT, Cause.MEMORY_EXCESS, outranks=("idle_device",))
 @given(_counted)
-def memory_excess(_: Case, cost: dict[str, float]) -> Explanation | None:
+def memory_excess(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
     """More memory than parameters, optimizer and activations of the shape explain."""
     expected = cost.get("expected_bytes", math.inf)
     kept, grown = cost.get("saved_bytes", 0.0), cost.get("peak_bytes", 0.0) - cost.get("begin_bytes", math.inf)
@@ -216,9 +212,10 @@ def memory_excess(_: Case, cost: dict[str, float]) -> Explanation | None:
         f"{what} {bytes_text(taken)}, {taken / expected:.0f} times the {bytes_text(expected)} that parameters,"
         f" gradients, optimizer and activations of {counted(int(cost['layers']), 'layer')} and"
         f" {cost['batch']:.0f} x {cost['seq_len']:.0f} tokens need",
-        seen=seen,
+        evidence=seen,
         proof=_COST_PROOF,
     )
 
 
-RULES = (gate_collapse, memory_excess, per_token_nodes, quadratic_cost)
+# In the order in which they are noted.
+RULES = (gate_collapse, per_token_nodes, quadratic_cost, memory_excess)

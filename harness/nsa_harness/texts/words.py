@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import signal
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from nsa_harness.core.comparison.contrasts import Endings
 from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side
-from nsa_harness.core.diagnosis.causes import row_of
 from nsa_harness.core.diagnosis.confidence import CERTAIN
+from nsa_harness.core.diagnosis.context import at, bytes_text, counted, shorten
+from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.report import (
     INCONCLUSIVE,
@@ -30,6 +31,7 @@ from nsa_harness.core.report import (
     Trouble,
     counts,
 )
+from nsa_harness.texts.causes import sections, text_of
 
 
 def verdict(outcome: Outcome) -> str:
@@ -43,7 +45,7 @@ def meaning(outcome: Outcome) -> str:
     if verdict.status is Status.HANG and outcome.ended == UNWATCHED:
         return "Its ranks stood in waits for each other that, by the files, could not end. More time would not help."
     if verdict.kind is None and verdict.status in (Status.FAIL, Status.ERROR):
-        return row_of(verdict.cause).verdict_means or MEANING[verdict.status]
+        return text_of(verdict.cause, "verdict_means") or MEANING[verdict.status]
     return MEANING[verdict.kind or verdict.status]
 
 
@@ -488,3 +490,41 @@ def hypothesis_because(row: HypothesisRow) -> str:
 def _counted(side: Side) -> str:
     counts = ending_counts(side.ended)
     return f" ({counts})" if counts else ""
+
+
+def agree(verb: str, subject: int | Sequence[int]) -> str:
+    """Return the verb as it follows its subject: "waits" for one rank, "wait" for several."""
+    count = subject if isinstance(subject, int) else len(subject)
+    return verb if count == 1 else {"is": "are", "does": "do", "has": "have"}.get(verb, verb.removesuffix("s"))
+
+
+def inside(function: str) -> str:
+    """Return " in step" for a function that is known."""
+    return f" in {function}" if function else ""
+
+
+def child_wait(kind: str) -> str:
+    """Return what a child process waits for: the section of that name in causes.toml."""
+    waits = sections()["child_wait"]
+    return waits.get(kind, waits["unknown"])
+
+
+def process(child: Mapping[str, object]) -> str:
+    """Return "4711 (python worker.py)" for a process of which pid and command are known."""
+    return f"{child['pid']} ({shorten(str(child['command']), 60)})"
+
+
+# What templates may do with a fact.
+FILTERS: dict[str, Callable[..., str]] = {
+    "agree": agree,
+    "at": at,
+    "bytes": bytes_text,
+    "child_wait": child_wait,
+    "counted": counted,
+    "fixed": lambda value, decimals: f"{value:.{decimals}f}",
+    "general": lambda value: f"{value:g}",
+    "inside": inside,
+    "process": process,
+    "ranks": ranks_text,
+    "shorten": shorten,
+}

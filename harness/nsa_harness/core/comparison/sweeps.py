@@ -12,7 +12,7 @@ from functools import cached_property
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import explained
+from nsa_harness.core.diagnosis.explanation import stated
 from nsa_harness.core.fits import LAYERS, LEAST_SIZES, TOKENS, Fit, Interval, Point, Quantity, Size, fitted
 from nsa_harness.core.report import Finding, Outcome, Status, StepCost
 
@@ -174,12 +174,12 @@ def _quadratic(regime: Regime, fit: Fit) -> Finding:
     exponent = fit.exponent
     assert exponent is not None
     grows = f"T^{exponent.value:.1f} ({exponent.low:.1f} to {exponent.high:.1f})"
-    return explained(
+    return stated(
         Cause.QUADRATIC_COST,
         f"the {fit.quantity.value} of a step grows as {grows} from {regime.first} to {regime.last} tokens{regime.by}",
-        seen=EvidenceKind.EFFECT,
+        evidence=EvidenceKind.EFFECT,
         proof=tuple(f"{cell.dir}/verdict.json" for cell in regime.cells),
-    ).finding
+    )
 
 
 def _by_size(size: Size) -> tuple[int, int]:

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from nsa_harness.core.collectives.alignment import Difference, minority
 from nsa_harness.core.collectives.reasons import StepDifference
 from nsa_harness.core.collectives.timeline import UNTOLD_GROUP, Event
-from nsa_harness.core.diagnosis.context import Case, at, collectives_of, place_of, wait_place
+from nsa_harness.core.diagnosis.context import (
+    DiagnosisContext,
+    at,
+    collectives_of,
+    place_of,
+    wait_place,
+)
 from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.evidence.stacks import user_frame
@@ -19,9 +25,9 @@ _FOR_RANKS = frozenset({WaitKind.COLLECTIVE, WaitKind.GONE})
 _CLASSES = 4  # kinds of behaviour that a sentence names
 
 
-def event_text(case: Case, rank: int, event: Event) -> str:
+def event_text(context: DiagnosisContext, rank: int, event: Event) -> str:
     """ "all_reduce #13 of group tp at train.py:30"."""
-    return f"{event.op}{number_text(event)}{at(event_place(case, rank, event))}"
+    return f"{event.op}{number_text(event)}{at(event_place(context, rank, event))}"
 
 
 def number_text(event: Event) -> str:
@@ -33,10 +39,10 @@ def number_text(event: Event) -> str:
     return f"{'' if event.seq is None else f' #{event.seq}'}{of_group}"
 
 
-def entered_text(case: Case, found: Difference, ranks: Sequence[int] | None = None) -> str:
+def entered_text(context: DiagnosisContext, found: Difference, ranks: Sequence[int] | None = None) -> str:
     """Who entered what; ranks that entered the same stand together."""
     entries = [(rank, event) for rank, event in found.entered if ranks is None or rank in ranks]
-    by_text = classes([(rank, event_text(case, rank, event)) for rank, event in entries])
+    by_text = classes([(rank, event_text(context, rank, event)) for rank, event in entries])
     return ", ".join(f"{some} called {text}" for some, text in by_text)
 
 
@@ -65,33 +71,33 @@ def reference(event: Event) -> CollectiveRef | None:
     return None if event.group == UNTOLD_GROUP else CollectiveRef(group=event.group, seq=event.seq, op=event.op)
 
 
-def event_place(case: Case, rank: int, event: Event) -> Place | None:
+def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | None:
     """The line a collective was entered from: of its call, or for an open one of the frame the rank stands in."""
     if event.called:
         return event.place
     if event.done:
         return None
-    if rank in case.waits:
-        return wait_place(case, case.waits[rank])
-    known = case.rank(rank)
-    return place_of(case, rank, user_frame(known.raised.frames) if known and known.raised else None)
+    if rank in context.waits:
+        return wait_place(context, context.waits[rank])
+    known = context.rank(rank)
+    return place_of(context, rank, user_frame(known.raised.frames) if known and known.raised else None)
 
 
-def flight_proof(case: Case, ranks: Sequence[int]) -> tuple[str, ...]:
+def flight_proof(context: DiagnosisContext, ranks: Sequence[int]) -> tuple[str, ...]:
     """The recorders of these ranks, as far as they were read."""
-    known = (case.rank(rank) for rank in ranks)
-    return tuple(f"rank{rank.rank}/flight.json" for rank in known if rank and collectives_of(case.evidence, rank))
+    known = (context.rank(rank) for rank in ranks)
+    return tuple(f"rank{rank.rank}/flight.json" for rank in known if rank and collectives_of(context.evidence, rank))
 
 
-def parted(case: Case) -> bool:
+def parted(context: DiagnosisContext) -> bool:
     """The run ended because ranks waited for each other: no rank failed by itself, and every root waits for ranks."""
-    first = case.first_failure
-    if case.evidence.ending is Ending.DEADLINE:
+    first = context.first_failure
+    if context.evidence.ending is Ending.DEADLINE:
         return False
     if first is not None:
         return first.collateral or first.kind is FailureKind.LEFT
-    roots = {root.kind for root in case.roots}
-    return case.judgement.status is Status.HANG and bool(roots) and roots <= _FOR_RANKS
+    roots = {root.kind for root in context.roots}
+    return context.judgement.status is Status.HANG and bool(roots) and roots <= _FOR_RANKS
 
 
 def unseen(group: str, lost: Sequence[int], *, parted_before: bool) -> tuple[str, ...]:

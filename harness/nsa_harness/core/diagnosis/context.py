@@ -1,4 +1,4 @@
-"""The case: what a rule of the diagnosis may look at, and the places and proofs it can name."""
+"""DiagnosisContext: everything a rule may look at, and the places and proofs it can name."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from nsa_harness.core.collectives.alignment import (
 )
 from nsa_harness.core.collectives.reasons import StepDifference, first_step_of_difference
 from nsa_harness.core.collectives.timeline import Timeline, comparable, stacked, timeline
-from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.confidence import EvidenceKind, confidence
 from nsa_harness.core.evidence.evidence import (
     Collective,
     Ending,
@@ -33,19 +31,19 @@ from nsa_harness.core.evidence.evidence import (
 )
 from nsa_harness.core.evidence.flight import missing_numbers
 from nsa_harness.core.evidence.stacks import is_library, user_frame
-from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
+from nsa_harness.core.report import Facts, Place, Status
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.group_waits import backend_of
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import computations
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, Judgement
-from nsa_harness.core.verdict.wait import Wait
+from nsa_harness.core.verdict.wait import ChildWait, Wait
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class DiagnosisContext:
     """What a rule may look at."""
 
     evidence: Evidence
@@ -190,39 +188,39 @@ def parameter_place(name: str | None, line: Place | None = None) -> Place:
     return replace(line or Place(), parameter=name, module=module, layer=layer_of(name))
 
 
-def module_of(case: Case, rank: int | None) -> str | None:
+def module_of(context: DiagnosisContext, rank: int | None) -> str | None:
     """In the forward or backward pass of which the rank is."""
-    board = case.board(rank)
+    board = context.board(rank)
     mark = board.training if board else None
     return mark.name if mark and mark.kind in ("forward", "backward") else None
 
 
-def place_of(case: Case, rank: int | None, frame: Frame | None) -> Place | None:
-    module = module_of(case, rank)
+def place_of(context: DiagnosisContext, rank: int | None, frame: Frame | None) -> Place | None:
+    module = module_of(context, rank)
     if frame is None:
         return Place(module=module, layer=layer_of(module)) if module else None
     return Place(file=frame.file, line=frame.line, function=frame.function, module=module, layer=layer_of(module))
 
 
-def wait_place(case: Case, wait: Wait) -> Place | None:
-    return place_of(case, wait.rank, wait.user)
+def wait_place(context: DiagnosisContext, wait: Wait) -> Place | None:
+    return place_of(context, wait.rank, wait.user)
 
 
-def last_place(case: Case, rank: int | None) -> Place | None:
+def last_place(context: DiagnosisContext, rank: int | None) -> Place | None:
     """Where a rank that could not be asked was seen last: by its beat thread, else in what it marked or called last."""
-    board = case.board(rank)
+    board = context.board(rank)
     if board is None or (board.seen is not None and not is_library(board.seen.file)):
-        return place_of(case, rank, board.seen if board else None)
+        return place_of(context, rank, board.seen if board else None)
     called = next((call for call in reversed(board.calls) if call.place), None)
-    marked = place_of(case, rank, None)
+    marked = place_of(context, rank, None)
     if called is None or (marked is not None and board.training is not None and board.training.at_s > called.entered_s):
         return marked
     return called.place
 
 
-def last_line(case: Case, rank: int | None) -> str:
+def last_line(context: DiagnosisContext, rank: int | None) -> str:
     """The line the beat thread saw last, and how long before the end; a killed rank cannot be asked."""
-    known, board = case.rank(rank), case.board(rank)
+    known, board = context.rank(rank), context.board(rank)
     if known is None or board is None or board.seen is None or board.beat_s is None or known.exit is None:
         return ""
     before_s = max(0.0, known.exit.at_s - board.beat_s)
@@ -230,12 +228,12 @@ def last_line(case: Case, rank: int | None) -> str:
     return f"; its last line seen, {before_s:.2f} s before the end, is{at(place)[3:]}"
 
 
-def last_seen(case: Case, rank: int | None) -> str:
-    board = case.board(rank)
+def last_seen(context: DiagnosisContext, rank: int | None) -> str:
+    board = context.board(rank)
     mark = board.training or board.newest if board else None
-    if mark is None and case.evidence.ending is Ending.UNWATCHED:
+    if mark is None and context.evidence.ending is Ending.UNWATCHED:
         return "and no file says where it was"
-    if mark is None and rank is not None and case.evidence.attached:
+    if mark is None and rank is not None and context.evidence.attached:
         return "before it was looked at"
     if mark is None:
         return "before its first mark" if rank is not None else "while its ranks were running"
@@ -243,39 +241,39 @@ def last_seen(case: Case, rank: int | None) -> str:
     return f"last seen in {mark.kind}{name}, step {mark.step}"
 
 
-def loop_place(case: Case, root: Wait) -> Place | None:
+def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
     """The loop's user line that most samples show; the rank's own where its child has none."""
-    own = [one.user for one in case.evidence.samples if one.rank == root.rank]
-    below = [one.user for one in computations(root, case.evidence.samples)[0]] if root.computing else []
+    own = [one.user for one in context.evidence.samples if one.rank == root.rank]
+    below = [one.user for one in computations(root, context.evidence.samples)[0]] if root.computing else []
     lines = Counter(user for user in below or own if user)
-    return place_of(case, root.rank, lines.most_common(1)[0][0] if lines else root.user)
+    return place_of(context, root.rank, lines.most_common(1)[0][0] if lines else root.user)
 
 
-def hung_roots(case: Case) -> Sequence[Wait]:
-    return case.roots if case.judgement.status is Status.HANG else ()
+def hung_roots(context: DiagnosisContext) -> Sequence[Wait]:
+    return context.roots if context.judgement.status is Status.HANG else ()
 
 
 def standing(
     stands: Callable[[Wait], bool], *, anywhere: bool = False
-) -> Callable[[Case], tuple[Wait, tuple[int, ...]] | None]:
+) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...]] | None]:
     """Finds the first root of a hang that stands so, and the ranks of those that stand in the same on the same line.
 
     `anywhere`: the ranks of all that stand so.
     """
 
-    def found(case: Case) -> tuple[Wait, tuple[int, ...]] | None:
-        roots = [root for root in hung_roots(case) if stands(root)]
+    def found(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
+        roots = [root for root in hung_roots(context) if stands(root)]
         alike = (one.rank for one in roots if anywhere or (one.kind, one.user) == (roots[0].kind, roots[0].user))
         return (roots[0], tuple(alike)) if roots else None
 
     return found
 
 
-def failed_as(*kinds: FailureKind) -> Callable[[Case], tuple[Failure] | None]:
+def failed_as(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure] | None]:
     """Finds what failed first, where that was of itself and so."""
 
-    def found(case: Case) -> tuple[Failure] | None:
-        first = case.first_failure
+    def found(context: DiagnosisContext) -> tuple[Failure] | None:
+        first = context.first_failure
         return (first,) if first and not first.collateral and first.kind in kinds else None
 
     return found
@@ -284,70 +282,23 @@ def failed_as(*kinds: FailureKind) -> Callable[[Case], tuple[Failure] | None]:
 failed_first = failed_as(*FailureKind)  # of itself, however
 
 
-def raised_first(case: Case) -> tuple[Failure, Raised] | None:
+def raised_first(context: DiagnosisContext) -> tuple[Failure, Raised] | None:
     """What failed first, of itself and with an exception."""
-    first = case.first_failure
+    first = context.first_failure
     return (first, first.raised) if first and first.raised and not first.collateral else None
 
 
-def raised_at(case: Case, rank: int | None, raised: Raised) -> Place | None:
-    return place_of(case, rank, user_frame(raised.frames))
+def raised_at(context: DiagnosisContext, rank: int | None, raised: Raised) -> Place | None:
+    return place_of(context, rank, user_frame(raised.frames))
 
 
-def dump_proof(case: Case, wait: Wait) -> tuple[str, ...]:
-    looked = case.looked.get(wait.rank)
+def dump_proof(context: DiagnosisContext, wait: Wait) -> tuple[str, ...]:
+    looked = context.looked.get(wait.rank)
     return (looked.proof,) if looked and looked.proof else ()
 
 
-def ledger_proof(case: Case, rank: int) -> tuple[str, ...]:
-    return (f"rank{rank}/calls.txt",) if case.board(rank) else ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """What a rule answers: a finding, and what only the culprit of a verdict is told with."""
-
-    cause: Cause
-    finding: Finding
-    seen: EvidenceKind  # by which it stands
-    step: int | None  # that it speaks of; None: the one that its first rank is in
-    collective: CollectiveRef | None
-    parties: tuple[int, ...] | None  # who does not go together; None: whose calls differ, else every rank
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self.finding.ranks
-
-    @property
-    def place(self) -> Place | None:
-        return self.finding.place
-
-
-def explained(
-    cause: Cause,
-    claim: str,
-    *,
-    seen: EvidenceKind,
-    advice: str | None = None,  # None: that of the cause
-    ranks: tuple[int, ...] = (),
-    place: Place | None = None,
-    proof: tuple[str, ...] = (),
-    step: int | None = None,
-    collective: CollectiveRef | None = None,
-    parties: tuple[int, ...] | None = None,
-    left_open: tuple[str, ...] = (),
-) -> Explanation:
-    found = Finding(
-        code=cause.value,
-        claim=claim,
-        ranks=ranks,
-        place=place,
-        confidence=confidence(seen, cause.row.certain_by),
-        proof=proof,
-        advice=cause.row.advice if advice is None else advice,
-        left_open=left_open,
-    )
-    return Explanation(cause=cause, finding=found, seen=seen, step=step, collective=collective, parties=parties)
+def ledger_proof(context: DiagnosisContext, rank: int) -> tuple[str, ...]:
+    return (f"rank{rank}/calls.txt",) if context.board(rank) else ()
 
 
 def raised_alike(one: Failure, other: Failure) -> bool:
@@ -367,6 +318,18 @@ def at(place: Place | None) -> str:
     if place is None or place.file is None:
         return ""
     return f" at {'/'.join(place.file.split('/')[-2:])}:{place.line}"
+
+
+def function_of(wait: Wait) -> str:
+    """Return the name of the program's function that waits; "" if none is known."""
+    return wait.user.function if wait.user else ""
+
+
+def process_facts(child: ChildWait | None) -> Facts | None:
+    """Return what a sentence may say of a process below a rank."""
+    return (
+        None if child is None else {"pid": child.pid, "command": child.command, "blocked_in": child.deepest.kind.value}
+    )
 
 
 def in_function(wait: Wait) -> str:

@@ -1,114 +1,75 @@
-"""Diagnosis: the cause of a verdict that is not PASS, the culprit, and everything else worth knowing.
-
-A rule is a function with `@rule` in one of the modules of rules/, a new one of which is named in `_FAMILIES`. Causes
-have a row in causes.py. Rules that one program alone needs are passed in. Phases are asked in the order of `RulePhase`,
-and the first answer is the cause.
-"""
+"""Diagnosis: the cause of a verdict that is not PASS, the culprit, and what else is worth knowing about the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from nsa_harness.core.collectives.divergence import divergence
-from nsa_harness.core.diagnosis.caveats import as_sure_as_proven, with_reason
-from nsa_harness.core.diagnosis.context import Case, Explanation
-from nsa_harness.core.diagnosis.phases import Rule, RulePhase, in_order
+from nsa_harness.core.diagnosis.caveats import with_caveat, with_reason
+from nsa_harness.core.diagnosis.context import DiagnosisContext
+from nsa_harness.core.diagnosis.explanation import Explanation, Rule
 from nsa_harness.core.diagnosis.progress import step_in_progress
-from nsa_harness.core.diagnosis.rank_text import meshes, with_coordinates, without_steps
-from nsa_harness.core.diagnosis.rules import (
-    autograd,
-    calls_differ,
-    failures,
-    group_waits,
-    host_waits,
-    p2p,
-    resources,
-    silent_faults,
-    threads,
-)
+from nsa_harness.core.diagnosis.rank_text import Meshes, meshes
+from nsa_harness.core.diagnosis.rules import CAUSES, NOTED, RULES, RulePhase
 from nsa_harness.core.evidence.evidence import Evidence
-from nsa_harness.core.report import Culprit, Divergence, Finding, Status
+from nsa_harness.core.report import Culprit, Divergence, Status
 from nsa_harness.core.verdict.verdict import Judgement
-
-_FAMILIES = (
-    autograd,
-    calls_differ,
-    failures,
-    group_waits,
-    host_waits,
-    silent_faults,
-    p2p,
-    resources,
-    threads,
-)
-RULES = tuple(one for family in _FAMILIES for one in vars(family).values() if isinstance(one, Rule))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """`cause` is the code of the first finding; None for PASS."""
+    """`cause` is the code of the first explanation; None for PASS. `texts/sentences.py` puts it into words."""
 
     cause: str | None
     culprit: Culprit | None
-    findings: tuple[Finding, ...]
-    divergence: Divergence | None = None  # of a PASS, and where the ranks part in no collective
-
-
-@cache
-def by_phase(rules: tuple[Rule, ...]) -> dict[RulePhase, tuple[Rule, ...]]:
-    """Each phase with its rules, in the order in which they are asked."""
-    return {phase: in_order(one for one in rules if one.phase is phase) for phase in RulePhase}
+    explanations: tuple[Explanation, ...]
+    divergence: Divergence | None  # None for a PASS, and where the ranks diverge in no collective
+    meshes: Meshes  # the coordinates of ranks, for the sentences
+    counts_steps: bool  # the number of a step means something to the reader
 
 
 def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
-    """`own_rules`: those of the program that ran."""
-    case = Case(evidence=evidence, judgement=judgement)
-    phases = by_phase((*RULES, *own_rules))
-    first = None if judgement.status is Status.PASS else _cause(case, phases)
-    besides = [answer.finding for one in phases[RulePhase.SILENT] if (answer := one(case)) is not None]
-    main = with_reason(as_sure_as_proven(case, first), besides) if first else None
-    places = meshes(evidence)
-    reworded: Callable[[str], str] = str if case.counts_steps else without_steps
-    findings = tuple(
-        replace(
-            one,
-            claim=with_coordinates(reworded(one.claim), places),
-            left_open=tuple(with_coordinates(reworded(text), places) for text in one.left_open),
-        )
-        for one in (*([_with_proof(case, main)] if main else []), *besides)
-    )
-    culprit = _culprit(case, first)
-    parted = case.difference or next(iter(case.differences), None) if first else None
+    """Ask the rules for the cause, and for everything that is noted beside it.
+
+    `own_rules` are those of the program that ran; they are noted beside any verdict.
+    """
+    context = DiagnosisContext(evidence=evidence, judgement=judgement)
+    rules = {**RULES, RulePhase.PROGRAM: own_rules}
+    first = None
+    if judgement.status is not Status.PASS:
+        # The last rule of the fallback answers for every run.
+        first = next(answer for phase in CAUSES for rule in rules[phase] if (answer := rule(context)) is not None)
+    noted = [answer for phase in NOTED for rule in rules[phase] if (answer := rule(context)) is not None]
+    main = [_with_proof(context, with_reason(with_caveat(context, first), noted))] if first else []
+    culprit = _culprit(context, first)
+    difference = context.difference or next(iter(context.differences), None) if first else None
     return Diagnosis(
-        cause=main.code if main else None,
+        cause=first.cause.value if first else None,
         culprit=culprit,
-        findings=findings,
-        divergence=divergence(parted, case.timelines, culprit.ranks if culprit else ()) if parted else None,
+        explanations=(*main, *noted),
+        divergence=divergence(difference, context.timelines, culprit.ranks if culprit else ()) if difference else None,
+        meshes=meshes(evidence),
+        counts_steps=context.counts_steps,
     )
 
 
-def _with_proof(case: Case, found: Finding) -> Finding:
-    """Where no record stands behind it, what it was read from: the dumps of the last look."""
-    concerned = found.ranks or tuple(case.looked)
-    dumps = (case.looked[rank].proof for rank in concerned if rank in case.looked)
-    return found if found.proof else replace(found, proof=tuple(path for path in dumps if path))
+def _with_proof(context: DiagnosisContext, explanation: Explanation) -> Explanation:
+    """Return the explanation with its proof: where no record is named, the dumps of the last snapshot."""
+    concerned = explanation.ranks or tuple(context.looked)
+    dumps = (context.looked[rank].proof for rank in concerned if rank in context.looked)
+    return explanation if explanation.proof else replace(explanation, proof=tuple(path for path in dumps if path))
 
 
-def _cause(case: Case, phases: Mapping[RulePhase, Sequence[Rule]]) -> Explanation:
-    """The first answer. The last rule of the fallback answers every case."""
-    rules = (one for phase in RulePhase if phase is not RulePhase.SILENT for one in phases[phase])
-    return next(answer for one in rules if (answer := one(case)) is not None)
-
-
-def _culprit(case: Case, first: Explanation | None) -> Culprit | None:
+def _culprit(context: DiagnosisContext, first: Explanation | None) -> Culprit | None:
     if first is None or not first.cause.row.blames:
         return None
-    found, step = first.finding, first.step
-    rank = case.rank(found.ranks[0]) if found.ranks else None
+    step = first.step
+    rank = context.rank(first.ranks[0]) if first.ranks else None
     if step is None and rank:
-        step = step_in_progress(case, rank)
+        step = step_in_progress(context, rank)
     return Culprit(
-        ranks=found.ranks, step=step if case.counts_steps else None, collective=first.collective, place=found.place
+        ranks=first.ranks,
+        step=step if context.counts_steps else None,
+        collective=first.collective,
+        place=first.place,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from nsa_harness import protocol
 from nsa_harness.core.diagnosis.causes import Cause, SecondRun, row_of
 from nsa_harness.core.diagnosis.confidence import CERTAIN, EvidenceKind
-from nsa_harness.core.diagnosis.context import explained
+from nsa_harness.core.diagnosis.explanation import stated
 from nsa_harness.core.experiment.repeats import place_word
 from nsa_harness.core.plan import DiagnosticRerun, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Status
@@ -185,15 +185,15 @@ def lesson(base: Outcome, deeper: Outcome, follows: Follows = FOLLOWS) -> Findin
     lead = "" if own else follows.get((asked.change, how), "")
     losses = _losses(base, deeper) if asked.change == SecondRun.AGAIN else ""
     unlike = f"; it ended otherwise, though: {_verdict(deeper)}" if own and how != SAME else ""
-    return explained(
+    return stated(
         Cause.DEEPENED,
         f"with {asked.says} (attempt {deeper.attempt}) {said}{f': {lead}' if lead else ''}{losses}{unlike}",
         ranks=own.ranks if own else (),
         place=own.place if own else None,
-        seen=EvidenceKind.RECORD if own and how == SAME else EvidenceKind.OPEN,
+        evidence=EvidenceKind.RECORD if own and how == SAME else EvidenceKind.OPEN,
         proof=own.proof if own else ((f"{deeper.dir}/verdict.json",) if deeper.dir else ()),
         advice=own.advice if own else _advice(deeper, asked),
-    ).finding
+    )
 
 
 def _looked_into(outcome: Outcome, outcomes: Sequence[Outcome], follows: Follows) -> Outcome:

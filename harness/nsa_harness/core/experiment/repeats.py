@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import explained
+from nsa_harness.core.diagnosis.explanation import stated
 from nsa_harness.core.report import Finding, Outcome, Place, Status, Verdict
 
 _BAD = {Status.HANG: "hang", Status.FAIL: "fail"}
@@ -26,13 +26,13 @@ def same_place(attempts: Sequence[Outcome]) -> Finding | None:
     ended = Counter((word, one.verdict.status) for one, word in bad).most_common()
     (word, status), most = min(ended, key=lambda pair: (-pair[1], pair[0]))
     there = f"{most} of {len(told)} attempts {_BAD[status]}{'s at' if most == 1 else ' at the same line'} {word}"
-    return explained(
+    return stated(
         Cause.SAME_PLACE,
         "; ".join((there, *_elsewhere(told, ended, (word, status)))),
         place=next(_place(one) for one, where in bad if where == word),
-        seen=EvidenceKind.RECORD,
+        evidence=EvidenceKind.RECORD,
         proof=tuple(f"{one.dir}/verdict.json" for one in told if one.dir),
-    ).finding
+    )
 
 
 def place_word(place: Place | None) -> str:

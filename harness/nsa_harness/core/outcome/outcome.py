@@ -13,9 +13,9 @@ from dataclasses import asdict, replace
 from nsa_harness.core.collectives.reasons import last_agreed
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import at, bytes_text, counted, explained, layer_of, shorten
-from nsa_harness.core.diagnosis.engine import Diagnosis, diagnose
-from nsa_harness.core.diagnosis.phases import Rule
+from nsa_harness.core.diagnosis.context import at, bytes_text, counted, layer_of, shorten
+from nsa_harness.core.diagnosis.engine import Diagnosis
+from nsa_harness.core.diagnosis.explanation import stated
 from nsa_harness.core.diagnosis.rank_text import Meshes, coordinates, meshes, rank_names
 from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, would_act
@@ -41,7 +41,7 @@ from nsa_harness.core.report import (
     Verdict,
 )
 from nsa_harness.core.verdict.motion import rank_stack, task_of
-from nsa_harness.core.verdict.verdict import Judgement, how_it_ended, judge
+from nsa_harness.core.verdict.verdict import Judgement, how_it_ended
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import left_waiting, wait_for
 
@@ -263,26 +263,26 @@ def _left(undead: tuple[str, ...] | None) -> str:
 def outcome_of(
     spec: RunSpec,
     evidence: Evidence,
+    judgement: Judgement,
+    diagnosis: Diagnosis,
     *,
+    findings: Sequence[Finding],
     attempt: int,
     directory: str,
     artifacts: Sequence[Artifact],
     metrics: Mapping[str, float],
     repeat: str | None,
-    own_rules: tuple[Rule, ...] = (),
 ) -> Outcome:
-    """Judge, diagnose and tell one attempt.
+    """Return what the reports show of one attempt.
 
-    `metrics`: what the program reported, foreign expressions included. `own_rules`: those of that program alone.
+    `findings` are those of the diagnosis in words. `metrics` is what the program reported, with foreign expressions.
     """
-    judgement = judge(evidence)
-    diagnosis = diagnose(evidence, judgement, own_rules)
-    found = frozenset(finding.code for finding in diagnosis.findings)
+    found = frozenset(finding.code for finding in findings)
     misses = missed(spec.expect, evidence, metrics, found) if judgement.status is Status.PASS else ()
-    verdict = _verdict(judgement, diagnosis, misses)
-    noted = (*misses, *diagnosis.findings, *shown_deeper(spec, evidence))
+    verdict = _verdict(judgement, diagnosis, findings, misses)
+    noted = (*misses, *findings, *shown_deeper(spec, evidence))
     # Proof paths of an attempt, as seen from the run's directory.
-    findings = tuple(replace(one, proof=tuple(f"{directory}/{path}" for path in one.proof)) for one in noted)
+    noted = tuple(replace(one, proof=tuple(f"{directory}/{path}" for path in one.proof)) for one in noted)
     culprit = diagnosis.culprit
     return Outcome(
         spec=summarize_spec(spec),
@@ -296,7 +296,7 @@ def outcome_of(
         victims=_victims(evidence, culprit),
         last_step={rank.rank: _steps_done(rank) for rank in evidence.ranks},
         exit_codes={rank.rank: own_exit(rank) for rank in evidence.ranks},
-        findings=findings,
+        findings=noted,
         trouble=evidence.trouble,
         timing=_timing(evidence, judgement, culprit),
         usage=_usage(evidence, metrics),
@@ -453,7 +453,7 @@ def missed(
     claims = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
     claims += [(f"expect.findings: {code} was not found", ()) for code in expect.findings if code not in found]
     return tuple(
-        explained(Cause.EXPECTATION_MISSED, claim, ranks=ranks, seen=EvidenceKind.FACT, proof=("spec.json",)).finding
+        stated(Cause.EXPECTATION_MISSED, claim, ranks=ranks, evidence=EvidenceKind.FACT, proof=("spec.json",))
         for claim, ranks in claims
     )
 
@@ -586,14 +586,16 @@ def _steps_done(rank: RankEvidence) -> int | None:
     return rank.board.steps_s[-1][0] if rank.board.steps_s else 0
 
 
-def _verdict(judgement: Judgement, diagnosis: Diagnosis, misses: Sequence[Finding]) -> Verdict:
+def _verdict(
+    judgement: Judgement, diagnosis: Diagnosis, findings: Sequence[Finding], misses: Sequence[Finding]
+) -> Verdict:
     if misses:
         more = f" (and {len(misses) - 1} more)" if len(misses) > 1 else ""
         return Verdict(status=Status.FAIL, kind=None, cause=Cause.EXPECTATION_MISSED, summary=misses[0].claim + more)
     if judgement.status is Status.PASS:
         return Verdict(status=Status.PASS, kind=None, cause=None, summary=judgement.shown or "")
     kind = judgement.proof.kind if judgement.status is Status.HANG and judgement.proof else None
-    return Verdict(status=judgement.status, kind=kind, cause=diagnosis.cause, summary=diagnosis.findings[0].claim)
+    return Verdict(status=judgement.status, kind=kind, cause=diagnosis.cause, summary=findings[0].claim)
 
 
 def _phase(evidence: Evidence, culprit: Culprit | None) -> str | None:
@@ -726,6 +728,12 @@ def _names(texts: Sequence[str]) -> list[str]:
 
 
 def _finding(rank: RankEvidence, claim: str, place: Place, proof: str, advice: str) -> Finding:
-    return explained(
-        Cause.DEEPENED, claim, ranks=(rank.rank,), place=place, seen=EvidenceKind.RECORD, proof=(proof,), advice=advice
-    ).finding
+    return stated(
+        Cause.DEEPENED,
+        claim,
+        ranks=(rank.rank,),
+        place=place,
+        evidence=EvidenceKind.RECORD,
+        proof=(proof,),
+        advice=advice,
+    )

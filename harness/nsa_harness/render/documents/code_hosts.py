@@ -15,6 +15,7 @@ from nsa_harness.core.report import CallStack, Finding, Outcome, Place, Report, 
 from nsa_harness.render import answer
 from nsa_harness.render.text import escaped
 from nsa_harness.texts import words
+from nsa_harness.texts.causes import text_of
 
 MOST = 10  # of a step, that GitHub shows
 _DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
@@ -109,7 +110,7 @@ def _notification(outcome: Outcome) -> _Json:
 
 def _rule(code: str) -> _Json:
     row = row_of(code)
-    means, proven_by, remedy = (" ".join(text.split()) for text in (row.means, row.proven_by, row.remedy))
+    means, proven_by, remedy = (text_of(code, key) for key in ("means", "proven_by", "remedy"))
     more = f"nsa-harness explain {code}"
     return {
         "id": code,

@@ -60,8 +60,8 @@ def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[s
 
 
 def _present_name(module: str) -> str:
-    """Return the name to import `module` by. Stored specs name the training package `nsa_harness.nsa`."""
-    return module.replace("nsa_harness.nsa.", "nsa_attention.", 1)
+    """Return the name to import `module` by. The training package had another name when old specs were stored."""
+    return module.replace(f"{_PACKAGE.name}.{IN_CHECKOUT[-1]}.", f"{SUBJECT.name}.", 1)
 
 
 def is_command(spec: RunSpec) -> bool:

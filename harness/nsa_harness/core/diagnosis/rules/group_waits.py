@@ -10,11 +10,9 @@ from nsa_harness.core.diagnosis.call_paths import passer, turned_off_at
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
-    Case,
-    Explanation,
+    DiagnosisContext,
     at,
     dump_proof,
-    explained,
     hung_roots,
     place_of,
     raised_at,
@@ -22,7 +20,7 @@ from nsa_harness.core.diagnosis.context import (
     standing,
     wait_place,
 )
-from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
+from nsa_harness.core.diagnosis.explanation import Explanation, explained, given
 from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.evidence.evidence import Call, Evidence, KeySet
@@ -36,57 +34,58 @@ _MAKES_GROUPS = ("new_group", "new_subgroups", "split_group")
 _RETRANSMITS = 3  # of one segment in a row: seconds without an answer
 
 
-def _making(entrance: bool) -> Callable[[Case], tuple[list[Wait], Call] | None]:
+def _making(entrance: bool) -> Callable[[DiagnosisContext], tuple[list[Wait], Call] | None]:
     """Finds all waits in the making of the first group, or of a later one, if one is at the root of a hang."""
 
-    def found(case: Case) -> tuple[list[Wait], Call] | None:
-        at_root = any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(case))
-        waits = [wait for wait in case.waits.values() if at_root and wait.kind is WaitKind.GROUP_CREATION]
+    def found(context: DiagnosisContext) -> tuple[list[Wait], Call] | None:
+        at_root = any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context))
+        waits = [wait for wait in context.waits.values() if at_root and wait.kind is WaitKind.GROUP_CREATION]
         calls = [(wait, wait.call) for wait in waits if wait.call and (wait.call.op == _ENTRANCE) is entrance]
         return ([wait for wait, _ in calls], calls[0][1]) if calls else None
 
     return found
 
 
-@rule_given(_making(True), RulePhase.WAIT_CYCLE, Cause.RENDEZVOUS_MISSING_RANK, outranks=("group_creation_subset",))
-def rendezvous_missing_rank(case: Case, waiting: list[Wait], _: Call) -> Explanation:
+@given(_making(True))
+def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: Call) -> Explanation:
     """Some rank never came to init_process_group, and the others wait for it."""
     absent = _absent(waiting)
-    place = wait_place(case, waiting[0])
+    place = wait_place(context, waiting[0])
     return explained(
         Cause.RENDEZVOUS_MISSING_RANK,
         f"{ranks_text(absent)} never entered init_process_group{at(place)}, in which"
         f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'}"
-        f"{_elsewhere(case, absent)}",
+        f"{_elsewhere(context, absent)}",
         ranks=absent,
-        place=next((wait_place(case, wait) for rank, wait in case.waits.items() if rank in absent), None) or place,
-        seen=EvidenceKind.RECORD,
-        proof=dump_proof(case, waiting[0]),
+        place=next((wait_place(context, wait) for rank, wait in context.waits.items() if rank in absent), None)
+        or place,
+        evidence=EvidenceKind.RECORD,
+        proof=dump_proof(context, waiting[0]),
     )
 
 
-@rule_given(_making(False), RulePhase.WAIT_CYCLE, Cause.GROUP_CREATION_SUBSET, outranks=("store_key_missing",))
-def group_creation_subset(case: Case, waiting: list[Wait], call: Call) -> Explanation:
-    absent = _behind(case, waiting) or _absent(waiting)
+@given(_making(False))
+def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: Call) -> Explanation:
+    absent = _behind(context, waiting) or _absent(waiting)
     waiting = [wait for wait in waiting if wait.rank not in absent] or waiting
-    call = _never_made(case, waiting, absent) or waiting[0].call or call
+    call = _never_made(context, waiting, absent) or waiting[0].call or call
     return explained(
         Cause.GROUP_CREATION_SUBSET,
         f"{ranks_text(absent)} never called {call.op}{at(call.place)}{_since(call, waiting[0])}, in which"
         f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'} for all ranks of"
-        f" the job{_elsewhere(case, absent)}",
+        f" the job{_elsewhere(context, absent)}",
         ranks=absent,
-        place=call.place or wait_place(case, waiting[0]),
-        seen=EvidenceKind.RECORD,
-        proof=dump_proof(case, waiting[0]),
+        place=call.place or wait_place(context, waiting[0]),
+        evidence=EvidenceKind.RECORD,
+        proof=dump_proof(context, waiting[0]),
     )
 
 
-def _behind(case: Case, waiting: Sequence[Wait]) -> tuple[int, ...]:
+def _behind(context: DiagnosisContext, waiting: Sequence[Wait]) -> tuple[int, ...]:
     """Of ranks that all make a group and wait for each other, those that have made fewer; else empty."""
     if not {peer for wait in waiting for peer in wait.peers} <= {wait.rank for wait in waiting}:
         return ()
-    boards = {wait.rank: case.boards.get(wait.rank) for wait in waiting}
+    boards = {wait.rank: context.boards.get(wait.rank) for wait in waiting}
     made = {
         rank: sum(one.op.startswith(_MAKES_GROUPS) for one in board.calls) for rank, board in boards.items() if board
     }
@@ -95,9 +94,9 @@ def _behind(case: Case, waiting: Sequence[Wait]) -> tuple[int, ...]:
     return behind if len(behind) < len(waiting) else ()
 
 
-def _never_made(case: Case, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
+def _never_made(context: DiagnosisContext, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
     """The first call of the kind that a waiting rank made and an absent one did not: groups are numbered by it."""
-    made, lacks = case.boards.get(waiting[0].rank), [board for rank in absent if (board := case.boards.get(rank))]
+    made, lacks = context.boards.get(waiting[0].rank), [board for rank in absent if (board := context.boards.get(rank))]
     left = Counter((one.op, one.place) for one in lacks[0].calls) if lacks else Counter[tuple[str, Place | None]]()
     for one in made.calls if made and lacks else ():
         if one.op.startswith(_MAKES_GROUPS):
@@ -115,30 +114,30 @@ def _since(call: Call, waiting: Wait) -> str:
     return f", so that {later.op}{at(later.place)} makes a group of another number there"
 
 
-@rule(RulePhase.WAIT_CYCLE, Cause.STORE_KEY_MISSING)
-def store_key_missing(case: Case) -> Explanation | None:
-    roots = [(root, root.call) for root in hung_roots(case) if root.kind is WaitKind.STORE and root.call is not None]
+def store_key_missing(context: DiagnosisContext) -> Explanation | None:
+    roots = [(root, root.call) for root in hung_roots(context) if root.kind is WaitKind.STORE and root.call is not None]
     if not roots:
         return None
     root, call = roots[0]
     others = " and every other rank waits too" if root.closed else ""
-    place = call.place or wait_place(case, root)
+    place = call.place or wait_place(context, root)
     seen = EvidenceKind.CLOSED if root.closed else EvidenceKind.OPEN
-    return _unset(case, call.key, [one.rank for one, _ in roots], place, others, seen, dump_proof(case, root))
+    return _unset(context, call.key, [one.rank for one, _ in roots], place, others, seen, dump_proof(context, root))
 
 
-@rule(RulePhase.FIRST_FAILURE, Cause.RENDEZVOUS_MISSING_RANK, Cause.STORE_KEY_MISSING, outranks=("exception",))
-def store_given_up(case: Case) -> Explanation | None:
+def store_given_up(context: DiagnosisContext) -> Explanation | None:
     """A rank waited for a key as long as the store allows: another rank's at the rendezvous, or one of the program."""
-    first = case.first_failure
+    first = context.first_failure
     raised = first.raised if first and "DistStoreError" in first.text else None
     if first is None or first.rank is None or raised is None:
         return None
-    place = raised_at(case, first.rank, raised)
+    place = raised_at(context, first.rank, raised)
     absent, key = missing_rank(raised.message), _KEY.search(raised.message)
     if absent is None:
         return (
-            _unset(case, key[1], [first.rank], place, " in time", EvidenceKind.RAISED, (raised.proof,)) if key else None
+            _unset(context, key[1], [first.rank], place, " in time", EvidenceKind.RAISED, (raised.proof,))
+            if key
+            else None
         )
     return explained(
         Cause.RENDEZVOUS_MISSING_RANK,
@@ -146,7 +145,7 @@ def store_given_up(case: Case) -> Explanation | None:
         f" {shorten(raised.message, 120)}",
         ranks=(absent,),
         place=place,
-        seen=EvidenceKind.RAISED,
+        evidence=EvidenceKind.RAISED,
         proof=(raised.proof,),
     )
 
@@ -157,7 +156,7 @@ _NUMBERS = re.compile(r"\d+")
 
 
 def _unset(
-    case: Case,
+    context: DiagnosisContext,
     key: str,
     waiting: Sequence[int],
     place: Place | None,
@@ -167,36 +166,38 @@ def _unset(
 ) -> Explanation:
     """Beside the line that waits: who set such keys before and where it turned off, else what the source says."""
     said = f"{ranks_text(waiting[:1])} waits for the store key {shorten(key, 80)}{at(place)}; nobody has set it{others}"
-    setter = _setter(case, key)
+    setter = _setter(context, key)
     who: tuple[int, ...]
     if setter is not None:
         rank, last = setter
-        turned = turned_off_at(case, rank, tuple(reversed(last.chain)), own=True)
-        who, where = (rank,), turned or place_of(case, rank, last.chain[0])
-        by = f"; rank {rank} set such a key before ({shorten(last.key, 80)}{at(place_of(case, rank, last.chain[0]))})"
+        turned = turned_off_at(context, rank, tuple(reversed(last.chain)), own=True)
+        who, where = (rank,), turned or place_of(context, rank, last.chain[0])
+        by = (
+            f"; rank {rank} set such a key before ({shorten(last.key, 80)}{at(place_of(context, rank, last.chain[0]))})"
+        )
         by += f"{' and turned off' if turned else ''}{at(turned)}"
     else:
-        who, where, by = _written(case, key)
-    past = None if who else passer(case, waiting)
-    if past is not None and not (case.boards.get(past) and case.boards[past].keys_set):
-        turned = where or turned_off_at(case, past, own_frames(case, waiting[0]))
+        who, where, by = _written(context, key)
+    past = None if who else passer(context, waiting)
+    if past is not None and not (context.boards.get(past) and context.boards[past].keys_set):
+        turned = where or turned_off_at(context, past, own_frames(context, waiting[0]))
         who, where, by = (past,), turned, f"{by}; rank {past} went past it"
     return explained(
         Cause.STORE_KEY_MISSING,
         said + by,
         ranks=who or tuple(waiting),
         place=where or place,
-        seen=EvidenceKind.SOURCE if where and seen is not EvidenceKind.OPEN else seen,
+        evidence=EvidenceKind.SOURCE if where and seen is not EvidenceKind.OPEN else seen,
         proof=proof,
     )
 
 
-def _setter(case: Case, keys: str) -> tuple[int, KeySet] | None:
+def _setter(context: DiagnosisContext, keys: str) -> tuple[int, KeySet] | None:
     """The one rank that set keys of this form before; of several the one that did so least often."""
     forms = {_NUMBERS.sub("#", key) for key in keys.split(",")}
     alike = {
         rank: max(some, key=lambda one: one.at_s)
-        for rank, board in case.boards.items()
+        for rank, board in context.boards.items()
         if (some := [one for one in board.keys_set if _NUMBERS.sub("#", one.key) in forms and one.chain])
     }
     fewest = min((one.count for one in alike.values()), default=0)
@@ -204,17 +205,19 @@ def _setter(case: Case, keys: str) -> tuple[int, KeySet] | None:
     return behind[0] if len(behind) == 1 else None
 
 
-def _written(case: Case, key: str) -> tuple[tuple[int, ...], Place | None, str]:
+def _written(context: DiagnosisContext, key: str) -> tuple[tuple[int, ...], Place | None, str]:
     """The line of the source that sets such a key, and the rank of which it says so."""
-    line, found = next(case.program.key_setters(key), (None, None))
-    way = list(case.program.only_call_path(line)) if line else []
-    tests = [one for each in way for one in case.program.branches(each) if one.of_rank]
-    decides = (one for each in way if (one := case.program.deciding_branch(each, None, same_rank=True)) and one.varies)
+    line, found = next(context.program.key_setters(key), (None, None))
+    way = list(context.program.only_call_path(line)) if line else []
+    tests = [one for each in way for one in context.program.branches(each) if one.of_rank]
+    decides = (
+        one for each in way if (one := context.program.deciding_branch(each, None, same_rank=True)) and one.varies
+    )
     numbers = [
         *(found.groups() if found else ()),
         *(one[1] for test in tests for one in _THIS_RANK.finditer(test.text)),
     ]
-    who = tuple(int(one) for one in numbers if one.isdigit() and int(one) < case.evidence.world_size)[:1]
+    who = tuple(int(one) for one in numbers if one.isdigit() and int(one) < context.evidence.world_size)[:1]
     only = f", reached only under `{tests[0].text}`" if tests else ""
     off = next((one.place for one in decides if not one.of_rank), None)
     only += f", unless it turns off{at(off)}" if off else ""
@@ -222,10 +225,10 @@ def _written(case: Case, key: str) -> tuple[tuple[int, ...], Place | None, str]:
     return who, off or line, by if line else ""
 
 
-@rule_given(standing(lambda root: root.kind is WaitKind.TRANSPORT), RulePhase.WAITS_BY_ITSELF, Cause.TRANSPORT)
-def transport(case: Case, root: Wait, _: tuple[int, ...]) -> Explanation | None:
+@given(standing(lambda root: root.kind is WaitKind.TRANSPORT))
+def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Explanation | None:
     """All ranks are in the same collective, nothing differs, and the kernel has data that nobody acknowledges."""
-    stuck = sorted(stuck_sockets(case.evidence), key=lambda pair: pair[0])
+    stuck = sorted(stuck_sockets(context.evidence), key=lambda pair: pair[0])
     if not stuck:
         return None
     ends = {(socket.local, socket.peer) for _, socket in stuck}
@@ -237,9 +240,9 @@ def transport(case: Case, root: Wait, _: tuple[int, ...]) -> Explanation | None:
         f" {socket.unacked_bytes} bytes from {socket.local} to {socket.peer} that are not acknowledged"
         f" ({socket.retransmits} retransmits in a row{', and so has the other side' if both else ''})",
         ranks=tuple(sorted({one for one, _ in stuck})),
-        place=wait_place(case, root),
-        seen=EvidenceKind.KERNEL if both else EvidenceKind.OPEN,
-        proof=dump_proof(case, root),
+        place=wait_place(context, root),
+        evidence=EvidenceKind.KERNEL if both else EvidenceKind.OPEN,
+        proof=dump_proof(context, root),
     )
 
 
@@ -249,11 +252,11 @@ def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
     return tuple(sorted({peer for wait in waiting for peer in wait.peers} - inside)) or waiting[0].peers
 
 
-def _elsewhere(case: Case, ranks: Sequence[int]) -> str:
-    seen = next((wait for rank, wait in case.waits.items() if rank in ranks), None)
+def _elsewhere(context: DiagnosisContext, ranks: Sequence[int]) -> str:
+    seen = next((wait for rank, wait in context.waits.items() if rank in ranks), None)
     if seen is not None:
         return f"; rank {seen.rank} is blocked in {seen.stands_in}"
-    return "; nothing was seen of it" if case.judgement.proof else ""
+    return "; nothing was seen of it" if context.judgement.proof else ""
 
 
 def stuck_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
-    Case,
-    Explanation,
-    at,
-    counted,
+    DiagnosisContext,
     dump_proof,
-    explained,
+    function_of,
     hung_roots,
-    in_function,
     loop_place,
     place_of,
-    shorten,
+    process_facts,
     standing,
     wait_place,
 )
-from nsa_harness.core.diagnosis.phases import RulePhase, rule_given
-from nsa_harness.core.diagnosis.rank_text import ranks_text
+from nsa_harness.core.diagnosis.explanation import Explanation, given
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.stacks import A_LOCK, awaited
-from nsa_harness.core.report import Place
+from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.limits import limits_of
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import loop_lines
@@ -34,132 +29,115 @@ from nsa_harness.core.verdict.wait import ChildWait, Wait, WaitKind
 _NEW_PROCESSES = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
 
 
-def _below(wanted: Callable[[ChildWait], bool]) -> Callable[[Case], tuple[Wait, ChildWait] | None]:
-    """Finds the first root that waits for a process below it, at the end of which one stands in what is wanted."""
+def _below(matches: Callable[[ChildWait], bool]) -> Callable[[DiagnosisContext], tuple[Wait, ChildWait] | None]:
+    """Find the first root that waits for a process below it whose innermost process matches."""
 
-    def found(case: Case) -> tuple[Wait, ChildWait] | None:
-        waiting = ((root, root.child.deepest) for root in hung_roots(case) if root.child is not None)
-        return next(((root, child) for root, child in waiting if wanted(child)), None)
+    def find(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
+        waiting = ((root, root.child.deepest) for root in hung_roots(context) if root.child is not None)
+        return next(((root, child) for root, child in waiting if matches(child)), None)
 
-    return found
+    return find
 
 
-def _itself_or_below(kind: WaitKind) -> Callable[[Case], tuple[Wait, tuple[int, ...], ChildWait | None] | None]:
-    """Finds the root that stands in that, with the ranks of all that do, or the child that a root waits for."""
+def _itself_or_below(
+    kind: WaitKind,
+) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...], ChildWait | None] | None]:
+    """Find the first root that is blocked so, with the ranks of all that are, or whose child is."""
 
-    def found(case: Case) -> tuple[Wait, tuple[int, ...], ChildWait | None] | None:
-        if itself := standing(lambda root: root.kind is kind, anywhere=True)(case):
+    def find(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...], ChildWait | None] | None:
+        if itself := standing(lambda root: root.kind is kind, anywhere=True)(context):
             return *itself, None
-        below = _below(lambda child: child.kind is kind)(case)
+        below = _below(lambda child: child.kind is kind)(context)
         return below and (below[0], (below[0].rank,), below[1])
 
-    return found
+    return find
 
 
-@rule_given(
-    _itself_or_below(WaitKind.STOPPED),
-    RulePhase.WAITS_BY_ITSELF,
-    Cause.STOPPED_PROCESS,
-    outranks=("gil_held_native",),
-)
-def stopped_process(case: Case, root: Wait, ranks: tuple[int, ...], child: ChildWait | None) -> Explanation:
-    place = wait_place(case, root)
-    said = f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped by a signal (state T): a debugger, Ctrl-Z"
-    said += " or a foreign SIGSTOP"
-    if child is not None:
-        said = f"rank {root.rank} waits{at(place)} for its child process {_named(child)}, which is stopped by a signal"
-    who = " (a scheduler that suspends, a debugger, a shell)" if child is None else ""
-    resumes = "`kill -CONT PID` resumes." if child is None else f"`kill -CONT {child.pid}` resumes the child."
-    return explained(
-        Cause.STOPPED_PROCESS,
-        said,
+@given(_itself_or_below(WaitKind.STOPPED))
+def stopped_process(
+    context: DiagnosisContext, root: Wait, ranks: tuple[int, ...], child: ChildWait | None
+) -> Explanation:
+    return Explanation(
+        cause=Cause.STOPPED_PROCESS,
+        evidence=EvidenceKind.FACT,
+        facts={"child": process_facts(child)},
         ranks=ranks,
-        place=place,
-        seen=EvidenceKind.FACT,
-        proof=dump_proof(case, root),
-        advice=f"Find who sent the signal{who}; {resumes}",
+        place=wait_place(context, root),
+        proof=dump_proof(context, root),
     )
 
 
-def _loading(case: Case) -> tuple[Wait, ChildWait] | None:
-    waiting = (root for root in hung_roots(case) if root.kind is WaitKind.LOADER and not root.computing)
+def _loading(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
+    waiting = (root for root in hung_roots(context) if root.kind is WaitKind.LOADER and not root.computing)
     return next(((root, root.child) for root in waiting if root.child is not None), None)
 
 
-@rule_given(_loading, RulePhase.WAITS_BY_ITSELF, Cause.DATALOADER_WORKER_BLOCKED, outranks=("fork_lock",))
-def dataloader_worker_blocked(case: Case, root: Wait, worker: ChildWait) -> Explanation:
-    place = _child_place(case, root, worker)
-    held = case.program.other_holder_of_lock(place) if place and _is_forked_lock(worker) else None
-    forked = "; it was forked with a lock held by a thread that it does not have" if _is_forked_lock(worker) else ""
-    forked += f"; {held.function} takes that lock too{at(held)}" if held else ""
-    return explained(
+@given(_loading)
+def dataloader_worker_blocked(context: DiagnosisContext, root: Wait, worker: ChildWait) -> Explanation:
+    return _behind_a_child(
+        context,
         Cause.DATALOADER_WORKER_BLOCKED,
-        f"rank {root.rank} waits for a batch{at(wait_place(case, root))}, and its data loader worker {worker.pid}"
-        f" is blocked in {_stands_in(worker)}{at(place)}{forked}",
-        ranks=(root.rank,),
-        place=held or place,
-        seen=EvidenceKind.KERNEL if worker.closed else EvidenceKind.PART,
-        proof=dump_proof(case, root),
+        root,
+        worker,
+        evidence=EvidenceKind.KERNEL if worker.closed else EvidenceKind.PART,
     )
 
 
 def _is_forked_lock(child: ChildWait) -> bool:
-    """A lock of its own memory, in a process that began as a copy of another: a new program has no locks to inherit."""
-    began_anew = any(word in child.command for word in _NEW_PROCESSES)
-    return child.kind is WaitKind.LOCK and child.closed and not child.target and not began_anew
+    """A lock of its own memory, in a process that began as a copy of another: a new program inherits no locks."""
+    is_new = any(word in child.command for word in _NEW_PROCESSES)
+    return child.kind is WaitKind.LOCK and child.closed and not child.target and not is_new
 
 
-@rule_given(_below(_is_forked_lock), RulePhase.WAITS_BY_ITSELF, Cause.FORK_LOCK, outranks=("pipe_full",))
-def fork_lock(case: Case, root: Wait, child: ChildWait) -> Explanation:
-    place = _child_place(case, root, child)
-    held = case.program.other_holder_of_lock(place) if place else None
-    return explained(
-        Cause.FORK_LOCK,
-        f"rank {root.rank} waits{at(wait_place(case, root))} for its child process {child.pid}, which waits for a"
-        f" lock{at(place)} that no thread of the child holds: it was held when the child was forked"
-        f"{f', by {held.function}{at(held)}' if held else ''}",
+@given(_below(_is_forked_lock))
+def fork_lock(context: DiagnosisContext, root: Wait, child: ChildWait) -> Explanation:
+    return _behind_a_child(context, Cause.FORK_LOCK, root, child, evidence=EvidenceKind.CLOSED)
+
+
+def _behind_a_child(
+    context: DiagnosisContext, cause: Cause, root: Wait, child: ChildWait, *, evidence: EvidenceKind
+) -> Explanation:
+    """A rank waits for a process that may wait for a lock which it inherited, and which another function takes too."""
+    line = _child_place(context, root, child)
+    inherited = _is_forked_lock(child)
+    taker = context.program.other_holder_of_lock(line) if line and inherited else None
+    return Explanation(
+        cause=cause,
+        evidence=evidence,
+        facts={
+            "line": wait_place(context, root),
+            "child": process_facts(child),
+            "child_line": line,
+            "inherited_lock": inherited,
+            "lock_taken_at": taker,
+        },
         ranks=(root.rank,),
-        place=held or place,
-        seen=EvidenceKind.CLOSED,
-        proof=dump_proof(case, root),
+        place=taker or line,
+        proof=dump_proof(context, root),
     )
 
 
-@rule_given(
-    _itself_or_below(WaitKind.PIPE),
-    RulePhase.WAITS_BY_ITSELF,
-    Cause.PIPE_FULL,
-    outranks=("backward_function_blocked",),
-)
-def pipe_full(case: Case, root: Wait, _: tuple[int, ...], child: ChildWait | None) -> Explanation:
-    place = _child_place(case, root, child) if child else wait_place(case, root)
-    who = f"the child process {child.pid} of rank {root.rank} writes" if child else f"rank {root.rank} writes"
-    return explained(
-        Cause.PIPE_FULL,
-        f"{who} to a pipe that is full{at(place)}; whoever holds the reading end waits too, so nobody empties it",
+@given(_itself_or_below(WaitKind.PIPE))
+def pipe_full(context: DiagnosisContext, root: Wait, _: tuple[int, ...], child: ChildWait | None) -> Explanation:
+    return Explanation(
+        cause=Cause.PIPE_FULL,
+        evidence=EvidenceKind.KERNEL,
+        facts={"child": process_facts(child)},
         ranks=(root.rank,),
-        place=place,
-        seen=EvidenceKind.KERNEL,
-        proof=dump_proof(case, root),
+        place=_child_place(context, root, child) if child else wait_place(context, root),
+        proof=dump_proof(context, root),
     )
 
 
-@rule_given(
-    standing(lambda root: root.kind is WaitKind.LOCK and root.in_backward),
-    RulePhase.WAITS_BY_ITSELF,
-    Cause.BACKWARD_FUNCTION_BLOCKED,
-    outranks=("lock_cycle",),
-)
-def backward_function_blocked(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    place = wait_place(case, root)
-    return explained(
-        Cause.BACKWARD_FUNCTION_BLOCKED,
-        f"{_do(ranks, 'waits')} for a lock inside the backward pass{in_function(root)}{at(place)};"
-        f" no thread of the process is left that could release it",
+@given(standing(lambda root: root.kind is WaitKind.LOCK and root.in_backward))
+def backward_function_blocked(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
+    return Explanation(
+        cause=Cause.BACKWARD_FUNCTION_BLOCKED,
+        evidence=EvidenceKind.KERNEL,
+        facts={"function": function_of(root)},
         ranks=ranks,
-        place=place,
-        seen=EvidenceKind.KERNEL,
-        proof=dump_proof(case, root),
+        place=wait_place(context, root),
+        proof=dump_proof(context, root),
     )
 
 
@@ -167,161 +145,119 @@ def _is_locked(root: Wait) -> bool:
     return root.kind in (WaitKind.LOCK, WaitKind.FILE_LOCK) and root.closed
 
 
-@rule_given(standing(_is_locked), RulePhase.WAITS_BY_ITSELF, Cause.LOCK_CYCLE, outranks=("infinite_loop",))
-def lock_cycle(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    behind, own = line_behind(case, root), wait_place(case, root)
+@given(standing(_is_locked))
+def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
+    """A wait for a lock, or for what else one thread does for another, that no thread or process can end."""
+    behind, own = line_behind(context, root), wait_place(context, root)
     place = behind or own
-    stack = rank_stack(case.looked[root.rank]) if root.rank in case.looked else None
-    served = case.program.missing_partner(stack.frames) if stack and not behind else None
-    left = case.program.exit_with_lock(place) if place else None
-    joined = f", for a thread of its own that waits for a lock{at(behind)}" if behind else ""
+    stack = rank_stack(context.looked[root.rank]) if root.rank in context.looked else None
+    served = context.program.missing_partner(stack.frames) if stack and not behind else None
+    left = context.program.exit_with_lock(place) if place else None
     wanted = awaited(stack.frames) if stack else A_LOCK
-    what, advice = wanted.what, _ADVICE
-    why = f"{_holder(case, root, place)}no thread of the process is left that could {wanted.ended_by}"
-    if wanted is not A_LOCK and not behind:
-        advice = (
-            f"Look at what was to {wanted.ended_by}: it has ended, early or by an exception it keeps, or waits itself."
-        )
-    if root.kind is WaitKind.FILE_LOCK:
-        ranks = tuple(one.rank for one in hung_roots(case) if _is_locked(one))
-        what, advice = f"a lock on {root.target or 'a file'}", _ADVICE
-        why = f"{ranks_text(root.peers)} holds it and waits too" if root.peers else "whoever holds it waits too"
-    why += f"; a function that takes it leaves without giving it back{at(left)}" if left else ""
-    why += f"; the other end is for {served.function} to serve, in a thread of its own{at(served)}" if served else ""
-    return explained(
-        Cause.LOCK_CYCLE,
-        f"{_do(ranks, 'waits')} for {what}{in_function(root)}{at(own)}{joined}; {why}",
-        ranks=ranks,
+    of_file = root.kind is WaitKind.FILE_LOCK
+    return Explanation(
+        cause=Cause.LOCK_CYCLE,
+        evidence=EvidenceKind.CLOSED,
+        facts={
+            "variant": "file" if of_file else "thread",
+            "waits_for": wanted.what,
+            "ended_by": wanted.ended_by,
+            "is_lock": of_file or wanted is A_LOCK or behind is not None,
+            "file": root.target,
+            "file_held_by": root.peers,
+            "line": own,
+            "function": function_of(root),
+            "thread_line": behind,
+            "holder": None if of_file else _holder(context, root, place),
+            "never_released_at": left,
+            "served_at": served,
+        },
+        ranks=tuple(one.rank for one in hung_roots(context) if _is_locked(one)) if of_file else ranks,
         place=left or served or place,
-        seen=EvidenceKind.CLOSED,
-        proof=dump_proof(case, root),
-        advice=advice,
+        proof=dump_proof(context, root),
     )
 
 
-_ADVICE = "Look for a lock taken twice by one thread, or for two locks taken in opposite order."
-
-
-def _holder(case: Case, root: Wait, wanted: Place | None) -> str:
-    """The thread that took the lock, as the source of the lines shows that it stands in."""
+def _holder(context: DiagnosisContext, root: Wait, wanted: Place | None) -> Facts | None:
+    """Return the thread that took the lock, and where, if the source of the lines shows it. `thread` None: itself."""
     if wanted is None:
-        return ""
-    for stack in case.looked[root.rank].stacks if root.rank in case.looked else ():
+        return None
+    for stack in context.looked[root.rank].stacks if root.rank in context.looked else ():
         own = any((one.file, one.line) == (wanted.file, wanted.line) for one in stack.frames)
-        held = case.program.lock_taken_by(wanted, stack.frames)
-        if held is not None:
-            return f"{'it' if own else f'its thread {stack.thread or stack.tid}'} took that lock{at(held)}, and "
-    return ""
+        taken = context.program.lock_taken_by(wanted, stack.frames)
+        if taken is not None:
+            return {"thread": None if own else stack.thread or stack.tid, "line": taken}
+    return None
 
 
 def _sleeps(root: Wait) -> bool:
-    """Itself, or the process that it waits for; of `sleep` in a shell the end cannot be read."""
+    """The rank sleeps, or the process that it waits for; when `sleep` in a shell ends cannot be read."""
     return root.until_s is not None or (root.child.deepest.kind if root.child else root.kind) is WaitKind.SLEEP
 
 
-@rule_given(standing(_sleeps), RulePhase.WAITS_BY_ITSELF, Cause.STARVED, outranks=("blocked_io",))
-def starved(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    place = wait_place(case, root)
-    limit_s, deadline_s = case.evidence.limits.deadline_s, limits_of(case.evidence).deadline_s
-    until = "" if root.until_s is None else f" until {root.until_s:.0f} s after the launch"
-    late = root.until_s is not None and deadline_s is not None and root.until_s > deadline_s
-    over = f", past the deadline of {limit_s:g} s" if late else ""
-    what = f"{_do(ranks, 'sleeps')}{at(place)}"
-    if root.child is not None:
-        what = f"rank {root.rank} waits{at(place)} for its child process {_named(root.child.deepest)}, which sleeps"
-    return explained(
-        Cause.STARVED,
-        f"{what}{until}{over}, and the others wait for it",
+@given(standing(_sleeps))
+def starved(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
+    deadline_s = limits_of(context.evidence).deadline_s
+    is_late = root.until_s is not None and deadline_s is not None and root.until_s > deadline_s
+    return Explanation(
+        cause=Cause.STARVED,
+        evidence=EvidenceKind.KERNEL,
+        facts={
+            "child": process_facts(root.child and root.child.deepest),
+            "until_s": root.until_s,
+            "missed_deadline_s": context.evidence.limits.deadline_s if is_late else None,
+        },
         ranks=ranks,
-        place=place,
-        seen=EvidenceKind.KERNEL,
-        proof=dump_proof(case, root),
+        place=wait_place(context, root),
+        proof=dump_proof(context, root),
     )
 
 
-@rule_given(
-    standing(lambda root: root.kind in (WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD)),
-    RulePhase.WAITS_BY_ITSELF,
-    Cause.BLOCKED_IO,
-    outranks=("transport",),
-)
-def blocked_io(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    # Where nobody can end it, the innermost process that waits shows why; else the rank's own line says what to limit.
-    place = _child_place(case, root, root.child.deepest) if root.child and root.closed else wait_place(case, root)
-    quiet_s = case.evidence.ended_s - (case.evidence.last_progress_s or 0.0)
-    on = f" on {shorten(root.target, 80)}" if root.target and not root.target.startswith(("pipe:", "socket:")) else ""
-    other = f"; its child process {_named(root.child)} is blocked in {_stands_in(root.child)}" if root.child else ""
-    silent = "; whoever holds the other end waits too" if root.closed else ", and no byte came or went"
-    return explained(
-        Cause.BLOCKED_IO,
-        f"{_do(ranks, 'stands')} in {root.stands_in}{on}{at(place)} for {quiet_s:.0f} s{silent}{other}",
+@given(standing(lambda root: root.kind in (WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.CHILD)))
+def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
+    is_named = not root.target.startswith(("pipe:", "socket:"))
+    # If no process can end the wait, the innermost one shows why; else the rank's own line shows what needs a limit.
+    of_child = root.child.deepest if root.child and root.closed else None
+    return Explanation(
+        cause=Cause.BLOCKED_IO,
+        evidence=EvidenceKind.KERNEL,
+        facts={
+            "variant": "call",
+            "blocked_in": root.stands_in,
+            "target": root.target if is_named else "",
+            "no_progress_s": context.evidence.ended_s - (context.evidence.last_progress_s or 0.0),
+            "closed": root.closed,
+            "child": process_facts(root.child),
+        },
         ranks=ranks,
-        place=place,
-        seen=EvidenceKind.KERNEL,
-        proof=dump_proof(case, root),
-        advice="Look at the other end: a pipe nobody writes to, a socket, a file system that does not answer. A limit"
-        " on the read turns the wait into an error.",
+        place=_child_place(context, root, of_child) if of_child else wait_place(context, root),
+        proof=dump_proof(context, root),
     )
 
 
-@rule_given(
-    standing(lambda root: root.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(root.computing)),
-    RulePhase.WAITS_BY_ITSELF,
-    Cause.INFINITE_LOOP,
-    outranks=("pool_worker_lost",),
-)
-def infinite_loop(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    lines = sorted({line for _, line in loop_lines(root, case.evidence.samples)})
-    place = loop_place(case, root)
-    return explained(
-        Cause.INFINITE_LOOP,
-        f"{_computes(case, root, ranks, place)}: only line{'s' if len(lines) > 1 else ''}"
-        f" {', '.join(map(str, lines))} in every sample, no progress, no step",
+@given(standing(lambda root: root.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(root.computing)))
+def infinite_loop(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
+    """The rank computes without end, or a thread or process below it for which it waits."""
+    child = root.computing[0] if root.computing else None
+    return Explanation(
+        cause=Cause.INFINITE_LOOP,
+        evidence=EvidenceKind.SAMPLES,
+        facts={
+            "compiles": root.kind is WaitKind.COMPILE,
+            "function": function_of(root),
+            "line": wait_place(context, root),
+            "computing": {"pid": child.pid, "thread": child.thread} if child else None,
+            "loads_data": root.kind is WaitKind.LOADER,
+            "others_computing": max(len(root.computing) - 1, 0),
+            "lines": sorted({line for _, line in loop_lines(root, context.evidence.samples)}),
+        },
         ranks=ranks,
-        place=place,
-        seen=EvidenceKind.SAMPLES,
-        proof=dump_proof(case, root),
+        place=loop_place(context, root),
+        proof=dump_proof(context, root),
     )
 
 
-def _computes(case: Case, root: Wait, ranks: Sequence[int], place: Place | None) -> str:
-    """Who computes without end, and where: the rank, or a process below it that it waits for."""
-    if not root.computing:
-        what = "compiles" if root.kind is WaitKind.COMPILE else "computes"
-        return f"{_do(ranks, what)} without end{in_function(root)}{at(place)}"
-    child, more = root.computing[0], len(root.computing) - 1
-    loads = root.kind is WaitKind.LOADER
-    below = f"its thread {child.thread}" if child.thread else f"its child process {child.pid}"
-    who = f"a batch, and its data loader worker {child.pid}" if loads else f"{below}, which"
-    inside = f" in {place.function}" if place and place.function else ""
-    others = f" (and so {'does' if more == 1 else 'do'} {counted(more, 'other')})" if more else ""
-    waits = f"rank {root.rank} waits{at(wait_place(case, root))}"
-    return f"{waits} for {who} computes without end{inside}{at(place)}{others}"
-
-
-def _child_place(case: Case, root: Wait, child: ChildWait) -> Place | None:
-    """The child's line; the rank's own, where the child is no Python process or could not be read."""
+def _child_place(context: DiagnosisContext, root: Wait, child: ChildWait) -> Place | None:
+    """Return the child's line, or the rank's own if the child is no Python process or could not be read."""
     in_a_file = child.user is not None and not child.user.file.startswith("<")
-    return place_of(case, None, child.user) if in_a_file else wait_place(case, root)
-
-
-def _stands_in(child: ChildWait) -> str:
-    words = {
-        WaitKind.LOCK: "a lock",
-        WaitKind.FILE_LOCK: "a lock on a file",
-        WaitKind.PIPE: "a write to a full pipe",
-        WaitKind.SLEEP: "a sleep",
-        WaitKind.CHILD: "a wait for a child process of its own",
-        WaitKind.IO: "a read or write",
-        WaitKind.STOPPED: "state T, stopped by a signal",
-    }
-    return words.get(child.deepest.kind, "a wait of unknown kind")
-
-
-def _named(child: ChildWait) -> str:
-    return f"{child.pid} ({shorten(child.command, 60)})"
-
-
-def _do(ranks: Sequence[int], does: str) -> str:
-    """ "rank 1 waits", "ranks 0-3 wait"."""
-    return f"{ranks_text(ranks)} {does if len(ranks) == 1 else does.removesuffix('s')}"
+    return place_of(context, None, child.user) if in_a_file else wait_place(context, root)

@@ -10,8 +10,14 @@ from nsa_harness.core.collectives.timeline import Event
 from nsa_harness.core.diagnosis.call_paths import passer, turned_off_at
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import Case, Explanation, at, dump_proof, explained, hung_roots, wait_place
-from nsa_harness.core.diagnosis.phases import RulePhase, rule
+from nsa_harness.core.diagnosis.context import (
+    DiagnosisContext,
+    at,
+    dump_proof,
+    hung_roots,
+    wait_place,
+)
+from nsa_harness.core.diagnosis.explanation import Explanation, explained
 from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
@@ -21,138 +27,137 @@ from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 
-@rule(RulePhase.WAIT_CYCLE, Cause.P2P_UNMATCHED, outranks=("store_key_missing",))
-def p2p_unmatched(case: Case) -> Explanation | None:
-    roots = [root for root in hung_roots(case) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
-    if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(case)):
+def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
+    roots = [root for root in hung_roots(context) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
+    if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context)):
         return None
     if not roots:
-        return _past_each_other(case)
-    if case.difference is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(case)):
+        return _past_each_other(context)
+    if context.difference is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(context)):
         return None  # a rank passed over a collective: that it then waits for its partner follows from it
-    waits = [f"rank {root.rank} is blocked in {_transfer(root)}{at(wait_place(case, root))}" for root in roots[:2]]
+    waits = [f"rank {root.rank} is blocked in {_transfer(root)}{at(wait_place(context, root))}" for root in roots[:2]]
     waits += [
-        f"rank {root.rank} is blocked in {root.stands_in}{at(wait_place(case, root))}"
-        for root in hung_roots(case)
+        f"rank {root.rank} is blocked in {root.stands_in}{at(wait_place(context, root))}"
+        for root in hung_roots(context)
         if root.kind is not WaitKind.POINT_TO_POINT
     ][:2]
     more = f"; so do {len(roots) - 2} more" if len(roots) > 2 else ""
-    departed = _departed(case, roots)
+    departed = _departed(context, roots)
     ranks = (departed[0],) if departed else tuple(sorted(root.rank for root in roots))
     why = f"; rank {departed[0]} {departed[2]}" if departed else ""
     return explained(
         Cause.P2P_UNMATCHED,
         f"no rank calls the matching half of a transfer: {', and '.join(waits)}{more}{why}",
         ranks=ranks,
-        place=(departed[1] if departed else _made_otherwise(case, roots)) or wait_place(case, roots[0]),
+        place=(departed[1] if departed else _made_otherwise(context, roots)) or wait_place(context, roots[0]),
         step=departed[3] if departed else None,
-        parties=_parties(case),
-        seen=EvidenceKind.CLOSED
+        parties=_parties(context),
+        evidence=EvidenceKind.CLOSED
         if (departed and departed[3] is not None) or _in_transfers(roots)
         else EvidenceKind.PART,
-        proof=dump_proof(case, roots[0]),
+        proof=dump_proof(context, roots[0]),
         advice="Pair each recv with a send of the partner, in the same order on both. Where both sides begin with the"
         " same half, let one of them begin with the other, or use batch_isend_irecv.",
     )
 
 
-def _past_each_other(case: Case) -> Explanation | None:
+def _past_each_other(context: DiagnosisContext) -> Explanation | None:
     """Both halves are there, the network has nothing left to deliver, and still neither ends."""
-    roots = [root for root in hung_roots(case) if root.kind is WaitKind.TRANSPORT]
+    roots = [root for root in hung_roots(context) if root.kind is WaitKind.TRANSPORT]
     roots = [root for root in roots if root.call is not None and operation(root.call) in TRANSFERS]
-    if not roots or any(stuck_sockets(case.evidence)):
+    if not roots or any(stuck_sockets(context.evidence)):
         return None
     both = ", and ".join(
-        f"rank {root.rank} is blocked in {root.stands_in}{at(wait_place(case, root))}" for root in roots[:2]
+        f"rank {root.rank} is blocked in {root.stands_in}{at(wait_place(context, root))}" for root in roots[:2]
     )
     return explained(
         Cause.P2P_UNMATCHED,
         f"{both}; nothing is under way between them: these are no two halves of one transfer",
         ranks=tuple(sorted(root.rank for root in roots)),
-        place=_made_otherwise(case, roots) or wait_place(case, roots[0]),
-        parties=_parties(case),
-        seen=EvidenceKind.OPEN,
-        proof=dump_proof(case, roots[0]),
+        place=_made_otherwise(context, roots) or wait_place(context, roots[0]),
+        parties=_parties(context),
+        evidence=EvidenceKind.OPEN,
+        proof=dump_proof(context, roots[0]),
         advice="Compare tag, group and order of both sides: a receive with another tag waits for another message.",
     )
 
 
-def _departed(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:
+def _departed(context: DiagnosisContext, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:
     """The one rank, of those that are waited for, that did not do as in its rounds before."""
     concerned = sorted({rank for root in roots for rank in (root.rank, *root.peers)})
-    lines = {rank: case.timelines[rank] for rank in concerned if rank in case.timelines}
+    lines = {rank: context.timelines[rank] for rank in concerned if rank in context.timelines}
     awaited = {rank: line for rank, line in lines.items() if any(rank in root.peers for root in roots)}
     gone = {rank: event for rank, line in awaited.items() if (event := last_round(line))}
     if len(gone) == 1:
         ((rank, last),) = gone.items()
         why = f"went on from the rounds in which it last called {last.op}{at(last.place)}"
-        return rank, _exit(case, last.place), why, last.step
+        return rank, _exit(context, last.place), why, last.step
     left = {rank: one for rank, line in awaited.items() if (one := departure(line))}
     left = {rank: one for rank, one in left.items() if one.due.transfer}
     if len(left) == 1:
         ((rank, found),) = left.items()
         why = f"skipped {found.due.op}{at(found.due.place)} in its round"
         way = tuple(reversed(found.due.chain))
-        off = turned_off_at(case, rank, way, own=True) if way else None
-        return rank, off or _decided_at(case, found.due.place), why, found.made.step
-    turned = {rank: call for rank in lines if rank in case.boards and (call := other_partner(case.boards[rank]))}
+        off = turned_off_at(context, rank, way, own=True) if way else None
+        return rank, off or _decided_at(context, found.due.place), why, found.made.step
+    turned = {rank: call for rank in lines if rank in context.boards and (call := other_partner(context.boards[rank]))}
     if len(turned) == 1:
         ((rank, call),) = turned.items()
         return rank, call.place, f"had another peer each time before in {call.op}{at(call.place)}", call.step
-    return None if gone or left or turned else _went_past(case, roots)
+    return None if gone or left or turned else _went_past(context, roots)
 
 
-def _went_past(case: Case, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:
-    rank = passer(case, [root.rank for root in roots])
+def _went_past(context: DiagnosisContext, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:
+    rank = passer(context, [root.rank for root in roots])
     if rank is None:
         return None
     waiting = next(root.rank for root in roots if rank in root.peers)
-    made = _transfers(case, rank, waiting) or _transfers(case, waiting, rank)
-    way = tuple(reversed(made[-1].chain)) if made else own_frames(case, waiting)
-    place = turned_off_at(case, rank, way)
+    made = _transfers(context, rank, waiting) or _transfers(context, waiting, rank)
+    way = tuple(reversed(made[-1].chain)) if made else own_frames(context, waiting)
+    place = turned_off_at(context, rank, way)
     return rank, place, f"went past it without the matching call, unless rank {waiting} makes one too many", None
 
 
-def _transfers(case: Case, rank: int, partner: int) -> list[Event]:
+def _transfers(context: DiagnosisContext, rank: int, partner: int) -> list[Event]:
     """Those with this partner of which the callers are known."""
-    return [one for one in case.timelines[rank].events if one.transfer and one.root == partner and one.chain]
+    return [one for one in context.timelines[rank].events if one.transfer and one.root == partner and one.chain]
 
 
-def _decided_at(case: Case, place: Place | None) -> Place | None:
+def _decided_at(context: DiagnosisContext, place: Place | None) -> Place | None:
     """What decides whether the call that was left out is reached."""
-    branch = case.program.deciding_branch(place, None) if place else None
+    branch = context.program.deciding_branch(place, None) if place else None
     return place if branch is None else branch.place
 
 
-def _exit(case: Case, place: Place | None) -> Place | None:
+def _exit(context: DiagnosisContext, place: Place | None) -> Place | None:
     """Of the loop that it was in: what lets it out, or the loop itself."""
-    loop = next(iter(case.program.loops_around(place)), None) if place else None
+    loop = next(iter(context.program.loops_around(place)), None) if place else None
     if loop is None:
         return place
     return Place(file=loop.file, line=loop.exits[0].line if loop.exits else loop.line, function=loop.function)
 
 
-def _made_otherwise(case: Case, roots: Sequence[Wait]) -> Place | None:
+def _made_otherwise(context: DiagnosisContext, roots: Sequence[Wait]) -> Place | None:
     """What may give the sides another partner or tag, else another number of transfers: of the loop around one."""
     for root in roots:
-        frames = tuple(reversed(own_frames(case, root.rank)))
-        made = [one for peer in root.peers for one in _transfers(case, root.rank, peer)][-1:]
+        frames = tuple(reversed(own_frames(context, root.rank)))
+        made = [one for peer in root.peers for one in _transfers(context, root.rank, peer)][-1:]
         chain = made[0].chain if made else frames
-        found = origin_of_arguments(case.program, chain, own_rank=False)
+        found = origin_of_arguments(context.program, chain, own_rank=False)
         if found is not None and found.of_rank:
             return found.place
     for root in roots:
-        frames = tuple(reversed(own_frames(case, root.rank)))
-        for loop in case.program.loops_around(frames[0]) if frames else ():
-            found = origin_of_loop(case.program, Place(file=loop.file, line=loop.line), frames[1:])
+        frames = tuple(reversed(own_frames(context, root.rank)))
+        for loop in context.program.loops_around(frames[0]) if frames else ():
+            found = origin_of_loop(context.program, Place(file=loop.file, line=loop.line), frames[1:])
             if found is not None:
                 return found.place
     return None
 
 
-def _parties(case: Case) -> tuple[int, ...]:
+def _parties(context: DiagnosisContext) -> tuple[int, ...]:
     """Who waits in a transfer, and for whom."""
-    waiting = [root for root in case.roots if root.kind in (WaitKind.POINT_TO_POINT, WaitKind.TRANSPORT)]
+    waiting = [root for root in context.roots if root.kind in (WaitKind.POINT_TO_POINT, WaitKind.TRANSPORT)]
     return tuple(sorted({rank for root in waiting for rank in (root.rank, *root.peers)}))
 
 

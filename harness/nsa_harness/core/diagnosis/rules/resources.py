@@ -9,11 +9,9 @@ import signal
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
-    Case,
-    Explanation,
+    DiagnosisContext,
     at,
     dump_proof,
-    explained,
     failed_first,
     last_line,
     last_place,
@@ -25,7 +23,7 @@ from nsa_harness.core.diagnosis.context import (
     standing,
     wait_place,
 )
-from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
+from nsa_harness.core.diagnosis.explanation import Explanation, explained, given
 from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.evidence import Raised, Snapshot
@@ -63,87 +61,87 @@ _REFUSED_TEXTS = (
 )
 
 
-@rule_given(failed_first, RulePhase.FIRST_FAILURE, Cause.HOST_OOM, outranks=("infra",))
-def host_oom(case: Case, first: Failure) -> Explanation | None:
+@given(failed_first)
+def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
     if first.raised is not None:
-        return _could_not_allocate(case, first, first.raised)
-    return _killed_for_memory(case, first) if first.status == -signal.SIGKILL else None
+        return _could_not_allocate(context, first, first.raised)
+    return _killed_for_memory(context, first) if first.status == -signal.SIGKILL else None
 
 
-def _could_not_allocate(case: Case, first: Failure, raised: Raised) -> Explanation | None:
-    worker = next((pid for pid in _kernel_killed(case) if f"(pid {pid})" in raised.message), None)
+def _could_not_allocate(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation | None:
+    worker = next((pid for pid in _kernel_killed(context) if f"(pid {pid})" in raised.message), None)
     if raised.type != "MemoryError" and worker is None and not Cause.HOST_OOM.said_in(raised.message):
         return None
-    place = raised_at(case, first.rank, raised)
+    place = raised_at(context, first.rank, raised)
     what = "could not get memory" if worker is None else f"lost its process {worker}, killed by the kernel"
     return explained(
         Cause.HOST_OOM,
-        f"rank {first.rank} {what}: {shorten(first.text)}{at(place)}{_memory(case)}",
+        f"rank {first.rank} {what}: {shorten(first.text)}{at(place)}{_memory(context)}",
         ranks=ranks_of([first]),
         place=place,
-        seen=EvidenceKind.RAISED,
+        evidence=EvidenceKind.RAISED,
         proof=(raised.proof,),
         advice="Make what this line allocates smaller (batch, sequence length, a list that grows), or raise the limit:"
         " `ulimit -v`, the control group's memory.max.",
     )
 
 
-def _killed_for_memory(case: Case, first: Failure) -> Explanation | None:
+def _killed_for_memory(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """SIGKILL alone may come from anyone: the kernel's log names the process, its counter only says that one died."""
-    rank = case.rank(first.rank)
-    named = rank is not None and rank.pid in _kernel_killed(case)
-    memory = case.evidence.memory
+    rank = context.rank(first.rank)
+    named = rank is not None and rank.pid in _kernel_killed(context)
+    memory = context.evidence.memory
     if not named and not (memory is not None and memory.oom_kills):
         return None
     who = f"rank {first.rank}" if rank else "the launcher"
     why = "the kernel's log says that it ran out of memory" if named else "the kernel killed for want of memory there"
     return explained(
         Cause.HOST_OOM,
-        f"{who} was killed by SIGKILL, and {why}{_memory(case)}; {last_seen(case, first.rank)}"
-        f"{last_line(case, first.rank)}",
+        f"{who} was killed by SIGKILL, and {why}{_memory(context)}; {last_seen(context, first.rank)}"
+        f"{last_line(context, first.rank)}",
         ranks=ranks_of([first]),
-        place=last_place(case, first.rank),
-        seen=EvidenceKind.KERNEL if named else EvidenceKind.PART,
+        place=last_place(context, first.rank),
+        evidence=EvidenceKind.KERNEL if named else EvidenceKind.PART,
         proof=("watch.jsonl", "processes.jsonl"),
         advice="Compare the peak of each rank's memory in the report with the limit; look for a list that grows, for"
         " workers that copy the data set, or raise the limit.",
     )
 
 
-def _kernel_killed(case: Case) -> set[int]:
-    memory = case.evidence.memory
+def _kernel_killed(context: DiagnosisContext) -> set[int]:
+    memory = context.evidence.memory
     killed = set(killed_pids(memory.killed)) if memory else set()
-    return killed | {one.pid for one in case.evidence.signals if one.sender.startswith("kernel")}
+    return killed | {one.pid for one in context.evidence.signals if one.sender.startswith("kernel")}
 
 
-def _memory(case: Case) -> str:
-    memory = case.evidence.memory
+def _memory(context: DiagnosisContext) -> str:
+    memory = context.evidence.memory
     limit = memory.limit_bytes or memory.total_bytes if memory else None
     return "" if limit is None else f" (limit {limit / 2**30:.1f} GiB)"
 
 
-@rule_given(raised_first, RulePhase.FIRST_FAILURE, Cause.CUDA_OOM, outranks=("exception",))
-def cuda_oom(case: Case, first: Failure, raised: Raised) -> Explanation | None:
+@given(raised_first)
+def cuda_oom(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation | None:
     if not raised.type.endswith("OutOfMemoryError") and not Cause.CUDA_OOM.said_in(raised.message):
         return None
-    place = raised_at(case, first.rank, raised)
+    place = raised_at(context, first.rank, raised)
     return explained(
         Cause.CUDA_OOM,
         f"rank {first.rank} ran out of GPU memory{at(place)}: {shorten(raised.message)}",
         ranks=ranks_of([first]),
         place=place,
-        seen=EvidenceKind.RAISED,
+        evidence=EvidenceKind.RAISED,
         proof=(raised.proof,),
     )
 
 
-@rule_given(failed_first, RulePhase.FIRST_FAILURE, Cause.CUDA_ASSERT, outranks=("exception",))
-def cuda_assert(case: Case, first: Failure) -> Explanation | None:
-    rank = case.rank(first.rank)
+@given(failed_first)
+def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None:
+    rank = context.rank(first.rank)
     said = " ".join(rank.error_lines) if rank else ""
     if not Cause.CUDA_ASSERT.said_in(f"{first.text} {said}"):
         return None
-    place = raised_at(case, first.rank, first.raised) if first.raised else None
+    place = raised_at(context, first.rank, first.raised) if first.raised else None
     failed = _ASSERTION.search(said)
     return explained(
         Cause.CUDA_ASSERT,
@@ -151,35 +149,35 @@ def cuda_assert(case: Case, first: Failure) -> Explanation | None:
         f" rank {first.rank} noticed it{at(place) or ' later'}, and the kernel was launched there or earlier",
         ranks=ranks_of([first]),
         place=place,
-        seen=EvidenceKind.EFFECT,  # of the cause more: but the line is where it was noticed
+        evidence=EvidenceKind.EFFECT,  # of the cause more: but the line is where it was noticed
         proof=(first.raised.proof if first.raised else f"rank{first.rank}/stderr.log",),
     )
 
 
-@rule_given(raised_first, RulePhase.FIRST_FAILURE, Cause.DATALOADER_WORKER_DIED, outranks=("exception",))
-def dataloader_worker_died(case: Case, first: Failure, raised: Raised) -> Explanation | None:
+@given(raised_first)
+def dataloader_worker_died(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation | None:
     """torch's handler of a lost child raises in whatever the rank does; its words alone tell it from the rank's own."""
     lost = Cause.DATALOADER_WORKER_DIED.said_in(raised.message)
     if lost is None:
         return None
-    noticed = raised_at(case, first.rank, raised)
+    noticed = raised_at(context, first.rank, raised)
     return explained(
         Cause.DATALOADER_WORKER_DIED,
         f"rank {first.rank} lost a worker of its DataLoader: process {lost[1]} {lost[2]}; it was noticed{at(noticed)},"
         " wherever the rank was",
         ranks=ranks_of([first]),
-        seen=EvidenceKind.RAISED,
+        evidence=EvidenceKind.RAISED,
         proof=(raised.proof,),
     )
 
 
-@rule_given(failed_first, RulePhase.FIRST_FAILURE, Cause.INFRA, outranks=("dataloader_worker_died",))
-def infra(case: Case, first: Failure) -> Explanation | None:
+@given(failed_first)
+def infra(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """The machine refused, not the program's logic: disk, descriptors, ports, shared memory."""
     raised = first.raised
     if raised is None:
-        return _launcher_refused(case, first)
-    place = raised_at(case, first.rank, raised)
+        return _launcher_refused(context, first)
+    place = raised_at(context, first.rank, raised)
     refused = _refused(raised)
     return (
         None
@@ -189,24 +187,24 @@ def infra(case: Case, first: Failure) -> Explanation | None:
             f"rank {first.rank} was refused{at(place)}: {refused} ({shorten(first.text, 120)})",
             ranks=ranks_of([first]),
             place=place,
-            seen=EvidenceKind.EFFECT,  # a limit of the machine, or a program that takes and never gives back
+            evidence=EvidenceKind.EFFECT,  # a limit of the machine, or a program that takes and never gives back
             proof=(raised.proof,),
         )
     )
 
 
-@rule_given(failed_first, RulePhase.FIRST_FAILURE, Cause.DISK_FULL, outranks=("infra",))
-def disk_full(case: Case, first: Failure) -> Explanation | None:
+@given(failed_first)
+def disk_full(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """Only of a failure that says nothing else: what a program wants to say of a full disk goes to that disk."""
-    full = case.evidence.disk_full
+    full = context.evidence.disk_full
     if full is None or not _may_be_of_disk(first):
         return None
     return explained(
         Cause.DISK_FULL,
         f"{first.text}, and the disk of the run was full ({full})",
         ranks=ranks_of([first]),
-        place=raised_at(case, first.rank, first.raised) if first.raised else None,
-        seen=EvidenceKind.PART,
+        place=raised_at(context, first.rank, first.raised) if first.raised else None,
+        evidence=EvidenceKind.PART,
         proof=("processes.jsonl",),
     )
 
@@ -218,9 +216,9 @@ def _may_be_of_disk(first: Failure) -> bool:
     return first.kind in (FailureKind.CODE, FailureKind.LAUNCHER) or first.status == -signal.SIGBUS
 
 
-def _launcher_refused(case: Case, first: Failure) -> Explanation | None:
+def _launcher_refused(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """The launcher ended before it had a rank."""
-    lines = case.evidence.last_lines if first.kind is FailureKind.LAUNCHER else ()
+    lines = context.evidence.last_lines if first.kind is FailureKind.LAUNCHER else ()
     line, refused = next(((line, words) for line in lines if (words := _words(line))), ("", None))
     return (
         None
@@ -228,7 +226,7 @@ def _launcher_refused(case: Case, first: Failure) -> Explanation | None:
         else explained(
             Cause.INFRA,
             f"{first.text} before it started a rank: {refused} ({shorten(line, 120)})",
-            seen=EvidenceKind.PART,
+            evidence=EvidenceKind.PART,
             proof=("output.log",),
         )
     )
@@ -248,11 +246,10 @@ def _words(text: str) -> str | None:
 _AT_WORK, _NOTHING_BYTES = 0.5, 64 << 20  # of a driver alone, which holds some MiB on each GPU
 
 
-@rule(RulePhase.SILENT, Cause.IDLE_DEVICE, outranks=("dirty_exit",), outranked_by=("memory_growth",))
-def idle_device(case: Case) -> Explanation | None:
+def idle_device(context: DiagnosisContext) -> Explanation | None:
     """A GPU that no rank uses, while several of them use another one together."""
-    looks = [look for look in case.evidence.snapshots if look.gpus]
-    ranks = {rank.pid for rank in case.evidence.ranks if rank.pid is not None}
+    looks = [look for look in context.evidence.snapshots if look.gpus]
+    ranks = {rank.pid for rank in context.evidence.ranks if rank.pid is not None}
     idle = [gpu for gpu in looks[-1].gpus if all(_is_idle(look, gpu.index) for look in looks)] if looks else []
     used = [gpu for gpu in looks[-1].gpus if ranks & set(gpu.pids)] if looks else []
     if not idle or not 0 < len(used) < len(ranks) or not any((gpu.utilisation or 0) >= _AT_WORK for gpu in used):
@@ -261,8 +258,8 @@ def idle_device(case: Case) -> Explanation | None:
     return explained(
         Cause.IDLE_DEVICE,
         f"{_gpu(idle[0])}, and no process uses it, while {len(ranks)} ranks share {len(used)}: {_gpu(busy)}",
-        ranks=tuple(rank.rank for rank in case.evidence.ranks if rank.pid in busy.pids),
-        seen=EvidenceKind.PART,
+        ranks=tuple(rank.rank for rank in context.evidence.ranks if rank.pid in busy.pids),
+        evidence=EvidenceKind.PART,
         proof=tuple(rank.proof for rank in looks[-1].ranks if rank.proof),
     )
 
@@ -277,23 +274,23 @@ def _gpu(gpu: Gpu) -> str:
     return f"GPU {gpu.index} is at {100 * share:.0f} % and holds {used >> 20} MiB"
 
 
-def _over(case: Case) -> tuple[Wait, tuple[int, ...]] | None:
+def _over(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
     """The first root whose program is over, and the ranks of all such."""
-    looked = case.looked
-    return standing(lambda root: root.rank in looked and is_shutting_down(looked[root.rank]), anywhere=True)(case)
+    looked = context.looked
+    return standing(lambda root: root.rank in looked and is_shutting_down(looked[root.rank]), anywhere=True)(context)
 
 
-@rule_given(_over, RulePhase.WAITS_BY_ITSELF, Cause.SHUTDOWN_HANG, outranks=("thread_died",))
-def shutdown_hang(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation:
+@given(_over)
+def shutdown_hang(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     """The program is over on this rank, and its process is not."""
-    behind = line_behind(case, root)
-    place = behind or wait_place(case, root)
+    behind = line_behind(context, root)
+    place = behind or wait_place(context, root)
     what = "a thread that is no daemon waits" if behind else f"it is blocked in {root.stands_in}"
     return explained(
         Cause.SHUTDOWN_HANG,
         f"the program of {ranks_text(ranks)} is over, and its process does not end: {what}{at(place)}",
         ranks=ranks,
         place=place,
-        seen=EvidenceKind.CLOSED if root.closed and place else EvidenceKind.PART,
-        proof=dump_proof(case, root),
+        evidence=EvidenceKind.CLOSED if root.closed and place else EvidenceKind.PART,
+        proof=dump_proof(context, root),
     )

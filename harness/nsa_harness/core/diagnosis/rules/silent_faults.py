@@ -16,17 +16,15 @@ from typing import TypeVar
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
-    Case,
-    Explanation,
+    DiagnosisContext,
     at,
     bytes_text,
     counted,
-    explained,
     layer_of,
     parameter_place,
     shorten,
 )
-from nsa_harness.core.diagnosis.phases import RulePhase, given, rule, rule_given
+from nsa_harness.core.diagnosis.explanation import Explanation, explained, given
 from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.evidence.health_samples import (
     Arrived,
@@ -59,22 +57,26 @@ Looked = TypeVar("Looked")
 ByRank = list[tuple[int, Looked]]
 
 
-def _looked(case: Case, of: Callable[[HealthSamples], Iterable[Looked]]) -> ByRank[Looked]:
+def _looked(context: DiagnosisContext, of: Callable[[HealthSamples], Iterable[Looked]]) -> ByRank[Looked]:
     """What the looks at each rank found of it."""
-    return [(rank.rank, one) for rank in case.evidence.ranks if rank.looks for one in of(rank.looks)]
+    return [(rank.rank, one) for rank in context.evidence.ranks if rank.looks for one in of(rank.looks)]
 
 
-def _any_of(of: Callable[[HealthSamples], Iterable[Looked]]) -> Callable[[Case], tuple[ByRank[Looked]] | None]:
+def _any_of(
+    of: Callable[[HealthSamples], Iterable[Looked]],
+) -> Callable[[DiagnosisContext], tuple[ByRank[Looked]] | None]:
     """Finds what the looks at the ranks found of it, unless that is nothing."""
 
-    def found(case: Case) -> tuple[ByRank[Looked]] | None:
-        looked = _looked(case, of)
+    def found(context: DiagnosisContext) -> tuple[ByRank[Looked]] | None:
+        looked = _looked(context, of)
         return (looked,) if looked else None
 
     return found
 
 
-def _any_looks(wanted: Callable[[HealthSamples], object]) -> Callable[[Case], tuple[ByRank[HealthSamples]] | None]:
+def _any_looks(
+    wanted: Callable[[HealthSamples], object],
+) -> Callable[[DiagnosisContext], tuple[ByRank[HealthSamples]] | None]:
     """Finds the looks at those ranks of which that is true."""
     return _any_of(lambda looks: [looks] if wanted(looks) else [])
 
@@ -85,22 +87,24 @@ def _noted(
     claim: str,
     *,
     place: Place | None = None,
-    seen: EvidenceKind = EvidenceKind.EFFECT,
+    evidence: EvidenceKind = EvidenceKind.EFFECT,
     advice: str | None = None,
     left_open: tuple[str, ...] = (),
 ) -> Explanation:
     """What the looks at these ranks prove."""
     some = tuple(sorted(set(ranks)))
     proof = tuple(f"rank{rank}/looks.jsonl" for rank in some)
-    return explained(cause, claim, ranks=some, place=place, seen=seen, proof=proof, advice=advice, left_open=left_open)
+    return explained(
+        cause, claim, ranks=some, place=place, evidence=evidence, proof=proof, advice=advice, left_open=left_open
+    )
 
 
 def _is_broken(looks: HealthSamples) -> bool:
     return looks.parameters is not None or (looks.loss is not None and looks.bad_in_a_row >= _BAD_LOSSES)
 
 
-@rule_given(_any_looks(_is_broken), RulePhase.SILENT, Cause.NAN, outranks=("replica_divergence",))
-def nan(_: Case, broken: ByRank[HealthSamples]) -> Explanation:
+@given(_any_looks(_is_broken))
+def nan(_: DiagnosisContext, broken: ByRank[HealthSamples]) -> Explanation:
     """Parameters that are not finite at the end, or losses that are not, up to the last."""
     losses = {rank: one.loss for rank, one in broken if one.loss is not None}
     parameters = {rank: one.parameters for rank, one in broken if one.parameters is not None}
@@ -125,7 +129,7 @@ def nan(_: Case, broken: ByRank[HealthSamples]) -> Explanation:
         f"{told}; {name} and other parameters hold it at the end" if name else told,
         place=first.place or (Place(parameter=name, layer=layer_of(name)) if name else None),
         # What parameters hold on several ranks at once may have begun on one of them.
-        seen=EvidenceKind.PART
+        evidence=EvidenceKind.PART
         if not name
         else EvidenceKind.RECORD
         if first.place or len(ranks) == 1
@@ -133,18 +137,18 @@ def nan(_: Case, broken: ByRank[HealthSamples]) -> Explanation:
     )
 
 
-def _partings(case: Case) -> tuple[list[Parting]] | None:
+def _partings(context: DiagnosisContext) -> tuple[list[Parting]] | None:
     """Of each model of each group of ranks, as those ranks hold it; only where all of them told."""
     groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
-    for rank, one in _looked(case, lambda looks: looks.replicas):
+    for rank, one in _looked(context, lambda looks: looks.replicas):
         groups.setdefault((one.number, one.ranks), {})[rank] = one
     told = (held for (_, members), held in groups.items() if set(members) == set(held))
     partings = [found for held in told if (found := first_parting(held)) is not None]
     return (partings,) if partings else None
 
 
-@rule_given(_partings, RulePhase.SILENT, Cause.REPLICA_DIVERGENCE, outranks=("silent_checkpoint",))
-def replica_divergence(_: Case, partings: Sequence[Parting]) -> Explanation:
+@given(_partings)
+def replica_divergence(_: DiagnosisContext, partings: Sequence[Parting]) -> Explanation:
     """Replicas that DDP made equal, or the program, differ at the last look that all ranks have."""
     first = min(partings, key=lambda one: one.round)
     name = first.names[0] if first.names else None
@@ -155,7 +159,7 @@ def replica_divergence(_: Case, partings: Sequence[Parting]) -> Explanation:
         f" at the last look {_some(first.names, len(first.names), shown=2, of=' parts')}"
         f" differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
-        seen=EvidenceKind.RECORD if first.told and first.wrapped else EvidenceKind.EFFECT,
+        evidence=EvidenceKind.RECORD if first.told and first.wrapped else EvidenceKind.EFFECT,
         advice=None if first.wrapped else _UNLIKE if first.at == "made" else _UNWRAPPED,
     )
 
@@ -172,8 +176,8 @@ _UNLIKE = (
 )
 
 
-@rule_given(_any_of(lambda looks: looks.wrote), RulePhase.SILENT, Cause.SHARED_FILE, outranks=("orphan_process",))
-def shared_file(_: Case, wrote: ByRank[OverwrittenFile]) -> Explanation | None:
+@given(_any_of(lambda looks: looks.wrote))
+def shared_file(_: DiagnosisContext, wrote: ByRank[OverwrittenFile]) -> Explanation | None:
     """Ranks that began one file anew, each: who comes last has written it, or parts of several stand in it."""
     writers: dict[str, dict[int, OverwrittenFile]] = {}
     for rank, one in wrote:
@@ -185,7 +189,7 @@ def shared_file(_: Case, wrote: ByRank[OverwrittenFile]) -> Explanation | None:
     place = found[min(found)].place
     more = "" if len(several) == 1 else f", and {counted(len(several) - 1, 'more file')}"
     claim = f"{ranks_text(list(found))} each wrote {shorten(path, 120)} from its beginning{at(place)}{more}"
-    return _noted(Cause.SHARED_FILE, found, claim, place=place, seen=EvidenceKind.PART)
+    return _noted(Cause.SHARED_FILE, found, claim, place=place, evidence=EvidenceKind.PART)
 
 
 def _moment(first: Parting) -> str:
@@ -217,8 +221,7 @@ def _amount(apart: float) -> str:
     return "in being finite" if apart == float("inf") else f"by {apart:.2g} of the size"
 
 
-@rule(RulePhase.SILENT, Cause.MEMORY_GROWTH, outranks=("dirty_exit",))
-def memory_growth(case: Case) -> Explanation | None:
+def memory_growth(context: DiagnosisContext) -> Explanation | None:
     """Memory that grows with the steps until the end, as fast late as early."""
     kinds: Mapping[str, Callable[[Memory], int | None]] = {
         "host": lambda point: point.anonymous_bytes,
@@ -227,7 +230,7 @@ def memory_growth(case: Case) -> Explanation | None:
     growing = [
         (rank, kind, growth)
         for kind, of in kinds.items()
-        for rank, memory in _looked(case, lambda looks: [looks.memory])
+        for rank, memory in _looked(context, lambda looks: [looks.memory])
         if (growth := _growth(memory, of)) is not None
     ]
     if not growing:
@@ -239,7 +242,7 @@ def memory_growth(case: Case) -> Explanation | None:
         ranks,
         f"the {kind} memory of {ranks_text(ranks)} grows by {bytes_text(slope)} a step and does not level off:"
         f" {bytes_text(grown)} more from step {begin} to {end}",
-        seen=EvidenceKind.PART,
+        evidence=EvidenceKind.PART,
     )
 
 
@@ -269,12 +272,11 @@ def _slope(points: Sequence[tuple[int, int]]) -> float:
     return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2) if y > x)
 
 
-@rule(RulePhase.SILENT, Cause.INPUT_BOUND, outranks=("dirty_exit",), outranked_by=("memory_growth",))
-def input_bound(case: Case) -> Explanation | None:
+def input_bound(context: DiagnosisContext) -> Explanation | None:
     """Most of the time goes by in waiting for the data loader, from the beginning to the end."""
     waits = {
         rank: wait
-        for rank, fetched in _looked(case, lambda looks: [looks.fetched])
+        for rank, fetched in _looked(context, lambda looks: [looks.fetched])
         if (wait := _wait(fetched)) is not None
     }
     if not waits:
@@ -287,7 +289,7 @@ def input_bound(case: Case) -> Explanation | None:
         f"rank {worst} waited for its data loader for {most.waited_s:.1f} of {most.passed_s:.1f} s of its steps up to"
         f" {most.step}{at(most.place)}",
         place=most.place,
-        seen=EvidenceKind.PART,
+        evidence=EvidenceKind.PART,
     )
 
 
@@ -308,28 +310,27 @@ def _wait(fetched: Sequence[Fetched]) -> Fetched | None:
     return replace(last, waited_s=waited_s, passed_s=last.passed_s - first.passed_s)
 
 
-@rule(RulePhase.SILENT, Cause.NO_GRADIENT, outranks=("memory_growth",))
-def no_gradient(case: Case) -> Explanation | None:
+def no_gradient(context: DiagnosisContext) -> Explanation | None:
     """What says it most closely: a trace, the looks at an optimizer's parameters, those at what a backward left."""
-    asked = (ask(case) for ask in (_traced, _never_trained, _trained_by_zeros, _left_zeros, _left_none))
+    asked = (ask(context) for ask in (_traced, _never_trained, _trained_by_zeros, _left_zeros, _left_none))
     return next((found for found in asked if found is not None), None)
 
 
-def _lacking(case: Case) -> tuple[dict[int, tuple[str, ...]]] | None:
-    lacking = {rank.rank: rank.traces.missing_parameters for rank in case.evidence.ranks}
+def _lacking(context: DiagnosisContext) -> tuple[dict[int, tuple[str, ...]]] | None:
+    lacking = {rank.rank: rank.traces.missing_parameters for rank in context.evidence.ranks}
     lacking = {rank: names for rank, names in lacking.items() if names}
     return (lacking,) if lacking else None
 
 
 @given(_lacking)
-def _traced(_: Case, lacking: Mapping[int, Sequence[str]]) -> Explanation:
+def _traced(_: DiagnosisContext, lacking: Mapping[int, Sequence[str]]) -> Explanation:
     missing = sorted({name for names in lacking.values() for name in names})
     return explained(
         Cause.NO_GRADIENT,
         f"{counted(len(missing), 'parameter')} received no gradient: {_some(missing, len(missing))}",
         ranks=tuple(lacking),
         place=parameter_place(missing[0]),
-        seen=EvidenceKind.FACT,
+        evidence=EvidenceKind.FACT,
         proof=("traces.log",),
         advice="Frozen on purpose, or not reached by the loss; under DDP the second kind needs find_unused_parameters"
         " or a term of zero.",
@@ -337,7 +338,7 @@ def _traced(_: Case, lacking: Mapping[int, Sequence[str]]) -> Explanation:
 
 
 @given(_any_looks(lambda looks: looks.never_count and looks.looks >= _LOOKS_WITHOUT))
-def _never_trained(_: Case, without: ByRank[HealthSamples]) -> Explanation:
+def _never_trained(_: DiagnosisContext, without: ByRank[HealthSamples]) -> Explanation:
     """Parameters that an optimizer is to train and whose module ran, but that no look found with a gradient."""
     names = list(dict.fromkeys(name for _, looks in without for name in looks.never))
     most = max(looks.never_count for _, looks in without)
@@ -353,7 +354,7 @@ def _never_trained(_: Case, without: ByRank[HealthSamples]) -> Explanation:
 
 
 @given(_any_looks(lambda looks: looks.still_count and looks.still_looks >= _LOOKS_WITHOUT))
-def _trained_by_zeros(_: Case, still: ByRank[HealthSamples]) -> Explanation:
+def _trained_by_zeros(_: DiagnosisContext, still: ByRank[HealthSamples]) -> Explanation:
     """Every gradient that an optimizer was given was zero, at every look: it changes nothing."""
     ranks = [rank for rank, _ in still]
     most = max((looks for _, looks in still), key=lambda looks: looks.still_count)
@@ -367,14 +368,16 @@ def _trained_by_zeros(_: Case, still: ByRank[HealthSamples]) -> Explanation:
     )
 
 
-def _left_by_backward(wanted: Callable[[Arrived], object]) -> Callable[[Case], tuple[list[int], Arrived] | None]:
+def _left_by_backward(
+    wanted: Callable[[Arrived], object],
+) -> Callable[[DiagnosisContext], tuple[list[int], Arrived] | None]:
     """Finds the first model whose gradients are so as a backward pass leaves them, and its ranks.
 
     Nobody has said there what is to be trained: the probe leaves out what the program runs or writes as if it were not.
     """
 
-    def found(case: Case) -> tuple[list[int], Arrived] | None:
-        looked = _looked(case, lambda looks: looks.arrived)
+    def found(context: DiagnosisContext) -> tuple[list[int], Arrived] | None:
+        looked = _looked(context, lambda looks: looks.arrived)
         left = [(rank, one) for rank, one in looked if one.looks >= _LOOKS_WITHOUT and wanted(one)]
         return ([rank for rank, one in left if one.model == left[0][1].model], left[0][1]) if left else None
 
@@ -382,7 +385,7 @@ def _left_by_backward(wanted: Callable[[Arrived], object]) -> Callable[[Case], t
 
 
 @given(_left_by_backward(lambda one: one.still))
-def _left_zeros(_: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
+def _left_zeros(_: DiagnosisContext, ranks: Sequence[int], first: Arrived) -> Explanation:
     return _noted(
         Cause.NO_GRADIENT,
         ranks,
@@ -394,15 +397,15 @@ def _left_zeros(_: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
 
 
 @given(_left_by_backward(lambda one: one.never_count))
-def _left_none(case: Case, ranks: Sequence[int], first: Arrived) -> Explanation:
+def _left_none(context: DiagnosisContext, ranks: Sequence[int], first: Arrived) -> Explanation:
     # A part that every rank keeps out by detach alone looks as one that is detached by mistake.
-    chosen = set(ranks) == {rank.rank for rank in case.evidence.ranks if rank.looks}
+    chosen = set(ranks) == {rank.rank for rank in context.evidence.ranks if rank.looks}
     return _noted(
         Cause.NO_GRADIENT,
         ranks,
         f"{counted(first.never_count, 'parameter')} of {first.model} never had a gradient at any of {first.looks} looks"
         f" on {ranks_text(ranks)}, although the module ran: {_some(first.never, first.never_count)}",
-        seen=EvidenceKind.OPEN if chosen else EvidenceKind.EFFECT,
+        evidence=EvidenceKind.OPEN if chosen else EvidenceKind.EFFECT,
         left_open=("they are kept out of training on purpose, by detach",) if chosen else (),
         place=parameter_place(first.never[0]) if first.never else None,
         advice=_NOT_REACHED + " If that is meant, set requires_grad_(False).",
@@ -416,13 +419,8 @@ def _some(names: Sequence[str], count: int, *, shown: int = 3, of: str = "") -> 
     return ", ".join(names[:shown]) + (f" and {count - shown} more{of}" if count > shown else "")
 
 
-@rule_given(
-    _any_of(lambda looks: looks.unwaited),
-    RulePhase.SILENT,
-    Cause.UNWAITED_COLLECTIVE,
-    outranks=("batches_given_up",),
-)
-def unwaited_collective(_: Case, lines: ByRank[Unwaited]) -> Explanation:
+@given(_any_of(lambda looks: looks.unwaited))
+def unwaited_collective(_: DiagnosisContext, lines: ByRank[Unwaited]) -> Explanation:
     """A line of the program that calls a collective asynchronously, and never asked any of its handles."""
     first = lines[0][1]
     ranks = [rank for rank, one in lines if (one.op, one.place) == (first.op, first.place)]
@@ -435,18 +433,13 @@ def unwaited_collective(_: Case, lines: ByRank[Unwaited]) -> Explanation:
     return _noted(Cause.UNWAITED_COLLECTIVE, ranks, claim, place=first.place)
 
 
-@rule_given(
-    _any_of(lambda looks: looks.given_up),
-    RulePhase.SILENT,
-    Cause.SWALLOWED_EXCEPTION,
-    outranks=("uninitialised_parameters",),
-)
-def batches_given_up(case: Case, lost: ByRank[GivenUp]) -> Explanation | None:
+@given(_any_of(lambda looks: looks.given_up))
+def batches_given_up(context: DiagnosisContext, lost: ByRank[GivenUp]) -> Explanation | None:
     """An exception that ended training passes, was caught, and cost their batches; alike on all ranks it stops none.
 
     Of a rank that did not end by itself nobody knows that it was caught: another one's end may just have reached it.
     """
-    lost = [(rank, one) for rank, one in lost if _went_on(case, rank)]
+    lost = [(rank, one) for rank, one in lost if _went_on(context, rank)]
     if not lost:
         return None
     first = min((one for _, one in lost), key=lambda one: one.step)
@@ -461,8 +454,8 @@ def batches_given_up(case: Case, lost: ByRank[GivenUp]) -> Explanation | None:
     return _noted(Cause.SWALLOWED_EXCEPTION, ranks, claim, place=first.place)
 
 
-def _went_on(case: Case, rank: int) -> bool:
-    known = case.rank(rank)
+def _went_on(context: DiagnosisContext, rank: int) -> bool:
+    known = context.rank(rank)
     return known is not None and known.exit is not None and known.exit.status == 0
 
 
@@ -470,8 +463,8 @@ def _unset(looks: HealthSamples) -> list[Arrived]:
     return [one for one in looks.arrived if one.unset]
 
 
-@rule_given(_any_of(_unset), RulePhase.SILENT, Cause.UNINITIALISED_PARAMETERS, outranks=("nan",))
-def uninitialised_parameters(_: Case, unset: ByRank[Arrived]) -> Explanation:
+@given(_any_of(_unset))
+def uninitialised_parameters(_: DiagnosisContext, unset: ByRank[Arrived]) -> Explanation:
     """Parameters that had a gradient, and held before any step what no program begins with."""
     first = unset[0][1]
     ranks = [rank for rank, _ in unset]
@@ -483,12 +476,11 @@ def uninitialised_parameters(_: Case, unset: ByRank[Arrived]) -> Explanation:
     return _noted(Cause.UNINITIALISED_PARAMETERS, ranks, claim, place=parameter_place(first.unset[0]))
 
 
-@rule(RulePhase.SILENT, Cause.DIRTY_EXIT, outranks=("orphan_process",))
-def dirty_exit(case: Case) -> Explanation | None:
+def dirty_exit(context: DiagnosisContext) -> Explanation | None:
     """An end that failed or left something behind, although every rank left with 0."""
-    if case.judgement.status is not Status.PASS:
+    if context.judgement.status is not Status.PASS:
         return None
-    said = [(rank.rank, words) for rank in case.evidence.ranks for words in rank.last_words]
+    said = [(rank.rank, words) for rank in context.evidence.ranks for words in rank.last_words]
     if not said:
         return None
     rank, first = min(said, key=lambda one: _KINDS.index(one[1].kind))
@@ -499,7 +491,7 @@ def dirty_exit(case: Case) -> Explanation | None:
         f"{ranks_text(ranks)} left with exit code 0, but {_left_behind(first)}{more}",
         ranks=ranks,
         place=first.place,
-        seen=EvidenceKind.ENDED,
+        evidence=EvidenceKind.ENDED,
         proof=(f"rank{rank}/stderr.log",),
     )
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
-    Case,
-    Explanation,
+    DiagnosisContext,
     at,
     dump_proof,
-    explained,
     hung_roots,
     in_function,
     loop_place,
@@ -20,7 +18,7 @@ from nsa_harness.core.diagnosis.context import (
     standing,
     wait_place,
 )
-from nsa_harness.core.diagnosis.phases import RulePhase, rule, rule_given
+from nsa_harness.core.diagnosis.explanation import Explanation, explained, given
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.health_samples import LastMessages
 from nsa_harness.core.evidence.stacks import (
@@ -47,25 +45,25 @@ _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
 _BEREFT = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})  # as one waits for a thread or child
 
 
-def _bereft(case: Case) -> tuple[Wait, LastMessages] | None:
+def _bereft(context: DiagnosisContext) -> tuple[Wait, LastMessages] | None:
     """A root that waits as one waits for a thread or child, and what the first one of its rank that died printed."""
-    alone = (root for root in hung_roots(case) if root.kind in _BEREFT and root.child is None)
+    alone = (root for root in hung_roots(context) if root.kind in _BEREFT and root.child is None)
     # A traceback without a name may be one that was caught and printed.
-    deaths = ((root, one) for root in alone if (rank := case.rank(root.rank)) for one in rank.deaths)
+    deaths = ((root, one) for root in alone if (rank := context.rank(root.rank)) for one in rank.deaths)
     return next(((root, one) for root, one in deaths if one.name != one.kind), None)
 
 
-@rule_given(_bereft, RulePhase.WAITS_BY_ITSELF, Cause.THREAD_DIED, outranks=("dataloader_worker_blocked",))
-def thread_died(case: Case, root: Wait, dead: LastMessages) -> Explanation:
+@given(_bereft)
+def thread_died(context: DiagnosisContext, root: Wait, dead: LastMessages) -> Explanation:
     """An exception ended a thread or child, which printed it and was gone, and the rank waits for what it would do."""
     return explained(
         Cause.THREAD_DIED,
-        f"{died_of(dead, root.rank)}; rank {root.rank} waits{in_function(root)}{at(wait_place(case, root))}, and no"
+        f"{died_of(dead, root.rank)}; rank {root.rank} waits{in_function(root)}{at(wait_place(context, root))}, and no"
         " thread is left that could end that",
         ranks=(root.rank,),
         place=dead.entered or dead.place,  # what it raised, others may raise too: it is there that nobody is told
-        seen=EvidenceKind.PRINTED,
-        proof=(f"rank{root.rank}/stderr.log", *dump_proof(case, root)),
+        evidence=EvidenceKind.PRINTED,
+        proof=(f"rank{root.rank}/stderr.log", *dump_proof(context, root)),
     )
 
 
@@ -73,81 +71,75 @@ def died_of(dead: LastMessages, rank: int | None) -> str:
     return f"a {dead.kind} of rank {rank} ended with {shorten(dead.error, 120)}{at(dead.place)}"
 
 
-@rule(RulePhase.WAITS_BY_ITSELF, Cause.POOL_WORKER_LOST, outranks=("open_thread_wait",))
-def pool_worker_lost(case: Case) -> Explanation | None:
+def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
     """A rank waits for a task of its multiprocessing.Pool, and every worker of the pool waits for a task."""
-    looked = ((root, case.looked.get(root.rank)) for root in hung_roots(case))
+    looked = ((root, context.looked.get(root.rank)) for root in hung_roots(context))
     root = next((root for root, seen in looked if seen and _awaits_pool(seen)), None)
     if root is None:
         return None
-    place = wait_place(case, root)
+    place = wait_place(context, root)
     return explained(
         Cause.POOL_WORKER_LOST,
         f"rank {root.rank} waits for a task of its process pool{in_function(root)}{at(place)}, and every worker of the"
         " pool waits for work: the worker that had the task is gone, and its result never comes",
         ranks=(root.rank,),
         place=place,
-        seen=EvidenceKind.CLOSED,
-        proof=dump_proof(case, root),
+        evidence=EvidenceKind.CLOSED,
+        proof=dump_proof(context, root),
     )
 
 
-@rule_given(
-    standing(lambda root: root.kind is WaitKind.SLEEP),
-    RulePhase.WAITS_BY_ITSELF,
-    Cause.LIVELOCK,
-    outranks=("starved",),
-)
-def livelock(case: Case, root: Wait, ranks: tuple[int, ...]) -> Explanation | None:
+@given(standing(lambda root: root.kind is WaitKind.SLEEP))
+def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation | None:
     """A rank that sleeps, looks and sleeps again on the same line: it moves, and comes no further."""
-    if case.judgement.proof is None or case.judgement.proof.kind is not HangKind.LIVELOCK:
+    if context.judgement.proof is None or context.judgement.proof.kind is not HangKind.LIVELOCK:
         return None
-    place = loop_place(case, root)
+    place = loop_place(context, root)
     return explained(
         Cause.LIVELOCK,
         f"rank {root.rank} polls{in_function(root)}{at(place)}, over and over: what it looks for never"
         " comes, and no step is done",
         ranks=ranks,
         place=place,
-        seen=EvidenceKind.SAMPLES,
-        proof=(*dump_proof(case, root), "watch.jsonl"),
+        evidence=EvidenceKind.SAMPLES,
+        proof=(*dump_proof(context, root), "watch.jsonl"),
     )
 
 
-def _openly_behind(case: Case) -> tuple[Wait, Stack, str] | None:
-    waiting = (root for root in hung_roots(case) if root.kind in _LOCKS and not root.closed)
-    return next(((root, *behind) for root in waiting if (behind := thread_behind(case, root))), None)
+def _openly_behind(context: DiagnosisContext) -> tuple[Wait, Stack, str] | None:
+    waiting = (root for root in hung_roots(context) if root.kind in _LOCKS and not root.closed)
+    return next(((root, *behind) for root in waiting if (behind := thread_behind(context, root))), None)
 
 
-@rule_given(_openly_behind, RulePhase.WAITS_BY_ITSELF, Cause.BLOCKED_IO, Cause.LOCK_CYCLE, outranks=("livelock",))
-def open_thread_wait(case: Case, root: Wait, stack: Stack, syscall: str) -> Explanation:
+@given(_openly_behind)
+def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscall: str) -> Explanation:
     """A rank waits for the end of another thread, which may still act, and has not for longer than an open wait."""
-    place = place_of(case, None, user_frame(stack.frames))
+    place = place_of(context, None, user_frame(stack.frames))
     return explained(
         Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
-        f"rank {root.rank} waits{at(wait_place(case, root))} for its thread {stack.thread or stack.tid}, which stands"
-        f" in {syscall or 'a wait'}{at(place)}",
+        f"rank {root.rank} waits{at(wait_place(context, root))} for its thread {stack.thread or stack.tid}, which"
+        f" stands in {syscall or 'a wait'}{at(place)}",
         ranks=(root.rank,),
         place=place,
-        seen=EvidenceKind.OPEN,
-        proof=dump_proof(case, root),
+        evidence=EvidenceKind.OPEN,
+        proof=dump_proof(context, root),
         advice="Look at what the thread waits for. Give its wait a limit, or tell it to stop before it is joined.",
     )
 
 
-def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
+def thread_behind(context: DiagnosisContext, root: Wait) -> tuple[Stack, str] | None:
     """The thread with a line of the user's that the rank waits for, and its call for bytes.
 
     None where it waits for no thread, or for several, unless one of them waits for a lock that it has taken itself, or
     all for the same.
     """
-    seen, stack = case.looked.get(root.rank), _stack(case, root)
+    seen, stack = context.looked.get(root.rank), _stack(context, root)
     if seen is None or stack is None or not any(_within(stack.frames, *one) for one in _JOINS):
         return None
     others = [one for one in seen.stacks if one is not stack and not is_poller(one) and user_frame(one.frames)]
-    others = [one for one in others if _takes_again(case, one)] or others
+    others = [one for one in others if _takes_again(context, one)] or others
     lines = {user_frame(one.frames) for one in others}
-    locks = {case.program.locks_taken_at(line) for line in lines if line}
+    locks = {context.program.locks_taken_at(line) for line in lines if line}
     if not lines or (len(lines) > 1 and (len(locks) != 1 or frozenset() in locks)):
         return None
     tasks = seen.process.tasks if seen.process else ()
@@ -155,15 +147,15 @@ def thread_behind(case: Case, root: Wait) -> tuple[Stack, str] | None:
     return others[0], "" if syscall in ("futex", "running") else syscall
 
 
-def _takes_again(case: Case, stack: Stack) -> bool:
+def _takes_again(context: DiagnosisContext, stack: Stack) -> bool:
     wanted = user_frame(stack.frames)
-    return wanted is not None and case.program.lock_taken_by(wanted, stack.frames) is not None
+    return wanted is not None and context.program.lock_taken_by(wanted, stack.frames) is not None
 
 
-def line_behind(case: Case, root: Wait) -> Place | None:
+def line_behind(context: DiagnosisContext, root: Wait) -> Place | None:
     """The line of the thread that the rank waits for; None where it waits for none, or for several."""
-    behind = thread_behind(case, root)
-    return place_of(case, None, user_frame(behind[0].frames)) if behind else None
+    behind = thread_behind(context, root)
+    return place_of(context, None, user_frame(behind[0].frames)) if behind else None
 
 
 def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
@@ -189,22 +181,26 @@ _SILENT_S = 2.0  # the beat thread of the probe writes four times a second whene
 _BRIDGES = ("ffi_", "libffi", "_ctypes", "_call_function_pointer", "?", "cpython-", "libpython", "_PyEval", "PyObject_")
 
 
-def _keeping(case: Case) -> tuple[Wait, Stack] | None:
+def _keeping(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
     """The first root that waits and keeps the interpreter's lock, else the first that computes and never hands it on.
 
     A loop in Python hands the lock on when another thread asks for it; so the beat is heard. A function of the
     interpreter itself, such as a search with a regular expression, does not.
     """
-    held = [(root, stack) for root in hung_roots(case) if (stack := _stack(case, root)) and _keeps(case, root, stack)]
+    held = [
+        (root, stack)
+        for root in hung_roots(context)
+        if (stack := _stack(context, root)) and _keeps(context, root, stack)
+    ]
     waiting = [(root, stack) for root, stack in held if root.kind is not WaitKind.COMPUTE]
-    silent = ((root, stack) for root, stack in held if not _in_library(stack) and _silent_in_all_samples(case, root))
+    silent = ((root, stack) for root, stack in held if not _in_library(stack) and _silent_in_all_samples(context, root))
     return waiting[0] if waiting else next(silent, None)
 
 
-@rule_given(_keeping, RulePhase.WAITS_BY_ITSELF, Cause.GIL_HELD_NATIVE, outranks=("native_busy_loop",))
-def gil_held_native(case: Case, root: Wait, stack: Stack) -> Explanation:
+@given(_keeping)
+def gil_held_native(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
     computes = root.kind is WaitKind.COMPUTE
-    place = loop_place(case, root) if computes else wait_place(case, root)
+    place = loop_place(context, root) if computes else wait_place(context, root)
     does = "computes without end" if computes else "stands"
     return explained(
         Cause.GIL_HELD_NATIVE,
@@ -212,8 +208,8 @@ def gil_held_native(case: Case, root: Wait, stack: Stack) -> Explanation:
         " interpreter's lock: no other Python thread of the process can run",
         ranks=(root.rank,),
         place=place,
-        seen=EvidenceKind.SAMPLES if computes else EvidenceKind.HOLDER if stack.native else EvidenceKind.STACKS,
-        proof=dump_proof(case, root),
+        evidence=EvidenceKind.SAMPLES if computes else EvidenceKind.HOLDER if stack.native else EvidenceKind.STACKS,
+        proof=dump_proof(context, root),
         advice=_SMALLER if computes else _RELEASE,
     )
 
@@ -228,55 +224,57 @@ _SMALLER = (
 )
 
 
-def _silent_in_all_samples(case: Case, root: Wait) -> bool:
-    seen = [one.at_s for one in case.evidence.samples if one.rank == root.rank][-LOOP_SAMPLES:]
-    lines = loop_lines(root, case.evidence.samples)
-    looked_s = case.evidence.snapshots[-1].at_s
-    return len(lines) == 1 and bool(seen) and _silent_s(case, root) >= max(_SILENT_S, looked_s - seen[0])
+def _silent_in_all_samples(context: DiagnosisContext, root: Wait) -> bool:
+    seen = [one.at_s for one in context.evidence.samples if one.rank == root.rank][-LOOP_SAMPLES:]
+    lines = loop_lines(root, context.evidence.samples)
+    looked_s = context.evidence.snapshots[-1].at_s
+    return len(lines) == 1 and bool(seen) and _silent_s(context, root) >= max(_SILENT_S, looked_s - seen[0])
 
 
-def _in_native_loop(case: Case) -> tuple[Wait, Stack] | None:
-    looping = ((root, _stack(case, root)) for root in hung_roots(case) if root.kind is WaitKind.COMPUTE)
-    return next(((root, stack) for root, stack in looping if stack and _stays_native(case, root, stack)), None)
+def _in_native_loop(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
+    looping = ((root, _stack(context, root)) for root in hung_roots(context) if root.kind is WaitKind.COMPUTE)
+    return next(((root, stack) for root, stack in looping if stack and _stays_native(context, root, stack)), None)
 
 
-@rule_given(_in_native_loop, RulePhase.WAITS_BY_ITSELF, Cause.NATIVE_BUSY_LOOP, outranks=("shutdown_hang",))
-def native_busy_loop(case: Case, root: Wait, stack: Stack) -> Explanation:
-    place = loop_place(case, root)
+@given(_in_native_loop)
+def native_busy_loop(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
+    place = loop_place(context, root)
     return explained(
         Cause.NATIVE_BUSY_LOOP,
         f"rank {root.rank} computes without end in native code ({_called(stack)}), called{in_function(root)}"
         f"{at(place)}: no progress, no step",
         ranks=(root.rank,),
         place=place,
-        seen=EvidenceKind.STACKS if stack.gil else EvidenceKind.SAMPLES,  # a lock that is kept is a fault of its own
-        proof=dump_proof(case, root),
+        evidence=EvidenceKind.STACKS
+        if stack.gil
+        else EvidenceKind.SAMPLES,  # a lock that is kept is a fault of its own
+        proof=dump_proof(context, root),
     )
 
 
-def _stack(case: Case, root: Wait) -> Stack | None:
+def _stack(context: DiagnosisContext, root: Wait) -> Stack | None:
     """The stack of the rank's training thread at the last look."""
-    return rank_stack(case.looked[root.rank]) if root.rank in case.looked else None
+    return rank_stack(context.looked[root.rank]) if root.rank in context.looked else None
 
 
-def _stays_native(case: Case, root: Wait, stack: Stack) -> bool:
+def _stays_native(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
     """It never comes back to Python: one line in all samples, and the lock given away, or kept so that nobody beats.
 
     A Python loop that calls small C functions shows some of them too; but it holds the lock, and hands it on.
     """
-    one_line = len(loop_lines(root, case.evidence.samples)) == 1
-    return one_line and _in_library(stack) and (not stack.gil or _silent_s(case, root) >= _SILENT_S)
+    one_line = len(loop_lines(root, context.evidence.samples)) == 1
+    return one_line and _in_library(stack) and (not stack.gil or _silent_s(context, root) >= _SILENT_S)
 
 
-def _keeps(case: Case, root: Wait, stack: Stack) -> bool:
+def _keeps(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
     """It holds the interpreter's lock; without native frames the silence of the beat has to show that it keeps it."""
-    return stack.gil and (bool(stack.native) or _silent_s(case, root) >= _SILENT_S)
+    return stack.gil and (bool(stack.native) or _silent_s(context, root) >= _SILENT_S)
 
 
-def _silent_s(case: Case, root: Wait) -> float:
+def _silent_s(context: DiagnosisContext, root: Wait) -> float:
     """Since its last beat, at the last look; 0 where it has none."""
-    board = case.looked[root.rank].board if root.rank in case.looked else None
-    return case.evidence.snapshots[-1].at_s - board.beat_s if board and board.beat_s is not None else 0.0
+    board = context.looked[root.rank].board if root.rank in context.looked else None
+    return context.evidence.snapshots[-1].at_s - board.beat_s if board and board.beat_s is not None else 0.0
 
 
 def _in_library(stack: Stack) -> bool:

@@ -1,0 +1,130 @@
+"""Explanation: the answer of a rule, which is a cause and the facts that show it. It has no sentence.
+
+`texts/sentences.py` makes the sentence from the template of the cause in `texts/causes.toml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TypeVarTuple
+
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.confidence import LIKELY, EvidenceKind, confidence
+from nsa_harness.core.diagnosis.context import DiagnosisContext
+from nsa_harness.core.report import CollectiveRef, Facts, Finding, Place
+
+Rule = Callable[[DiagnosisContext], "Explanation | None"]
+Match = TypeVarTuple("Match")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenQuestion:
+    """Another reading of the evidence, or something that was not seen."""
+
+    code: str  # of its text in [left_open] of texts/causes.toml
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A cause, the facts for its sentence, and what the culprit of the verdict is made of."""
+
+    cause: Cause
+    evidence: EvidenceKind  # what the rule goes by
+    facts: Facts = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
+    place: Place | None = None
+    proof: tuple[str, ...] = ()  # paths relative to the attempt
+    step: int | None = None  # that it is about; None: the step that its first rank is in
+    collective: CollectiveRef | None = None
+    parties: tuple[int, ...] | None = None  # ranks that do not go together; None: every rank
+    left_open: tuple[OpenQuestion, ...] = ()
+    caveat: OpenQuestion | None = None  # the one that makes a certain cause a likely one
+    reason: Cause | None = None  # a certain cause that stands beside this one and is why it came about
+
+    @property
+    def confidence(self) -> float:
+        sure = confidence(self.evidence, self.cause.row.certain_by, left_open=self.caveat is not None)
+        return max(sure, LIKELY) if self.reason else sure
+
+    @property
+    def open_questions(self) -> tuple[OpenQuestion, ...]:
+        return self.left_open if self.caveat is None else (*self.left_open, self.caveat)
+
+    def in_words(self, claim: str, advice: str, left_open: tuple[str, ...] = ()) -> Finding:
+        """Return the finding that reports store, with these sentences."""
+        return Finding(
+            code=self.cause.value,
+            claim=claim,
+            ranks=self.ranks,
+            place=self.place,
+            confidence=self.confidence,
+            proof=self.proof,
+            advice=advice,
+            left_open=left_open,
+        )
+
+
+def given(
+    find: Callable[[DiagnosisContext], tuple[*Match] | None],
+) -> Callable[[Callable[[DiagnosisContext, *Match], Explanation | None]], Rule]:
+    """Make a rule of a function that also takes what `find` returns; where that is None, the rule does not answer."""
+
+    def rule_of(explain: Callable[[DiagnosisContext, *Match], Explanation | None]) -> Rule:
+        @wraps(explain, assigned=("__module__", "__name__", "__doc__"))
+        def rule(context: DiagnosisContext) -> Explanation | None:
+            match = find(context)
+            return None if match is None else explain(context, *match)
+
+        return rule
+
+    return rule_of
+
+
+def explained(
+    cause: Cause,
+    claim: str,
+    *,
+    evidence: EvidenceKind,
+    advice: str | None = None,
+    ranks: tuple[int, ...] = (),
+    place: Place | None = None,
+    proof: tuple[str, ...] = (),
+    step: int | None = None,
+    collective: CollectiveRef | None = None,
+    parties: tuple[int, ...] | None = None,
+    left_open: tuple[str, ...] = (),
+) -> Explanation:
+    """Return the answer of a rule that still makes its own sentence, which is its only fact.
+
+    It goes with the last family of rules that has no templates.
+    """
+    return Explanation(
+        cause=cause,
+        facts={"claim": claim} | ({} if advice is None else {"advice": advice}),
+        evidence=evidence,
+        ranks=ranks,
+        place=place,
+        proof=proof,
+        step=step,
+        collective=collective,
+        parties=parties,
+        left_open=tuple(OpenQuestion(code="text", facts={"text": text}) for text in left_open),
+    )
+
+
+def stated(
+    cause: Cause,
+    claim: str,
+    *,
+    evidence: EvidenceKind,
+    advice: str = "",
+    ranks: tuple[int, ...] = (),
+    place: Place | None = None,
+    proof: tuple[str, ...] = (),
+) -> Finding:
+    """Return a finding that no rule made, with the sentence of whoever made it. Its advice may be added later."""
+    explanation = Explanation(cause=cause, evidence=evidence, ranks=ranks, place=place, proof=proof)
+    return explanation.in_words(claim, advice)

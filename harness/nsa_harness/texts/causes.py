@@ -1,0 +1,34 @@
+"""The texts of causes.toml: what each cause means, how it is proven, what to do, and the templates of its sentences."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+
+from nsa_harness.core.diagnosis.causes import Cause
+
+LEFT_OPEN = "left_open"  # the section that belongs to no cause
+
+
+@cache
+def sections() -> Mapping[str, Mapping[str, str]]:
+    """Return the texts of causes.toml by section and key, each on one line."""
+    stored = tomllib.loads(files(__package__).joinpath("causes.toml").read_text(encoding="utf-8"))
+    return {section: {key: " ".join(text.split()) for key, text in texts.items()} for section, texts in stored.items()}
+
+
+def text_of(code: str | None, key: str) -> str:
+    """Return one text of a cause, a template unrendered; "" where it has none.
+
+    A code that another version stored and this one does not know has the texts of an unknown cause.
+    """
+    texts = sections()
+    return texts.get(code or "", texts[Cause.UNKNOWN]).get(key, "")
+
+
+def remedy(code: str | None) -> str:
+    """Return the remedy of a cause as a sentence."""
+    text = text_of(code, "remedy")
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,102 @@
+"""Sentences: the findings of a run in words, made from its facts by the templates of causes.toml.
+
+A sentence that cannot be made costs no verdict: the finding then shows its cause with the facts, and why is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from nsa_harness.core.diagnosis.causes import Cause
+from nsa_harness.core.diagnosis.engine import Diagnosis
+from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion
+from nsa_harness.core.diagnosis.rank_text import with_coordinates, without_steps
+from nsa_harness.core.report import Finding, Outcome, Place, Trouble
+from nsa_harness.texts.causes import LEFT_OPEN, remedy, text_of
+from nsa_harness.texts.templates import rendered
+from nsa_harness.texts.words import place_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """The findings of a diagnosis in words, in its order, and the sentences that could not be made."""
+
+    findings: tuple[Finding, ...]
+    trouble: tuple[Trouble, ...]
+
+
+def in_words(diagnosis: Diagnosis) -> Words:
+    """Return the findings of `diagnosis`, which name the coordinates of ranks, and steps only where they count."""
+    trouble: list[Trouble] = []
+    findings = tuple(_in_words(one, diagnosis, trouble) for one in diagnosis.explanations)
+    return Words(findings=findings, trouble=tuple(trouble))
+
+
+def with_advice(outcome: Outcome) -> Outcome:
+    """Return the outcome with the advice of the cause for each finding that no rule made and that has none."""
+    findings = (advised(one) if one.code in _OF_NO_RULE and not one.advice else one for one in outcome.findings)
+    return replace(outcome, findings=tuple(findings))
+
+
+_OF_NO_RULE = frozenset({Cause.EXPECTATION_MISSED, Cause.SAME_PLACE, Cause.QUADRATIC_COST})
+
+
+def advised(finding: Finding) -> Finding:
+    """Return a finding that no rule made with the advice of its cause."""
+    return replace(finding, advice=text_of(finding.code, "advice") or remedy(finding.code))
+
+
+def _in_words(explanation: Explanation, diagnosis: Diagnosis, trouble: list[Trouble]) -> Finding:
+    def reworded(sentence: str) -> str:
+        sentence = sentence if diagnosis.counts_steps else without_steps(sentence)
+        return with_coordinates(sentence, diagnosis.meshes)
+
+    left_open = (_open_question(one, trouble) for one in explanation.open_questions)
+    return explanation.in_words(
+        reworded(_claim(explanation, trouble)),
+        _sentence(explanation.cause, "advice", _facts_of(explanation), trouble),
+        tuple(reworded(one) for one in dict.fromkeys(left_open)),
+    )
+
+
+def _claim(explanation: Explanation, trouble: list[Trouble]) -> str:
+    claim = _sentence(explanation.cause, "claim", _facts_of(explanation), trouble)
+    reason = explanation.reason
+    return f"{claim}; {text_of(reason.value, 'as_reason')} ({reason.value})" if reason else claim
+
+
+def _facts_of(explanation: Explanation) -> dict[str, object]:
+    return {
+        **explanation.facts,
+        "ranks": explanation.ranks,
+        "rank": explanation.ranks[0] if explanation.ranks else None,
+        "place": explanation.place,
+        "step": explanation.step,
+        "remedy": remedy(explanation.cause.value),
+    }
+
+
+def _sentence(cause: Cause, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
+    if key in facts:  # a rule that still makes its own sentence
+        return str(facts[key])
+    return _made(cause.value, key, facts, trouble)
+
+
+def _open_question(question: OpenQuestion, trouble: list[Trouble]) -> str:
+    return _made(LEFT_OPEN, question.code, question.facts, trouble)
+
+
+def _made(section: str, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
+    try:
+        return rendered(section, key, facts)
+    except Exception as error:  # a filter may raise anything, and no sentence is worth a verdict
+        trouble.append(Trouble(what=f"the {key} of {section}", why=f"{type(error).__name__}: {error}"))
+        return "" if key == "advice" else _bare(key if section == LEFT_OPEN else section, facts)
+
+
+def _bare(code: str, facts: Mapping[str, object]) -> str:
+    """Return the code with its facts: "pipe_full (line=train.py:12)"."""
+    known = {name: value for name, value in facts.items() if name != "remedy" and value not in (None, "", ())}
+    shown = ", ".join(f"{name}={place_name(v) if isinstance(v, Place) else v}" for name, v in known.items())
+    return f"{code} ({shown})" if shown else code

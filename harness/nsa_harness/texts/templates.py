@@ -1,0 +1,39 @@
+"""Templates of causes.toml: each is compiled when it is first rendered, and a missing fact is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from jinja2 import Environment, StrictUndefined, Template, UndefinedError
+
+from nsa_harness.texts.causes import sections
+from nsa_harness.texts.words import FILTERS
+
+
+def rendered(section: str, key: str, facts: Mapping[str, object]) -> str:
+    """Return the text made of these facts. Raises `jinja2.TemplateError` and whatever a filter raises."""
+    return template(section, key).render(facts)
+
+
+@cache
+def template(section: str, key: str) -> Template:
+    """Return the compiled template. The advice of a cause that has none of its own is its remedy."""
+    source = sections()[section].get(key, "{{ remedy }}") if key == "advice" else sections()[section][key]
+    return environment().from_string(source)
+
+
+@cache
+def environment() -> Environment:
+    """Return the one environment of all templates."""
+    # Sentences are plain text; whoever writes HTML or Markdown escapes them there.
+    environment = Environment(undefined=StrictUndefined, autoescape=False, finalize=_printed)
+    environment.filters.update(FILTERS)
+    return environment
+
+
+def _printed(value: object) -> object:
+    """Refuse to print None: the template has to ask whether the fact is known."""
+    if value is None:
+        raise UndefinedError("a fact that is None was printed")
+    return value
