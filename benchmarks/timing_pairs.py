@@ -195,6 +195,7 @@ def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
     from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.core.report import Outcome, Status
     from nsa_harness.render.listener import Listener
+    from nsa_harness.supervisor.storage.rundir import RunOptions
 
     outcomes: list[Outcome] = []
 
@@ -202,9 +203,8 @@ def _harness_s(spec: RunSpec, directory: Path) -> tuple[float, float]:
         def outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
             outcomes.append(outcome)
 
-    request = RunRequest(
-        specs=(spec,), out=directory, json=False, strict=False, probe="full", command="benchmarks/timing_pairs.py"
-    )
+    options = RunOptions(command="benchmarks/timing_pairs.py", out=directory)
+    request = RunRequest(specs=(spec,), options=options)
     begun = time.perf_counter()
     run_all(request, Silent())
     took_s = time.perf_counter() - begun

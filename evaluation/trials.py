@@ -27,7 +27,7 @@ from nsa_harness.render.listener import Listener
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.planning import Invocation, Script, planned
-from nsa_harness.supervisor.storage.rundir import RunDir
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions
 
 MARKER = "# to blame"
 LINES_OFF = 2  # a line named this close to the marked one is right
@@ -43,7 +43,7 @@ _KEYS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Label:
-    """What a program is, and what is due. `culprit` empty: no rank is to blame; `line` None: there is none to name."""
+    """A program and the report that it must lead to. `culprit` is empty if no rank is at fault; `line` may be None."""
 
     name: str
     about: str
@@ -55,15 +55,15 @@ class Label:
     line: int | None = None
     step: int | None = None
     limits: Mapping[str, float] = field(default_factory=dict)
-    words: tuple[str, ...] = ()  # behind `fault` or `healthy`
+    words: tuple[str, ...] = ()  # after `fault` or `healthy`
     env: Mapping[str, str] = field(default_factory=dict)
-    twin: bool = True  # it can be healthy
+    twin: bool = True  # the program can be healthy
     needs: tuple[str, ...] = ()  # what the machine must have: "root", "gpu"
     repeat: int = 1  # attempts, for a fault that shows only in some of them
 
     @property
     def control(self) -> bool:
-        """A program with nothing wrong, however odd it looks."""
+        """Whether nothing is wrong with the program, however odd it looks."""
         return self.verdict == Status.PASS and self.cause is None
 
 
@@ -80,7 +80,7 @@ class Trial:
 
     @property
     def sound(self) -> bool:
-        """Nothing is wrong with it: it must pass, and nothing may be said against it."""
+        """Whether nothing is wrong: the run must pass without a finding."""
         return self.healthy or self.label.control
 
     @property
@@ -90,7 +90,7 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What a report says of a trial, as far as a label can tell. `wrong` names the parts that differ."""
+    """The parts of a report that a label can state. `wrong` names the parts that differ from the label."""
 
     trial: Trial
     verdict: str
@@ -107,7 +107,7 @@ class TrialResult:
 
 
 def read_label(name: str, text: str) -> Label:
-    """The label in a program's text. Raises ValueError, which names the program and the mistake."""
+    """Return the label in a program's text. Raises ValueError, which names the program and the mistake."""
     try:
         tree = ast.parse(text)
         assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
@@ -129,7 +129,7 @@ def read_label(name: str, text: str) -> Label:
 
 
 def trials(labels: Sequence[Label]) -> tuple[Trial, ...]:
-    """Each fault followed by its twin."""
+    """Return the trials, each fault followed by its twin."""
     return tuple(
         Trial(label=label, healthy=healthy)
         for label in labels
@@ -139,7 +139,7 @@ def trials(labels: Sequence[Label]) -> tuple[Trial, ...]:
 
 
 def trial_result(trial: Trial, outcome: Outcome) -> TrialResult:
-    """What the report says, and which parts of it differ from what is due."""
+    """Compare the report with the label."""
     cause, place, ranks, confidence = _blamed(trial, outcome)
     said = TrialResult(
         trial=trial,
@@ -158,7 +158,7 @@ def trial_result(trial: Trial, outcome: Outcome) -> TrialResult:
 
 
 def trial_line(one: TrialResult, width: int) -> str:
-    """One line: the program, what was said of it, and what of that is wrong."""
+    """Return one line: the program, the report, and the parts of the report that are wrong."""
     said = " ".join(filter(None, [one.verdict, one.cause]))
     line = f"{'WRONG' if one.wrong else 'right'}  {one.trial.name:<{width}}  {said}   {one.wall_s:.1f} s"
     if not one.wrong:
@@ -170,7 +170,7 @@ def trial_line(one: TrialResult, width: int) -> str:
 
 
 def _blamed(trial: Trial, outcome: Outcome) -> tuple[str | None, Place | None, tuple[int, ...], float | None]:
-    """The verdict's cause; of a run that passed, the finding that is due, or else the first one."""
+    """Return the verdict's cause; for a run that passed, the expected finding or else the first finding."""
     findings = outcome.findings
     if outcome.verdict.cause is not None:
         culprit = outcome.culprit
@@ -215,7 +215,7 @@ _PARTS = ("verdict", "culprit", "cause", "line", "step")  # each with a share of
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """So many of so many were right; of none, there is no rate."""
+    """The number of right answers and of all answers. Without answers there is no rate."""
 
     right: int
     of: int
@@ -230,7 +230,7 @@ class Share:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How often a word was due, how often it was said, and how often both."""
+    """How often a cause was planted, how often it was reported, and how often both."""
 
     planted: int
     said: int
@@ -245,13 +245,13 @@ class Score:
         return self.right / self.planted if self.planted else None
 
     def values(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the score for JSON."""
         return {**vars(self), "precision": self.precision, "recall": self.recall}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """Of all answers the verdict; of faults the parts that a label names; of sound programs what is said in error."""
+    """The shares of right parts over all answers, and what was wrongly reported for healthy programs."""
 
     verdict: Share
     culprit: Share
@@ -259,11 +259,11 @@ class Accuracy:
     line: Share
     step: Share
     causes: dict[str, Score]
-    bands: dict[str, Share]  # by how sure one was: cause and culprit both right
+    bands: dict[str, Share]  # by confidence: cause and culprit both right
     certain_and_wrong: tuple[str, ...]
     false_hangs: tuple[str, ...]
     false_alarms: tuple[str, ...]  # a finding on a program with nothing wrong
-    latency_median_s: float | None  # of a HANG, from the culprit's last mark to the verdict
+    latency_median_s: float | None  # of a HANG, from the culprit's last progress to the verdict
     latency_95_s: float | None
 
 
@@ -293,7 +293,7 @@ def accuracy(answers: Sequence[TrialResult]) -> Accuracy:
 
 
 def scores(pairs: Sequence[tuple[str | None, str | None]]) -> dict[str, Score]:
-    """Of each word that was due or said, from pairs of both; no word is due of a twin, so one said costs precision."""
+    """Return the score of each cause, from pairs of planted and reported. A cause of a twin costs precision."""
     words = sorted({word for pair in pairs for word in pair if word is not None})
     return {
         word: Score(
@@ -306,7 +306,7 @@ def scores(pairs: Sequence[tuple[str | None, str | None]]) -> dict[str, Score]:
 
 
 def accuracy_values(answers: Sequence[TrialResult]) -> dict[str, object]:
-    """As JSON: the figures, and every answer they come from."""
+    """Return the figures and every answer behind them, for JSON."""
     found = accuracy(answers)
     return {
         "schema": 1,
@@ -323,7 +323,7 @@ def accuracy_values(answers: Sequence[TrialResult]) -> dict[str, object]:
 
 
 def trial_values(one: TrialResult) -> dict[str, object]:
-    """One trial as JSON: what is due, what was said."""
+    """Return one trial for JSON: the label and the report."""
     label = one.trial.label
     due = None if one.trial.sound else label
     return {
@@ -402,11 +402,7 @@ def run_corpus(chosen: Sequence[Trial], request: CorpusRequest, lines: TextIO) -
         screen = _Screen(some, lines, at_the_end=repeat > 1)
         run = RunRequest(
             specs=tuple(trial_spec(trial, request.root) for trial in some),
-            out=request.out,
-            json=False,
-            strict=True,
-            probe="full",
-            command=request.command,
+            options=RunOptions(command=request.command, out=request.out, strict=True),
             policy=Policy(repeat=repeat),
             jobs=request.jobs,
         )
@@ -451,7 +447,7 @@ class _Screen(Listener):
                 self._print(outcome)
 
     def _print(self, outcome: Outcome) -> None:
-        result = trial_result(self._trials[outcome.scenario], outcome)
+        result = trial_result(self._trials[outcome.spec.scenario], outcome)
         print(escape(trial_line(result, max(map(len, self._trials)))), file=self._lines, flush=True)
 
 
@@ -459,7 +455,7 @@ def _results(chosen: Sequence[Trial], run_dir: Path) -> list[TrialResult]:
     """Compare the outcomes in report.json, as any other program would read them."""
     run = RunDir(run_dir)
     text = run.door.whole(run.report, _MOST_BYTES).decode("utf-8")
-    outcomes = {outcome.scenario: outcome for outcome in from_json(text, str(run.report)).outcomes if outcome.final}
+    outcomes = {outcome.spec.scenario: outcome for outcome in from_json(text, str(run.report)).outcomes if outcome.final}
     return [trial_result(trial, outcomes[trial.name]) for trial in chosen if trial.name in outcomes]
 
 

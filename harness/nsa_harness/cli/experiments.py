@@ -40,39 +40,23 @@ SEARCH = "Search"
 SIDES = "How the two sides differ (one of these, or KEY=A,B)"
 TEST = "How to test it"
 
-# What bisect varies: the field of SubjectOptions, the option, and its help text.
-_SUBJECTS = (
-    ("gc_range", "--gc-range [=A:B]", "Layers with gradient checkpointing."),
-    ("layers", "--layers [=GOOD:[BAD]]", "Number of layers."),
-    ("seq_len", "--seq-len [=GOOD:[BAD]]", "Sequence length, in tokens."),
-    ("world_size", "--world-size [=GOOD:BAD]", "Number of ranks."),
-    ("branch", "--branch", "Branches of the attention."),
-    ("env", "--env [=NAME,...]", "Environment variables that the scenario declares."),
-    (
-        "set",
-        "--set GOOD,BAD",
-        "Keys in which two scenarios differ, or two config files that your script reads as {file}.",
-    ),
-    (
-        "env_file",
-        "--env-file GOOD,BAD",
-        "Variables and packages of two environments: files, pip freeze, or virtual environments.",
-    ),
-    ("commits", "--commits GOOD..BAD", "Commits between a good and a bad one."),
-    (
-        "any",
-        "--any KEY=[A,...]",
-        "Any key. Numbers: from which number it fails. Words: which of them fail, alone or together.",
-    ),
-    (
-        "ordered",
-        "--ordered KEY=[A,...]",
-        "Words in order, such as versions, the good one first: from which word it fails.",
-    ),
-    ("choice", "--choice KEY=[A,...]", "Values of which only one is set at a time: which of them fail."),
-    ("seeds", "--seeds A:B", "Random seeds, each several times: is it the data, or a race?"),
-    ("items", "--items NAME=A:B", "Numbered items of your script, such as batches or data shards: which of them fail."),
-)
+# What bisect varies: each option, and its help text. Its name is that of a field of SubjectOptions.
+_SUBJECTS = {
+    "--gc-range [=A:B]": "Layers with gradient checkpointing.",
+    "--layers [=GOOD:[BAD]]": "Number of layers.",
+    "--seq-len [=GOOD:[BAD]]": "Sequence length, in tokens.",
+    "--world-size [=GOOD:BAD]": "Number of ranks.",
+    "--branch": "Branches of the attention.",
+    "--env [=NAME,...]": "Environment variables that the scenario declares.",
+    "--set GOOD,BAD": "Keys in which two scenarios differ, or two config files that your script reads as {file}.",
+    "--env-file GOOD,BAD": "Variables and packages of two environments: files, pip freeze, or virtual environments.",
+    "--commits GOOD..BAD": "Commits between a good and a bad one.",
+    "--any KEY=[A,...]": "Any key. Numbers: from which number it fails. Words: which of them fail, alone or together.",
+    "--ordered KEY=[A,...]": "Words in order, such as versions, the good one first: from which word it fails.",
+    "--choice KEY=[A,...]": "Values of which only one is set at a time: which of them fail.",
+    "--seeds A:B": "Random seeds, each several times: is it the data, or a race?",
+    "--items NAME=A:B": "Numbered items of your script, such as batches or data shards: which of them fail.",
+}
 _ARG = "An argument of your script that contains {layers}, {items}, {range}, {value} or {file}."
 _OUTCOME = "What counts as bad: same, hang, fail, fail:REGEX, any, or slow (slow:1.5, slow:200ms)."
 _SIDES = "What to launch, and one key with two values, the one that should help last; or two scenarios."
@@ -80,17 +64,16 @@ _SIDE_ARG = "An argument of your script for each side: --arg=--fp16,--bf16; shar
 
 
 def _with_subjects(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` an option for each row of _SUBJECTS, in place of its parameter **subject."""
-
-    def parameter(name: str, form: str, text: str) -> inspect.Parameter:
-        kind: Any = bool if name == "branch" else str | None
-        default = False if name == "branch" else None
-        annotation = Annotated[kind, option(form, text, SUBJECT)]
-        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-    context, words, *others, _ = inspect.signature(command, eval_str=True).parameters.values()
-    others = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in others]
-    parameters = [context, words, *(parameter(*row) for row in _SUBJECTS), *others]
+    """Give `command` an option for each entry of _SUBJECTS, in place of its parameter **subject."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    subjects = []
+    for form, text in _SUBJECTS.items():
+        name, _, metavar = form.lstrip("-").partition(" ")
+        kind, default = (str | None, None) if metavar else (bool, False)
+        annotation = Annotated[kind, option(form, text, SUBJECT)]  # type: ignore[valid-type]
+        subjects.append(inspect.Parameter(name.replace("-", "_"), keyword, default=default, annotation=annotation))
+    context, words, *others, _subject = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [context, words, *subjects, *(parameter.replace(kind=keyword) for parameter in others)]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 

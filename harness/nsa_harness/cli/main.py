@@ -1,4 +1,4 @@
-"""The command line: parse, call, print, choose the exit code. Imports nothing heavy until a command runs."""
+"""The command line: its commands, its exit codes, and its errors. Imports nothing heavy until a command runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nsa_harness.cli.ci import app as ci_app
 from nsa_harness.cli.options import GroupedCommand
 from nsa_harness.errors import HarnessError, UsageError
 
-# Options that take a value only after `=`. Typer would eat the next word, so a bare one becomes `=auto` first.
+# Options that take a value only after `=`. Typer would take the next word, so such a bare option becomes `=auto` first.
 _BARE_MEANS_AUTO = ("--gc-range", "--layers", "--seq-len", "--world-size", "--env", "--resume")
 _DEBUG = "NSA_HARNESS_DEBUG"
 # Options that are gone; their variables are still accepted, as long as the schema number is 1.
@@ -117,40 +117,40 @@ def main() -> NoReturn:
 
 
 def _for_git_bisect(argv: Sequence[str]) -> bool:
-    """git would take a mistake on our command line for a bad commit; 125 makes it skip."""
+    """Whether a usage error must exit with 125: git would take another code for a bad commit."""
     return "--git-bisect" in argv or os.environ.get("NSA_HARNESS_GIT_BISECT", "") not in ("", "0")
 
 
 def run_command_line(argv: Sequence[str]) -> int:
-    """Run one command line; returns the exit code. Errors of the user go to stderr without a traceback."""
-    words, passed_on = _split(argv)
+    """Run one command line and return its exit code. An error of the user goes to stderr without a traceback."""
+    words, program_args = _split(argv)
     try:
         _check_environment(os.environ)
-        app(args=words, prog_name="nsa-harness", obj=passed_on)
+        app(args=words, prog_name="nsa-harness", obj=program_args)
     except SystemExit as ended:
-        if ended.code == _USAGE and (hint := _of_another_program(argv)):
+        if ended.code == _USAGE and (hint := _hint_for_foreign_options(argv)):
             print(hint, file=sys.stderr)
         return ended.code if isinstance(ended.code, int) else 1
     except HarnessError as error:
         if os.environ.get(_DEBUG) == "1":
             raise
-        return _say(str(error), error.exit_code, as_json="--json" in words)
-    except Exception as error:  # a fault of ours: said in a line, never folded into a verdict
+        return _report_error(str(error), error.exit_code, as_json="--json" in words)
+    except Exception as error:  # a bug of nsa-harness is reported in one line, and is never a verdict
         if os.environ.get(_DEBUG) == "1":
             raise
         text = f"nsa-harness itself failed: {type(error).__name__}: {error}; {_DEBUG}=1 shows where"
-        return _say(text, _NOT_JUDGED, as_json="--json" in words)
+        return _report_error(text, _NOT_JUDGED, as_json="--json" in words)
     return 0
 
 
-def _of_another_program(argv: Sequence[str]) -> str | None:
-    """The line that works, where options of a program or a launcher were given as ours."""
+def _hint_for_foreign_options(argv: Sequence[str]) -> str | None:
+    """Return the line that works, if options of a program or a launcher were typed as options of nsa-harness."""
     if "--" in argv or argv[:1] not in (["run"], ["watch"]):
         return None
     params = typer.main.get_command(app).commands[argv[0]].params  # type: ignore[attr-defined]
-    ours = {name for param in params for name in param.opts}
-    foreign = [word for word in (word.partition("=")[0] for word in argv[1:]) if word.startswith("--")]
-    if all(word in ours or get_close_matches(word, ours) for word in foreign):
+    known = {name for param in params for name in param.opts}
+    typed = [word.partition("=")[0] for word in argv[1:] if word.startswith("--")]
+    if all(name in known or get_close_matches(name, known) for name in typed):
         return None
     if argv[0] == "watch":
         command = "COMMAND..." if argv[1].startswith("-") else shlex.join(argv[1:])
@@ -160,16 +160,12 @@ def _of_another_program(argv: Sequence[str]) -> str | None:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The harness's own words, and what stands behind the first `--`."""
-    words = list(argv)
-    behind: tuple[str, ...] = ()
-    if "--" in words:
-        at = words.index("--")
-        words, behind = words[:at], tuple(words[at + 1 :])
-    return [f"{word}=auto" if word in _BARE_MEANS_AUTO else word for word in words], behind
+    """Return the words for nsa-harness, and the words after the first `--`."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    return [f"{word}=auto" if word in _BARE_MEANS_AUTO else word for word in argv[:end]], tuple(argv[end + 1 :])
 
 
-def _say(text: str, code: int, *, as_json: bool) -> int:
+def _report_error(text: str, code: int, *, as_json: bool) -> int:
     print(text, file=sys.stderr)
     if as_json:
         event = {"schema": 1, "event": "error", "t_s": None, "run_id": None, "scenario": None, "message": text}
@@ -178,7 +174,7 @@ def _say(text: str, code: int, *, as_json: bool) -> int:
 
 
 def _check_environment(environ: os._Environ[str]) -> None:
-    """Every option is also NSA_HARNESS_<OPTION>; a slip in such a name must not vanish."""
+    """Refuse a name NSA_HARNESS_<OPTION> of no option: a typing error must not go unnoticed."""
     given = sorted(name for name in environ if name.startswith("NSA_HARNESS_") and name != _DEBUG)
     if not given:
         return

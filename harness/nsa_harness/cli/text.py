@@ -1,4 +1,4 @@
-"""What `list`, `explain` and `run --dry-run` print."""
+"""The output of `list`, `explain` and `run --dry-run`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAME_COLUMNS = 22
 
 
 def catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterator[str]:
-    """A part for each folder, a row for each family: its name, what it asks, tags, other names, and its members."""
+    """Yield the directories, and for each family its name, question, tags, other names and members."""
     by_folder: dict[str, dict[str, list[SelectedScenario]]] = {}
     for item in sorted(items, key=lambda item: (-item.priority, item.family)):
         by_folder.setdefault(item.file.rpartition("/")[0] or ".", {}).setdefault(item.family, []).append(item)
@@ -72,7 +72,7 @@ def catalog_json(items: Sequence[SelectedScenario]) -> str:
 
 
 def explanation(question: Invocation, facts: MachineFacts) -> Iterator[str]:
-    """The resolved YAML of each selected scenario, documents parted by `---`."""
+    """Yield the resolved YAML of each selected scenario, with `---` between documents."""
     asked, notes = selected_scenarios(question)
     yield from (f"# {note}" for note in notes)
     for number, (item, scenario) in enumerate(zip(asked, checked(asked), strict=True)):
@@ -84,21 +84,21 @@ def explanation(question: Invocation, facts: MachineFacts) -> Iterator[str]:
 
 
 def cause_lines(cause: Cause, width: int) -> Iterator[str]:
-    """What docs/findings.md says of a cause."""
+    """Yield the meaning of a cause, its proof and its remedy, as in docs/findings.md."""
     yield cause.value
     for label, key in (("means", "means"), ("proven by", "proven_by"), ("try", "remedy")):
         yield from labelled(label, text_of(cause, key), width, len("proven by") + 2)
 
 
 def kind_lines(kind: HangKind, width: int) -> Iterator[str]:
-    """What a kind of HANG means, and which causes it has."""
+    """Yield the meaning of a kind of HANG, and its causes."""
     yield kind.value
     yield from labelled("means", MEANING[kind], width, len("causes") + 2)
     yield from labelled("causes", " · ".join(one for one in Cause if kind in one.row.kinds), width, len("causes") + 2)
 
 
 def command_lines(plan: Plan, redaction: Redaction) -> Iterator[str]:
-    """The exact commands, each with what was chosen; a scenario that cannot run says why."""
+    """Yield the exact commands, each with its choices; for a scenario that cannot run, the reason."""
     yield from (f"# {note}" for note in plan.notes)
     for spec in map(redaction.spec, plan.specs):
         if isinstance(spec, Skip):
@@ -115,7 +115,7 @@ def command_lines(plan: Plan, redaction: Redaction) -> Iterator[str]:
 
 
 def command_events(plan: Plan, redaction: Redaction) -> Iterator[str]:
-    """One `plan` event a scenario, as the event stream has it."""
+    """Yield a `plan` event per scenario, as in the event stream."""
     for spec in map(redaction.spec, plan.specs):
         event = {"schema": 1, "event": "plan", "t_s": 0.0, "run_id": None, "scenario": spec.scenario, "dry_run": True}
         if isinstance(spec, Skip):
@@ -133,7 +133,7 @@ def command_events(plan: Plan, redaction: Redaction) -> Iterator[str]:
 
 
 def shell_command(spec: RunSpec, redaction: Redaction) -> str:
-    """One line that can be pasted into a shell."""
+    """Return the command as one line to paste into a shell."""
     words = command_line(spec, sys.executable, None)
     declared = [f"{name}={value}" for name, value in spec.env]
     return redaction.command(["env", *declared, *words] if declared else words)

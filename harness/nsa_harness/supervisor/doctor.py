@@ -192,15 +192,16 @@ def slurm_facts(environ: Mapping[str, str]) -> SlurmFacts:
 def left_over(homes: Iterable[Path], now_s: float | None = None) -> tuple[LeftOver, ...]:
     """Return the directories of status files of this user, not brand-new, whose run has no process any more."""
     now_s = time.time() if now_s is None else now_s
-    found = [path for home in dict.fromkeys(homes) for path in sorted(home.glob(f"{_BOARDS}*")) if _ours(path, now_s)]
-    if not found:
+    homes = dict.fromkeys(homes)
+    old = [path for home in homes for path in sorted(home.glob(f"{_BOARDS}*")) if _is_own_and_old(path, now_s)]
+    if not old:
         return ()
     living = {procfs.environment(pid).get(protocol.ENV_RUN) for pid in psutil.pids()}
-    dead = [path for path in found if path.name.removeprefix(_BOARDS) not in living]
+    dead = [path for path in old if path.name.removeprefix(_BOARDS) not in living]
     return tuple(LeftOver(path=str(path), size_bytes=_size_bytes(path)) for path in dead)
 
 
-def _ours(path: Path, now_s: float) -> bool:
+def _is_own_and_old(path: Path, now_s: float) -> bool:
     try:
         status = path.lstat()
     except OSError:
@@ -219,8 +220,8 @@ def _size_bytes(directory: Path) -> int:
 
 
 def _resolved(name: str) -> list[str]:
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in infos))
 
 
 def _bind_trouble(address: str, *, reach: bool = False) -> str | None:
