@@ -1,20 +1,47 @@
-"""nsa-harness: runs training scenarios under torchrun, watches them, and says what happened."""
+"""nsa-harness runs training scenarios under torchrun, watches them, and reports what happened.
+
+From Python, `plan` returns launches and `run_one` carries one out; the types are those of what they take and return.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from nsa_harness.commands.attempt import run_one
+    from nsa_harness.commands.api import plan, run_one
+    from nsa_harness.core.plan import RunSpec, Skip
+    from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Status, Verdict
+    from nsa_harness.errors import HarnessError, ScenarioError, UsageError
 
-__all__ = ["__version__", "run_one"]
+__all__ = [
+    "Culprit",
+    "Finding",
+    "HarnessError",
+    "Outcome",
+    "Place",
+    "RunSpec",
+    "ScenarioError",
+    "Skip",
+    "Status",
+    "UsageError",
+    "Verdict",
+    "__version__",
+    "plan",
+    "run_one",
+]
 __version__ = "0.1.0"
+
+_MODULES = {
+    **dict.fromkeys(("plan", "run_one"), "commands.api"),
+    **dict.fromkeys(("RunSpec", "Skip"), "core.plan"),
+    **dict.fromkeys(("Culprit", "Finding", "Outcome", "Place", "Status", "Verdict"), "core.report"),
+    **dict.fromkeys(("HarnessError", "ScenarioError", "UsageError"), "errors"),
+}
 
 
 def __getattr__(name: str) -> object:
-    """`run_one` when it is first asked for: `--help` and a rank of a foreign program load nothing of ours."""
-    if name == "run_one":
-        from nsa_harness.commands.attempt import run_one
-
-        return run_one
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a public name on first use: `--help`, and a rank of another program, load nothing of it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

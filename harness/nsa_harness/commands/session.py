@@ -229,6 +229,9 @@ class Interruption:
 def interruptible(broadcast: Broadcast, *, side_by_side: bool = False) -> Iterator[Interruption]:
     interruption = Interruption(broadcast=broadcast, side_by_side=side_by_side)
     broadcast.lost_terminal = interruption.lost_terminal
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
+        yield interruption
+        return
     # What nohup has made the program ignore, it ignores.
     caught = [one for one in _HANG_UPS if signal.getsignal(one) is not signal.SIG_IGN]
     before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM, *caught)}
