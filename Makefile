@@ -1,12 +1,12 @@
 PYTHON ?= python
 
-.PHONY: check test test-gpu full bench bench-gpu
+.PHONY: check test test-gpu full evaluate bench bench-gpu
 
 check:  ## what a change must pass before review
 	ruff format --check .
 	ruff check .
 	mypy
-	$(PYTHON) -m pytest -q tests/test_layering.py tests/test_docs.py
+	$(PYTHON) -m pytest -q tests/project/test_layering.py tests/project/test_docs.py
 
 test:  ## the quick form of every suite
 	$(PYTHON) -m pytest -q -m "not slow and not gpu and not multi_gpu"
@@ -17,6 +17,9 @@ full:  ## everything a CPU can run, in slices of 30 minutes; the same command go
 
 test-gpu:  ## what needs a GPU: half types, long sequences, NCCL; with two GPUs also what needs two
 	$(PYTHON) -m pytest -q -m "gpu or multi_gpu"
+
+evaluate:  ## rescore all stored evidence; say what is not as committed (`--write` of python -m evaluation score writes it)
+	$(PYTHON) -m evaluation score
 
 bench:  ## every benchmark of a CPU; JSON goes to benchmarks/results
 	$(PYTHON) benchmarks/probe_cost.py

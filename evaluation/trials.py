@@ -455,7 +455,9 @@ def _results(chosen: Sequence[Trial], run_dir: Path) -> list[TrialResult]:
     """Compare the outcomes in report.json, as any other program would read them."""
     run = RunDir(run_dir)
     text = run.door.whole(run.report, _MOST_BYTES).decode("utf-8")
-    outcomes = {outcome.spec.scenario: outcome for outcome in from_json(text, str(run.report)).outcomes if outcome.final}
+    outcomes = {
+        outcome.spec.scenario: outcome for outcome in from_json(text, str(run.report)).outcomes if outcome.final
+    }
     return [trial_result(trial, outcomes[trial.name]) for trial in chosen if trial.name in outcomes]
 
 

@@ -61,7 +61,8 @@ class Results:
 
 
 def test_files() -> list[str]:
-    return sorted(str(path.relative_to(REPOSITORY)) for path in (REPOSITORY / "tests").rglob("test_*.py"))
+    folders = (REPOSITORY / "tests", REPOSITORY / "evaluation" / "tests")
+    return sorted(str(path.relative_to(REPOSITORY)) for folder in folders for path in folder.rglob("test_*.py"))
 
 
 def stored(commit: str) -> dict[str, Any]:

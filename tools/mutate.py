@@ -42,7 +42,7 @@ from mutating import SOURCES, Mutation, mutated, read  # noqa: E402
 from benchmarks.circumstances import circumstances  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
-COPIED = (*SOURCES, "benchmarks", "docs", "scenarios", "tests", "tools", "pyproject.toml")
+COPIED = (*SOURCES, "benchmarks", "docs", "evaluation", "scenarios", "tests", "tools", "pyproject.toml")
 # Imported once and forked with. Nothing of ours: it may be what a mutation breaks.
 LIBRARIES = (
     "pytest",

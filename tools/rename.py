@@ -29,7 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 # What was written by a run, or long ago, keeps the names it was written with. Python files are no records.
-RECORDS = ("CHANGELOG.md", "benchmarks/results/", "reports/", "tests/evidence/", "tests/frozen/", "tests/golden/")
+RECORDS = (
+    "CHANGELOG.md", "benchmarks/results/", "evaluation/programs/", "evaluation/results/", "evaluation/rounds/",
+    "reports/", "tests/evidence/", "tests/frozen/", "tests/golden/",
+)  # fmt: skip
 NOT_A_MODULE = {"py", "pyc", "yaml", "yml", "json", "jsonl", "toml", "log", "txt", "md", "html"}
 
 

@@ -1,6 +1,6 @@
 """No key, option, environment name or exit code that other programs may rely on has gone, or has another type.
 
-What is new is listed here; a change that means to break a reader raises a schema number (docs/contracts.md).
+What is new is listed here; a change that means to break a reader raises a schema number (docs/internals/contracts.md).
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ def test_a_document_without_schema_is_told_with_those_that_have_one(capsys: pyte
 
 def test_the_contract_in_words_has_the_same_keys() -> None:
     def keys(head: str) -> set[str]:
-        return {word for row in rows("docs/contracts.md", head, "meaning") for word in words(row[0])}
+        return {word for row in rows("docs/internals/contracts.md", head, "meaning") for word in words(row[0])}
 
     report, outcome = json_schema(Document.REPORT), json_schema(Document.REPORT)["$defs"]["StoredOutcome"]
     assert keys("key") == set(report["properties"])
@@ -229,7 +229,7 @@ def test_the_events_in_words_have_the_same_keys() -> None:
     head = {"schema", "event", "t_s", "run_id", "scenario"}
     told = {
         words(row[0])[0]: set(words(row[2].partition(":")[0]))
-        for row in rows("docs/contracts.md", "event", "when", "more keys")
+        for row in rows("docs/internals/contracts.md", "event", "when", "more keys")
     }
     assert len(told) >= 9
     assert {name: keys - {"t_s", "run_id"} for name, keys in told.items()} == {

@@ -1,7 +1,8 @@
 """`export --as misdiagnosis`: a wrong answer and the truth, as one file that can be judged again.
 
-The file has the form that `tools/strangers.py` scores: recordings, truths, and the answers that were given. It contains
-evidence and excerpts of the program, redacted and under an invented directory; no logs, environment or command.
+The file has the form of a round of `evaluation/rounds`: recordings, truths, and the answers that were given. It
+contains evidence and excerpts of the program, redacted and under an invented directory, but no logs, environment or
+command.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def record_misdiagnosis(
     yield f"  said      {_answer_text(answer)}"
     yield f"  true      {_answer_text(true)}"
     yield f"  look      tar tzf {target.absolute()}"
-    yield "  then      attach it to an issue; tools/strangers.py replay FILE, in a checkout, judges it again"
+    yield "  then      attach it to an issue; python -m evaluation replay FILE, in a checkout, judges it again"
 
 
 def said(outcome: Mapping[str, Any], folder: str) -> dict[str, Any]:

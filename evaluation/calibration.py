@@ -1,0 +1,482 @@
+"""Is a search that says it is 95 % sure right 95 times of 100? Simulated programs of every shape and noise answer it.
+
+A case is SHAPE/RATE-BACKGROUND/ITEMS. What holds a culprit fails at the rate, anything else at the background.
+Each case is searched 200 times, with another culprit and other luck each time; the seed is the number of the search.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import product
+from math import comb, log2
+from random import Random
+from statistics import mean
+from typing import Any
+
+from evaluation import experiments
+from evaluation.experiments import Experiment
+from evaluation.scoring import Row, chance_of_as_many
+from nsa_harness.core.experiment.statistics import tries
+from nsa_harness.core.search.plan import find
+from nsa_harness.core.search.question import (
+    AnswerKind,
+    CountsAs,
+    QuestionKind,
+    Round,
+    SearchAnswer,
+    SearchQuestion,
+    Subset,
+)
+
+SEARCHES = 200  # per case
+CONFIDENCE = 0.95
+RATES = (0.05, 0.1, 0.2, 0.5, 0.8, 1.0)
+BACKGROUNDS = (0.0, 0.05, 0.1, 0.2)
+SIZES = (8, 12, 48, 96)
+APART = 0.4  # a search must answer where the rates differ by this much
+ANSWERED = 0.9  # share of searches that must answer there
+ALIKE = 0.2  # rates that differ by less may be called equal: the answer shows what would have been seen
+MOST_PROBES = 1000  # as the command has it
+MOST_OF_CLOSE_RATES = 300  # where a search need not answer
+# "The bad end passed 14 of 14: never seen failing; it may in less than 19 % of runs."
+NEVER_BELOW = 1 - (1 - CONFIDENCE) ** (1 / tries(0.2, CONFIDENCE))
+BAD, GOOD = CountsAs.BAD, CountsAs.GOOD
+_NOTHING_NAMED = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
+
+Fails = Callable[[Subset], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """A culprit, and the answer that names it."""
+
+    fails: Fails
+    kind: AnswerKind
+    items: tuple[int, ...]
+
+
+def single(items: int, luck: Random) -> Truth:
+    item = luck.randrange(items)
+    return Truth(fails=lambda on: item in on, kind=AnswerKind.SINGLE, items=(item,))
+
+
+def pair(items: int, luck: Random) -> Truth:
+    both = frozenset(luck.sample(range(items), 2))
+    low, high = sorted(both)
+    side_by_side = high == low + 1
+    kind = AnswerKind.RANGE if side_by_side else AnswerKind.SET
+    return Truth(fails=both.issubset, kind=kind, items=(low, low + 2) if side_by_side else (low, high))
+
+
+def span(items: int, luck: Random) -> Truth:
+    length = luck.randrange(2, items // 3 + 1)
+    start = luck.randrange(items - length)
+    return Truth(
+        fails=frozenset(range(start, start + length)).issubset, kind=AnswerKind.RANGE, items=(start, start + length)
+    )
+
+
+def several(items: int, luck: Random) -> Truth:
+    both = frozenset(luck.sample(range(items), 2))
+    return Truth(fails=lambda on: bool(both & on), kind=AnswerKind.SEVERAL, items=tuple(sorted(both)))
+
+
+def threshold(items: int, luck: Random) -> Truth:
+    first = luck.randrange(1, items + 1)
+    return Truth(fails=lambda on: len(on) >= first, kind=AnswerKind.THRESHOLD, items=(first,))
+
+
+def number(items: int, luck: Random) -> Truth:
+    count = luck.randrange(2, items)
+    return Truth(fails=lambda on: len(on) >= count, kind=AnswerKind.COUNT, items=(count,))
+
+
+SHAPES: dict[str, Callable[[int, Random], Truth]] = {
+    "single": single, "pair": pair, "range": span, "several": several, "threshold": threshold, "count": number,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    shape: str
+    rate: float
+    background: float
+    items: int
+
+    def __str__(self) -> str:
+        return f"{self.shape}/{self.rate:g}-{self.background:g}/{self.items}"
+
+    def untrue(self, kind: AnswerKind) -> bool:
+        """Whether "never seen failing", or "does not depend", is a wrong answer here."""
+        return self.rate >= NEVER_BELOW if kind is AnswerKind.NONE else self.rate - self.background >= ALIKE
+
+    @property
+    def apart(self) -> bool:
+        return self.rate - self.background >= APART - 1e-9
+
+    @property
+    def answers(self) -> int:
+        """The number of possible answers."""
+        pairs = comb(self.items, 2)
+        return {"pair": pairs, "several": pairs, "range": pairs}.get(self.shape, self.items)
+
+    @property
+    def floor(self) -> float:
+        """The probes that every search needs on average: bits of the answer by the bits that one run can show."""
+        bits = capacity(self.rate, self.background)
+        return log2(self.answers) / bits if bits else float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The counts of all searches of a case."""
+
+    searches: int
+    sure: int  # answers with the requested confidence or more
+    wrong: int  # wrong answers among them
+    kinds: dict[str, int]
+    probes_mean: float
+    probes_most: int
+
+    @property
+    def answered(self) -> float:
+        return 1 - self.count(AnswerKind.UNDECIDED) / self.searches
+
+    def count(self, *kinds: AnswerKind) -> int:
+        return sum(self.kinds.get(kind.value, 0) for kind in kinds)
+
+    @property
+    def named(self) -> int:
+        """The number of searches that named something with the requested confidence."""
+        return self.sure - self.count(*_NOTHING_NAMED)
+
+
+def results_of(stored: Mapping[str, Any]) -> dict[Cell, Result]:
+    """The results by case, in the order of the cases."""
+    return {cell: Result(**stored[str(cell)]) for cell in cells() if str(cell) in stored}
+
+
+def cells() -> Iterator[Cell]:
+    for items, shape, rate, background in product(SIZES, SHAPES, RATES, BACKGROUNDS):
+        yield Cell(shape=shape, rate=rate, background=background, items=items)
+
+
+def capacity(rate: float, background: float) -> float:
+    """The most bits that one run can show about whether a set contains the culprit (Shannon), by trying every share."""
+    shares = (step / 200 for step in range(201))
+    noise = [entropy(rate), entropy(background)]
+    return max(
+        entropy(share * rate + (1 - share) * background) - share * noise[0] - (1 - share) * noise[1] for share in shares
+    )
+
+
+def entropy(chance: float) -> float:
+    return 0.0 if chance in (0.0, 1.0) else -chance * log2(chance) - (1 - chance) * log2(1 - chance)
+
+
+def searched(cell: Cell, seed: int) -> tuple[SearchAnswer, Truth, int]:
+    """Run one search with its own culprit and luck. Return its answer, the truth, and the number of probes."""
+    luck = Random(f"{cell} {seed}")
+    truth = SHAPES[cell.shape](cell.items, luck)
+    taken = 0
+
+    def probe(tried: Round) -> list[CountsAs]:
+        nonlocal taken
+        taken += len(tried.subsets)
+        rates = (cell.rate if truth.fails(on) else cell.background for on in tried.subsets)
+        return [BAD if luck.random() < rate else GOOD for rate in rates]
+
+    question = SearchQuestion(
+        kind=QuestionKind.ORDERED if cell.shape == "threshold" else QuestionKind.SET,
+        items=cell.items,
+        confidence=CONFIDENCE,
+        controls=tries(0.2, CONFIDENCE),
+        max_probes=MOST_PROBES if cell.apart else MOST_OF_CLOSE_RATES,
+    )
+    return find(question, probe), truth, taken
+
+
+def right(cell: Cell, truth: Truth, answer: SearchAnswer) -> bool:
+    """Whether the answer is true. If the rates do not differ, nothing may be named."""
+    if answer.kind in _NOTHING_NAMED:
+        return not cell.untrue(answer.kind)
+    return cell.rate > cell.background and (answer.kind, answer.items) == (truth.kind, truth.items)
+
+
+def result_of(cell: Cell) -> Result:
+    searches = [searched(cell, seed) for seed in range(SEARCHES)]
+    sure = [
+        (answer, truth)
+        for answer, truth, _ in searches
+        if answer.kind is not AnswerKind.UNDECIDED and answer.confidence >= CONFIDENCE
+    ]
+    return Result(
+        searches=SEARCHES,
+        sure=len(sure),
+        wrong=sum(not right(cell, truth, answer) for answer, truth in sure),
+        kinds=dict(sorted(Counter(answer.kind.value for answer, _, _ in searches).items())),
+        probes_mean=round(mean(taken for _, _, taken in searches), 1),
+        probes_most=max(taken for _, _, taken in searches),
+    )
+
+
+def launch(case: str) -> dict[str, Any]:
+    return asdict(result_of(next(cell for cell in cells() if str(cell) == case)))
+
+
+def rows(results: experiments.Results) -> dict[str, Row]:
+    """The cases whose searches are as often right as they say."""
+    known = results_of(results["cells"])
+    right = len(known) - len({name.partition(" ")[0] for name in refuted(chances_of(known))})
+    return {"calibration": {"cases": str(len(known)), "answer": f"{right} of {len(known)}"}}
+
+
+EXPERIMENT = Experiment(
+    name="calibration",
+    cases=tuple(map(str, cells())),
+    launch=launch,
+    describe=lambda _, cell: f"{cell['wrong']} of {cell['sure']} wrong",
+    rows=rows,
+    bare=True,
+    executor=ProcessPoolExecutor,
+)
+
+
+def errors(cell: Cell, result: Result) -> Iterator[tuple[int, int]]:
+    """Yield for each statement that is made with the confidence how often it is wrong, and of how many.
+
+    A named culprit counts among the answers that name something. "Never seen failing" and "does not depend" are answers
+    of a test of the ends before the search, and count among all searches.
+    """
+    tests = [result.count(kind) if cell.untrue(kind) else 0 for kind in _NOTHING_NAMED]
+    yield result.wrong - sum(tests), result.named
+    yield from ((wrong, result.searches) for wrong in tests)
+
+
+def chances_of(results: Mapping[Cell, Result]) -> dict[str, float]:
+    """Return by case and statement how likely this many errors are if the confidence holds."""
+    return {
+        f"{cell} {what}": chance_of_as_many(*seen, 1 - CONFIDENCE)
+        for cell, result in results.items()
+        for what, seen in zip(("named", "none", "independent"), errors(cell, result), strict=True)
+    }
+
+
+def refuted(chances: dict[str, float], level: float = 0.05) -> list[str]:
+    """The cases that refute the confidence, corrected over all cases (Holm, 1979)."""
+    names = sorted(chances, key=lambda name: chances[name])
+    refuting: list[str] = []
+    for place, name in enumerate(names):
+        if chances[name] > level / (len(names) - place):
+            break
+        refuting.append(name)
+    return refuting
+
+
+def ddmin(items: int, fails: Fails) -> Subset:
+    """Search as Zeller and Hildebrandt (2002) do, for comparison. It believes every answer."""
+    failing, parts = list(range(items)), 2
+    while len(failing) > 1:
+        cut = [failing[len(failing) * i // parts : len(failing) * (i + 1) // parts] for i in range(parts)]
+        rests = [[item for item in failing if item not in part] for part in cut]
+        smaller = next((part for part in cut if fails(frozenset(part))), None)
+        rest = None if smaller else next((part for part in rests if fails(frozenset(part))), None)
+        if smaller is None and rest is None and parts >= len(failing):
+            break
+        parts = 2 if smaller else max(parts - 1, 2) if rest else min(2 * parts, len(failing))
+        failing = smaller or rest or failing
+    return frozenset(failing)
+
+
+def halving(items: int, fails: Fails) -> Subset:
+    """Search as `git bisect` does: for the first item with which a prefix fails."""
+    low, high = 0, items
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fails(frozenset(range(middle))) else (middle, high)
+    return frozenset({high - 1})
+
+
+def go_bisect(items: int, fails: Fails) -> Subset:
+    """Search as Go's `bisect` (R. Cox) does: each half, while what the other half needs stays on."""
+
+    def needed(among: list[int], on: Subset) -> Subset:
+        if len(among) == 1:
+            return frozenset(among)
+        left, right_half = among[: len(among) // 2], among[len(among) // 2 :]
+        for half in (left, right_half):
+            if fails(on | frozenset(half)):
+                return needed(half, on)
+        of_right = needed(right_half, on | frozenset(left))
+        return of_right | (needed(left, on | of_right) if not fails(on | of_right) else frozenset())
+
+    return needed(list(range(items)), frozenset())
+
+
+OTHERS: dict[str, Callable[[int, Fails], Subset]] = {"git bisect": halving, "ddmin": ddmin, "Go bisect": go_bisect}
+COMPARED = ((1.0, 0.0), (0.8, 0.0), (0.5, 0.0), (1.0, 0.1))
+
+
+def compared(shape: str, items: int) -> Iterator[str]:
+    """Yield a row per search method: how often it is right at each noise, and with how many probes."""
+    ways = [name for name in OTHERS if not (shape == "pair" and name == "git bisect")]
+    for name in (*ways, "nsa-harness"):
+        shares = []
+        for rate, background in COMPARED:
+            cell = Cell(shape=shape, rate=rate, background=background, items=items)
+            runs = [
+                _ours(cell, seed) if name == "nsa-harness" else _other(name, cell, seed) for seed in range(SEARCHES)
+            ]
+            shares.append(f"{sum(ok for ok, _ in runs) / SEARCHES:.0%}, {mean(taken for _, taken in runs):.1f}")
+        yield f"| {shape}, {items} | {name} | {' | '.join(shares)} |"
+
+
+def _ours(cell: Cell, seed: int) -> tuple[bool, int]:
+    answer, truth, taken = searched(cell, seed)
+    return (answer.kind, answer.items) == (truth.kind, truth.items), taken
+
+
+def _other(name: str, cell: Cell, seed: int) -> tuple[bool, int]:
+    luck, taken = Random(f"{cell} {seed}"), 0
+    truth = SHAPES[cell.shape](cell.items, luck)
+
+    def fails(on: Subset) -> bool:
+        nonlocal taken
+        taken += 1
+        return luck.random() < (cell.rate if truth.fails(on) else cell.background)
+
+    named = OTHERS[name](cell.items, fails)
+    without = (named - {item} for item in named)
+    return truth.fails(named) and not any(map(truth.fails, without)), taken
+
+
+def page(stored: experiments.Results) -> list[str]:
+    return [*lines(results_of(stored["cells"])), *beside_others(), ""]
+
+
+def lines(results: Mapping[Cell, Result]) -> Iterator[str]:
+    named, none, independent = (
+        [sum(counts) for counts in zip(*seen, strict=True)]
+        for seen in zip(*(errors(cell, result) for cell, result in results.items()), strict=True)
+    )
+    apart = {cell: result for cell, result in results.items() if cell.apart}
+    too_few = [str(cell) for cell, result in apart.items() if result.answered < ANSWERED]
+    searches = sum(result.searches for result in results.values())
+    yield from f"""# Is a search that says 95 % right 95 times of 100?
+
+```text
+python -m evaluation run calibration
+python -m evaluation score --write
+```
+
+{searches:,} simulated searches in {len(results)} of {len(list(cells()))} cells:
+six shapes of answer, {len(RATES)} rates of failure, {len(BACKGROUNDS)} backgrounds (how often a run fails for another
+reason than what is varied), {", ".join(map(str, SIZES))} items. [bisect.md](../bisect.md) says what confidence means.
+
+- Named something, said to be at least 95 % sure: {named[1]:,}; wrong: {named[0]:,} ({named[0] / max(named[1], 1):.2%}).
+- Said that the bad end was never seen failing, which may be so in less than {NEVER_BELOW:.0%} of its runs, where it
+  fails more often: in {none[0]:,} of all searches ({none[0] / max(none[1], 1):.2%}).
+- Said that it does not depend, where the rates are {ALIKE:.0%} apart or more: in {independent[0]:,} of all searches
+  ({independent[0] / max(independent[1], 1):.2%}).
+- Cells in which one of these statements is wrong more often than once in twenty (one-sided binomial test for each,
+  Holm's correction over all): {", ".join(refuted(chances_of(results))) or "none"}.
+- Cells with the rate at least {APART} above the background: {len(apart)}. Answered, not undecided, in less than
+  {ANSWERED:.0%} of searches: {", ".join(too_few) or "none"}.
+- Where the rate is not above the background nothing may be named; that it does not depend is right there. Two rates
+  less than {ALIKE:.0%} apart may be told as ones that do not differ: the answer says what would have shown.
+- A search makes {MOST_PROBES:,} probes at most, and {MOST_OF_CLOSE_RATES} where the rates are closer than {APART}.
+
+![wrong answers among those that name something and are said to be 95 % sure](calibration.svg)
+
+## By rate and background
+
+Over all shapes and sizes: wrong of those that name something and are 95 % sure; answered; probes on average, and at
+most.
+""".splitlines()
+    yield ""
+    yield f"| rate | {' | '.join(f'background {background:g}' for background in BACKGROUNDS)} |"
+    yield f"| --- | {' | '.join('---' for _ in BACKGROUNDS)} |"
+    for rate in RATES:
+        found = [
+            {cell: result for cell, result in results.items() if (cell.rate, cell.background) == (rate, back)}
+            for back in BACKGROUNDS
+        ]
+        yield f"| {rate:g} | {' | '.join(map(_summary, found))} |"
+    yield from """
+## Probes
+
+On average (at most), beside what no search does without on average: the bits of the answer by the most that a run can
+tell at these rates. Both ends, the proofs and what makes the answer 95 % sure come on top of that.
+""".splitlines()
+    yield ""
+    quiet = ((1.0, 0.0), (0.8, 0.0), (0.5, 0.0), (0.8, 0.1), (1.0, 0.2))
+    yield f"| shape, items | {' | '.join(f'{rate:g} over {back:g}' for rate, back in quiet)} |"
+    yield f"| --- | {' | '.join('---' for _ in quiet)} |"
+    for shape, items in product(SHAPES, SIZES):
+        row = [Cell(shape=shape, rate=rate, background=back, items=items) for rate, back in quiet]
+        yield f"| {shape}, {items} | {' | '.join(_probes(cell, results.get(cell)) for cell in row)} |"
+
+
+def beside_others() -> Iterator[str]:
+    yield from """
+## Beside others
+
+On the same programs: right answers, and probes on average. The others believe every answer, look at no ends, and prove
+nothing; `git bisect` finds one item.
+""".splitlines()
+    yield ""
+    yield f"| shape, items | search | {' | '.join(f'{rate:g} over {back:g}' for rate, back in COMPARED)} |"
+    yield f"| --- | --- | {' | '.join('---' for _ in COMPARED)} |"
+    for shape, items in product(("single", "pair"), (12, 48)):
+        yield from compared(shape, items)
+
+
+def _summary(some: Mapping[Cell, Result]) -> str:
+    if not some:
+        return "not run"
+    named = [next(errors(cell, result)) for cell, result in some.items()]
+    said = f"{sum(wrong for wrong, _ in named)} of {sum(of for _, of in named)}"
+    probes, most = (
+        mean(result.probes_mean for result in some.values()),
+        max(result.probes_most for result in some.values()),
+    )
+    return f"{said}; {mean(result.answered for result in some.values()):.0%}; {probes:.0f}, {most}"
+
+
+def _probes(cell: Cell, result: Result | None) -> str:
+    return "not run" if result is None else f"{result.probes_mean} ({result.probes_most}), {cell.floor:.1f}"
+
+
+def picture(results: Mapping[Cell, Result]) -> str:
+    """Return a plot with a dot per case: the share of wrong answers among those that name something (its size)."""
+    left, top, width, height, most = 60, 20, 900, 260, 0.2
+    column = width / len(RATES)
+    colours = dict(zip(BACKGROUNDS, ("#0f766e", "#2563eb", "#b45309", "#be123c"), strict=True))
+    box = f"{left + width + 20} {top + height + 70}"
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {box}" font-family="sans-serif" font-size="13">']
+    parts.append('<rect width="100%" height="100%" fill="#ffffff"/>')
+    for share in (0.0, 0.05, 0.1, 0.15, 0.2):
+        y = top + height * (1 - share / most)
+        dash = ' stroke-dasharray="6 4" stroke-width="2"' if share == 0.05 else ""
+        parts.append(f'<line x1="{left}" y1="{y:.1f}" x2="{left + width}" y2="{y:.1f}" stroke="#9ca3af"{dash}/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{share:.0%}</text>')
+    for place, rate in enumerate(RATES):
+        x = left + column * (place + 0.5)
+        parts.append(f'<text x="{x:.0f}" y="{top + height + 22}" text-anchor="middle">fails in {rate:.0%}</text>')
+    spread = Random(1)
+    for cell, result in results.items():
+        wrong, of = next(errors(cell, result))
+        if of:
+            beside = (BACKGROUNDS.index(cell.background) + 0.6 + spread.uniform(-0.3, 0.3)) / (len(BACKGROUNDS) + 0.2)
+            x = left + column * (RATES.index(cell.rate) + beside)
+            y = top + height * (1 - min(wrong / of, most) / most)
+            dot = f'cx="{x:.1f}" cy="{y:.1f}" r="{1 + 4 * of / SEARCHES:.1f}" fill="{colours[cell.background]}"'
+            parts.append(f'<circle {dot} fill-opacity="0.55"/>')
+    for place, (background, colour) in enumerate(colours.items()):
+        x = left + 20 + 220 * place
+        parts.append(f'<circle cx="{x}" cy="{top + height + 48}" r="6" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 12}" y="{top + height + 53}">background {background:.0%}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
