@@ -169,7 +169,7 @@ def test_a_wheel_built_from_the_sdist_is_the_one_built_from_the_checkout(install
 def test_what_is_installed_can_be_imported_and_started_as_modules(installed, tmp_path):
     asked = "import nsa_harness; print(nsa_harness.run_one.__module__, nsa_harness.__file__)"
     imported = installed.ran(tmp_path, installed.python, "-c", asked).stdout.split()
-    assert imported == ["nsa_harness.commands.attempt", str(installed.site / "nsa_harness" / "__init__.py")]
+    assert imported == ["nsa_harness.commands.api", str(installed.site / "nsa_harness" / "__init__.py")]
     assert installed.ran(tmp_path, installed.python, "-m", "nsa_harness", "--version").stdout == "nsa-harness 0.1.0\n"
     assert "--impl" in installed.ran(tmp_path, installed.python, "-m", "nsa_attention.train", "--help").stdout
 

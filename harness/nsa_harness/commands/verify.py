@@ -81,8 +81,8 @@ def _before(stored: RunDir, request: VerifyRequest) -> _Before:
     # Its passes say nothing of the launch that failed: that had other code.
     fresh = hashlib.sha256(f"{spec.spec_hash} verifies {stored.run_id}".encode()).hexdigest()[:12]
     report = VerifyReport(
-        scenario=last.spec.scenario, run_id=stored.run_id, end=str(signature), here=here, everywhere=everywhere, rate=rate,
-        needed=max(request.least, passes_needed(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
+        scenario=last.spec.scenario, run_id=stored.run_id, end=str(signature), here=here, everywhere=everywhere,
+        rate=rate, needed=max(request.least, passes_needed(*rate, _CONFIDENCE)), confidence=_CONFIDENCE,
     )  # fmt: skip
     return _Before(
         spec=replace(spec, spec_hash=fresh), spec_hash=last.spec.spec_hash, signature=signature, report=report
