@@ -110,7 +110,7 @@ def test_where_the_ranks_of_a_job_stand_is_told_though_nothing_is_proven():
     )
 
     def rows(of):
-        return [(row.stands_in, row.waits_for, row.quiet_s) for row in standings(of, judge(of), None)]
+        return [(row.blocked_in, row.waits_for, row.no_progress_s) for row in standings(of, judge(of), None)]
 
     assert rows(found) == [("barrier", "rank 1", 40.0), ("barrier", "rank 0", 40.0)]
     assert rows(replace(found, attached=False)) == [("barrier", "rank 1", None), ("barrier", "rank 0", None)]

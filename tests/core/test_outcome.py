@@ -236,8 +236,8 @@ def test_a_hang_is_told_with_its_proof_its_culprit_and_its_victims() -> None:
         == "2 ranks wait, and nobody is left to end that; no progress, CPU time or I/O in two samples 2 s apart"
     )
     assert told.standings == (
-        RankStatus(rank=0, stands_in="all_reduce #6", waits_for="rank 1", quiet_s=12.0, culprit=False),
-        RankStatus(rank=1, stands_in="a lock in hook", waits_for="its own process", quiet_s=11.0, culprit=True),
+        RankStatus(rank=0, blocked_in="all_reduce #6", waits_for="rank 1", no_progress_s=12.0, culprit=False),
+        RankStatus(rank=1, blocked_in="a lock in hook", waits_for="its own process", no_progress_s=11.0, culprit=True),
     )
     assert told.ruled_out == (
         "slow (no rank computes)",
@@ -274,7 +274,7 @@ def test_without_boards_steps_phase_and_quiet_are_unknown() -> None:
     told = outcome(stalled(*HUNG))
     assert (told.last_step, told.phase) == ({0: None, 1: None}, None)
     assert (told.timing.detected_s, told.timing.quiet_s) == (None, 10.0)
-    assert [row.quiet_s for row in told.standings] == [None, None]
+    assert [row.no_progress_s for row in told.standings] == [None, None]
     assert outcome(stalled(*HUNG, last_progress_s=None)).timing.quiet_s is None
 
 
@@ -398,13 +398,13 @@ def test_where_the_ranks_of_a_failed_run_stood_last() -> None:
     assert outcome(evidence(*ranks)).standings == (
         RankStatus(
             rank=0,
-            stands_in="was terminated by SIGKILL · last in forward blocks.1",
+            blocked_in="was terminated by SIGKILL · last in forward blocks.1",
             waits_for="",
-            quiet_s=None,
+            no_progress_s=None,
             culprit=True,
         ),
-        RankStatus(rank=1, stands_in="optimizer", waits_for="", quiet_s=23.0, culprit=False),
-        RankStatus(rank=2, stands_in="nothing recorded", waits_for="", quiet_s=None, culprit=False),
+        RankStatus(rank=1, blocked_in="optimizer", waits_for="", no_progress_s=23.0, culprit=False),
+        RankStatus(rank=2, blocked_in="nothing recorded", waits_for="", no_progress_s=None, culprit=False),
     )
 
 

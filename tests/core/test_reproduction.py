@@ -22,9 +22,9 @@ from nsa_harness.core.outcome.reproduction import (
     MOST_LINES,
     STATEMENTS,
     TRANSFERS,
-    Made,
     NotRepeatableError,
     Reproduction,
+    ScriptCall,
     parting_calls,
     reproduction,
     script,
@@ -63,7 +63,7 @@ def made(evidence: Evidence, outcome: Outcome, **changes: Any) -> Reproduction:
     return told
 
 
-def names(calls: dict[int, tuple[Made, ...]]) -> dict[int, list[str]]:
+def names(calls: dict[int, tuple[ScriptCall, ...]]) -> dict[int, list[str]]:
     return {rank: [f"{one.operation} {one.number}" for one in sequence] for rank, sequence in calls.items()}
 
 
@@ -217,7 +217,7 @@ def test_every_operation_that_a_record_can_name_has_its_statement() -> None:
 
 
 _MADE = st.builds(
-    Made,
+    ScriptCall,
     operation=st.sampled_from(sorted(STATEMENTS)),
     group=st.sampled_from(["", "a", HOSTILE]),
     members=st.sampled_from([(0, 1), (1, 2), (0, 1, 2)]),
@@ -228,7 +228,7 @@ _MADE = st.builds(
 
 
 @given(st.dictionaries(st.integers(0, 7), st.lists(_MADE, max_size=30), min_size=1))
-def test_a_script_is_at_most_a_screen_of_python_and_holds_known_words_alone(calls: dict[int, list[Made]]) -> None:
+def test_a_script_is_at_most_a_screen_of_python_and_holds_known_words_alone(calls: dict[int, list[ScriptCall]]) -> None:
     text = script(calls, "p2p_unmatched")
     if text is not None:
         ast.parse(text)
@@ -241,8 +241,8 @@ def test_more_than_fits_a_screen_is_no_script() -> None:
     assert script(calls, "cross_group_deadlock") is None
 
 
-def made_call(group: str, number: int) -> Made:
-    return Made(operation="all_reduce", group=group, members=(0, 1), elements=number, dtype="float32")
+def made_call(group: str, number: int) -> ScriptCall:
+    return ScriptCall(operation="all_reduce", group=group, members=(0, 1), elements=number, dtype="float32")
 
 
 def calls_of(text: str) -> Any:

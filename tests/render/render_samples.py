@@ -191,8 +191,8 @@ DEADLOCK = replace(
     checked=("42 collectives compared", "both batches arrived"),
     ruled_out=("slow", "network (0 retransmits)", "data (both batches arrived)"),
     standings=(
-        RankStatus(rank=0, stands_in="all_reduce #14", waits_for="rank 1", quiet_s=5.2, culprit=False),
-        RankStatus(rank=1, stands_in="barrier #14", waits_for="rank 0", quiet_s=5.1, culprit=True),
+        RankStatus(rank=0, blocked_in="all_reduce #14", waits_for="rank 1", no_progress_s=5.2, culprit=False),
+        RankStatus(rank=1, blocked_in="barrier #14", waits_for="rank 0", no_progress_s=5.1, culprit=True),
     ),
     vitals=(),
     metrics={},
@@ -228,8 +228,8 @@ LIVELOCK = replace(
     trouble=(),
     dir="gc_bisect_layers_0_5",
     standings=(
-        RankStatus(rank=0, stands_in="nsa/model.py:9", waits_for="nothing", quiet_s=61.0, culprit=True),
-        RankStatus(rank=1, stands_in="all_reduce #77", waits_for="rank 0", quiet_s=60.4, culprit=False),
+        RankStatus(rank=0, blocked_in="nsa/model.py:9", waits_for="nothing", no_progress_s=61.0, culprit=True),
+        RankStatus(rank=1, blocked_in="all_reduce #77", waits_for="rank 0", no_progress_s=60.4, culprit=False),
     ),
     why="20 of 20 samples show the same leaf line; no mark in 61 s, the longest step took 0.4 s",
     stacks=(),
@@ -453,7 +453,7 @@ def poison(outcome: Outcome) -> Outcome:
         dir="hostile",
         checked=(POISON,),
         ruled_out=(POISON,),
-        standings=(RankStatus(rank=0, stands_in=POISON, waits_for=POISON, quiet_s=None, culprit=True),),
+        standings=(RankStatus(rank=0, blocked_in=POISON, waits_for=POISON, no_progress_s=None, culprit=True),),
         vitals=(
             RankSummary(rank=0, loss=1.0, gradients=POISON, buckets=POISON, longest_quiet_s=None, peak_rss_bytes=1),
         ),

@@ -71,7 +71,7 @@ def crowded() -> Report:
         for rank in range(1, 5)
     )
     standings = tuple(
-        replace(DEADLOCK.standings[rank % 2], rank=rank, stands_in=f"all_reduce {LONG}", waits_for=f"ranks {LONG}")
+        replace(DEADLOCK.standings[rank % 2], rank=rank, blocked_in=f"all_reduce {LONG}", waits_for=f"ranks {LONG}")
         for rank in range(20)
     )
     assert DIVERGENCE.rows[0][0] is not None

@@ -153,7 +153,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Outcome):
         cost = value.cost and replace(value.cost, seconds=1.5, error=0.25, cpu_s=None, cpu_error=0.0)
         vitals = tuple(replace(row, longest_quiet_s=None) for row in value.vitals)
-        standings = tuple(replace(row, quiet_s=1.5) for row in value.standings)
+        standings = tuple(replace(row, no_progress_s=1.5) for row in value.standings)
         findings = tuple(replace(finding, confidence=0.5) for finding in value.findings)
         timing = replace(PASSED.timing, wall_s=2.0)
         return replace(
@@ -256,6 +256,8 @@ def test_a_wrong_value_anywhere_is_refused_or_harmless(intruder: object) -> None
         ('{"schema": 1e999}', "1e999 is no finite number"),
         ('{"schema": 1, "outcomes": [3]}', "outcomes.0: Input should be an object"),
         ('{"schema": 1, "outcomes": [], "detail": {}}', "run_id: Field required"),
+        ('{"schema": 1, "outcomes": [], "detail": {}}', "detail.command: Field required"),
+        ('{"schema": 1, "outcomes": [{"detail": {}}]}', "outcomes.0.detail.about: Field required"),
     ],
 )
 def test_a_wrong_file_is_named_with_what_is_wrong_and_what_to_do(text: str, message: str) -> None:

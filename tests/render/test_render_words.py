@@ -65,7 +65,7 @@ def test_a_place_without_a_file_is_named_by_what_is_known() -> None:
 
 
 def test_of_many_ranks_those_that_stand_alike_share_a_lane_with_the_longest_time() -> None:
-    standings = tuple(replace(DEADLOCK.standings[0], rank=rank, quiet_s=1.0 + rank / 10) for rank in range(20))
+    standings = tuple(replace(DEADLOCK.standings[0], rank=rank, no_progress_s=1.0 + rank / 10) for rank in range(20))
     assert DEADLOCK.culprit is not None
     culprit = replace(DEADLOCK.culprit, ranks=(3,))
     drawing = lanes(replace(DEADLOCK, standings=standings, culprit=culprit, last_step=dict.fromkeys(range(20), 3)))
@@ -79,7 +79,7 @@ def test_of_many_ranks_those_that_stand_alike_share_a_lane_with_the_longest_time
 def test_the_picture_leaves_out_ranks_but_never_a_culprit() -> None:
     count = 100
     standings = tuple(
-        replace(DEADLOCK.standings[0], rank=rank, stands_in=f"all_reduce #{rank}") for rank in range(count)
+        replace(DEADLOCK.standings[0], rank=rank, blocked_in=f"all_reduce #{rank}") for rank in range(count)
     )
     assert DEADLOCK.culprit is not None
     culprit = replace(DEADLOCK.culprit, ranks=(97,))

@@ -663,12 +663,12 @@ class Disk:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.ballast_file = home / ".reserve"
-        self.ballast_file.write_bytes(b"room")
+        self.reserve = home / ".reserve"
+        self.reserve.write_bytes(b"room")
         self.open = os.open
 
     def __call__(self, path: Any, flags: int, *rest: Any, **named: Any) -> int:
-        if flags & os.O_CREAT and Path(path).is_relative_to(self.home) and self.ballast_file.stat().st_size:
+        if flags & os.O_CREAT and Path(path).is_relative_to(self.home) and self.reserve.stat().st_size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return self.open(path, flags, *rest, **named)
 

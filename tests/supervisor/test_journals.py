@@ -212,6 +212,11 @@ def test_a_record_of_the_wrong_form_is_trouble_and_the_others_count(attempt: Att
     assert "t_ns" in journals.trouble[0].why
 
 
+def test_a_process_of_no_rank_is_no_rank(attempt: AttemptDir) -> None:
+    nobody = {"event": "rank", "rank": None, "pid": 7}
+    assert read(attempt, *CLEAN, watched=(nobody,)).pids == {0: 100, 1: 101}
+
+
 def test_without_any_journal_nothing_is_known(attempt: AttemptDir) -> None:
     journals = Journals(attempt=attempt)
     assert (journals.ending(), list(journals.exits()), journals.pids, journals.teardown_s()) == (

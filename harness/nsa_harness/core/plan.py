@@ -13,8 +13,8 @@ MAX_RANKS = 1024
 
 class Launcher(StrEnum):
     TORCHRUN = "torchrun"  # torchrun --standalone --nproc-per-node N PROGRAM
-    PLAIN = "plain"  # the command itself: one process, or a launcher of the user's own
-    FORK = "fork"  # the same, forked from a process that has imported torch; only launching knows the difference
+    PLAIN = "plain"  # the command itself: one process, or the user's own launcher
+    FORK = "fork"  # like torchrun, but forked from a process that has imported torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,38 +30,38 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class FaultWhen:
-    """On what the fault depends besides its rank and step. All that is given must hold."""
+    """The conditions of a fault in addition to its rank and step. All that are given must hold."""
 
-    recomputed: tuple[int, ...] = ()  # each of these layers was computed again in this backward pass
-    any_recomputed: tuple[int, ...] = ()  # one of these was
-    recomputed_layers: int | None = None  # at least so many were, whichever
-    seq_len: int | None = None  # tokens: at least so long a sequence
-    layers: int | None = None  # the model has at least so many
-    ranks: int | None = None  # the job has at least so many
+    recomputed: tuple[int, ...] = ()  # each of these layers was recomputed in this backward pass
+    any_recomputed: tuple[int, ...] = ()  # one of these layers was
+    recomputed_layers: int | None = None  # at least this many layers were
+    seq_len: int | None = None  # tokens: the sequence is at least this long
+    layers: int | None = None  # the model has at least this many
+    ranks: int | None = None  # the job has at least this many
     backend: str | None = None  # of the process group
-    module: str | None = None  # a class of which the model, or its wrapper, has a module
-    find_unused_parameters: bool | None = None  # the model is wrapped in a DDP that was told this
-    static_graph: bool | None = None  # the same
-    chance: float | None = None  # 0 to 1: by lot, drawn once in each process
+    module: str | None = None  # the class of a module in the model or its wrapper
+    find_unused_parameters: bool | None = None  # of the DDP that wraps the model
+    static_graph: bool | None = None  # of the DDP that wraps the model
+    chance: float | None = None  # 0 to 1: probability, drawn once in each process
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A fault planted on purpose. Only the launch sees it; judge and diagnosis never do."""
+    """A fault planted on purpose. Only the launch knows it; judge and diagnosis do not."""
 
     kind: str
     rank: int | None  # None: every rank
     layer: int | None = None
     step: int = 1
-    heals_s: float | None = None  # the healthy twin: the same path, over after this many seconds
-    parameters: str | None = None  # pattern of those that are set
-    value: float = 0.0  # what all their elements become
+    heals_s: float | None = None  # the healthy twin: the same path, which ends after this many seconds
+    parameters: str | None = None  # pattern of the parameters that are set
+    value: float = 0.0  # the new value of all their elements
     when: FaultWhen | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """What a metric must satisfy; every bound given must hold."""
+    """The bounds of a metric; all that are given must hold."""
 
     lt: float | None = None
     le: float | None = None
@@ -75,14 +75,14 @@ class Bound:
 class Expect:
     verdict: str = "PASS"
     cause: str | None = None
-    findings: tuple[str, ...] = ()  # each of them must be found
+    findings: tuple[str, ...] = ()  # all of them must be found
     missing_grads: int | None = None
     metrics: tuple[tuple[str, Bound], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosticRerun:
-    """This launch is another one with one thing changed, made because that one left a question open."""
+    """This launch repeats another with one thing changed, because the other left a question open."""
 
     of: Annotated[int, Field(description="the attempt that it asks about")]
     change: Annotated[str, Field(description="the one thing that was changed")]
@@ -91,14 +91,14 @@ class DiagnosticRerun:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One launch. `spec_hash` covers everything that decides what runs, and nothing of where."""
+    """One launch. `spec_hash` covers everything that decides what runs, but not where it runs."""
 
     schema: int = 1
     scenario: str
     about: str
     ranks: int
     launcher: Launcher
-    program: tuple[str, ...]  # what follows torchrun's options, or the whole command: file or module, then arguments
+    program: tuple[str, ...]  # after torchrun's options, or the whole command: file or module, then arguments
     env: tuple[tuple[str, str], ...]  # declared only, sorted
     cwd: str | None
     backend: str  # "gloo", "nccl", or "any" for a program whose choice is unknown
@@ -107,14 +107,14 @@ class RunSpec:
     limits: Limits
     expect: Expect
     fault: Fault | None
-    notes: tuple[str, ...]  # choices made on the user's behalf, said aloud
+    notes: tuple[str, ...]  # choices made on the user's behalf
     not_covered: tuple[str, ...]  # what this form of the scenario cannot show
     spec_hash: str
     tags: tuple[str, ...] = ()
-    settings: tuple[tuple[str, str], ...] = ()  # dotted keys that the scenario sets, with its values, sorted
-    chosen: tuple[tuple[str, str], ...] = ()  # what became of keys that were left to the shape or the machine, sorted
+    settings: tuple[tuple[str, str], ...] = ()  # dotted keys that the scenario sets, with values, sorted
+    chosen: tuple[tuple[str, str], ...] = ()  # values of keys that were left to the shape or the machine, sorted
     deepening: DiagnosticRerun | None = None
-    python: str | None = None  # the interpreter of somebody else's program; None = the harness's own
+    python: str | None = None  # the interpreter of a foreign program; None = the harness's own
 
 
 @dataclass(frozen=True, kw_only=True)

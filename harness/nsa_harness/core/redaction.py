@@ -204,7 +204,7 @@ _SPELLED = {"'": "\\'", "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\x1b": "\\e"}
 
 
 def _spelled(character: str) -> str:
-    """Return an unprintable character as octal bytes, which every locale reads alike."""
+    """Return an unprintable character as octal bytes, which every locale reads in the same way."""
     if character.isprintable():
         return character
     escaped = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"

@@ -1,4 +1,4 @@
-"""Report: what a run comes to, as verdicts, findings and their places, and the exit code that says so."""
+"""Report: the verdicts and findings of a run, and its exit code."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.plan import DiagnosticRerun
 
 
-def doc(text: str) -> FieldInfo:
-    """Return the description of a field that `nsa-harness schema` prints: for readers of the JSON, hence "null"."""
-    info: FieldInfo = Field(description=text)
+def doc(text: str, *, key: str | None = None) -> FieldInfo:
+    """Return the description of a field that `nsa-harness schema` prints: for readers of the JSON, hence "null".
+
+    `key` is the stored key, if that is not the field's name; add it to STORED_KEYS too.
+    """
+    info: FieldInfo = Field(description=text, alias=key)
     return info
+
+
+# Fields of an outcome that report.json stores under another key.
+STORED_KEYS = {"blocked_in": "stands_in", "no_progress_s": "quiet_s"}
 
 
 def _number_from_json(value: object) -> object:
@@ -37,7 +44,7 @@ Rank = Annotated[int, doc("global rank")]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where in the program: a source line, and the module, layer and parameter it belongs to, as far as known."""
+    """A location in the program: a source line, and its module, layer and parameter, as far as known."""
 
     file: Annotated[str | None, doc("absolute path; null when unknown")] = None
     line: Annotated[int | None, doc("from 1; null when unknown")] = None
@@ -73,11 +80,11 @@ class Status(StrEnum):
     ERROR = "ERROR"
 
 
-RUNS_ON = "not by us: it runs on"  # how a job ended that was only found
-SUSPECTED = "suspected"  # a job that was only looked at, and did not move
-STILL_RUNNING = "still_running"  # a job that was only looked at, and moves: nobody has seen its end
-INCONCLUSIVE = "inconclusive"  # a job that nobody watched, and its files show neither a failure nor a hang
-UNWATCHED = "nobody watched it"  # how a job ended of which there are files alone
+RUNS_ON = "not by us: it runs on"  # the end of a job that was only attached to
+SUSPECTED = "suspected"  # an observed job that made no progress
+STILL_RUNNING = "still_running"  # an observed job that makes progress and has not ended
+INCONCLUSIVE = "inconclusive"  # a job that was not watched, and whose files show neither a failure nor a hang
+UNWATCHED = "nobody watched it"  # the end of a job that only left files
 
 
 class HangKind(StrEnum):
@@ -88,16 +95,16 @@ class HangKind(StrEnum):
 
 
 class Severity(StrEnum):
-    """How much a finding matters."""
+    """The importance of a finding."""
 
-    CRITICAL = "critical"  # the run cannot be used
-    WARNING = "warning"  # it ended, and something in it is wrong or unsure
+    CRITICAL = "critical"  # the results of the run cannot be used
+    WARNING = "warning"  # the run ended, and something in it is wrong or uncertain
     INFO = "info"  # announced, or nothing to do with the program
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What happened, with the one sentence that justifies it."""
+    """The result of an attempt, with the sentence that justifies it."""
 
     status: Status
     kind: HangKind | None  # only for HANG
@@ -144,12 +151,12 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """Where one rank was at the end: a row of the table that people read first."""
+    """The state of one rank at the end: a row of the table that people read first."""
 
     rank: Rank
-    stands_in: Annotated[str, doc("what the rank is blocked in, or did last")]
+    blocked_in: Annotated[str, doc("what the rank is blocked in, or did last", key="stands_in")]
     waits_for: Annotated[str, doc("the ranks or the thing that the rank waits for; or empty")]
-    quiet_s: Annotated[float | None, doc("since its last progress; null when unknown")]
+    no_progress_s: Annotated[float | None, doc("since its last progress; null when unknown", key="quiet_s")]
     culprit: Annotated[bool, doc("whether other ranks wait for it, or fail because of it")]
     coordinates: Annotated[str, doc("the rank's place in the job's mesh, such as dp=1 tp=1; or empty")] = ""
 
@@ -262,7 +269,7 @@ class ProgramFile:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryAt:
-    """What one rank used at one moment; None = unknown. At the end a blocked rank cannot be asked any more."""
+    """The memory of one rank at one moment; None = unknown. At the end a blocked rank cannot report it."""
 
     rank: Rank
     moment: Annotated[str, doc("boot, dump or end")]
@@ -449,7 +456,10 @@ class Report:
 
 
 def exit_code(report: Report, *, strict: bool = False) -> int:
-    """124 an unexpected HANG, else 1 an unexpected FAIL or PASS, else 125 not judged, else 0; 130 interrupted."""
+    """Return 124 for an unexpected HANG, else 1 for an unexpected FAIL or PASS, else 125 if not judged, else 0.
+
+    An interrupted run returns 130.
+    """
     if report.interrupted:
         return 130
     final = [outcome for outcome in report.outcomes if outcome.final]
@@ -467,5 +477,5 @@ def exit_code(report: Report, *, strict: bool = False) -> int:
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[Status, int]:
-    """How often each verdict was given, over the outcomes that count, in the order of `Status`."""
+    """Return how often each verdict was given in the outcomes that count, in the order of `Status`."""
     return {status: sum(o.final and o.verdict.status is status for o in outcomes) for status in Status}

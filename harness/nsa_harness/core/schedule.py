@@ -1,4 +1,4 @@
-"""How often a scenario is run, when a plan stops early, and what may run beside what."""
+"""The number of attempts of a scenario, the early end of a plan, and the runs that may run in parallel."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nsa_harness.core.report import Outcome, Status
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What the command line says about attempts."""
+    """The options of the command line about attempts."""
 
-    repeat: int = 1  # attempts of each scenario, whatever they say
-    retries: int = 0  # further attempts while the last one is not as expected
+    repeat: int = 1  # attempts of each scenario, whatever their outcome
+    retries: int = 0  # further attempts while the last attempt is not as expected
     maxfail: int | None = None  # scenarios not as expected after which nothing more is started
 
 
@@ -23,7 +23,7 @@ ONCE = Policy()
 
 
 def another_wanted(policy: Policy, attempts: Sequence[Outcome]) -> bool:
-    """One more attempt of a scenario after these. An interrupted one said nothing, a deeper look is none."""
+    """Whether a scenario needs another attempt. Interrupted attempts and diagnostic reruns do not count."""
     judged = [attempt for attempt in repetitions(attempts) if not interrupted(attempt)]
     if len(judged) < policy.repeat:
         return True
@@ -31,16 +31,16 @@ def another_wanted(policy: Policy, attempts: Sequence[Outcome]) -> bool:
 
 
 def failed_enough(policy: Policy, scenarios: Iterable[Sequence[Outcome]]) -> bool:
-    """The limit of --maxfail is reached by these scenarios, each given by its attempts. One that goes on is open."""
+    """Whether these scenarios, each given by its attempts, reach --maxfail. Unfinished scenarios do not count."""
     if policy.maxfail is None:
         return False
     done = [attempts for attempts in scenarios if attempts and not another_wanted(policy, attempts)]
-    counting = [one for attempts in done for one in with_flakiness(attempts) if one.final]
-    return sum(not as_expected(one) for one in counting) >= policy.maxfail
+    counting = [outcome for attempts in done for outcome in with_flakiness(attempts) if outcome.final]
+    return sum(not as_expected(outcome) for outcome in counting) >= policy.maxfail
 
 
 def as_expected(outcome: Outcome) -> bool:
-    """A SKIP is nobody's fault; an ERROR is no answer, whatever was expected."""
+    """Whether the outcome is the expected one. An ERROR never is."""
     return outcome.expected and outcome.verdict.status is not Status.ERROR
 
 
@@ -50,7 +50,7 @@ def interrupted(outcome: Outcome) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What one run takes of the machine."""
+    """The resources that one run needs."""
 
     ranks: int
     gpus: int
@@ -59,7 +59,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """What the machine has for all runs together. None is no limit."""
+    """The resources of the machine for all runs together; None means no limit."""
 
     jobs: int | None  # runs at the same time
     cores: int | None  # a core for each rank
@@ -68,7 +68,7 @@ class Room:
 
 
 def first_that_fits(waiting: Sequence[Load], running: Collection[Load], room: Room) -> int | None:
-    """The place in `waiting` of the first run that can start; None to wait. Alone, the first one always can."""
+    """Return the index of the first waiting run that can start, or None. With none running, the first always can."""
     if not waiting:
         return None
     if not running:
@@ -89,9 +89,9 @@ def _fits(loads: Sequence[Load], room: Room) -> bool:
 
 
 def side_by_side(load: Load, room: Room) -> tuple[int, str]:
-    """How many runs that take as much each fit at once, at least one, and what sets that bound; "" where nothing does.
+    """Return how many such runs fit in parallel, at least 1, and the resource that limits them; "" without a limit.
 
-    A run with devices is bound by those and not by cores, which its ranks leave alone.
+    A run with devices is limited by those and not by cores.
     """
     bounds = [] if room.jobs is None else [(room.jobs, "")]
     if load.gpus:
@@ -104,6 +104,6 @@ def side_by_side(load: Load, room: Room) -> tuple[int, str]:
 
 
 def free_devices(taken: Collection[int], count: int, gpus: int) -> tuple[int, ...]:
-    """The first `count` of the `gpus` devices that nobody has taken; all of them when there are not enough."""
+    """Return the first `count` free devices of `gpus`, or all devices if fewer are free."""
     free = tuple(device for device in range(gpus) if device not in taken)[:count]
     return free if len(free) == count else tuple(range(gpus))

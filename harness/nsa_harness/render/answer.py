@@ -94,7 +94,7 @@ def parting_stacks(stacks: Sequence[CallStack]) -> Iterator[list[str]]:
     for tree in stack_trees(stacks):
         yield from (list(stack_lines(stack, len(tree.frames))) for stack in _ends(tree))
         if tree.ends is None:
-            inside = f", in {tree.parts_in.function}" if tree.parts_in and tree.parts_in.function else ""
+            inside = f", in {tree.diverges_in.function}" if tree.diverges_in and tree.diverges_in.function else ""
             above = f"; {words.ranks(tree.ranks)} were called alike from" if tree.frames else ""
             shared = (line for frame in reversed(tree.frames) for line in _frame_lines(frame))
             yield [f"here the ranks part{inside}{above}", *shared]
@@ -103,8 +103,8 @@ def parting_stacks(stacks: Sequence[CallStack]) -> Iterator[list[str]]:
 def _ends(node: StackNode) -> Iterator[CallStack]:
     if node.ends is not None:
         yield node.ends
-    for way in node.ways:
-        yield from _ends(way)
+    for subtree in node.subtrees:
+        yield from _ends(subtree)
 
 
 def _frame_lines(frame: Place) -> Iterator[str]:
@@ -238,7 +238,7 @@ def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]
     """
     alike: dict[tuple[str, str, bool], list[RankStatus]] = {}
     for row in outcome.standings:
-        alike.setdefault((row.stands_in, row.waits_for, row.culprit), []).append(row)
+        alike.setdefault((row.blocked_in, row.waits_for, row.culprit), []).append(row)
     hangs = outcome.verdict.status is Status.HANG
     head = ("rank:", "blocked in" if hangs else "last seen", "waiting for", "no progress for:")
     rows = [
@@ -260,4 +260,4 @@ def _numbers(rows: Sequence[RankStatus]) -> str:
 
 
 def _longest(rows: Sequence[RankStatus]) -> float | None:
-    return max((row.quiet_s for row in rows if row.quiet_s is not None), default=None)
+    return max((row.no_progress_s for row in rows if row.no_progress_s is not None), default=None)

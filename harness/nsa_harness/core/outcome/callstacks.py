@@ -1,5 +1,4 @@
-"""Call stacks: where the ranks stood at the end, in the program's own lines; equal ones are told once, and what several
-have in common once more as a tree."""
+"""The call stacks of the ranks at the end, in the program's own lines; equal stacks once, similar ones as a tree."""
 
 from __future__ import annotations
 
@@ -14,56 +13,56 @@ from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.verdict import Judgement
 
-_MAX_FRAMES = 32  # of one stack; outermost ones go first
+_MAX_FRAMES = 32  # of one stack; the outermost are dropped first
 _MAX_STACKS = 16
-_AROUND = 1  # lines before and after the innermost one
+_AROUND = 1  # lines before and after the innermost line
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackNode:
-    """Ranks that were called the same way: the frames they share, outermost first, and how they go on from there."""
+    """Ranks with the same outer frames: the frames that they share, outermost first, and their subtrees."""
 
     ranks: tuple[int, ...]
-    frames: tuple[Place, ...]  # what is told further out is not told again; empty: these ranks stand in that
-    ways: tuple[StackNode, ...]  # where they part; empty: it ends here
-    ends: CallStack | None  # the stack that ends here; None: they part
+    frames: tuple[Place, ...]  # without those of the nodes above; empty: the ranks are in the frame above
+    subtrees: tuple[StackNode, ...]  # subtrees where the ranks diverge; empty: the stack ends here
+    ends: CallStack | None  # the stack that ends here; None: the ranks diverge
 
     @property
-    def parts_in(self) -> Place | None:
-        """The function, where all that part here stand at lines of the same one."""
-        first = [way.frames[:1] for way in self.ways]
+    def diverges_in(self) -> Place | None:
+        """The function, if all subtrees begin in the same function."""
+        first = [subtree.frames[:1] for subtree in self.subtrees]
         inside = {(place.file, place.function) for frames in first for place in frames}
         return first[0][0] if all(first) and len(inside) == 1 else None
 
 
 def stack_trees(stacks: Sequence[CallStack]) -> tuple[StackNode, ...]:
-    """Stacks merged from the outermost frame on; those that have no function in common with another are trees alone."""
+    """Return the stacks merged from the outermost frame on; a stack without a common function is a tree of its own."""
     trees: dict[object, list[CallStack]] = {}
-    for number, stack in enumerate([one for one in stacks if one.frames][:_MAX_STACKS]):
+    for number, stack in enumerate([stack for stack in stacks if stack.frames][:_MAX_STACKS]):
         outermost = stack.frames[-1]
         trees.setdefault((outermost.file, outermost.function) if _is_whole(stack) else number, []).append(stack)
-    return tuple(_grown(together, 0) for together in trees.values())
+    return tuple(_tree(together, 0) for together in trees.values())
 
 
 def _is_whole(stack: CallStack) -> bool:
-    """The thread that trains, from its outermost frame on: nothing is cut, and it is in the program at all."""
+    """Whether the stack is complete, of the training thread, and begins in the program."""
     return not stack.of and len(stack.frames) < _MAX_FRAMES and not is_library(stack.frames[-1].file or "")
 
 
-def _grown(stacks: Sequence[CallStack], told: int) -> StackNode:
-    """`told`: so many frames of each are told further out."""
+def _tree(stacks: Sequence[CallStack], shown: int) -> StackNode:
+    """Return the tree of stacks whose outermost `shown` frames are already in the nodes above."""
     ranks = tuple(sorted({rank for stack in stacks for rank in stack.ranks}))
-    outer = [stack.frames[::-1][told:] for stack in stacks]
+    outer = [stack.frames[::-1][shown:] for stack in stacks]
     if len(stacks) == 1:
-        return StackNode(ranks=ranks, frames=outer[0], ways=(), ends=stacks[0])
-    alike = takewhile(lambda level: len({_line(one) for one in level}) == 1, zip(*outer, strict=False))
-    shared = tuple(level[0] for level in alike)
-    going_on: dict[object, list[CallStack]] = {}
+        return StackNode(ranks=ranks, frames=outer[0], subtrees=(), ends=stacks[0])
+    equal = takewhile(lambda level: len({_line(frame) for frame in level}) == 1, zip(*outer, strict=False))
+    shared = tuple(level[0] for level in equal)
+    by_line: dict[object, list[CallStack]] = {}
     for number, (stack, frames) in enumerate(zip(stacks, outer, strict=True)):
         rest = frames[len(shared) :]
-        going_on.setdefault(_line(rest[0]) if rest else number, []).append(stack)
-    ways = tuple(_grown(together, told + len(shared)) for together in going_on.values())
-    return StackNode(ranks=ranks, frames=shared, ways=ways, ends=None)
+        by_line.setdefault(_line(rest[0]) if rest else number, []).append(stack)
+    subtrees = tuple(_tree(together, shown + len(shared)) for together in by_line.values())
+    return StackNode(ranks=ranks, frames=shared, subtrees=subtrees, ends=None)
 
 
 def _line(place: Place) -> tuple[str | None, int | None, str | None]:
@@ -71,47 +70,47 @@ def _line(place: Place) -> tuple[str | None, int | None, str | None]:
 
 
 def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> tuple[CallStack, ...]:
-    """The culprit's first. Of a FAIL the traceback of what failed first; of a PASS none."""
+    """Return the stacks, the culprit's first. A FAIL has the traceback of the first failure; a PASS has none."""
     if judgement.status is Status.PASS:
         return ()
     raised = judgement.failures[0].raised if judgement.failures else None
     if judgement.status is not Status.HANG and raised is not None and raised.frames:
-        return (_told(evidence.sources, (raised.rank,), raised.frames, raised.type, raised.proof),)
+        return (_call_stack(evidence.sources, (raised.rank,), raised.frames, raised.type, raised.proof),)
     blamed = culprit.ranks if culprit else ()
     stood = [
-        (one, stack)
+        (seen, stack)
         for look in evidence.snapshots[-1:]
-        for one in look.ranks
-        if (stack := rank_stack(one)) and stack.frames
+        for seen in look.ranks
+        if (stack := rank_stack(seen)) and stack.frames
     ]
     classes: dict[tuple[Frame, ...], list[tuple[RankSnapshot, Stack]]] = {}
-    for one, stack in stood:
-        classes.setdefault(_own(stack.frames) or stack.frames[:1], []).append((one, stack))
-    told = [
-        _told(evidence.sources, tuple(one.rank for one, _ in alike), alike[0][1].frames, "", alike[0][0].proof)
-        for alike in classes.values()
+    for seen, stack in stood:
+        classes.setdefault(_own(stack.frames) or stack.frames[:1], []).append((seen, stack))
+    stacks = [
+        _call_stack(evidence.sources, tuple(seen.rank for seen, _ in equal), equal[0][1].frames, "", equal[0][0].proof)
+        for equal in classes.values()
     ]
-    told.sort(key=lambda stack: (not set(stack.ranks) & set(blamed), stack.ranks))
+    stacks.sort(key=lambda stack: (not set(stack.ranks) & set(blamed), stack.ranks))
     place = culprit.place if culprit else None
-    if place is not None and not any(_holds(stack.frames, place) for stack in told):
-        told = [*_aside(evidence, blamed, place), *told]
-    return tuple(told[:_MAX_STACKS])
+    if place is not None and not any(_holds(stack.frames, place) for stack in stacks):
+        stacks = [*_aside(evidence, blamed, place), *stacks]
+    return tuple(stacks[:_MAX_STACKS])
 
 
 def _aside(evidence: Evidence, blamed: Sequence[int], place: Place) -> list[CallStack]:
-    """Where it is not the thread that trains that is to blame: the thread or child of its ranks that stands there."""
-    looked = (one for look in evidence.snapshots[-1:] for one in look.ranks if one.rank in blamed)
-    standing = ((one, *named) for one in looked for named in _others(one) if _holds(named[1].frames, place))
+    """Return the stack of the culprit's other thread or child process that is at `place`, if there is one."""
+    snapshots = (seen for look in evidence.snapshots[-1:] for seen in look.ranks if seen.rank in blamed)
+    standing = ((seen, *stack) for seen in snapshots for stack in _others(seen) if _holds(stack[1].frames, place))
     first = next(standing, None)
     if first is None:
         return []
-    one, name, stack = first
-    return [_told(evidence.sources, (one.rank,), stack.frames, name, one.proof)]
+    seen, name, stack = first
+    return [_call_stack(evidence.sources, (seen.rank,), stack.frames, name, seen.proof)]
 
 
-def _others(one: RankSnapshot) -> Iterator[tuple[str, Stack]]:
-    yield from ((f"thread {stack.thread or stack.tid}", stack) for stack in one.stacks)
-    for pid, stacks in one.child_stacks.items():
+def _others(seen: RankSnapshot) -> Iterator[tuple[str, Stack]]:
+    yield from ((f"thread {stack.thread or stack.tid}", stack) for stack in seen.stacks)
+    for pid, stacks in seen.child_stacks.items():
         yield from ((f"process {pid}", stack) for stack in stacks)
 
 
@@ -120,26 +119,26 @@ def _holds(frames: Sequence[Frame | Place], place: Place) -> bool:
 
 
 def _own(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Those of the program; a comprehension is no step of its own behind the line that holds it."""
+    """Return the program's frames. A comprehension on the line of its caller counts as part of the caller."""
     own = [frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<")]
     outer = [*own[1:], None][: len(own)]
     return tuple(
-        one
-        for one, around in zip(own, outer, strict=True)
-        if around is None or (one.file, one.line) != (around.file, around.line) or not one.function.endswith(">")
+        frame
+        for frame, around in zip(own, outer, strict=True)
+        if around is None or (frame.file, frame.line) != (around.file, around.line) or not frame.function.endswith(">")
     )
 
 
-def _told(
+def _call_stack(
     sources: Sequence[Source], ranks: tuple[int, ...], frames: Sequence[Frame], of: str, proof: str | None
 ) -> CallStack:
-    frames = [one for one in frames if not in_probe(one.file)] or frames
+    frames = [frame for frame in frames if not in_probe(frame.file)] or frames
     own = _own(frames) or tuple(frames[:1])
     inside = next((number for number, frame in enumerate(frames) if frame in own), 0)
     return CallStack(
         ranks=ranks,
         of=of,
-        frames=tuple(Place(file=one.file, line=one.line, function=one.function) for one in own[:_MAX_FRAMES]),
+        frames=tuple(Place(file=frame.file, line=frame.line, function=frame.function) for frame in own[:_MAX_FRAMES]),
         innermost=frames[0].function if inside else "",
         library=len(frames) - len(own),
         around=_around(sources, own[0]),
@@ -148,7 +147,7 @@ def _told(
 
 
 def _around(sources: Sequence[Source], frame: Frame) -> Place | None:
-    """No line at the end is blank: whoever shows them counts from there."""
+    """Return the line with its neighbours, or None. The last line is not blank, because line numbers count from it."""
     kept = ProgramSource(tuple(sources)).excerpt(frame)
     if kept is None:
         return None

@@ -1,4 +1,4 @@
-"""Outcome: evidence, judgement and diagnosis, put into the words and numbers that every report shows."""
+"""Build the Outcome of an attempt from its evidence, judgement and diagnosis."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def own_exit(rank: RankEvidence) -> int | None:
 
 
 def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
-    """Only what was really looked at and found in order."""
+    """Yield what was inspected and found in order, and nothing that was not inspected."""
     losses = [rank.last_loss for rank in evidence.ranks]
     if losses and all(loss is not None and math.isfinite(loss) for loss in losses):
         yield "losses finite on every rank"
@@ -80,9 +80,9 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
 
 
 def _found_in_order(evidence: Evidence) -> Iterator[str]:
-    """Of a job that somebody else started: what the kernel shows of its processes."""
-    looked = [rank.process for look in evidence.snapshots[-1:] for rank in look.ranks]
-    alive = [process for process in looked if process is not None and process.state not in "ZX"]
+    """Yield what the kernel shows to be in order in the processes of an attached job."""
+    processes = [rank.process for look in evidence.snapshots[-1:] for rank in look.ranks]
+    alive = [process for process in processes if process is not None and process.state not in "ZX"]
     if evidence.ranks and len(alive) == len(evidence.ranks):
         yield "every rank is alive"
     if alive and not any(process.state in "Tt" or process.frozen for process in alive):
@@ -92,15 +92,15 @@ def _found_in_order(evidence: Evidence) -> Iterator[str]:
 
 
 def _answered(evidence: Evidence) -> int:
-    """Looks in which every rank showed its stack."""
+    """Return the number of snapshots in which the stack of every rank was read."""
     return sum(
-        len(look.ranks) == len(evidence.ranks) and all(rank_stack(one) for one in look.ranks)
+        len(look.ranks) == len(evidence.ranks) and all(rank_stack(seen) for seen in look.ranks)
         for look in evidence.snapshots
     )
 
 
 def _runs_on(evidence: Evidence) -> bool:
-    """Somebody else's job, which we have left as it is."""
+    """Whether this is another user's job that the harness left running."""
     return evidence.ending is Ending.DETACHED or (evidence.observed and not evidence.teardown_s)
 
 
@@ -131,16 +131,16 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
     for wait in sorted(waits, key=lambda wait: wait.rank):
         yield RankStatus(
             rank=wait.rank,
-            stands_in=wait.stands_in,
+            blocked_in=wait.stands_in,
             waits_for=_waits_for(wait, places),
-            quiet_s=_quiet_s(evidence, wait.rank),
+            no_progress_s=_no_progress_s(evidence, wait.rank),
             culprit=_blamed(wait.rank, culprit),
             coordinates=coordinates(wait.rank, places),
         )
 
 
 def _seen_last(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
-    """Of a job that was only looked at: where its ranks stood at the end, though nothing is proven by it."""
+    """Return the waits of a job that was only observed: they show where its ranks were, but prove nothing."""
     looks = evidence.snapshots[-2:]
     if evidence.ending is Ending.UNWATCHED and judgement.status is Status.ERROR:
         return left_waiting(evidence).waits
@@ -166,25 +166,25 @@ _OUTSIDE = {
 
 def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> RankStatus:
     mark = rank.board.training or rank.board.newest if rank.board else None
-    # A module that has no name of its own is called by its number.
+    # A module without a name has a number, which is left out.
     place = f"{mark.kind} {'' if mark.name.isdigit() else mark.name}".strip() if mark else "nothing recorded"
     left = rank.exit is not None and not rank.exit.by_us
-    stands_in = f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place
+    blocked_in = f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place
     return RankStatus(
         rank=rank.rank,
-        stands_in=_left_as(rank) if evidence.ending is Ending.UNWATCHED else stands_in,
+        blocked_in=_left_as(rank) if evidence.ending is Ending.UNWATCHED else blocked_in,
         waits_for="",
-        quiet_s=None if left else _quiet_s(evidence, rank.rank),
+        no_progress_s=None if left else _no_progress_s(evidence, rank.rank),
         culprit=_blamed(rank.rank, culprit),
         coordinates=coordinates(rank.rank, meshes(evidence)),
     )
 
 
 def _left_as(rank: RankEvidence) -> str:
-    """Of a rank that nobody watched, as far as a file says it."""
+    """Return how a rank ended whose job was not watched, as its files show it."""
     raised = f"raised {rank.raised.type}" if rank.raised else ""
     exited = how_it_ended(rank.exit.status) if rank.exit else ""
-    return " · ".join(one for one in (raised, exited) if one) or "nothing that was read says it"
+    return " · ".join(text for text in (raised, exited) if text) or "nothing that was read says it"
 
 
 def _waits_for(wait: Wait, places: Meshes) -> str:
@@ -197,17 +197,17 @@ def _waits_for(wait: Wait, places: Meshes) -> str:
     return _OUTSIDE.get(wait.kind, "outside the job")
 
 
-def _quiet_s(evidence: Evidence, rank: int) -> float | None:
-    board = next((one.board for one in evidence.ranks if one.rank == rank), None)
+def _no_progress_s(evidence: Evidence, rank: int) -> float | None:
+    board = next((other.board for other in evidence.ranks if other.rank == rank), None)
     if board is None or board.newest is None:
         return _idle_s(evidence, rank) if evidence.attached else None
     return max(0.0, evidence.ended_s - board.newest.at_s)
 
 
 def _idle_s(evidence: Evidence, rank: int) -> float | None:
-    """Since its thread that trains last ran on a core, as the kernel said at the last look."""
+    """Return the time since the training thread last ran on a core, from the last snapshot; None if unknown."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    tasks = (task_of(one, rank_stack(one)) for one in last if one.rank == rank)
+    tasks = (task_of(seen, rank_stack(seen)) for seen in last if seen.rank == rank)
     return next((task.idle_s for task in tasks if task is not None), None)
 
 
@@ -314,8 +314,8 @@ def outcome_of(
         missing_gradients=_missing_gradients(evidence),
         last_agreed=_last_agreed(evidence) if verdict.status is Status.HANG else None,
         stacks=tuple(
-            replace(one, proof=one.proof and f"{directory}/{one.proof}")
-            for one in call_stacks(evidence, judgement, culprit)
+            replace(stack, proof=stack.proof and f"{directory}/{stack.proof}")
+            for stack in call_stacks(evidence, judgement, culprit)
         ),
         divergence=diagnosis.divergence,
         cost=_cost(evidence),
@@ -326,7 +326,7 @@ def outcome_of(
 
 
 def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
-    """At boot and in the newest dump as the ranks said, and at the end of what did not end well as others see it."""
+    """Yield the memory that ranks reported at boot and in the latest dump, and the kernel's numbers after a failure."""
     for rank in evidence.ranks:
         yield from (
             MemoryAt(
@@ -349,41 +349,41 @@ def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
 
 
 def _memory_at_end(seen: RankSnapshot, rank: RankEvidence | None, gpus: Sequence[Gpu]) -> MemoryAt:
-    """Of the process what the kernel and the driver say; of torch's allocator what the rank last said itself."""
+    """Return the memory according to the kernel and the driver, and the rank's last report of torch's allocator."""
     last = rank.memory[-1] if rank and rank.memory else None
-    looked = rank.looks.memory[-1] if rank and rank.looks and rank.looks.memory else None
-    said = last is not None and last.allocated_bytes is not None
+    sample = rank.looks.memory[-1] if rank and rank.looks and rank.looks.memory else None
+    reported = last is not None and last.allocated_bytes is not None
     used = [gpu.used_by[seen.pid] for gpu in gpus if seen.pid in gpu.used_by]
-    allocated = last.allocated_bytes if last and said else looked.gpu_bytes if looked else None
-    step = last.step if last and said else looked.step if looked else None
+    allocated = last.allocated_bytes if last and reported else sample.gpu_bytes if sample else None
+    step = last.step if last and reported else sample.step if sample else None
     return MemoryAt(
         rank=seen.rank,
         moment="end",
         step=None,
         rss_bytes=seen.process.rss_bytes if seen.process else None,
         allocated_bytes=allocated,
-        reserved_bytes=last.reserved_bytes if last and said else None,
+        reserved_bytes=last.reserved_bytes if last and reported else None,
         allocator_step=step if allocated is not None else None,
         device_bytes=sum(used) if used else None,
     )
 
 
 def signals(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str]]:
-    """Of each rank of a HANG whether it would act on a signal, as the kernel says, and what became of ours.
+    """Yield for each rank of a HANG how it would react to a signal, and how it reacted to the harness's.
 
-    Nothing is sent to find out: a program may do anything when it gets a signal.
+    No signal is sent to find out, because a program may do anything on a signal.
     """
     if judgement.status is not Status.HANG or not evidence.snapshots:
         return
     for seen in evidence.snapshots[-1].ranks:
         would = would_act(seen.process) if seen.process else ""
         if would:
-            known = (would, _stacks_read(seen), _acted(evidence, seen.pid))
-            yield seen.rank, "; ".join(one for one in known if one)
+            parts = (would, _stacks_read(seen), _acted(evidence, seen.pid))
+            yield seen.rank, "; ".join(part for part in parts if part)
 
 
 def _stacks_read(seen: RankSnapshot) -> str:
-    """faulthandler writes from a signal handler, which Python has no part in; py-spy reads from outside."""
+    """Return how the stacks were read: faulthandler writes from a C signal handler; py-spy reads from outside."""
     if not seen.stacks:
         return "its stacks could not be read"
     source = seen.stacks[0].source
@@ -395,15 +395,15 @@ def _stacks_read(seen: RankSnapshot) -> str:
 
 
 def _acted(evidence: Evidence, pid: int) -> str:
-    """What became of the signals by which we ended it: SIGKILL follows where SIGTERM did not do."""
-    sent = {one.signal for one in evidence.signals if one.pid == pid and one.sender == "harness"}
+    """Return how the process reacted to the harness's signals: SIGKILL follows if SIGTERM did not end it."""
+    sent = {sent.signal for sent in evidence.signals if sent.pid == pid and sent.sender == "harness"}
     if "SIGKILL" in sent:
         return "our SIGTERM did not end it in time, and SIGKILL followed"
     return "it ended at our SIGTERM" if "SIGTERM" in sent and evidence.undead == () else ""
 
 
 def _cost(evidence: Evidence) -> StepCost | None:
-    """From the row of the program's own tables that tells of it."""
+    """Return the cost from the row of the program's own tables that has it."""
     row = next((row for row in evidence.reported if "step_cost" in row), None)
     if row is None:
         return None
@@ -428,12 +428,12 @@ def _cost(evidence: Evidence) -> StepCost | None:
         nodes=whole("nodes"),
         bytes=whole("saved_bytes"),
         peak_bytes=whole("peak_bytes"),
-        implementations=tuple(one for one in str(row.get("implementations", "")).split(", ") if one),
+        implementations=tuple(name for name in str(row.get("implementations", "")).split(", ") if name),
         until_tokens=whole("until_tokens"),
     )
 
 
-# What a scenario asked for, against what was seen: the verdict is what happened, and this only judges the numbers.
+# Expectations of a scenario, compared with the numbers of the run.
 _COMPARE = (
     ("lt", "<", operator.lt),
     ("le", "<=", operator.le),
@@ -446,9 +446,9 @@ _COMPARE = (
 def missed(
     expect: Expect, evidence: Evidence, metrics: Mapping[str, float], found: AbstractSet[str] = frozenset()
 ) -> tuple[Finding, ...]:
-    """One finding for each number that was expected and not met, or not reported at all, and for what was not found.
+    """Return a finding for each expected number that was not met or not reported, and each missing finding.
 
-    `found`: the codes of what the diagnosis found.
+    `found` has the codes of the diagnosis.
     """
     claims = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
     claims += [(f"expect.findings: {code} was not found", ()) for code in expect.findings if code not in found]
@@ -466,7 +466,7 @@ def is_expected(expect: Expect, status: Status, cause: str | None, found: Abstra
 
 
 def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
-    """What a verdict rests on besides the program: two runs are comparable where these agree."""
+    """Return the limits and expectations that decide a verdict: runs are comparable only if these agree."""
     given = {f"limits.{key}": value for key, value in asdict(limits).items()}
     given |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
     given |= {"expect.findings": ", ".join(expect.findings) or None}
@@ -500,7 +500,7 @@ def _missed_metrics(expect: Expect, metrics: Mapping[str, float]) -> Iterator[tu
             known = ", ".join(sorted(metrics)) or "none"
             yield f"expect.metrics.{name}: the run reported no such number (reported: {known})", ()
             continue
-        yield from ((f"expect.metrics.{name}: {value:g} is not {wanted}", ()) for wanted in _violated(bound, value))
+        yield from ((f"expect.metrics.{name}: {value:g} is not {limit}", ()) for limit in _violated(bound, value))
 
 
 def _violated(bound: Bound, value: float) -> Iterator[str]:
@@ -570,7 +570,7 @@ def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
 
 
 def _last_agreed(evidence: Evidence) -> str | None:
-    """None where a rank has no board: it may have left anything."""
+    """Return the last collective that all ranks left; None if a rank has no status file."""
     boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board is not None}
     call = last_agreed(boards) if len(boards) == len(evidence.ranks) else None
     if call is None:
@@ -580,7 +580,7 @@ def _last_agreed(evidence: Evidence) -> str | None:
 
 
 def _steps_done(rank: RankEvidence) -> int | None:
-    """Finished optimizer steps; None without a board, or an optimizer."""
+    """Return the finished optimizer steps; None without a status file or an optimizer."""
     if rank.board is None or not (rank.board.optimizer or rank.board.steps_s):
         return None
     return rank.board.steps_s[-1][0] if rank.board.steps_s else 0
@@ -628,12 +628,12 @@ def _timing(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -
 
 
 def _last_mark_s(evidence: Evidence, culprit: Culprit | None) -> float | None:
-    """As the last look saw it: a stopped rank that our own end of the run resumed has marked again since."""
+    """Return the last progress event before the last snapshot: ending a run resumes ranks that were stopped."""
     ranks = culprit.ranks if culprit else ()
-    looked = evidence.snapshots[-1].ranks if evidence.snapshots else ()
+    seen = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     boards = {
         **{rank.rank: rank.board for rank in evidence.ranks},
-        **{rank.rank: rank.board for rank in looked if rank.board},
+        **{rank.rank: rank.board for rank in seen if rank.board},
     }
     marks = [board.newest.at_s for rank, board in boards.items() if rank in ranks and board and board.newest]
     return max(marks, default=None)
@@ -660,10 +660,10 @@ _WHO_OWNS = "Look at the modules that own them: which of them does this step not
 
 
 def shown_deeper(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
-    """At most one finding a kind; none for an attempt that is no deepening."""
+    """Yield at most one finding of each kind; none unless the attempt is a diagnostic rerun."""
     if spec.deepening is None:
         return
-    # The first in time: what others print may follow from it.
+    # The rank that failed first: messages of the others may follow from its failure.
     ranks = sorted(evidence.ranks, key=_failed_at_s)
     yield from list(filter(None, map(_forward, ranks)))[:1]
     if spec.deepening.change == "names":
@@ -710,8 +710,8 @@ _MUCH_BYTES = 1 << 20
 
 
 def _grown(rank: RankEvidence) -> Finding | None:
-    """The line that made most of what is kept."""
-    most = next((one for one in rank.looks.grown if one.size_bytes >= _MUCH_BYTES), None) if rank.looks else None
+    """Return the line that allocated most of the memory that stays in use."""
+    most = next((line for line in rank.looks.grown if line.size_bytes >= _MUCH_BYTES), None) if rank.looks else None
     if most is None:
         return None
     more = f"{bytes_text(most.size_bytes)} more live after step {most.last_step} than after step {most.first_step}"

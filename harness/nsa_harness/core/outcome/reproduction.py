@@ -1,6 +1,6 @@
-"""The reproduction of a run that failed or hung: its bare command line, and a script where calls alone repeat it.
+"""Reproduce a run that failed or hung: its plain command line, and a script if its calls alone repeat it.
 
-Of a bisection a script that runs the program as the failing probe did, without the harness watching.
+For a bisection: a script that runs the program like the failing probe, without the harness.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from nsa_harness.core.report import Outcome, Status
 
 MOST_ELEMENTS = 1 << 24
 MOST_LINES = 60
-_CALLS_OF_A_RANK = (12, 8, 5, 3)  # tried in this order until the script fits
+_CALLS_OF_A_RANK = (12, 8, 5, 3)  # tried in this order until the script is short enough
 
-# Names of the flight recorder and of Python, each with the operation of the script.
+# Names of the flight recorder and of Python, with the operation in the script.
 COLLECTIVES = {
     "all_reduce": "all_reduce",
     "allreduce": "all_reduce",
@@ -59,7 +59,7 @@ TRANSFERS = frozenset({"send", "recv", "isend", "irecv"})
 _NAMES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 DTYPES = {prefix + name: name for name in _NAMES for prefix in ("", "torch.")}
 
-# In terms of the script's names: tensor, where (the group), first (the root; its first member), size, peer, started.
+# They use the script's names: tensor, where (the group), first (the root or first member), size, peer, started.
 STATEMENTS = {
     "all_reduce": "dist.all_reduce(tensor, group=where)",
     "broadcast": "dist.broadcast(tensor, first, group=where)",
@@ -86,51 +86,51 @@ _SET_UP = ("init_process_group", "destroy_process_group")
 _DEFAULT = ("", "0")
 
 Members = tuple[int, ...]
-Channel = tuple[bool, str, Members]  # a transfer?
+Channel = tuple[bool, str, Members]  # whether it is a transfer, group, members
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class ScriptCall:
     """One call as a script can make it."""
 
-    operation: str  # of `operations`
-    group: str  # tells groups apart, and never stands in a script; empty for the one of all ranks
-    members: Members  # of its group; of a transfer sender and receiver
+    operation: str  # a key of STATEMENTS
+    group: str  # distinguishes groups, and is never in a script; empty for the group of all ranks
+    members: Members  # of its group; for a transfer sender and receiver
     elements: int
     dtype: str
     peer: int | None = None
-    root: int | None = None  # of a collective, where that is not the first member of its group
+    root: int | None = None  # of a collective, unless it is the first member of its group
     number: int = 0  # in its channel, from 1
     done: bool = True
 
     @property
     def channel(self) -> Channel:
-        """What is counted together: the collectives of a group, the transfers from one rank to another."""
+        """The calls that are numbered together: the collectives of a group, or the transfers between two ranks."""
         return self.peer is not None, self.group, self.members
 
 
 class NotRepeatableError(Exception):
-    """A call that no script of ours can make; the text says which."""
+    """The script cannot make a call; the message says which."""
 
 
-def parting_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[Made, ...]]:
-    """The calls of each rank, without those before the last agreement of their channel, in the order of the calls.
+def parting_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[ScriptCall, ...]]:
+    """Return the calls of each rank in order, from the last call on which their channel agrees.
 
-    From the flight recorder, which has DDP's own ones too, or as they were called from Python. Raises
+    The source is the flight recorder, which has DDP's own calls too, or the calls from Python. Raises
     NotRepeatableError.
     """
     everybody = tuple(range(evidence.world_size))
     source = _from_board if from_python else _from_recorder
     made = {rank.rank: tuple(source(rank, evidence, everybody)) for rank in evidence.ranks}
-    begins = {channel: _begin(channel, made) for channel in {one.channel for calls in made.values() for one in calls}}
+    begins = {channel: _begin(channel, made) for channel in {call.channel for calls in made.values() for call in calls}}
     return {
-        rank: tuple(one for one in calls if (begin := begins[one.channel]) is not None and one.number >= begin)
+        rank: tuple(call for call in calls if (begin := begins[call.channel]) is not None and call.number >= begin)
         for rank, calls in made.items()
     }
 
 
 def stands_elsewhere(evidence: Evidence) -> Members:
-    """Ranks that neither left by themselves nor stand in a call to others: what held them is in no such record."""
+    """Return the ranks that neither exited on their own nor are in a recorded call: no call explains their wait."""
     return tuple(rank.rank for rank in evidence.ranks if not (_left(rank) or _stands_in_a_call(rank, evidence)))
 
 
@@ -141,49 +141,49 @@ def _left(rank: RankEvidence) -> bool:
 def _stands_in_a_call(rank: RankEvidence, evidence: Evidence) -> bool:
     calls = rank.board.calls if rank.board else ()
     inside = any(call.left_s is None and call.op not in _SET_UP for call in calls)
-    return inside or any(not one.retired for one in collectives_of(evidence, rank))
+    return inside or any(not collective.retired for collective in collectives_of(evidence, rank))
 
 
-def _from_recorder(rank: RankEvidence, evidence: Evidence, everybody: Members) -> Iterator[Made]:
+def _from_recorder(rank: RankEvidence, evidence: Evidence, everybody: Members) -> Iterator[ScriptCall]:
     groups = rank.board.groups if rank.board else {}
-    for one in collectives_of(evidence, rank):
-        members = everybody if one.group in _DEFAULT else groups.get(one.group)
+    for collective in collectives_of(evidence, rank):
+        members = everybody if collective.group in _DEFAULT else groups.get(collective.group)
         if members is None:
             raise NotRepeatableError(f"the members of a group that rank {rank.rank} used are not known")
-        operation = COLLECTIVES.get(one.op)
+        operation = COLLECTIVES.get(collective.op)
         if operation is None:
             raise NotRepeatableError("the ranks made a call that the script has no form of")
-        yield Made(
+        yield ScriptCall(
             operation=operation,
-            group=_group(one.group),
+            group=_group(collective.group),
             members=members,
-            elements=min(max(1, sum(prod(size) for size in one.sizes[:1])), MOST_ELEMENTS),
-            dtype=DTYPES.get(one.dtypes[0] if one.dtypes else "", "float32"),
-            number=one.seq,
-            done=one.retired,
+            elements=min(max(1, sum(prod(size) for size in collective.sizes[:1])), MOST_ELEMENTS),
+            dtype=DTYPES.get(collective.dtypes[0] if collective.dtypes else "", "float32"),
+            number=collective.seq,
+            done=collective.retired,
         )
 
 
-def _from_board(rank: RankEvidence, evidence: Evidence, everybody: Members) -> Iterator[Made]:
+def _from_board(rank: RankEvidence, evidence: Evidence, everybody: Members) -> Iterator[ScriptCall]:
     if rank.board is None:
         raise NotRepeatableError(f"rank {rank.rank} left no record of its calls")
     counts: dict[Channel, int] = {}
     for call in _whole_steps(evidence, rank.board):
-        one = _called(rank.rank, call, rank.board, everybody)
-        if one is not None:
-            counts[one.channel] = counts.get(one.channel, 0) + 1
-            yield replace(one, number=counts[one.channel])
+        scripted = _called(rank.rank, call, rank.board, everybody)
+        if scripted is not None:
+            counts[scripted.channel] = counts.get(scripted.channel, 0) + 1
+            yield replace(scripted, number=counts[scripted.channel])
 
 
 def _whole_steps(evidence: Evidence, board: StatusFile) -> Iterator[Call]:
-    """From the first step that every rank still remembers whole: what was overwritten would shift the numbers."""
+    """Return the calls since the first step that every rank recorded completely: gaps would shift the numbers."""
     firsts = [rank.board.calls[0] for rank in evidence.ranks if rank.board and rank.board.calls]
     since = max((call.step + 1 for call in firsts if call.number > 1), default=0)
     return (call for call in board.calls if call.step >= since)
 
 
-def _called(rank: int, call: Call, board: StatusFile, everybody: Members) -> Made | None:
-    """None for what sets up, and for a wait, whose call stands in the record itself."""
+def _called(rank: int, call: Call, board: StatusFile, everybody: Members) -> ScriptCall | None:
+    """Return the call for the script; None for set-up, and for a wait, whose call is recorded separately."""
     if call.op in _SET_UP or call.op.startswith(protocol.WAIT):
         return None
     done, dtype = call.left_s is not None, DTYPES.get(call.dtype, "float32")
@@ -192,14 +192,14 @@ def _called(rank: int, call: Call, board: StatusFile, everybody: Members) -> Mad
         if call.peer is None:
             raise NotRepeatableError(f"rank {rank} named no peer in a transfer")
         pair = (rank, call.peer) if "send" in call.op else (call.peer, rank)
-        return Made(
+        return ScriptCall(
             operation=call.op, group="", members=pair, elements=elements, dtype=dtype, peer=call.peer, done=done
         )
     members = everybody if call.group in _DEFAULT else board.groups.get(call.group)
     operation = COLLECTIVES.get(call.op) or MAKERS.get(call.op)
     if operation is None or members is None:
         raise NotRepeatableError("the ranks made a call that the script has no form of, or in a group nobody knows")
-    return Made(
+    return ScriptCall(
         operation=operation,
         group=_group(call.group),
         members=members,
@@ -214,11 +214,11 @@ def _group(name: str) -> str:
     return "" if name in _DEFAULT else name
 
 
-def _begin(channel: Channel, made: Mapping[int, Sequence[Made]]) -> int | None:
-    """The number of the last call that all members made alike and finished; None where they agree to the end."""
+def _begin(channel: Channel, made: Mapping[int, Sequence[ScriptCall]]) -> int | None:
+    """Return the number of the last call that all members made and finished; None if they agree to the end."""
     transfer, _, members = channel
     of_rank = {
-        rank: {one.number: one for one in made.get(rank, ()) if one.channel == channel}
+        rank: {call.number: call for call in made.get(rank, ()) if call.channel == channel}
         for rank in dict.fromkeys(members)
     }
     numbers = sorted({number for calls in of_rank.values() for number in calls})
@@ -234,24 +234,24 @@ def _begin(channel: Channel, made: Mapping[int, Sequence[Made]]) -> int | None:
     return None
 
 
-def _agree(calls: Sequence[Made | None], *, transfer: bool) -> bool:
-    there = [one for one in calls if one is not None and one.done]
+def _agree(calls: Sequence[ScriptCall | None], *, transfer: bool) -> bool:
+    there = [call for call in calls if call is not None and call.done]
     if len(there) < len(calls):
         return False
-    return transfer or len({(one.operation, one.elements, one.dtype, one.root) for one in there}) == 1
+    return transfer or len({(call.operation, call.elements, call.dtype, call.root) for call in there}) == 1
 
 
-def script(calls: Mapping[int, Sequence[Made]], cause: str) -> str | None:
-    """The whole text; None where the ranks did too many different things for a screen."""
+def script(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str | None:
+    """Return the script, or None if the ranks made too many different calls for a screen."""
     texts = (_script_text({rank: made[:most] for rank, made in calls.items()}, cause) for most in _CALLS_OF_A_RANK)
     return next((text for text in texts if text.count("\n") <= MOST_LINES), None)
 
 
-def _script_text(calls: Mapping[int, Sequence[Made]], cause: str) -> str:
+def _script_text(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str:
     groups = _groups(calls)
-    rows = {rank: [_row(one, groups) for one in made] for rank, made in sorted(calls.items())}
-    rooted = any(one.root is not None for made in calls.values() for one in made)
-    used = dict.fromkeys(one.operation for made in calls.values() for one in made)
+    rows = {rank: [_row(call, groups) for call in made] for rank, made in sorted(calls.items())}
+    rooted = any(call.root is not None for made in calls.values() for call in made)
+    used = dict.fromkeys(call.operation for made in calls.values() for call in made)
     lines = [
         f'"""The calls of {len(calls)} ranks around the point where they part ({cause}), and nothing else.',
         "",
@@ -281,14 +281,14 @@ def _script_text(calls: Mapping[int, Sequence[Made]], cause: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _groups(calls: Mapping[int, Sequence[Made]]) -> list[tuple[str, Members]]:
-    """Every group but the one of all ranks, in an order that all ranks make them in. The names stay out of the text."""
-    return sorted({(one.group, one.members) for made in calls.values() for one in made if one.group})
+def _groups(calls: Mapping[int, Sequence[ScriptCall]]) -> list[tuple[str, Members]]:
+    """Return every group but that of all ranks, in the order in which all ranks make them, without their names."""
+    return sorted({(call.group, call.members) for made in calls.values() for call in made if call.group})
 
 
-def _row(one: Made, groups: Sequence[tuple[str, Members]]) -> tuple[str, int | None, int, str, int | None]:
-    group = groups.index((one.group, one.members)) if one.group else None
-    return (one.operation, group, one.elements, one.dtype, one.root if one.peer is None else one.peer)
+def _row(call: ScriptCall, groups: Sequence[tuple[str, Members]]) -> tuple[str, int | None, int, str, int | None]:
+    group = groups.index((call.group, call.members)) if call.group else None
+    return (call.operation, group, call.elements, call.dtype, call.root if call.peer is None else call.peer)
 
 
 def _branches(operations: Sequence[str]) -> list[str]:
@@ -300,13 +300,18 @@ def _branches(operations: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    command: str  # text of command.txt
+    """The contents of repro/."""
+
+    command: str  # of command.txt
     script: str | None
-    why_not: str  # why there is no script; empty with one
+    why_not: str  # why there is no script; empty with a script
 
 
 def reproduction(spec: RunSpec, evidence: Evidence, outcome: Outcome, command: str) -> Reproduction | None:
-    """None for what neither failed nor hung. `command`: the program's own command line, redacted as `spec` is."""
+    """Return the reproduction, or None if the run neither failed nor hung.
+
+    `command` is the program's own command line, redacted like `spec`.
+    """
     if outcome.verdict.status not in (Status.FAIL, Status.HANG):
         return None
     text, why_not = _script(evidence, outcome)
@@ -333,12 +338,13 @@ def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
     return text, "" if text else f"the calls of {len(calls)} ranks do not fit into {MOST_LINES} lines"
 
 
-def _part(calls: Mapping[int, Sequence[Made]]) -> bool:
-    """Some rank does otherwise than another: equal calls would just pass."""
+def _part(calls: Mapping[int, Sequence[ScriptCall]]) -> bool:
+    """Whether the calls of some ranks differ: a script of equal calls would pass."""
     done = [
-        [(one.operation, one.channel, one.elements, one.dtype, one.root) for one in made] for made in calls.values()
+        [(call.operation, call.channel, call.elements, call.dtype, call.root) for call in made]
+        for made in calls.values()
     ]
-    return any(one != done[0] for one in done)
+    return any(calls_of_rank != done[0] for calls_of_rank in done)
 
 
 def _command_text(spec: RunSpec, command: str, scripted: bool) -> str:
@@ -354,11 +360,11 @@ def _command_text(spec: RunSpec, command: str, scripted: bool) -> str:
 
 
 NAME = "repro.py"
-_HELD = "\0"  # in place of a blank where no line may break
+_UNBROKEN = "\0"  # replaces a blank where no line may break
 
 
 def repro_script(spec: RunSpec, *, working_dir: str, about: str) -> str | None:
-    """None for a launch that is no Python program under torchrun: its command is all there is."""
+    """Return the script, or None for a launch that is no Python program under torchrun: only its command is known."""
     if spec.launcher is Launcher.PLAIN:
         return None
     return "\n".join(_lines(spec, working_dir, about)) + "\n"
@@ -369,7 +375,7 @@ def repro_command(spec: RunSpec) -> str:
 
 
 def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
-    """All that comes from outside is told by `ascii`: a literal of plain characters, whatever it holds."""
+    """Yield the lines of the script. `ascii` turns every text of the user's into a harmless literal."""
     head, *words = spec.program
     module = head == "-m"
     program, args = (words[0], words[1:]) if module else (head, words)
@@ -389,7 +395,7 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
     yield f"sys.argv[1:] = {_list(args)}"
     yield from _filled_in(args, dict(spec.env))
     if spec.fault is not None:
-        # A planted fault is no part of the program: the package plants it, as it did in the probe.
+        # The program does not contain its planted fault, so the package plants it, as in the probe.
         yield "from nsa_harness.faults.plant import plant  # the fault of this scenario was planted on purpose"
         yield f"plant({json.dumps(asdict(spec.fault))!a})"
     if module:
@@ -402,7 +408,7 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
 
 
 def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
-    """What was taken out of the words and the environment, which whoever runs the script has to know."""
+    """Yield lines that fill in the secrets, which the user of the script has to set as variables."""
     for variable in placeholders((*args, *env.values())):
         yield f"secret = os.environ[{variable!a}]  # export {variable}=...: the value is in a probe's spec.json"
         yield f"sys.argv = [word.replace('${variable}', secret) for word in sys.argv]"
@@ -411,14 +417,14 @@ def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
 
 
 def _list(words: list[str]) -> str:
-    """Wrapped, to keep a long command on a screen. A literal holds no blank that a line could break at."""
+    """Return a list of literals, wrapped to the width of a screen, and never inside a literal."""
     body = textwrap.fill(
-        " ".join(ascii(word).replace(" ", _HELD) + "," for word in words),
+        " ".join(ascii(word).replace(" ", _UNBROKEN) + "," for word in words),
         110,
         break_long_words=False,
         break_on_hyphens=False,
     )
-    body = body.replace(_HELD, " ")
+    body = body.replace(_UNBROKEN, " ")
     return f"[{body[:-1]}]" if "\n" not in body else "[\n" + textwrap.indent(body, "    ") + "\n]"
 
 

@@ -17,7 +17,7 @@ from nsa_harness.texts.words import meaning
 
 
 def junit_xml(report: Report) -> str:
-    """One suite a run, one case for each outcome that counts; earlier attempts stand in the case's output."""
+    """Return a suite with a case for each outcome that counts; a case's output lists the earlier attempts."""
     report = escaped(report)
     suite = ElementTree.Element("testsuite", _attributes(report))
     _properties(suite, run_id=report.run_id, command=report.command, machine=words.machine_line(report.machine))
@@ -61,12 +61,12 @@ def _case(report: Report, outcome: Outcome, *, unique: bool) -> ElementTree.Elem
 
 
 def _name(outcome: Outcome, *, unique: bool) -> str:
-    """CI servers follow a test through its history by name, so the attempt is named only where it must be."""
+    """Return the name of a case. CI servers follow a test by its name, so it has the attempt only if needed."""
     return outcome.spec.scenario if unique else f"{outcome.spec.scenario}~{outcome.attempt}"
 
 
 def _mark(outcome: Outcome) -> str | None:
-    """The element that says how a case ended; None for a case that is in order."""
+    """Return the element that marks how a case ended; None for a case that is in order."""
     status = outcome.verdict.status
     if status is Status.ERROR:
         return "error"
@@ -76,7 +76,7 @@ def _mark(outcome: Outcome) -> str | None:
 
 
 def _explanation(outcome: Outcome) -> Iterator[str]:
-    """The answer, in the order of every other document."""
+    """Yield the answer in the order of every other document."""
     yield answer.title(outcome)
     yield answer.sentence(outcome.verdict.summary)
     place, said = outcome.culprit.place if outcome.culprit else None, answer.cause_of(outcome)

@@ -42,7 +42,7 @@ class Lanes:
 
 def lanes(outcome: Outcome) -> Lanes | None:
     """Of a HANG its time, of any other the steps. None where nothing of that is known."""
-    still = {row.rank: row.quiet_s for row in outcome.standings if row.quiet_s is not None}
+    still = {row.rank: row.no_progress_s for row in outcome.standings if row.no_progress_s is not None}
     in_time = outcome.verdict.status is Status.HANG and bool(still)
     if not in_time and not any(outcome.last_step.values()):
         return None
@@ -103,5 +103,5 @@ def _caption(outcome: Outcome, rank: int, still_s: float | None) -> str:
         return f"{done} · {'had not ended' if status is None else f'ended with {words.exit_word(status)}'}"
     still = "" if still_s is None else f"{words.seconds(still_s)} "
     waits = f", waits for {words.middle(row.waits_for, _CAPTION // 2)}" if row.waits_for else ""
-    where = f"in {row.stands_in}" if outcome.verdict.status is Status.HANG else row.stands_in
+    where = f"in {row.blocked_in}" if outcome.verdict.status is Status.HANG else row.blocked_in
     return f"{done} · {still}{words.middle(where, _CAPTION)}{waits}"

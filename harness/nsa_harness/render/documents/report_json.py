@@ -22,6 +22,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.plan import DiagnosticRerun
 from nsa_harness.core.report import (
+    STORED_KEYS,
     Artifact,
     CallStack,
     Culprit,
@@ -48,7 +49,7 @@ from nsa_harness.core.report import (
 )
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.text import escape, escaped
-from nsa_harness.supervisor.storage.adapters import adapter, mistakes
+from nsa_harness.supervisor.storage.adapters import adapter, json_value, mistakes
 
 SCHEMA: Literal[1] = 1
 
@@ -194,18 +195,18 @@ def to_json(report: Report, playbook: Playbook | None = None) -> str:
     """Return report.json. `playbook`: what is asked of the runs of our program, with their answers under "detail"."""
     report = escaped(report)
     values = asdict(replace(report, outcomes=()))
-    detail = _plain({key: values[key] for key in ReportDetail.__annotations__}, finite=False)
+    detail = json_value({key: values[key] for key in ReportDetail.__annotations__}, names_numbers=True)
     if playbook:
         asked = fitting(playbook, report.outcomes).hypotheses
         detail["hypotheses"] = [_hypothesis(row) for row in answers(report.outcomes, asked)]
     contract = {key: values.get(key) for key in StoredReport.__annotations__}
     contract |= {"schema": SCHEMA, "outcomes": [outcome_values(outcome) for outcome in report.outcomes]}
-    return json.dumps({**_plain(contract, finite=True), "detail": detail}, indent=1, allow_nan=False) + "\n"
+    return json.dumps({**json_value(contract), "detail": detail}, indent=1, allow_nan=False) + "\n"
 
 
 def outcome_values(outcome: Outcome) -> dict[str, Any]:
     """Return one outcome as report.json and the event stream store it."""
-    values = asdict(escaped(outcome))
+    values = asdict(escaped(outcome), dict_factory=_by_stored_key)
     values |= values.pop("spec")
     verdict = values.pop("verdict")
     values |= {"verdict": verdict.pop("status"), **verdict}
@@ -215,7 +216,11 @@ def outcome_values(outcome: Outcome) -> dict[str, Any]:
     }
     detail = {key: values.pop(key) for key in OUTCOME_DETAIL}
     contract = {key: values[key] for key in StoredOutcome.__annotations__ if key != "detail"}
-    return {**_plain(contract, finite=True), "detail": _plain(detail, finite=False)}
+    return {**json_value(contract), "detail": json_value(detail, names_numbers=True)}
+
+
+def _by_stored_key(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {STORED_KEYS.get(name, name): value for name, value in values}
 
 
 def from_json(text: str, where: str = "report.json") -> Report:
@@ -269,17 +274,6 @@ def _take_text(holder: dict[str, Any] | None) -> str | None:
     place = holder["place"] if holder else None
     text: str | None = place.pop("text") if place else None
     return text
-
-
-def _plain(value: Any, *, finite: bool) -> Any:
-    match value:
-        case dict():
-            return {str(key): _plain(item, finite=finite) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item, finite=finite) for item in value]
-        case float() if not math.isfinite(value):
-            return None if finite else str(value)
-    return value
 
 
 def _hypothesis(row: HypothesisRow) -> dict[str, Any]:

@@ -165,9 +165,9 @@ def _standings(outcome: Outcome) -> list[str]:
     rows = [
         (
             f"{markdown(words.standing_rank(row))}{' ◀ culprit' if row.culprit else ''}",
-            markdown(row.stands_in),
+            markdown(row.blocked_in),
             markdown(row.waits_for),
-            words.seconds(row.quiet_s),
+            words.seconds(row.no_progress_s),
             words.step(outcome.last_step.get(row.rank)),
             words.exit_of(outcome, row.rank),
         )

@@ -1,4 +1,4 @@
-"""Tables over all runs of a report: one content, from which Markdown and HTML are made."""
+"""Tables over all runs of a report, which Markdown and HTML show."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RUNS_IN_A_CELL = 6
 
 @dataclass(frozen=True, kw_only=True)
 class CellPart:
-    """A piece of a cell: plain text, a verdict with the number of its run, or a command or path."""
+    """A part of a cell: plain text, a verdict with the number of its run, or a command or path."""
 
     text: str
     run: int | None = None
@@ -49,20 +49,20 @@ class Table:
     """A section over all runs. A head that ends in a colon aligns its column to the right."""
 
     title: str
-    said: tuple[str, ...]  # sentences in front of the table
+    said: tuple[str, ...]  # sentences before the table
     command: str | None = None  # what to do now
     head: tuple[str, ...] = ()
     rows: tuple[tuple[Cell, ...], ...] = ()
     after: tuple[str, ...] = ()
-    folded: bool = False  # opened by whoever wants it
+    folded: bool = False  # shown closed
 
 
 def hypotheses(report: Report, playbook: Playbook) -> Table | None:
-    """What people read first of several runs."""
+    """Return the table of hypotheses, which people read first; None if nothing failed and nothing was tested."""
     rows = answers(report.outcomes, fitting(playbook, report.outcomes).hypotheses)
     shown, numbers = [row for row in rows if worth_a_row(row)], _numbers(report)
-    asked = any(map(failed, report.outcomes)) or any(row.answer is not Answer.NOT_TESTED for row in shown)
-    if not (shown and asked):
+    is_useful = any(map(failed, report.outcomes)) or any(row.answer is not Answer.NOT_TESTED for row in shown)
+    if not (shown and is_useful):
         return None
     more = sum(row.command is not None for row in rows if row not in shown)
     nothing_failed = "No run failed unexpectedly: refuted means that the setting breaks none of these runs."
@@ -76,9 +76,9 @@ def hypotheses(report: Report, playbook: Playbook) -> Table | None:
 
 
 def tables(report: Report, playbook: Playbook) -> tuple[Table, ...]:
-    """What follows the runs, in the order of its weight."""
+    """Return the tables after the runs, the most important first."""
     playbook = fitting(playbook, report.outcomes)
-    made = (
+    candidates = (
         _decisions(report),
         _tree(report),
         _untested(report, playbook),
@@ -86,7 +86,7 @@ def tables(report: Report, playbook: Playbook) -> tuple[Table, ...]:
         *_costs(report, _numbers(report)),
         _files(report),
     )
-    return tuple(table for table in made if table is not None)
+    return tuple(table for table in candidates if table is not None)
 
 
 def _numbers(report: Report) -> dict[int, int]:
@@ -106,15 +106,15 @@ def _command(words_of_shell: str | None) -> Cell:
 
 
 def _decisions(report: Report) -> Table | None:
-    """Gates are asked of several runs; a single one is told about by what it showed."""
+    """Return the table of gates. A single run has it only if a gate fired."""
     counting = [outcome for outcome in report.outcomes if outcome.final]
     now, sure = fired(report.gates), tuple(_explained(counting))
     if not counting or (len(counting) == 1 and not now):
         return None
     if not now and not any(map(failed, counting)):
         return Table(title="Decisions", said=(_no_gate(counting), *_not_reached(report.gates)))
-    shown = [one for one in report.gates if len(counting) > 1 or one.state is GateState.FIRED]
-    leading = [one for one in now if one.leads]
+    shown = [gate for gate in report.gates if len(counting) > 1 or gate.state is GateState.FIRED]
+    leading = [gate for gate in now if gate.leads]
     return Table(
         title="Decisions",
         said=(*sure, *(map(_first, leading) if sure or leading else [_nobody_says(report)])),
@@ -125,31 +125,31 @@ def _decisions(report: Report) -> Table | None:
 
 
 def _explained(counting: Sequence[Outcome]) -> Iterator[str]:
-    """What failed by a cause that is certain, and its remedy: that goes before every gate."""
-    told: dict[str, list[Outcome]] = {}
+    """Yield the failures with a certain cause, and its remedy, which takes precedence over every gate."""
+    remedies: dict[str, list[Outcome]] = {}
     for outcome, finding in explained(counting):
-        told.setdefault(f"{finding.code}. {sentence(finding.advice)}", []).append(outcome)
-    for answer, outcomes in told.items():
-        yield f"The cause of {named(outcomes)} is certain: {answer}"
+        remedies.setdefault(f"{finding.code}. {sentence(finding.advice)}", []).append(outcome)
+    for remedy, outcomes in remedies.items():
+        yield f"The cause of {named(outcomes)} is certain: {remedy}"
 
 
 def _no_gate(counting: Sequence[Outcome]) -> str:
-    given = {status: sum(one.verdict.status is status for one in counting) for status in words.LOUDEST_FIRST}
-    told = " · ".join(f"{number} {status.value}" for status, number in given.items() if number)
-    announced = any(one.verdict.status in (Status.FAIL, Status.HANG) for one in counting)
+    statuses = Counter(outcome.verdict.status for outcome in counting)
+    verdicts = " · ".join(f"{statuses[status]} {status.value}" for status in words.LOUDEST_FIRST if statuses[status])
+    announced = statuses[Status.FAIL] or statuses[Status.HANG]
     runs = words.plural(len(counting), "run")
-    return f"No gate fired: {runs}, {told}{'; every failure was expected' if announced else ''}."
+    return f"No gate fired: {runs}, {verdicts}{'; every failure was expected' if announced else ''}."
 
 
 def _not_reached(gates: Sequence[GateAnswer]) -> Iterator[str]:
-    codes = [one.name for one in gates if one.state is GateState.NOT_REACHED]
+    codes = [gate.name for gate in gates if gate.state is GateState.NOT_REACHED]
     if codes:
         yield f"{len(codes)} of {len(gates)} gates were not reached by these runs: {' · '.join(codes)}."
 
 
 def _nobody_says(report: Report) -> str:
-    asked = "no gate names what to do" if report.gates else "nothing was agreed for them"
-    return f"No gate fired, and runs failed: {asked}; what to do stands with each run."
+    reason = "no gate names what to do" if report.gates else "nothing was agreed for them"
+    return f"No gate fired, and runs failed: {reason}; what to do stands with each run."
 
 
 def _first(gate: GateAnswer) -> str:
@@ -199,7 +199,7 @@ def _tree_row(step: TreeStep) -> tuple[Cell, ...]:
 
 
 def _untested(report: Report, playbook: Playbook) -> Table | None:
-    """The rest of the hypotheses: what would test each, and what that takes at least."""
+    """Return the untested hypotheses, with the command that tests each and its least cost."""
     rows = answers(report.outcomes, playbook.hypotheses)
     rest = [row for row in rows if row.command and not worth_a_row(row)]
     if not rest:
@@ -262,7 +262,7 @@ def _matrix_cell(runs: Sequence[Outcome], numbers: dict[int, int]) -> Cell:
 
 
 def _costs(report: Report, numbers: dict[int, int]) -> Iterator[Table]:
-    """What a step of each run cost, a table for each scenario that was swept, and how that grows."""
+    """Yield a table of step costs, and how they grow, for each scenario that was swept."""
     swept: dict[str, list[Outcome]] = {}
     for outcome in report.outcomes:
         if outcome.final and outcome.cost is not None and "@" in outcome.spec.scenario:
@@ -276,7 +276,7 @@ def _costs(report: Report, numbers: dict[int, int]) -> Iterator[Table]:
                     " and its nodes.",
                 ),
                 head=COST_HEAD,
-                rows=tuple((_run(one, numbers), *map(text, cost_row(one.cost))) for one in cells if one.cost),
+                rows=tuple((_run(cell, numbers), *map(text, cost_row(cell.cost))) for cell in cells if cell.cost),
                 after=tuple(line for sweep in sweeps(cells) for line in fit_lines(sweep)),
             )
 
@@ -305,17 +305,17 @@ def _files(report: Report) -> Table | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Gathered:
-    """A file of all attempts together, with the reason for each one that is not there."""
+    """A file in all attempts together, with the reasons where it is missing."""
 
     path: str
-    attempts: int  # in how many attempts it is there
-    of: int  # out of how many that were started
+    attempts: int  # attempts that have it
+    of: int  # attempts that were started
     entries: int
-    absent: tuple[tuple[str, int], ...]  # (reason, in how many attempts), most frequent first
+    absent: tuple[tuple[str, int], ...]  # (reason, number of attempts), most frequent first
 
 
 def gathered(outcomes: Sequence[Outcome]) -> tuple[Gathered, ...]:
-    """One row for each file that some attempt lists, in the order of the lists."""
+    """Return a row for each file that an attempt lists, in the order of the lists."""
     listed: dict[str, list[Artifact]] = {}
     for outcome in outcomes:
         for item in outcome.artifacts:

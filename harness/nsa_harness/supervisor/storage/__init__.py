@@ -1,1 +1,1 @@
-"""What lies on disk."""
+"""The files of a run: writing, reading and redacting them."""

@@ -38,7 +38,18 @@ def mistakes(error: ValidationError) -> list[str]:
 
 def plain(value: DataclassInstance) -> dict[str, Any]:
     """Return the value in the types of JSON; a number that is not finite becomes null."""
-    return {key: _plain(item) for key, item in asdict(value).items()}
+    return {key: json_value(item) for key, item in asdict(value).items()}
+
+
+def json_value(value: Any, *, names_numbers: bool = False) -> Any:
+    """Return the value in the types of JSON. A number that is not finite becomes null, or its name as a text."""
+    if isinstance(value, dict):
+        return {str(key): json_value(item, names_numbers=names_numbers) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item, names_numbers=names_numbers) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value) if names_numbers else None
+    return value
 
 
 def json_text(value: DataclassInstance, indent: int | None = None) -> str:
@@ -91,11 +102,3 @@ def _items(column: dict[str, Any], rows: int) -> list[Any]:
         return [_unpacked(item) for item in column["each"]]
     different = [_unpacked(item) for item in column["of"]]
     return [different[at] for at in column.get("at", [0] * rows)]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

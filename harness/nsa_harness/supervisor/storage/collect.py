@@ -55,7 +55,7 @@ from nsa_harness.core.evidence.steps import ledger_table, step_rows, step_s
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import HangKind, Trouble
 from nsa_harness.core.scenario.observed_job import starts_ranks
-from nsa_harness.core.scenario.program import Reported, Row
+from nsa_harness.core.scenario.program import Reported
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.storage.adapters import adapter, evidence_text
 from nsa_harness.supervisor.storage.journals import Journals, first_line
@@ -239,7 +239,9 @@ class _Gather:
 
     def evidence(self, node: str, reported: Reported | None) -> Evidence:
         journals = self.journals
-        metrics, rows = reported(self._table) if reported else ({}, ())
+        metrics, rows = (
+            reported(lambda name: table(self.door, self.attempt.path / name, self._note)) if reported else ({}, ())
+        )
         exits = tuple(journals.exits())
         ending = journals.last_record("ending")
         ranks = tuple(self._rank(rank, exits) for rank in range(self.spec.ranks))
@@ -416,9 +418,6 @@ class _Gather:
             self._write(self.attempt.path / f"heartbeat_rank{rank}.jsonl", lines, rank)
 
     # Numbers and trouble.
-
-    def _table(self, name: str) -> list[Row] | None:
-        return table(self.door, self.attempt.path / name, self._note)
 
     def _orders(
         self, read: Callable[[Iterable[dict[str, Any]]], dict[int, tuple[str, ...]]]

@@ -60,7 +60,7 @@ def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[P
 def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
     paths = attempt.door.files(attempt.path, file.pattern)
     count = sum(_COUNTS[file.counted_in](attempt.door, path) for path in paths)
-    # A foreign program's empty file says nothing: collecting created its traces.log.
+    # An empty file of a foreign program is no artifact: collecting created its traces.log.
     if paths and (count or file.absent is not None):
         return Artifact(path=file.pattern, count=count, absent=None)
     return None if file.absent is None else Artifact(path=file.pattern, count=None, absent=file.absent)
@@ -69,41 +69,29 @@ def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
 def _listed(evidence: Evidence, program_files: Sequence[ProgramFile]) -> Iterator[ProgramFile]:
     lines, files = CountedIn.LINES, CountedIn.FILES
     # Without the probe it is unknown whether there was anything to write.
-    blind = "it is written by the probe, and the job was started without it" if _without_probe(evidence) else ""
+    has_probe = not evidence.attached or any(rank.board for rank in evidence.ranks)
+    blind = "" if has_probe else "it is written by the probe, and the job was started without it"
+    no_dumps = (
+        "nothing was suspected" if evidence.ending is Ending.EXITED else "the run was over before stacks could be taken"
+    )
+    no_flight = (
+        "the job offers no flight recorder that could be asked"
+        if evidence.attached
+        else "torch.distributed was not used, or the rank died before its exit"
+    )
     for pattern, counted_in, absent in (
         ("output.log", lines, "it stays the job's own" if evidence.observed else "the program was not started"),
         ("heartbeat_rank*.jsonl", lines, blind or "not reached: no optimizer step was done"),
-        ("dumps/rank*.txt", files, _no_dumps(evidence)),
-        ("profile.txt", lines, _no_dumps(evidence)),
+        ("dumps/rank*.txt", files, no_dumps),
+        ("profile.txt", lines, no_dumps),
         ("step_ledger.txt", lines, blind or "no rank has both finished steps and a flight recorder"),
-        ("rank*/flight.json", files, _no_flight(evidence)),
+        ("rank*/flight.json", files, no_flight),
         ("rank*/raised.json", files, blind or "no rank raised"),
         ("rank*/stacks.txt", files, blind or "no rank died of a fatal signal"),
         ("env.json", files, "it could not be written"),
     ):
         yield ProgramFile(pattern=pattern, counted_in=counted_in, after="", absent=absent)
         yield from (file for file in program_files if file.after == pattern)
-
-
-def _no_flight(evidence: Evidence) -> str:
-    if evidence.attached:
-        return "the job offers no flight recorder that could be asked"
-    return "torch.distributed was not used, or the rank died before its exit"
-
-
-def _without_probe(evidence: Evidence) -> bool:
-    return evidence.attached and not any(rank.board for rank in evidence.ranks)
-
-
-def _no_dumps(evidence: Evidence) -> str:
-    if evidence.ending is Ending.EXITED:
-        return "nothing was suspected"
-    return "the run was over before stacks could be taken"
-
-
-def _rows(door: SafeDirectory, path: Path) -> int:
-    """Return the number of lines below the head of a table."""
-    return max(0, _lines(door, path) - 1)
 
 
 def _lines(door: SafeDirectory, path: Path) -> int:
@@ -118,6 +106,6 @@ def _lines(door: SafeDirectory, path: Path) -> int:
 
 _COUNTS: dict[CountedIn, Callable[[SafeDirectory, Path], int]] = {
     CountedIn.LINES: _lines,
-    CountedIn.ROWS: _rows,
+    CountedIn.ROWS: lambda door, path: max(0, _lines(door, path) - 1),  # without the head of the table
     CountedIn.FILES: lambda _, __: 1,
 }

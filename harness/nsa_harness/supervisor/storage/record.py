@@ -28,6 +28,7 @@ from nsa_harness.supervisor.storage.safe_directory import SafeDirectory, named
 SIZE_LIMIT_BYTES = 1_000_000
 
 Location = tuple[str | int, ...]
+Mistake = tuple[Location, str]
 
 
 def load_spec(path: Path, door: SafeDirectory | None = None) -> RunSpec:
@@ -43,9 +44,7 @@ def load_spec(path: Path, door: SafeDirectory | None = None) -> RunSpec:
         raise ScenarioError([f"{label}:{error.lineno}:{error.colno}: not JSON: {error.msg}"]) from None
     except RecursionError:
         raise ScenarioError([f"{label}:1:1: not a spec: nested too deep"]) from None
-    mistakes = list(_type_mistakes(text, document))
-    spec = None if mistakes else adapter(RunSpec).validate_json(text, strict=True)
-    mistakes += list(value_mistakes(spec)) if spec else []
+    spec, mistakes = _validated(text, document)
     if mistakes or spec is None:
         raise ScenarioError([_line(text, label, location, message) for location, message in mistakes])
     return spec
@@ -62,26 +61,21 @@ def _spec_text(label: str, door: SafeDirectory, path: Path) -> str:
         raise ScenarioError([f"{label}:1:1: cannot be read: {error.strerror}"]) from None
 
 
-def _type_mistakes(text: str, document: object) -> Iterator[tuple[Location, str]]:
+def _validated(text: str, document: object) -> tuple[RunSpec | None, list[Mistake]]:
+    """Return the spec in the text and its mistakes; None where its types are wrong."""
     if not isinstance(document, dict):
-        yield (), "not a spec: expected the spec.json of an attempt"
-        return
+        return None, [((), "not a spec: expected the spec.json of an attempt")]
     schema = document.get("schema")
     if schema != 1:
         newer = isinstance(schema, int | float) and schema > 1
-        next_step = (
-            "a newer nsa-harness wrote it: use that one" if newer else "run the scenario again with this version"
-        )
-        yield ("schema",), f"expected 1, got {shown(schema)}; {next_step}"
-        return
+        then = "a newer nsa-harness wrote it: use that one" if newer else "run the scenario again with this version"
+        return None, [(("schema",), f"expected 1, got {shown(schema)}; {then}")]
     try:
         spec = adapter(RunSpec).validate_json(text, strict=True)
     except ValidationError as error:
-        yield from (
-            (detail["loc"], _words(detail["msg"], detail["input"])) for detail in error.errors(include_url=False)
-        )
-    else:
-        yield from _unknown(document, asdict(spec), ())
+        details = error.errors(include_url=False)
+        return None, [(detail["loc"], _words(detail["msg"], detail["input"])) for detail in details]
+    return spec, list(_unknown(document, asdict(spec), ())) or list(value_mistakes(spec))
 
 
 def _words(message: str, given: object) -> str:
@@ -91,7 +85,7 @@ def _words(message: str, given: object) -> str:
     return message[0].lower() + message[1:] + got
 
 
-def _unknown(given: object, known: object, location: Location) -> Iterator[tuple[Location, str]]:
+def _unknown(given: object, known: object, location: Location) -> Iterator[Mistake]:
     """Yield the keys that no field has: a misspelled key must not be ignored."""
     if isinstance(given, dict) and isinstance(known, dict):
         for key, value in given.items():
@@ -101,7 +95,7 @@ def _unknown(given: object, known: object, location: Location) -> Iterator[tuple
                 yield (*location, key), f"unknown key{did_you_mean(key, known)}"
 
 
-def value_mistakes(spec: RunSpec) -> Iterator[tuple[Location, str]]:
+def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     """Yield each value that has the right type but is not allowed, with its location."""
     # The name becomes a directory: a stored run of unknown origin must not choose another location.
     if not NAME.fullmatch(spec.scenario):

@@ -246,7 +246,7 @@ def newest(parent: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How an attempt of a stored run ended, according to its report."""
+    """The end of an attempt of a stored run, from its report."""
 
     run_id: str
     spec_hash: str
