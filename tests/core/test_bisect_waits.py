@@ -10,20 +10,17 @@ from bisected import BAD, GOOD
 from builders import ALL_REDUCE, LIMITS, collective, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task
 
 from nsa_harness.core.evidence.evidence import RankSnapshot, Sample
-from nsa_harness.core.search.effort import Stage, worst_case
+from nsa_harness.core.search.effort import Costs, Stage, costs, time_left_s, worst_case
 from nsa_harness.core.search.question import CountsAs, Purpose, QuestionKind, Round, SearchQuestion, spans_of
 from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.core.search.waits import (
-    Costs,
     Standing,
     Waiting,
-    costs,
     early_after_s,
     proof_after_s,
     seen_before,
     stall_after_s,
     standing,
-    time_left_s,
     waiting_for,
 )
 from nsa_harness.core.verdict.wait import WaitKind

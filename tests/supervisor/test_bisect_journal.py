@@ -11,11 +11,11 @@ from nsa_harness.core.search.question import CountsAs, Purpose, spans_of
 from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.supervisor.experiments import cache_key as premises
 from nsa_harness.supervisor.experiments.journal import (
-    Bookmark,
     Journal,
     SearchFolder,
-    bookmark,
+    SearchState,
     search_folder,
+    search_state,
 )
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run
 
@@ -68,20 +68,20 @@ def _quick_digests(monkeypatch: pytest.MonkeyPatch) -> None:
 RESTS_ON = {"train.py": "a1", "helper.py": "b2", "package torch": "2.13 c3"}
 
 
-def _mark(command: str = "nsa-harness bisect x --gc-range", **premises: str) -> Bookmark:
-    return bookmark("q", command, {**RESTS_ON, **premises})
+def _mark(command: str = "nsa-harness bisect x --gc-range", **premises: str) -> SearchState:
+    return search_state("q", command, {**RESTS_ON, **premises})
 
 
-def _left(tmp_path: Path, mark: Bookmark, *, ended: bool = False) -> RunDir:
+def _left(tmp_path: Path, state: SearchState, *, ended: bool = False) -> RunDir:
     """What a search that is over has left."""
     run = create_run(tmp_path)
-    SearchFolder(run=run, mark=mark, files=dict, state=run.search_state).write(ended=ended)
+    SearchFolder(run=run, state=state, files=dict, state_file=run.search_state).write(ended=ended)
     return run
 
 
-def _begin(tmp_path: Path, mark: Bookmark) -> tuple[Path | None, str]:
+def _begin(tmp_path: Path, state: SearchState) -> tuple[Path | None, str]:
     """The folder that it goes on with, and what it says."""
-    with search_folder(RunOptions(out=tmp_path, command=""), mark, dict) as folder:
+    with search_folder(RunOptions(out=tmp_path, command=""), state, dict) as folder:
         assert folder.run.search_state.exists()
         return folder.run.path if folder.goes_on else None, folder.note
 
@@ -107,7 +107,7 @@ def test_what_has_changed_begins_a_new_search_and_is_named(tmp_path: Path) -> No
 def test_nothing_is_said_of_a_search_that_another_one_has_answered_since(tmp_path: Path) -> None:
     runs = sorted((create_run(tmp_path) for _ in range(2)), key=lambda run: run.path)
     for run, helper, ended in zip(runs, ("b1", "b2"), (False, True), strict=True):
-        SearchFolder(run=run, mark=_mark(**{"helper.py": helper}), files=dict, state=run.search_state).write(
+        SearchFolder(run=run, state=_mark(**{"helper.py": helper}), files=dict, state_file=run.search_state).write(
             ended=ended
         )
     assert _begin(tmp_path, _mark(**{"helper.py": "b2"})) == (None, "")

@@ -20,7 +20,7 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import HangKind
 from nsa_harness.core.search.question import CountsAs, Purpose, Round, spans_of
 from nsa_harness.core.search.report import ProbeReport, contradicted_fork
-from nsa_harness.supervisor.experiments.journal import bookmark, search_folder
+from nsa_harness.supervisor.experiments.journal import search_folder, search_state
 from nsa_harness.supervisor.experiments.launches import Templates
 from nsa_harness.supervisor.experiments.subjects import SubjectOptions
 from nsa_harness.supervisor.launch.planning import Invocation
@@ -40,7 +40,7 @@ def searched(question: Invocation, rule: Rule, **changes: Any) -> Iterator[Bisec
     request = replace(launches.request, options=given, **changes)
     launches.request = request
     with (
-        search_folder(request.options, bookmark("", "", {}), dict) as folder,
+        search_folder(request.options, search_state("", "", {}), dict) as folder,
         bisect._open(request, folder, launches, FACTS) as search,
     ):
 

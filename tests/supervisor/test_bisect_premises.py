@@ -12,7 +12,7 @@ import pytest
 from attempts import spec
 
 from nsa_harness.supervisor.experiments import cache_key
-from nsa_harness.supervisor.experiments.cache_key import WRITTEN, Interpreter, Program, changed, told, variables
+from nsa_harness.supervisor.experiments.cache_key import WRITTEN, Interpreter, Program, changed, names_text, variables
 from nsa_harness.supervisor.launch.machine import package_version
 
 HERE = Interpreter(version="3.11.7")
@@ -237,4 +237,4 @@ def test_what_cannot_be_asked_is_never_the_same(tmp_path: Path, code: str) -> No
     ],
 )
 def test_what_has_changed_is_named(names: list[str], sentence: str) -> None:
-    assert told(names) == sentence
+    assert names_text(names) == sentence

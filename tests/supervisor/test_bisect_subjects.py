@@ -24,7 +24,7 @@ from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.core.search.subject import Form
 from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.supervisor.experiments.intermediate_configs import Worktrees, commits_between
-from nsa_harness.supervisor.experiments.journal import bookmark, search_folder
+from nsa_harness.supervisor.experiments.journal import search_folder, search_state
 from nsa_harness.supervisor.experiments.launches import (
     BisectRequest,
     CannotLaunch,
@@ -501,7 +501,7 @@ def test_three_runs_of_the_good_end_say_what_is_slow_and_no_later_one_does(typed
     assert question_of(request).baseline == 3
     assert question_of(replace(request, wanted=parse_outcome("slow:9ms"))).baseline == 1
     with (
-        search_folder(RunOptions(out=typed.working_dir, command=""), bookmark("", "", {}), dict) as folder,
+        search_folder(RunOptions(out=typed.working_dir, command=""), search_state("", "", {}), dict) as folder,
         bisect._open(request, folder, launches, FACTS) as search,
     ):
         for n, step_s in enumerate((0.1, 0.12, 0.1), start=1):
@@ -530,9 +530,9 @@ def test_a_rate_is_compared_with_nothing_side_by_side_and_in_a_choice_only_with_
 def test_a_search_whose_terminal_is_gone_is_interrupted(typed):
     launches = _launches(typed, SubjectOptions(gc_range="auto"))
     request = replace(launches.request, fork=False)
-    mark = bookmark("", "", {})
+    state = search_state("", "", {})
     with (
-        search_folder(RunOptions(out=typed.working_dir, command=""), mark, dict) as folder,
+        search_folder(RunOptions(out=typed.working_dir, command=""), state, dict) as folder,
         bisect._open(request, folder, launches, FACTS) as search,
     ):
         search.screen.lost_terminal()

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from attempts import spec
 
-from nsa_harness.commands.bisect import EarlyStop
 from nsa_harness.core.evidence.evidence import Ending, Frame, RankSnapshot, Snapshot, Stack
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.live import Progress
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.search.waits import Waiting, WaitSignature
+from nsa_harness.core.search.waits import EarlyStop, Waiting, WaitSignature
 from nsa_harness.supervisor.storage.rundir import AttemptDir, create_run
 from nsa_harness.supervisor.watch.watch import Watch, WatchPolicy
 

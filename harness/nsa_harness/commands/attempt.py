@@ -67,7 +67,7 @@ def run_one(
     try:
         prepare(attempt, spec, facts)
         shown = attempt.redaction.spec(replace(spec, scenario=attempt.path.name))
-        tell(lambda one: one.launched(shown))
+        tell(lambda listener: listener.launched(shown))
         guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
         audience = AttemptAudience(name=attempt.path.name, tell=tell)
         with bounded_logs(attempt):
@@ -114,8 +114,8 @@ def _follow(
     except KeyboardInterrupt:
         append_line(attempt.watch, {"event": "ending", "ending": "interrupted"})
     finally:
-        said = guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
-        if not any(event["event"] == "ended" for event in said):
+        events = guarded.end(_GRACE_S if interruption.count < 2 else 0.0)
+        if not any(event["event"] == "ended" for event in events):
             why = "it did not say that every process of the run has ended"
             append_line(attempt.watch, {"event": "trouble", "what": "guardian", "why": why, "rank": None})
 
@@ -145,16 +145,16 @@ class AttemptAudience:
 
     def phase(self, progress: Progress) -> None:
         phase = phase_name(progress)
-        self.tell(lambda one: one.phase(self.name, phase, progress))
+        self.tell(lambda listener: listener.phase(self.name, phase, progress))
 
     def looked(self, rows: Sequence[FirstSnapshot]) -> None:
-        self.tell(lambda one: one.looked(self.name, rows))
+        self.tell(lambda listener: listener.looked(self.name, rows))
 
     def suspect(self, text: str) -> None:
-        self.tell(lambda one: one.suspect(self.name, text))
+        self.tell(lambda listener: listener.suspect(self.name, text))
 
     def released(self, text: str) -> None:
-        self.tell(lambda one: one.released(self.name, text))
+        self.tell(lambda listener: listener.released(self.name, text))
 
 
 def phase_name(progress: Progress) -> str:

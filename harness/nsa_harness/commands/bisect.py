@@ -5,29 +5,27 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
 
 from nsa_harness.commands.bisect_report import (
     ANSWERED,
     UNDECIDED,
-    SearchState,
+    SearchProgress,
     report_so_far,
     shown_in_full,
     write_answer,
 )
 from nsa_harness.commands.scheduler import load_of, room_of
 from nsa_harness.commands.session import INTERRUPTED, Session, session
-from nsa_harness.core.evidence.evidence import Sample, Snapshot
 from nsa_harness.core.experiment.trial import SLOW, Signature, counts_as, line_word
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome, Status
 from nsa_harness.core.schedule import side_by_side
-from nsa_harness.core.search.effort import Stage, worst_case
+from nsa_harness.core.search.effort import Costs, Stage, costs, time_left_s, worst_case
 from nsa_harness.core.search.plan import find
 from nsa_harness.core.search.question import (
     AnswerKind,
@@ -41,30 +39,20 @@ from nsa_harness.core.search.question import (
     Subset,
     spans_of,
 )
-from nsa_harness.core.search.report import ProbeReport, contradicted_fork, ended_s, without_forks
+from nsa_harness.core.search.report import ProbeReport, contradicted_fork, ended_s, with_outcome, without_forks
 from nsa_harness.core.search.subject import Form, in_its_words
-from nsa_harness.core.search.waits import (
-    Costs,
-    Waiting,
-    WaitSignature,
-    costs,
-    early_after_s,
-    seen_before,
-    standing,
-    time_left_s,
-    waiting_for,
-)
+from nsa_harness.core.search.waits import EarlyStop, WaitSignature, early_after_s
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.experiments.bisect_json import answer_event, probe_event
 from nsa_harness.render.experiments.screen import BisectScreen
-from nsa_harness.supervisor.experiments.cache_key import told
+from nsa_harness.supervisor.experiments.cache_key import names_text
 from nsa_harness.supervisor.experiments.intermediate_configs import Mixtures, Worktrees
-from nsa_harness.supervisor.experiments.journal import Journal, SearchFolder, as_seen, bookmark, search_folder
+from nsa_harness.supervisor.experiments.journal import Journal, SearchFolder, search_folder, search_state
 from nsa_harness.supervisor.experiments.launches import (
     BisectRequest,
     Launches,
+    cache_key_of,
     earlier_of,
-    premises_of,
     program_of,
     question_of,
 )
@@ -96,10 +84,10 @@ def run_bisection(request: BisectRequest) -> int:
     facts = machine_facts()
     launches = Launches(request=request, facts=facts)
     program = program_of(request, launches)
-    mark = bookmark(request.subject.question, request.options.command, premises_of(request, launches, program))
+    state = search_state(request.subject.question, request.options.command, cache_key_of(request, launches, program))
     sweep_dead_runs()
     with (
-        search_folder(request.options, mark, program.files) as folder,
+        search_folder(request.options, state, program.files) as folder,
         _open(request, folder, launches, facts) as bisection,
     ):
         if folder.goes_on:
@@ -137,7 +125,7 @@ def _open(request: BisectRequest, folder: SearchFolder, launches: Launches, fact
 
 
 @dataclass(kw_only=True)
-class Bisection(SearchState):
+class Bisection(SearchProgress):
     """One search while it is carried out."""
 
     session: Session
@@ -170,7 +158,7 @@ class Bisection(SearchState):
         if not self.interrupted:
             self._ask_for_commands(answer)
         if changed := self.folder.edited():
-            self.note(f"{told(changed)} changed while the search ran: its probes are not all of the same program")
+            self.note(f"{names_text(changed)} changed while the search ran: its probes are not all of the same program")
         report = write_answer(self, self.session, answer, self.outcomes, self.specs, cut_short=self.interrupted)
         self.screen.answered(report, self.run.path)
         self.session.stream(answer_event(report, str(self.run.path)))
@@ -226,7 +214,7 @@ class Bisection(SearchState):
         return [one.counts_as for one in made]
 
     def _probe_again(self, subset: Subset, purpose: Purpose, *, in_full: bool = True) -> ProbeReport:
-        """`in_full`: under torchrun, and with the limits of the command that is printed."""
+        """Launch a subset again. `in_full`: under torchrun, and with the limits of the command that is printed."""
         round_ = Round(subsets=(subset,), purpose=purpose, open=(0, len(self.request.subject.items)), left=0)
         self._show_round(round_)
         return self._probe(next(self._numbers), round_, in_full=in_full)
@@ -249,12 +237,12 @@ class Bisection(SearchState):
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
         """A proof is launched by torchrun as often as requested; what repeats it beyond that need not be."""
         spans = spans_of(subset)
-        made = sum(one.in_full and one.subset == spans for one in self.journal.answered)
+        made = sum(probe.in_full and probe.subset == spans for probe in self.journal.answered)
         return purpose in _PROOFS and made < self.request.repeat
 
     def _new_probe(self, n: int, subset: Subset, round_: Round, *, in_full: bool) -> ProbeReport:
         self._leave_if_interrupted()
-        if self.request.budget_s is not None and sum(one.wall_s for one in self.probes) >= self.request.budget_s:
+        if self.request.budget_s is not None and sum(probe.wall_s for probe in self.probes) >= self.request.budget_s:
             self.out_of_budget = True
             raise OutOfBudget
         blank = ProbeReport(
@@ -267,7 +255,7 @@ class Bisection(SearchState):
         made = replace(blank, summary=spec) if isinstance(spec, str) else self._launched(spec, blank)
         with self._lock:
             self.journal.keep(made)
-            if made.dir is not None and sum(one.dir is not None for one in self.journal.kept) == 1:
+            if made.dir is not None and sum(probe.dir is not None for probe in self.journal.kept) == 1:
                 self.folder.leave_out_written()
         return made
 
@@ -294,7 +282,7 @@ class Bisection(SearchState):
                 slow_from_s=self.slow_from_s,
             )  # fmt: skip
             launched = replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s)
-            seen = as_seen(launched, outcome)
+            seen = with_outcome(launched, outcome)
             if early_stop.early and outcome.verdict.status is Status.ERROR:
                 return replace(seen, early=True, verdict=None, counts_as=CountsAs.BAD)
             if counts is CountsAs.BAD and outcome.verdict.status is Status.HANG and early_stop.signature:
@@ -407,23 +395,3 @@ class Bisection(SearchState):
     def _costs(self) -> Costs | None:
         quiet_s = self.launches.longest_quiet_s
         return costs(self.probes, early_after_s(quiet_s) if self.waits and quiet_s is not None else None)
-
-
-@dataclass(kw_only=True)
-class EarlyStop:
-    """How long one probe is waited for."""
-
-    n: int
-    ranks: int
-    quiet_s: float | None  # the longest of the good control; None: it is waited for until it is judged
-    known: Collection[WaitSignature]
-    tell: Callable[[int, Waiting | None], None]
-    signature: WaitSignature | None = None  # of the last look
-    early: bool = False
-
-    def __call__(self, snapshots: Sequence[Snapshot], samples: Sequence[Sample], **facts: Any) -> bool:
-        now = standing(snapshots, samples, ranks=self.ranks, **facts)
-        self.signature = now.signature if now else None
-        self.early = now is not None and seen_before(now, self.known, self.quiet_s)
-        self.tell(self.n, waiting_for(now, self.known, self.quiet_s) if now else None)
-        return self.early

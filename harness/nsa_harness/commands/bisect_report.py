@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,18 +16,12 @@ from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Status
 from nsa_harness.core.search.effort import Case, cases, worst_case
 from nsa_harness.core.search.question import CONTROLS, PROOFS, AnswerKind, CountsAs, SearchAnswer, Subset, spans_of
-from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport
+from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport, floor_probes
 from nsa_harness.core.search.subject import Form
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.experiments.bisect_json import stored_search
 from nsa_harness.render.experiments.screen import BisectScreen, Control, Expected, plan_lines, stored_lines
-from nsa_harness.supervisor.experiments.launches import (
-    BisectRequest,
-    Earlier,
-    Launches,
-    earlier_of,
-    question_of,
-)
+from nsa_harness.supervisor.experiments.launches import BisectRequest, Earlier, Launches, earlier_of, question_of
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.storage.rundir import RunDir, find_run
 from nsa_harness.texts import words
@@ -40,7 +33,7 @@ NOTHING_YET = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 
 
 @dataclass(kw_only=True)
-class SearchState:
+class SearchProgress:
     """What a bisection was asked, and what it has seen so far."""
 
     request: BisectRequest
@@ -54,7 +47,7 @@ class SearchState:
 
 
 def report_so_far(
-    state: SearchState, answer: SearchAnswer = NOTHING_YET, *, alone: str | None = None, cut_short: bool = False
+    state: SearchProgress, answer: SearchAnswer = NOTHING_YET, *, alone: str | None = None, cut_short: bool = False
 ) -> BisectReport:
     """Return the report of what is known, for a screen or a document."""
     spec = _any_spec(state.launches)
@@ -70,9 +63,9 @@ def report_so_far(
         answer=answer,
         probes=tuple(state.probes),
         commands=_commands(state, answer, alone),
-        floor_probes=_floor(answer, len(state.request.subject.items)),
-        search_probes=sum(one.purpose not in (*PROOFS, *CONTROLS) for one in state.probes),
-        wall_s=sum(one.wall_s for one in state.probes),
+        floor_probes=floor_probes(answer, len(state.request.subject.items)),
+        search_probes=sum(probe.purpose not in (*PROOFS, *CONTROLS) for probe in state.probes),
+        wall_s=sum(probe.wall_s for probe in state.probes),
         interrupted=cut_short,
         notes=(*(spec.notes if spec else ()), *state.notes),
         not_covered=spec.not_covered if spec else (),
@@ -80,7 +73,7 @@ def report_so_far(
 
 
 def write_answer(
-    state: SearchState,
+    state: SearchProgress,
     session: Session,
     answer: SearchAnswer,
     outcomes: Mapping[str, Outcome],
@@ -92,7 +85,7 @@ def write_answer(
     run = session.run
     search = report_so_far(state, answer, alone=_write_repro(state, run, answer), cut_short=cut_short)
     search = run.redaction.value(replace(search, command=run.redaction.typed(search.command)))
-    dirs = [one.dir for one in search.probes if one.dir]
+    dirs = [probe.dir for probe in search.probes if probe.dir]
     known = {**_judged_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     session.write_documents(
         [known[name] for name in dirs if name in known], plan=specs, search=search, interrupted=cut_short
@@ -107,7 +100,7 @@ def _any_spec(launches: Launches) -> RunSpec | None:
     return next((spec for spec in in_order if isinstance(spec, RunSpec)), None)
 
 
-def _commands(state: SearchState, answer: SearchAnswer, alone: str | None) -> Commands:
+def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) -> Commands:
     def command(subset: Subset | None, counts: CountsAs) -> str | None:
         """Return the command of the last launch of this configuration without a fork and without other limits."""
         if subset is None or not shown_in_full(state.probes, subset, counts):
@@ -128,21 +121,10 @@ def shown_in_full(probes: Sequence[ProbeReport], subset: Subset, counts: CountsA
 
 def _last_in_full(probes: Sequence[ProbeReport], subset: Subset) -> ProbeReport | None:
     spans = spans_of(subset)
-    return next((one for one in reversed(probes) if one.subset == spans and one.in_full), None)
+    return next((probe for probe in reversed(probes) if probe.subset == spans and probe.in_full), None)
 
 
-def _floor(answer: SearchAnswer, items: int) -> int:
-    """Return the probes that no search could do without: the bits in an answer of this kind."""
-    sizes = {
-        AnswerKind.RANGE: items * (items + 1) // 2,
-        AnswerKind.SET: math.comb(items, len(answer.items)),
-        AnswerKind.SEVERAL: math.comb(items, len(answer.items)),
-        AnswerKind.CHOICE: 1 << items,
-    }
-    return math.ceil(math.log2(max(1, sizes.get(answer.kind, items))))
-
-
-def _write_repro(state: SearchState, run: RunDir, answer: SearchAnswer) -> str | None:
+def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> str | None:
     """Write repro/ of the whole run, the failing configuration as a script of its own, and return its command."""
     if answer.failing is None or state.request.subject.form is Form.COMMIT:  # a worktree is gone by then
         return None
@@ -174,13 +156,13 @@ def show_plan(request: BisectRequest) -> int:
     facts, subject = machine_facts(), request.subject
     launches = Launches(request=request, facts=facts)
     earlier = earlier_of(launches, request.options.parent)
-    state = SearchState(request=request, launches=launches, facts=facts, earlier=earlier, notes=[*earlier.notes])
+    state = SearchProgress(request=request, launches=launches, facts=facts, earlier=earlier, notes=[*earlier.notes])
     question, everything = question_of(request, earlier), range(len(subject.items))
     ends: list[tuple[str, Sequence[int]]] = [("good", ()), ("up to" if subject.open_end else "bad", everything)]
     if subject.form is Form.CHOICE:
         ends = [("" if place else "each", (place,)) for place in everything]
     controls = [_control(launches, name, subset) for name, subset in ends]
-    expected = [Expected(case=one, takes_s=_takes_s(one, earlier, request.jobs)) for one in cases(question)]
+    expected = [Expected(case=case, takes_s=_takes_s(case, earlier, request.jobs)) for case in cases(question)]
     known = _known_by(earlier)
     report, stages = report_so_far(state), worst_case(question)
     BisectScreen.print_lines(lambda width: plan_lines(report, stages, expected, controls, width, known))

@@ -13,11 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from nsa_harness.commands.experiment import Experiment, experiment, ledger_side
+from nsa_harness.commands.experiment import Experiment, ledger_side, open_experiment
 from nsa_harness.core.experiment.claim import (
-    CONTROLS,
     FIRST,
-    RAREST,
     SECOND,
     ClaimReport,
     Conclusion,
@@ -27,14 +25,14 @@ from nsa_harness.core.experiment.claim import (
     difference_text,
     fixed,
 )
-from nsa_harness.core.experiment.statistics import tries
+from nsa_harness.core.experiment.statistics import controls
 from nsa_harness.core.experiment.trial import BAD_ENDS, Number, Trial, trial_of
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.render.experiments import claim as shown
 from nsa_harness.render.experiments.claim import TrialScreen
 from nsa_harness.subject.computed import computed, decides_only_how, tolerance
 from nsa_harness.subject.files import is_launched_by
-from nsa_harness.supervisor.experiments.cache_key import Program, changed, interpreter_of, told, without_written
+from nsa_harness.supervisor.experiments.cache_key import Program, changed, interpreter_of, names_text, without_written
 from nsa_harness.supervisor.experiments.intermediate_configs import Worktrees, commit_of
 from nsa_harness.supervisor.launch.launcher import command_line, sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
@@ -71,12 +69,12 @@ def run_claim(request: ClaimRequest) -> int:
         sides = _sides(request, facts, stack)
         claim = _claim(request, sides)
         sweep_dead_runs()
-        with experiment(request.options, (sides.first.spec, sides.second.spec), facts) as made:
-            return _test(made, request, sides, claim)
+        with open_experiment(request.options, (sides.first.spec, sides.second.spec), facts) as experiment:
+            return _test(experiment, request, sides, claim)
 
 
 def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) -> Sides:
-    """`stack`: holds the checkouts of two commits for as long as they are launched; None: nothing is."""
+    """Return both sides. `stack`: holds the checkouts of two commits during the launches; None: nothing is launched."""
     question, commits = request.question, request.commits
     if commits is None:
         return sides_of(question, facts, arg=request.arg)
@@ -90,12 +88,12 @@ def _sides(request: ClaimRequest, facts: MachineFacts, stack: ExitStack | None) 
 
 def _claim(request: ClaimRequest, sides: Sides) -> ClaimReport:
     earlier = ended_before(request.options.parent, {sides.first.spec.spec_hash})
-    insistent = request.insistent or any(one.verdict in BAD_ENDS for one in earlier)
+    insistent = request.insistent or any(run.verdict in BAD_ENDS for run in earlier)
     specs = (sides.first.spec, sides.second.spec)
     terms = Terms(
         confidence=request.confidence,
         most_pairs=request.most_pairs,
-        controls=tries(RAREST, request.confidence) if insistent else CONTROLS,
+        controls=controls(request.confidence, insistent=insistent),
         computes_the_same=all(map(is_launched_by, specs)) and decides_only_how(sides.key),
         tolerance=max(map(tolerance, specs)),
     )
@@ -107,12 +105,12 @@ def _claim(request: ClaimRequest, sides: Sides) -> ClaimReport:
 
 
 def planned_claim(request: ClaimRequest) -> Sides:
-    """Both sides as --dry-run shows them: nothing is launched, and of two commits nothing is checked out."""
+    """Return both sides for --dry-run. Launches nothing, and checks out neither of two commits."""
     return _sides(request, machine_facts(), None)
 
 
 def show_plan(request: ClaimRequest, sides: Sides) -> None:
-    """What is compared, by which commands, and what that takes at least and at most."""
+    """Print what is compared, by which commands, and what that takes at least and at most."""
     claim, specs = _claim(request, sides), (sides.first.spec, sides.second.spec)
     took = [[one.wall_s for one in ended_before(request.options.parent, {spec.spec_hash})] for spec in specs]
     known = [sum(each) / len(each) for each in took if each]
@@ -123,7 +121,7 @@ def show_plan(request: ClaimRequest, sides: Sides) -> None:
 
 
 def show_ledger(parent: Path, *, as_json: bool) -> int:
-    """`claim --list`: a table to paste, or a JSON line a claim."""
+    """Print the ledger: a table to paste, or one JSON line per claim."""
     ledger = read_ledger(parent)
     for line in map(json.dumps, map(plain, ledger.lines)) if as_json else shown.ledger_lines(ledger.lines):
         print(line)
@@ -132,51 +130,51 @@ def show_ledger(parent: Path, *, as_json: bool) -> int:
     return 0
 
 
-def _test(made: Experiment, request: ClaimRequest, sides: Sides, claim: ClaimReport) -> int:
-    made.show(lambda width: shown.header_lines(claim, width))
+def _test(experiment: Experiment, request: ClaimRequest, sides: Sides, claim: ClaimReport) -> int:
+    experiment.show(lambda width: shown.header_lines(claim, width))
     files = _Files(sides, request.question.working_dir)
-    contest = SequentialTest(terms=claim.terms)
+    test = SequentialTest(terms=claim.terms)
 
     def so_far() -> ClaimReport:
-        return replace(claim, trials=tuple(contest.trials))
+        return replace(claim, trials=tuple(test.trials))
 
-    for trial in made.trials_until(
-        lambda: _end(made, request, contest) is not None,
-        next_config=lambda: contest.next_side,
-        judge=lambda outcome, side: _trial(made, outcome, side),
+    for trial in experiment.trials_until(
+        lambda: _end(experiment, request, test) is not None,
+        next_config=lambda: test.next_side,
+        judge=lambda outcome, side: _trial(experiment, outcome, side),
         progress=lambda side: shown.progress_text(so_far(), side),
     ):
-        contest.learn(trial)
-        files.learn_written(contest)
-        made.show_line(partial(shown.trial_line, so_far()))
-    conclusion = _end(made, request, contest)
+        test.learn(trial)
+        files.learn_written(test)
+        experiment.show_line(partial(shown.trial_line, so_far()))
+    conclusion = _end(experiment, request, test)
     assert conclusion is not None
     if other := files.edited():
-        why = f"{told(other)} changed while it was tested: the runs are not all of the same program"
+        why = f"{names_text(other)} changed while it was tested: the runs are not all of the same program"
         conclusion = Conclusion(result=Result.NOT_COMPARABLE, why=why)
     report = replace(so_far(), conclusion=conclusion)
-    code, ledger = made.finish(_line(made, sides, report), EXIT[conclusion.result])
-    made.show(lambda width: ["", *shown.answer_lines(report, made.session.run.path, ledger, width)])
+    code, ledger = experiment.finish(_line(experiment, sides, report), EXIT[conclusion.result])
+    experiment.show(lambda width: ["", *shown.answer_lines(report, experiment.session.run.path, ledger, width)])
     return code
 
 
-def _end(made: Experiment, request: ClaimRequest, contest: SequentialTest) -> Conclusion | None:
+def _end(experiment: Experiment, request: ClaimRequest, test: SequentialTest) -> Conclusion | None:
     """Return why nothing more is launched; None: the next trial is."""
-    if found := contest.conclusion():
+    if found := test.conclusion():
         return found
-    counted = f"{contest.count(FIRST)} without it and {contest.count(SECOND)} with it"
-    if made.session.interrupted:
+    counted = f"{test.count(FIRST)} without it and {test.count(SECOND)} with it"
+    if experiment.session.interrupted:
         why = f"interrupted at {counted}; the same command starts anew"
-    elif request.budget_s is not None and sum(one.wall_s for one in contest.trials) >= request.budget_s:
+    elif request.budget_s is not None and sum(trial.wall_s for trial in test.trials) >= request.budget_s:
         why = f"the budget of {words.seconds(request.budget_s)} is spent: {counted}"
     else:
         return None
     return Conclusion(result=Result.UNDECIDED, why=why)
 
 
-def _trial(made: Experiment, outcome: Outcome, side: int) -> Trial:
-    """To a claim any failure is a bad end: who exchanges a hang for a crash has mitigated nothing."""
-    spec, attempt = made.configs[side], made.session.run.attempt(outcome.spec.scenario, outcome.attempt)
+def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
+    """Judge a trial: to a claim any failure is a bad end, for a crash in place of a hang is no mitigation."""
+    spec, attempt = experiment.configs[side], experiment.session.run.attempt(outcome.spec.scenario, outcome.attempt)
     numbers: tuple[Number, ...] = ()
     if is_launched_by(spec):
         numbers = computed(lambda name: table(attempt.door, attempt.path / name, lambda *_: None))
@@ -192,21 +190,21 @@ class _Files:
         self._program = Program(specs=specs, interpreter=interpreter_of(specs), working_dir=working_dir)
         self._before = self._program.files()
 
-    def learn_written(self, contest: SequentialTest) -> None:
+    def learn_written(self, test: SequentialTest) -> None:
         """Leave out what the first trial of each side has changed or made: the program writes that itself."""
-        if len(contest.trials) <= 2:
+        if len(test.trials) <= 2:
             self._before = without_written(self._before, self._program.files())
 
     def edited(self) -> tuple[str, ...]:
         return changed(self._before, self._program.files())
 
 
-def _line(made: Experiment, sides: Sides, report: ClaimReport) -> LedgerLine:
+def _line(experiment: Experiment, sides: Sides, report: ClaimReport) -> LedgerLine:
     assert report.conclusion is not None
     confidence, seen = report.terms.confidence, report.agreement
     kept = fixed(*report.counts, confidence)
     both = zip((sides.first, sides.second), report.counts, strict=True)
-    return made.ledger_line(
+    return experiment.ledger_line(
         replace(sides.first.spec, cwd=None),
         kind="claim", text=report.text, result=report.conclusion.result.value, why=report.conclusion.why,
         fixed=kept and kept.value, scenario=report.scenario, key=report.key, confidence=confidence,

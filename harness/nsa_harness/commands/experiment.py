@@ -98,12 +98,12 @@ class Experiment:
 
     @property
     def took_s(self) -> float:
-        """Of all launches together, also of one that was interrupted."""
+        """The time of all launches together, also of one that was interrupted."""
         return sum(one.timing.wall_s for one in self._outcomes)
 
 
 @contextmanager
-def experiment(options: RunOptions, configs: Sequence[RunSpec], facts: MachineFacts) -> Iterator[Experiment]:
+def open_experiment(options: RunOptions, configs: Sequence[RunSpec], facts: MachineFacts) -> Iterator[Experiment]:
     screen = TrialScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
     with run_directory(options) as run, session(run, options, configs, screen=screen, facts=facts) as opened:
         yield Experiment(session=opened, screen=screen, configs=configs)

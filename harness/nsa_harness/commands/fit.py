@@ -1,4 +1,4 @@
-"""What stored sweeps say of a step that nobody has run yet, and whether a run at half its size bears it out."""
+"""`fit`: what stored sweeps predict for a step that was never run, and whether a run at half its size confirms it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Asked:
 
 @dataclass(kw_only=True)
 class Answer:
-    """What is printed, and the exit code."""
+    """The lines to print, and the exit code."""
 
     lines: list[str]
     code: int = BORNE_OUT
@@ -79,7 +79,7 @@ def _tell(sweep: Sweep, asked: Asked, answer: Answer) -> None:
 
 
 def _size(sweep: Sweep, asked: Asked) -> Size | None:
-    """What was asked about; what was not named is as in the largest cell."""
+    """Return the size in question; what was not named is as in the largest cell."""
     if asked.tokens is None and asked.layers is None:
         return None
     cost = sweep.cells[-1].cost
@@ -88,7 +88,7 @@ def _size(sweep: Sweep, asked: Asked) -> Size | None:
 
 
 def _half(sweep: Sweep, size: Size) -> Size:
-    """Half of what goes beyond the cells: of the tokens where these vary, else of the layers."""
+    """Return half of what goes beyond the cells: of the tokens if these vary, else of the layers."""
     regime = sweep.regimes[-1]
     over = regime.fits[0].over if regime.fits else ()
     return Size(tokens=size.tokens, layers=max(1, size.layers // 2)) if over == (LAYERS,) else size.halved()
@@ -102,9 +102,11 @@ def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
         answer.lines += [f"the run of {size_words(size_of(cost))} checks nothing, because {predicted.reason}"]
         answer.code = max(answer.code, REFUSED)
         return
-    told = {quantity: (one, value) for quantity, one in predicted.items() if (value := measured(cost, quantity))}
-    answer.lines += ["", *checked_lines(cost, told)]
-    if any(not one.low <= value <= one.high for one, value in told.values()):
+    measurements = {
+        quantity: (one, value) for quantity, one in predicted.items() if (value := measured(cost, quantity))
+    }
+    answer.lines += ["", *checked_lines(cost, measurements)]
+    if any(not one.low <= value <= one.high for one, value in measurements.values()):
         answer.code = max(answer.code, CONTRADICTED)
 
 
@@ -115,8 +117,8 @@ def _to_check(sweep: Sweep, half: Size) -> Iterator[str]:
     keys = f"--matrix model.seq_len={half.tokens} --matrix model.layers={half.layers} train.steps={_CHECK_STEPS}"
     yield ""
     if isinstance(predicted, Refused) or Quantity.SECONDS not in predicted:
-        told = ""
+        step_text = ""
     else:
-        told = f", a step of {interval_text(Quantity.SECONDS, predicted[Quantity.SECONDS])}"
-    yield f"check it at half the size, {size_words(half)}{told}, then name both runs to `nsa-harness fit`:"
+        step_text = f", a step of {interval_text(Quantity.SECONDS, predicted[Quantity.SECONDS])}"
+    yield f"check it at half the size, {size_words(half)}{step_text}, then name both runs to `nsa-harness fit`:"
     yield f"  nsa-harness run {name} {keys}"

@@ -77,7 +77,7 @@ def judge_evidence(
 def judge_attempt(
     attempt: AttemptDir, spec: RunSpec, node: str, number: int, *, stored_by: Budget | None = None
 ) -> Outcome:
-    """Evidence from the attempt's files, then the verdict. Writes the evidence, profile, repro, verdict and result.
+    """Read the attempt's evidence and judge it. Writes the evidence, profile, repro, verdict and result.
 
     `stored_by`: the attempt is one of a stored run, and this is what reading all of that may cost; None: it has just
     been launched here.
@@ -127,7 +127,7 @@ def kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
 
 
 def keep_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
-    """What was not launched has a folder too, which says so to whoever reads the folders of a run one by one."""
+    """Give a scenario that was not launched a directory too, for readers who go through the directories of a run."""
     outcome = skipped(skip)
     try:
         attempt.door.make_folder(attempt.path)
@@ -174,12 +174,12 @@ def not_judged(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Excep
 
 
 def _named(attempt: AttemptDir) -> tuple[str, int]:
-    """Scenario and number, as the folder's name says."""
+    """Return the scenario and the number in the directory's name."""
     name, _, number = attempt.path.name.partition("~")
     return name, int(number) if number.isascii() and number.isdigit() and len(number) < _NUMBER_DIGITS else 1
 
 
 def _shown(path: Path) -> str:
-    """Relative to the working directory when it lies below it."""
+    """Return the path relative to the working directory if it lies below it."""
     resolved = path.resolve()
     return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(resolved)

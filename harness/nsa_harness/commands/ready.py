@@ -47,8 +47,8 @@ from nsa_harness.render.experiments.readiness import (
 )
 from nsa_harness.subject.options import SHAPES
 from nsa_harness.subject.playbook import PLAYBOOK
-from nsa_harness.supervisor.experiments.cache_key import Premises, Program, interpreter, sealed
-from nsa_harness.supervisor.experiments.journal import SearchFolder, bookmark, search_folder
+from nsa_harness.supervisor.experiments.cache_key import CacheKey, Program, interpreter, sealed_digest
+from nsa_harness.supervisor.experiments.journal import SearchFolder, search_folder, search_state
 from nsa_harness.supervisor.launch.checklists import PhasePlan, load_checklist, planned_phases
 from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
@@ -81,10 +81,10 @@ def run_readiness(request: ReadyRequest) -> int:
     plans = _planned(request, facts)
     specs = [spec for plan in plans.phases for spec in plan.specs if isinstance(spec, RunSpec)]
     program = Program(specs=specs, interpreter=interpreter(None, os.environ), working_dir=Path.cwd())
-    mark = bookmark(f"ready {request.shape}", request.options.command, _premises(request, plans, program))
+    state = search_state(f"ready {request.shape}", request.options.command, _premises(request, plans, program))
     sweep_dead_runs()
     with search_folder(
-        request.options, mark, program.files, state=lambda run: run.readiness_state, noun="check"
+        request.options, state, program.files, state_file=lambda run: run.readiness_state, noun="check"
     ) as folder:
         return _check_in(folder, request, plans, facts)
 
@@ -109,7 +109,7 @@ def _planned(request: ReadyRequest, facts: MachineFacts) -> Plans:
     return Plans(checklist=read.checklist, phases=planned_phases(read, question, facts))
 
 
-def _premises(request: ReadyRequest, plans: Plans, program: Program) -> Premises:
+def _premises(request: ReadyRequest, plans: Plans, program: Program) -> CacheKey:
     """Return all that must be unchanged for a finished run to count. Criteria are not part of it: they only read runs.
 
     The hash of a launch covers the program's content.
@@ -119,8 +119,8 @@ def _premises(request: ReadyRequest, plans: Plans, program: Program) -> Premises
         **program.files(),
         **program.environment(),
         "nsa-harness": __version__,
-        **{name: sealed(*map(_decisive, specs)) for name, specs in phases.items()},
-        "what is asked": sealed(request.shape, request.options.probe),
+        **{name: sealed_digest(*map(_decisive, specs)) for name, specs in phases.items()},
+        "what is asked": sealed_digest(request.shape, request.options.probe),
     }
 
 
@@ -141,12 +141,12 @@ def _check_in(folder: SearchFolder, request: ReadyRequest, plans: Plans, facts: 
     ) as running:
         execution = Execution(session=running, request=RunRequest(specs=launches, options=options, jobs=request.jobs))
         check = Check(request=request, plans=plans, execution=execution, screen=screen)
-        running.broadcast(lambda one: one.plan(facts, [run.redaction.spec(spec) for spec in launches]))
+        running.broadcast(lambda listener: listener.plan(facts, [run.redaction.spec(spec) for spec in launches]))
         check.begin(before, folder)
         found = check.carry_out()
         report = running.write_documents([one for attempts in execution.attempts.values() for one in attempts])
         cut_short = running.record.interrupted
-        running.broadcast(lambda one: one.done(report, run.path))
+        running.broadcast(lambda listener: listener.done(report, run.path))
         check.end(found, ended=not cut_short)
         folder.write(ended=not cut_short)
     if options.json:
@@ -173,7 +173,7 @@ class Check:
         return self.execution.session.facts
 
     def begin(self, before: Sequence[Outcome], folder: SearchFolder) -> None:
-        """`before`: attempts of an earlier session."""
+        """Start with the attempts of an earlier session, and print the header."""
         self.execution.remember(before)
         self.done = [PhaseRuns(names=plan.names) for plan in self.plans.phases]
         kept = sum(not interrupted(one) for one in before)
@@ -221,17 +221,19 @@ class Check:
 
     def _finished(self, number: int, plan: PhasePlan) -> None:
         outcomes = tuple(one for name in plan.names if (one := self._counting(name)) is not None)
-        numbers = {one.spec.scenario: self._numbers(one) for one in outcomes}
+        numbers = {outcome.spec.scenario: self._numbers(outcome) for outcome in outcomes}
         self.done[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
 
     def _counting(self, name: str) -> Outcome | None:
         """Return the attempt that counts; None: none has ended."""
-        attempts = [one for one in self.execution.attempts[name] if not interrupted(one)]
+        attempts = [attempt for attempt in self.execution.attempts[name] if not interrupted(attempt)]
         return next((one for one in with_flakiness(attempts) if one.final), None)
 
     def _numbers(self, outcome: Outcome) -> Numbers:
         criteria = self.plans.checklist.criteria.values()
-        needs_evidence = any(one.metric in FROM_EVIDENCE and one.asks(outcome.spec.scenario) for one in criteria)
+        needs_evidence = any(
+            criterion.metric in FROM_EVIDENCE and criterion.asks(outcome.spec.scenario) for criterion in criteria
+        )
         return numbers_of(outcome, self._evidence(outcome) if needs_evidence and outcome.dir else None)
 
     def _evidence(self, outcome: Outcome) -> Evidence | None:
@@ -257,7 +259,7 @@ class Check:
         total_s = 0.0
         for plan in self.plans.phases[begin:end]:
             limits = [spec.limits.deadline_s for spec in plan.specs if isinstance(spec, RunSpec)]
-            known = [one for one in limits if one is not None]
+            known = [limit for limit in limits if limit is not None]
             if len(known) < len(limits):
                 return None
             total_s += max(known, default=0.0) if plan.phase.together is Together.MUST else sum(known)
@@ -285,7 +287,7 @@ class Check:
         return record
 
     def _say(self, lines: Iterable[str]) -> None:
-        told = list(lines)
+        shown = list(lines)
         with self.execution.session.broadcast.lock:
-            self.screen.tell(told)
-            self.run.door.append(self.run.log, "".join(f"{line}\n" for line in told))
+            self.screen.tell(shown)
+            self.run.door.append(self.run.log, "".join(f"{line}\n" for line in shown))

@@ -79,12 +79,12 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report
     ) as running:  # fmt: skip
         outcomes = Execution(session=running, request=request).outcomes_after(before)
         report = running.write_documents(outcomes)
-        running.broadcast(lambda one: one.done(report, run.path))
+        running.broadcast(lambda listener: listener.done(report, run.path))
     return report
 
 
 class ReportFormat(Enum):
-    """In which form a stored run is told on stdout."""
+    """The form in which a stored run is printed."""
 
     LINES = "lines"
     JSON = "json"
@@ -131,7 +131,7 @@ def _report_again(run: RunDir) -> Report:
 
 
 def _search(run: RunDir) -> BisectReport | None:
-    """Of a bisection's run, as it was told; one that cannot be read leaves the report without its picture."""
+    """Return the stored bisection of a run. If it cannot be read, the report goes without its picture."""
     if not run.door.is_file(run.search):
         from nsa_harness.supervisor.experiments.journal import unanswered_question
 
@@ -148,7 +148,7 @@ def _search(run: RunDir) -> BisectReport | None:
 
 
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
-    """What did not end as expected in a stored run, to be run once more. Empty when all of it did."""
+    """Return the launches of a stored run that did not end as expected, to be launched again."""
     run = find_run(path, out or Path("reports"))
     with at_rest(run):
         attempts = with_flakiness(judged(run))
@@ -173,12 +173,12 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
 
 
 def agreed_before(path: Path | None, out: Path | None) -> PlanText | None:
-    """What stood when a stored run was started."""
+    """Return the plan file as it was when the stored run was started."""
     return read_record(find_run(path, out or Path("reports"))).agreed
 
 
 def judged(run: RunDir) -> list[Outcome]:
-    """Every attempt of a stored run, each by itself. Raises HarnessError where one cannot be judged."""
+    """Judge every attempt of a stored run separately. Raises HarnessError if one cannot be judged."""
     from nsa_harness.commands.judge import judge_stored
 
     budget = Budget()
@@ -186,7 +186,7 @@ def judged(run: RunDir) -> list[Outcome]:
 
 
 def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
-    """Each attempt by itself: what cannot be judged is ERROR, and the others keep their verdicts."""
+    """Judge every attempt separately. One that cannot be judged is ERROR, and the others keep their verdicts."""
     from nsa_harness.commands.judge import judge_stored, not_judged
     from nsa_harness.render.documents.documents import log_fault
 

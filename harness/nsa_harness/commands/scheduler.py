@@ -14,15 +14,7 @@ from nsa_harness.core.experiment.diagnostic_rerun import Change, deepened, next_
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import MAX_RANKS, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
-from nsa_harness.core.schedule import (
-    ONCE,
-    Load,
-    Policy,
-    Room,
-    another_wanted,
-    failed_enough,
-    first_that_fits,
-)
+from nsa_harness.core.schedule import ONCE, Load, Policy, Room, another_wanted, failed_enough, first_that_fits
 from nsa_harness.subject.playbook import WHAT_FOLLOWS, second_runs
 from nsa_harness.supervisor.launch.machine import memory_bytes
 from nsa_harness.supervisor.storage.rundir import RunOptions
@@ -41,7 +33,7 @@ class RunRequest:
 
 _LOOK_S = 0.2
 _NO_BOUND = Room(jobs=None, cores=None, gpus=MAX_RANKS * MAX_RANKS, memory_bytes=None)
-_MEMORY_OF_A_RANK = 600 << 20  # of a rank that nobody has measured: torch, gloo and a small model
+_MEMORY_OF_A_RANK = 600 << 20  # of a rank that was not measured yet: torch, gloo and a small model
 
 
 @dataclass(kw_only=True)
@@ -60,7 +52,7 @@ class Execution:
         skips = [spec for spec in self.request.specs if isinstance(spec, Skip)]
         asked: Sequence[RunSpec | Skip] = [*waiting, *skips] if before else self.request.specs
         shown = [self.session.run.redaction.spec(spec) for spec in asked]
-        self.session.broadcast(lambda one: one.plan(self.session.facts, shown))
+        self.session.broadcast(lambda listener: listener.plan(self.session.facts, shown))
         self.carry_out([*skips, *waiting], self.request.jobs)
         return [outcome for outcomes in self.attempts.values() for outcome in outcomes]
 
@@ -122,11 +114,14 @@ class Execution:
         if not self.request.deepen:
             return None
         attempts = with_flakiness(self.attempts[spec.scenario])
-        counting = next((one for one in attempts if one.final and one.spec.deepening is None), None)
+        counting = next((attempt for attempt in attempts if attempt.final and attempt.spec.deepening is None), None)
         if counting is None:
             return None
-        reruns = [one.spec.deepening for one in attempts]
-        made = [rerun.change for rerun in reruns if rerun and rerun.of == counting.attempt]
+        made = [
+            attempt.spec.deepening.change
+            for attempt in attempts
+            if attempt.spec.deepening and attempt.spec.deepening.of == counting.attempt
+        ]
         change = next_change(spec, counting, made, probe=self.request.options.probe, own=second_runs(spec))
         return None if change is None else (counting, change)
 

@@ -86,7 +86,7 @@ class Session:
         )  # fmt: skip
 
     def tell_outcome(self, outcome: Outcome) -> None:
-        self.broadcast(lambda one: one.outcome(outcome, self.run.path))
+        self.broadcast(lambda listener: listener.outcome(outcome, self.run.path))
 
     @contextmanager
     def devices_of(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
@@ -207,7 +207,7 @@ class Interruption:
         if number == signal.SIGHUP and self.count:
             return
         self.count += 1
-        self.broadcast(lambda one: one.interrupted(self.count))
+        self.broadcast(lambda listener: listener.interrupted(self.count))
         if self.count == 2 and self._watching:
             raise KeyboardInterrupt
 
@@ -265,11 +265,7 @@ def _leave_lost_terminals() -> None:
 def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iterator[Broadcast]:
     """The screen, the log, the event file, and with --json the event stream; people's text then goes to stderr."""
     began = time.monotonic()
-    with (
-        _redacted_at_the_end(run),
-        run.door.appending(run.log) as log,
-        run.door.appending(run.events) as events,
-    ):
+    with _redacted_at_the_end(run), run.door.appending(run.log) as log, run.door.appending(run.events) as events:
         clock = lambda: time.monotonic() - began  # noqa: E731
         listeners: list[Listener] = [
             screen or _terminal(options),
@@ -282,7 +278,7 @@ def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iter
         try:
             yield broadcast
         finally:
-            broadcast(lambda one: one.close())
+            broadcast(lambda listener: listener.close())
 
 
 @contextmanager
@@ -309,7 +305,7 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
     """Return the report of these attempts, redacted, with what they show together."""
     places = {spec.scenario: place for place, spec in enumerate(record.plan)}
     in_order = sorted(outcomes, key=lambda one: (places.get(one.spec.scenario, len(places)), one.attempt))
-    started = {one.spec.scenario for one in outcomes}
+    started = {outcome.spec.scenario for outcome in outcomes}
     report = Report(
         run_id=run.run_id,
         harness=record.harness,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from nsa_harness.commands.experiment import Experiment, experiment, ledger_side
+from nsa_harness.commands.experiment import Experiment, ledger_side, open_experiment
 from nsa_harness.commands.run import judged
 from nsa_harness.core.experiment.claim import VerificationResult, VerifyReport, passes_needed, rate_before, verified
 from nsa_harness.core.experiment.trial import BAD_ENDS, Signature, signature_of, trial_of
@@ -50,8 +50,8 @@ def run_verify(request: VerifyRequest) -> int:
         TrialScreen.print_lines(lambda width: shown.verify_header(before.report, width))
         return 0
     sweep_dead_runs()
-    with experiment(request.options, (before.spec,), machine_facts()) as made:
-        return _verify(made, before)
+    with open_experiment(request.options, (before.spec,), machine_facts()) as experiment:
+        return _verify(experiment, before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class _Before:
     report: VerifyReport
 
     def fails_alike(self, outcome: Outcome) -> bool:
-        """By its cause or by its line: an edit above a line moves it."""
+        """Compare by cause or by line: an edit above a line moves it."""
         now = signature_of(outcome)
         same_place = now.place is not None and now.place == self.signature.place
         return now.verdict == self.signature.verdict and (now.cause == self.signature.cause or same_place)
@@ -73,7 +73,7 @@ class _Before:
 def _before(stored: RunDir, request: VerifyRequest) -> _Before:
     attempts = [one for one in judged(stored) if one.spec.deepening is None]
     last = _failed_attempts(stored, request.stored, attempts)[-1]
-    here = _counted(one.verdict.status for one in attempts if one.spec.spec_hash == last.spec.spec_hash)
+    here = _counted(attempt.verdict.status for attempt in attempts if attempt.spec.spec_hash == last.spec.spec_hash)
     others = _counted(one.verdict for one in ended_before(stored.path.parent, {last.spec.spec_hash}, but=stored.run_id))
     everywhere = (here[0] + others[0], here[1] + others[1])
     rate = rate_before([here, everywhere])
@@ -98,8 +98,8 @@ def _counted(verdicts: Iterable[str]) -> tuple[int, int]:
 def _failed_attempts(stored: RunDir, asked: Path, attempts: Sequence[Outcome]) -> list[Outcome]:
     """Return the failed attempts of the scenario that is meant. Raises UsageError if there is none, or several."""
     named = asked.name.partition("~")[0]
-    bad = [one for one in attempts if one.verdict.status in BAD_ENDS]
-    if any(one.spec.scenario == named for one in attempts):
+    bad = [attempt for attempt in attempts if attempt.verdict.status in BAD_ENDS]
+    if any(attempt.spec.scenario == named for attempt in attempts):
         bad = [one for one in bad if one.spec.scenario == named]
     elif surprises := [one for one in bad if not as_expected(one)]:
         bad = surprises
@@ -112,35 +112,35 @@ def _failed_attempts(stored: RunDir, asked: Path, attempts: Sequence[Outcome]) -
     return bad
 
 
-def _verify(made: Experiment, before: _Before) -> int:
+def _verify(experiment: Experiment, before: _Before) -> int:
     report, needed = before.report, before.report.needed
-    made.show(lambda width: shown.verify_header(report, width))
-    for _ in made.trials_until(
-        lambda: verified(made.trials, needed) is not None,
+    experiment.show(lambda width: shown.verify_header(report, width))
+    for _ in experiment.trials_until(
+        lambda: verified(experiment.trials, needed) is not None,
         next_config=lambda: 0,
         judge=lambda outcome, _: trial_of(outcome, before.fails_alike),
-        progress=lambda _: f"run {len(made.trials) + 1} of at most {needed}",
+        progress=lambda _: f"run {len(experiment.trials) + 1} of at most {needed}",
     ):
-        report = replace(report, trials=tuple(made.trials))
-        made.show_line(partial(shown.verify_line, report))
-    result = verified(made.trials, needed) or VerificationResult.UNDECIDED
-    report = replace(report, result=result, interrupted=made.session.interrupted)
-    code, ledger = made.finish(_ledger_line(made, before, report), _EXIT[result])
-    made.show(lambda width: ["", *shown.verify_answer(report, made.session.run.path, ledger, width)])
+        report = replace(report, trials=tuple(experiment.trials))
+        experiment.show_line(partial(shown.verify_line, report))
+    result = verified(experiment.trials, needed) or VerificationResult.UNDECIDED
+    report = replace(report, result=result, interrupted=experiment.session.interrupted)
+    code, ledger = experiment.finish(_ledger_line(experiment, before, report), _EXIT[result])
+    experiment.show(lambda width: ["", *shown.verify_answer(report, experiment.session.run.path, ledger, width)])
     return code
 
 
-def _ledger_line(made: Experiment, before: _Before, report: VerifyReport) -> LedgerLine:
+def _ledger_line(experiment: Experiment, before: _Before, report: VerifyReport) -> LedgerLine:
     confidence, passed, bad, of = report.confidence, report.passes, *report.rate
-    failed = sum(one.judged and not one.passed for one in report.trials)
+    failed = sum(trial.judged and not trial.passed for trial in report.trials)
     ends = {report.last: failed} if failed else {}
     then = ledger_side(f"as in {report.run_id}", before.spec_hash, bad, of, confidence, {report.end: bad})
     now = ledger_side("as it is now", before.spec.spec_hash, failed, failed + passed, confidence, ends)
     result = report.result or VerificationResult.UNDECIDED
-    return made.ledger_line(
+    return experiment.ledger_line(
         before.spec, [report.run_id],
         kind="verify", text=f"{report.scenario} of {report.run_id} is fixed", result=result.value,
         why=shown.verify_why(report), computes="not known", scenario=report.scenario, key="code",
         fixed="yes" if result is VerificationResult.FIXED else "no" if failed else "not yet", confidence=confidence,
-        sides=(then, now), seconds=round(made.took_s, 1),
+        sides=(then, now), seconds=round(experiment.took_s, 1),
     )  # fmt: skip

@@ -17,13 +17,11 @@ from nsa_harness.core.experiment.statistics import Excess, Separation, interval,
 from nsa_harness.core.experiment.trial import Trial
 from nsa_harness.core.search.question import CountsAs
 
-MATTERS = 0.5  # of the failures: what takes away less of them is no mitigation
-MOST_PAIRS = 100  # as bisect asks two ends
-RAREST = 0.2  # a failure that comes in so many runs is looked for where somebody insists, or has seen one
-CONTROLS = 3  # times that the first side passes before it is said to, where nobody insists
-_MOST_UNJUDGED = 2  # more than were judged, of one side
-_STEPS = 10  # of each trial that are compared: rounding grows from step to step
-_TWICE = 2  # trials of each side that what it computes is known from
+MATTERS = 0.5  # the share of failures that a mitigation must take away
+MOST_PAIRS = 100  # as many as bisect launches both ends
+_MOST_UNJUDGED = 2  # trials of one side that could not be judged, beyond as many as were
+_STEPS = 10  # compared steps of each trial: rounding grows from step to step
+_TWICE = 2  # trials of each side that show what it computes
 
 FIRST, SECOND = 0, 1  # without it, with it
 
@@ -56,7 +54,7 @@ class Count:
 
 
 def count(trials: Iterable[Trial], side: int) -> Count:
-    own = [one for one in trials if one.config == side]
+    own = [trial for trial in trials if trial.config == side]
     judged = [one for one in own if one.judged]
     bad = [one.end for one in judged if not one.passed]
     ends = dict(Counter(bad).most_common())
@@ -67,7 +65,7 @@ def count(trials: Iterable[Trial], side: int) -> Count:
 
 
 def passes_needed(bad: int, of: int, confidence: float) -> int:
-    """So many passes in a row, and none fails, before a failure that was seen `bad` times in `of` counts as fixed.
+    """Return the passes in a row after which a failure that was seen `bad` times in `of` counts as fixed.
 
     At the rate at which it was seen it would have shown at that confidence. What failed each time needs one.
     """
@@ -81,7 +79,7 @@ def passes_to_be_fixed(first: Count, confidence: float) -> int:
 
 
 class Fixed(StrEnum):
-    """Fewer failures is one thing, and none is another."""
+    """Whether the failure is gone, which is more than that it became rarer."""
 
     YES = "yes"  # none, so often that the failure would have shown at any rate that it can have had
     NOT_YET = "not yet"  # none, but not often enough
@@ -89,7 +87,7 @@ class Fixed(StrEnum):
 
 
 def fixed(first: Count, second: Count, confidence: float) -> Fixed | None:
-    """None where the first side never failed: there was nothing to fix."""
+    """Return whether the failure is gone; None: the first side never failed, so there was nothing to fix."""
     if not first.bad:
         return None
     if second.bad:
@@ -115,7 +113,7 @@ class Agreement:
 
 
 def agreement(trials: Sequence[Trial], tolerance: float) -> Agreement:
-    """`tolerance`: the share by which rounding alone may set two implementations apart in the first steps."""
+    """Compare what both sides compute. `tolerance`: the share by which rounding alone may set them apart at first."""
     sides = [_numbers(trials, side) for side in (FIRST, SECOND)]
     common = [key for key in sides[FIRST] if key in sides[SECOND]]
     if not common:
@@ -134,14 +132,14 @@ _Key = tuple[int | None, str]
 
 
 def _numbers(trials: Sequence[Trial], side: int) -> dict[_Key, list[float]]:
-    """Each number of the first steps, with its value in every trial that has it."""
+    """Return each number of the first steps with its value in every trial that has it."""
     found: dict[_Key, list[float]] = {}
     for trial in trials:
         if trial.config != side:
             continue
         if trial.without_gradient is not None:
             found.setdefault((None, NO_GRADIENT), []).append(float(trial.without_gradient))
-        first_steps = sorted({one.step for one in trial.computed})[:_STEPS]
+        first_steps = sorted({number.step for number in trial.computed})[:_STEPS]
         for one in trial.computed:
             if one.step in first_steps:
                 found.setdefault((one.step, one.name), []).append(one.value)
@@ -155,7 +153,7 @@ def _compared(step: int | None, name: str, first: Sequence[float], second: Seque
 
 
 def _apart(one: float, other: float) -> float:
-    """As a share of the larger one; what is no number is as far from one as can be."""
+    """Return the difference as a share of the larger value; a value that is no number is infinitely far from one."""
     if math.isfinite(one) and math.isfinite(other):
         return abs(one - other) / (max(abs(one), abs(other)) or 1.0)
     return 0.0 if one == other or (math.isnan(one) and math.isnan(other)) else math.inf
@@ -183,14 +181,14 @@ class Effect:
 
     @property
     def change(self) -> float | None:
-        """Of the second one against the first, as a share."""
+        """The change from the first side to the second, as a share of the first."""
         if self.first is None or self.second is None or not self.first.middle:
             return None
         return self.second.middle / self.first.middle - 1
 
     @property
     def overlap(self) -> bool:
-        """What lies between the sides lies between trials of one side, too."""
+        """Whether trials of one side differ as much as the sides do."""
         one, other = self.first, self.second
         return one is not None and other is not None and one.low <= other.high and other.low <= one.high
 
@@ -212,7 +210,7 @@ def effects(trials: Sequence[Trial]) -> Iterator[Effect]:
 
 
 def _spread(trials: Sequence[Trial], side: int, attribute: str) -> Spread | None:
-    found = (getattr(one, attribute) for one in trials if one.config == side and one.passed)
+    found = (getattr(trial, attribute) for trial in trials if trial.config == side and trial.passed)
     values = [float(value) for value in found if value is not None and math.isfinite(value)]
     if not values:
         return None
@@ -224,11 +222,11 @@ def _spread(trials: Sequence[Trial], side: int, attribute: str) -> Spread | None
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What was agreed before the first trial."""
+    """The terms that were set before the first trial."""
 
     confidence: float
     most_pairs: int = MOST_PAIRS
-    controls: int = CONTROLS  # so many passes of the first side, and no failure, end it
+    controls: int = 3  # so many passes of the first side, and no failure, end it
     computes_the_same: bool = False  # what differs may change how, and never what, is computed
     tolerance: float = 0.0  # of what is computed
 
@@ -242,7 +240,7 @@ class Conclusion:
 
 @dataclass(kw_only=True)
 class SequentialTest:
-    """Both sides, trial by trial. It may be asked for its conclusion after each pair without paying for having looked.
+    """Both sides, trial by trial. Its conclusion may be asked for after each pair without loss of confidence.
 
     Two tests are asked side by side, each wrong in at most one of 1 / (1 - confidence) claims: that the rates differ,
     and that the second one is more than half of the first. Of a claim that is true as far as it matters only the second
@@ -262,7 +260,7 @@ class SequentialTest:
 
     @property
     def next_side(self) -> int:
-        """In turn; a trial that could not be judged is made up for."""
+        """The side to launch next: they alternate, and a trial that could not be judged is repeated."""
         first, second = self._judged
         return FIRST if len(first) <= len(second) else SECOND
 
@@ -281,7 +279,7 @@ class SequentialTest:
             self._remains.learn(*pair)
 
     def conclusion(self) -> Conclusion | None:
-        """None while nothing is decided, or one side is a trial ahead."""
+        """Return the conclusion; None: nothing is decided, or one side is a trial ahead."""
         if len(self._judged[FIRST]) != len(self._judged[SECOND]):
             return self._stuck()
         return self._computes_otherwise() or self._decided() or self._given_up()
@@ -289,7 +287,9 @@ class SequentialTest:
     def _computes_otherwise(self) -> Conclusion | None:
         if not self.terms.computes_the_same:
             return None
-        known = [sum(one.config == side and bool(one.computed) for one in self.trials) for side in (FIRST, SECOND)]
+        known = [
+            sum(trial.config == side and bool(trial.computed) for trial in self.trials) for side in (FIRST, SECOND)
+        ]
         if min(known) < _TWICE:
             return None
         seen = agreement(self.trials, self.terms.tolerance)
@@ -355,12 +355,12 @@ class ClaimReport:
 
     @property
     def took_s(self) -> float:
-        return sum(one.wall_s for one in self.trials)
+        return sum(trial.wall_s for trial in self.trials)
 
     @property
     def left_s(self) -> float | None:
-        """At most; None until a trial of each side has ended."""
-        each = [[one.wall_s for one in self.trials if one.config == side] for side in (FIRST, SECOND)]
+        """The most time that is left; None: no trial of one of the sides has ended."""
+        each = [[trial.wall_s for trial in self.trials if trial.config == side] for side in (FIRST, SECOND)]
         if not all(each):
             return None
         pairs = max(0, self.terms.most_pairs - min(one.of for one in self.counts))
@@ -396,7 +396,7 @@ def verified(trials: Sequence[Trial], needed: int) -> VerificationResult | None:
 
     One failure decides: if only passes counted, a longer series would always find enough of them.
     """
-    seen = [one.counts_as for one in trials]
+    seen = [trial.counts_as for trial in trials]
     if CountsAs.BAD in seen:
         return VerificationResult.NOT_FIXED
     if CountsAs.DIFFERENT in seen:
@@ -408,8 +408,8 @@ def verified(trials: Sequence[Trial], needed: int) -> VerificationResult | None:
 
 
 def rate_before(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Of several countings of one failure, as bad and of: the lowest rate in which it was seen, so the most passes."""
-    return min((one for one in runs if one[0]), key=lambda one: (one[0] / one[1], -one[1]))
+    """Return the lowest rate among several counts of one failure, as bad and of: it needs the most passes."""
+    return min((run for run in runs if run[0]), key=lambda one: (one[0] / one[1], -one[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,9 +430,9 @@ class VerifyReport:
 
     @property
     def passes(self) -> int:
-        return sum(one.passed for one in self.trials)
+        return sum(trial.passed for trial in self.trials)
 
     @property
     def last(self) -> str:
-        """How the last trial ended."""
+        """The end of the last trial."""
         return self.trials[-1].end if self.trials else ""

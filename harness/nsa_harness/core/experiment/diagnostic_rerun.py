@@ -1,4 +1,4 @@
-"""Deepening: which further launch, with one change, would answer what a run has left open, and what it then showed."""
+"""Diagnostic reruns: which launch with one change would explain what a run left open, and what it showed."""
 
 from __future__ import annotations
 
@@ -38,23 +38,15 @@ class Change:
 
 
 NAMES = Change(name=SecondRun.NAMES, says=f"{_DEBUG}=INFO", env=((_DEBUG, "INFO"),))
-ANOMALY = Change(
-    name=SecondRun.ANOMALY,
-    says="autograd's anomaly detection",
-    env=((protocol.ENV_ANOMALY, "1"),),
-)
+ANOMALY = Change(name=SecondRun.ANOMALY, says="autograd's anomaly detection", env=((protocol.ENV_ANOMALY, "1"),))
 CHECKPOINT_DEBUG = Change(
-    name=SecondRun.CHECKPOINT_DEBUG,
-    says="checkpoint's debug mode",
-    env=((protocol.ENV_CHECKPOINT_DEBUG, "1"),),
+    name=SecondRun.CHECKPOINT_DEBUG, says="checkpoint's debug mode", env=((protocol.ENV_CHECKPOINT_DEBUG, "1"),)
 )
 LAUNCH_BLOCKING = Change(
     name=SecondRun.LAUNCH_BLOCKING, says="CUDA_LAUNCH_BLOCKING=1", env=(("CUDA_LAUNCH_BLOCKING", "1"),)
 )
 GROWTH = Change(
-    name=SecondRun.GROWTH,
-    says="tracemalloc, and what lives after two steps",
-    env=((protocol.ENV_GROWTH, "1"),),
+    name=SecondRun.GROWTH, says="tracemalloc, and what lives after two steps", env=((protocol.ENV_GROWTH, "1"),)
 )
 AGAIN = Change(name=SecondRun.AGAIN, says="nothing changed, the same seed")
 
@@ -88,7 +80,7 @@ def next_change(
 
 def deepened(spec: RunSpec, change: Change, of: int) -> RunSpec:
     """The same launch with that one change. What it was made for it is not expected to find: looking may hide it."""
-    asked = tuple(one for one in spec.expect.findings if change.name not in (row_of(one).second_run or ()))
+    asked = tuple(finding for finding in spec.expect.findings if change.name not in (row_of(finding).second_run or ()))
     declared = {**dict(spec.env), **dict(change.env)}
     settings = dict(spec.settings) | {f"run.env.{name}": value for name, value in change.env}
     settings |= dict([change.setting]) if change.setting else {}
@@ -106,13 +98,13 @@ def deepened(spec: RunSpec, change: Change, of: int) -> RunSpec:
 
 
 def _worth_asking(outcome: Outcome, more: Sequence[SecondRun], every: Iterable[str]) -> Iterator[str]:
-    """What the words of the failure leave open, what tells more of the cause, and anything of what is not certain."""
+    """Yield the reruns that the failure's text suggests, those of its cause, and all of them if it is not certain."""
     if _BY_INDEX.search(outcome.verdict.summary):
         yield SecondRun.NAMES
     if _RECOMPUTED.search(outcome.verdict.summary):
         yield SecondRun.CHECKPOINT_DEBUG
     yield from more
-    if min((one.confidence for one in outcome.findings[:1]), default=0.0) < CERTAIN:
+    if min((finding.confidence for finding in outcome.findings[:1]), default=0.0) < CERTAIN:
         yield from every
 
 
@@ -176,18 +168,18 @@ def with_deeper_runs(outcomes: Sequence[Outcome], follows: Follows = FOLLOWS) ->
 
 
 def lesson(base: Outcome, deeper: Outcome, follows: Follows = FOLLOWS) -> Finding:
-    """What `deeper` says about `base`, as a finding of `base`."""
+    """Return what `deeper` shows about `base`, as a finding of `base`."""
     asked = deeper.spec.deepening
     assert asked is not None
     own = _own(deeper)
     how = _how(base, deeper)
-    said = own.claim if own else _ended(base, deeper, how)
+    shown = own.claim if own else _ended(base, deeper, how)
     lead = "" if own else follows.get((asked.change, how), "")
     losses = _losses(base, deeper) if asked.change == SecondRun.AGAIN else ""
     unlike = f"; it ended otherwise, though: {_verdict(deeper)}" if own and how != SAME else ""
     return stated(
         Cause.DEEPENED,
-        f"with {asked.says} (attempt {deeper.attempt}) {said}{f': {lead}' if lead else ''}{losses}{unlike}",
+        f"with {asked.says} (attempt {deeper.attempt}) {shown}{f': {lead}' if lead else ''}{losses}{unlike}",
         ranks=own.ranks if own else (),
         place=own.place if own else None,
         evidence=EvidenceKind.RECORD if own and how == SAME else EvidenceKind.OPEN,
@@ -201,7 +193,7 @@ def _looked_into(outcome: Outcome, outcomes: Sequence[Outcome], follows: Follows
         base = next((one for one in outcomes if _asks_about(outcome, one)), None)
         return replace(outcome, showed=lesson(base, outcome, follows).claim) if base and not outcome.showed else outcome
     looks = sorted((one for one in outcomes if _asks_about(one, outcome)), key=lambda one: one.attempt)
-    known = {one.claim for one in outcome.findings}
+    known = {finding.claim for finding in outcome.findings}
     lessons = [(look, found) for look in looks if (found := lesson(outcome, look, follows)).claim not in known]
     if not lessons:
         return outcome
@@ -221,7 +213,7 @@ def _asks_about(one: Outcome, outcome: Outcome) -> bool:
 
 
 def _own(deeper: Outcome) -> Finding | None:
-    return next((one for one in deeper.findings if one.code == Cause.DEEPENED), None)
+    return next((finding for finding in deeper.findings if finding.code == Cause.DEEPENED), None)
 
 
 def _how(base: Outcome, deeper: Outcome) -> str:
@@ -248,7 +240,7 @@ def _ended(base: Outcome, deeper: Outcome, how: str) -> str:
 
 
 def _losses(base: Outcome, deeper: Outcome) -> str:
-    """Equal to the last digit under one seed, or something in the program is not determined by it."""
+    """Compare the last losses. If they differ under one seed, something in the program does not depend on it alone."""
     one, other = (outcome.metrics.get("loss_last") for outcome in (base, deeper))
     if one is None or other is None:
         return ""

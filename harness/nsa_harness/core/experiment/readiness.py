@@ -53,7 +53,7 @@ class Phase(_Section):
 
 
 class CriterionNeeds(_Section):
-    """What the machine must have; where it has not, the criterion is not tested."""
+    """The devices that the criterion needs. It is not tested on a machine that lacks them."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
 
@@ -73,7 +73,7 @@ class Criterion(NumberBound):
         return any(_is_of(run, word) for _, word in _named_runs(self))
 
     def looks_at(self, run: str) -> bool:
-        """Its number must meet the bounds; what it is told against is not told against itself."""
+        """Whether the run's number must meet the bounds; the run that it is compared with need not."""
         return any(_is_of(run, word) for word in self.runs) and run not in (self.over, self.minus)
 
     def bounds(self) -> tuple[tuple[str, float], ...]:
@@ -81,7 +81,7 @@ class Criterion(NumberBound):
 
 
 class Checklist(_Section):
-    """What has to be shown before production."""
+    """The phases and criteria that a program must pass before production."""
 
     schema_: Literal[1] = Field(default=1, alias="schema")
     about: Annotated[str, Field(max_length=300)] = ""
@@ -96,7 +96,7 @@ _FOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 def contradictions(checklist: Checklist) -> Contradictions:
-    """Every contradiction of a file whose keys are sound, before its scenarios are known: (place, what is wrong)."""
+    """Yield (place, mistake) for a file whose keys are sound, before its scenarios are known."""
     names: list[str] = []
     for number, phase in enumerate(checklist.phases):
         if phase.name in names:
@@ -116,7 +116,7 @@ def contradictions(checklist: Checklist) -> Contradictions:
 
 
 def run_contradictions(checklist: Checklist, runs: Sequence[Sequence[str]]) -> Contradictions:
-    """What is wrong with the names of runs. `runs`: of each phase, every variant by its own name."""
+    """Yield mistakes in the names of runs. `runs`: per phase, every variant by its own name."""
     before: list[str] = []
     for number, (phase, names) in enumerate(zip(checklist.phases, runs, strict=True)):
         for run in names:
@@ -176,11 +176,11 @@ Numbers = Mapping[str, Number]  # of one run, by the names that a criterion take
 
 
 def expected_s(steps: Sequence[int], outcomes: Sequence[Outcome]) -> float | None:
-    """How long runs of so many steps take, one after another, by those that trained; None before there is one."""
+    """Return how long runs of `steps` take one after another, by those that trained; None: none has."""
     trained = [
-        (one, one.metrics["step_s_median"], one.metrics["steps"])
-        for one in outcomes
-        if {"step_s_median", "optimizer_s"} <= set(one.metrics)
+        (outcome, outcome.metrics["step_s_median"], outcome.metrics["steps"])
+        for outcome in outcomes
+        if {"step_s_median", "optimizer_s"} <= set(outcome.metrics)
     ]
     if not trained:
         return None
@@ -193,7 +193,7 @@ FROM_EVIDENCE = frozenset({"memory_slope_bytes", "gpu_slope_bytes", "replicas_ap
 
 
 def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Number]:
-    """What a run has measured: what its program reported, what the kernel and the allocator said, and fits of it.
+    """Return what a run has measured: its program's metrics, the memory that it used, and fits over its evidence.
 
     `evidence`: None where nobody asks for what stands in it alone.
     """
@@ -215,10 +215,10 @@ def _of_evidence(evidence: Evidence) -> dict[str, Number]:
     for rank in evidence.ranks:
         for one in rank.looks.replicas if rank.looks else ():
             groups.setdefault((one.number, one.ranks), {})[rank.rank] = one
-    told = [held for (_, members), held in groups.items() if len(members) > 1 and set(members) == set(held)]
-    if told:
-        found["replicas_apart"] = Number(value=float(sum(first_parting(held) is not None for held in told)))
-        found["replica_looks"] = Number(value=float(min(len(one.looks) for held in told for one in held.values())))
+    complete = [held for (_, members), held in groups.items() if len(members) > 1 and set(members) == set(held)]
+    if complete:
+        found["replicas_apart"] = Number(value=float(sum(first_parting(held) is not None for held in complete)))
+        found["replica_looks"] = Number(value=float(min(len(one.looks) for held in complete for one in held.values())))
     return found
 
 
@@ -250,7 +250,7 @@ def slope(points: Sequence[tuple[int, int]]) -> Number | None:
 
 
 class Result(StrEnum):
-    """What is known of a criterion or a phase."""
+    """The result of a criterion or a phase."""
 
     MET = "met"
     MISSED = "missed"
@@ -261,7 +261,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Blame:
-    """Why a run is not as it should be, as its outcome has it."""
+    """The reason why a run is not as it should be, from its outcome."""
 
     run: str
     verdict: str
@@ -327,7 +327,7 @@ class Untested:
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
-    """What the runs say together."""
+    """The decision with everything that it rests on."""
 
     decision: Decision
     criteria: tuple[CriterionRow, ...]
@@ -337,7 +337,7 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRuns:
-    """What is there of a phase."""
+    """The runs of a phase, as far as they were made."""
 
     names: tuple[str, ...]  # of its runs
     outcomes: tuple[Outcome, ...] = ()  # those that count
@@ -345,7 +345,7 @@ class PhaseRuns:
 
 
 def blocked(results: Mapping[str, Result], phase: Phase) -> str:
-    """Why a phase would say nothing; empty where it may run. `results`: of the phases before it."""
+    """Return why a phase would show nothing; empty: it may run. `results`: of the phases before it."""
     for need in phase.needs:
         if results.get(need) is not Result.MET:
             return f"{need} {_STANDS[results.get(need, Result.OPEN)]}"
@@ -361,7 +361,7 @@ _STANDS = {
 
 
 def readiness(checklist: Checklist, done: Sequence[PhaseRuns], facts: MachineFacts) -> Readiness:
-    """`done`: of every phase, in their order; without outcomes where it did not run, or not yet."""
+    """Judge the checklist. `done`: every phase in order, without outcomes if it has not run."""
     numbers = {run: found for one in done for run, found in one.numbers.items()}
     outcomes = {outcome.spec.scenario: outcome for one in done for outcome in one.outcomes}
     names = [name for one in done for name in one.names]
@@ -377,10 +377,7 @@ def readiness(checklist: Checklist, done: Sequence[PhaseRuns], facts: MachineFac
         results[phase.name] = row.result
         phases.append(row)
     return Readiness(
-        decision=_decision(rows, phases),
-        criteria=rows,
-        phases=tuple(phases),
-        not_tested=tuple(_not_tested(rows, done)),
+        decision=_decision(rows, phases), criteria=rows, phases=tuple(phases), not_tested=tuple(_not_tested(rows, done))
     )
 
 
@@ -440,19 +437,23 @@ def _run(checklist: Checklist, outcome: Outcome) -> RunRow:
 def _blame(outcome: Outcome, wrong: Sequence[Finding] = ()) -> Blame:
     """The cause of a run that did not pass; of one that did, and of one that missed a number, what is wrong in it."""
     cause, sentence = outcome.verdict.cause, outcome.verdict.summary
-    behind = [one for one in outcome.findings if one.code != cause and severity(one, outcome) is not Severity.INFO]
-    said = next((one for one in outcome.findings if one.code == cause), None)
+    behind = [
+        finding
+        for finding in outcome.findings
+        if finding.code != cause and severity(finding, outcome) is not Severity.INFO
+    ]
+    found = next((finding for finding in outcome.findings if finding.code == cause), None)
     if cause is None or (cause == Cause.EXPECTATION_MISSED and behind):
-        said = next(iter(wrong or behind), None)
-        cause, sentence = (said.code, f"{sentence}; {said.claim}".removeprefix("; ")) if said else (cause, _PASSED)
-    place = outcome.culprit.place if outcome.culprit and outcome.culprit.place else said.place if said else None
+        found = next(iter(wrong or behind), None)
+        cause, sentence = (found.code, f"{sentence}; {found.claim}".removeprefix("; ")) if found else (cause, _PASSED)
+    place = outcome.culprit.place if outcome.culprit and outcome.culprit.place else found.place if found else None
     return Blame(
         run=outcome.spec.scenario,
         verdict=outcome.verdict.status.value,
         cause=cause,
         sentence=sentence,
         place=place,
-        advice=said.advice if said else "",
+        advice=found.advice if found else "",
         next=outcome.next or outcome.repeat,
     )
 
@@ -483,11 +484,7 @@ _WORST = (Result.MISSED, Result.OPEN, Result.NOT_REACHED, Result.NOT_TESTED, Res
 
 
 def _measured(
-    empty: CriterionRow,
-    one: Criterion,
-    run: str,
-    numbers: Mapping[str, Numbers],
-    outcomes: Mapping[str, Outcome],
+    empty: CriterionRow, one: Criterion, run: str, numbers: Mapping[str, Numbers], outcomes: Mapping[str, Outcome]
 ) -> CriterionRow:
     """The criterion of one run."""
     other = one.over or one.minus
@@ -547,7 +544,7 @@ _HOLDS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def _not_tested(rows: Sequence[CriterionRow], done: Sequence[PhaseRuns]) -> Iterator[Untested]:
-    """What this machine lacks: of criteria, of runs that were skipped, and of the form in which the others ran."""
+    """Yield what this machine lacks: for criteria, for skipped runs, and because others ran in their CPU form."""
     yield from (Untested(what=row.name, why=row.why) for row in rows if row.result is Result.NOT_TESTED)
     outcomes = [outcome for one in done for outcome in one.outcomes]
     skipped = [outcome for outcome in outcomes if outcome.verdict.status is Status.SKIP]

@@ -17,21 +17,25 @@ _SHOWN = 3
 
 
 def same_place(attempts: Sequence[Outcome]) -> Finding | None:
-    """Of all attempts of one launch; None for a single one, and where none ended badly at a known place."""
+    """Return where the attempts of one launch failed; None: there is one attempt, or no failure at a known place."""
     in_order = sorted(attempts, key=lambda one: one.attempt)
-    told = [one for one in in_order if one.verdict.status in (Status.PASS, *_BAD)]
-    bad = [(one, word) for one in told if one.verdict.status in _BAD and (word := place_word(_place(one)))]
-    if len(told) < 2 or not bad:
+    judged = [attempt for attempt in in_order if attempt.verdict.status in (Status.PASS, *_BAD)]
+    bad = [
+        (attempt, word)
+        for attempt in judged
+        if attempt.verdict.status in _BAD and (word := place_word(_place(attempt)))
+    ]
+    if len(judged) < 2 or not bad:
         return None
     ended = Counter((word, one.verdict.status) for one, word in bad).most_common()
     (word, status), most = min(ended, key=lambda pair: (-pair[1], pair[0]))
-    there = f"{most} of {len(told)} attempts {_BAD[status]}{'s at' if most == 1 else ' at the same line'} {word}"
+    there = f"{most} of {len(judged)} attempts {_BAD[status]}{'s at' if most == 1 else ' at the same line'} {word}"
     return stated(
         Cause.SAME_PLACE,
-        "; ".join((there, *_elsewhere(told, ended, (word, status)))),
+        "; ".join((there, *_elsewhere(judged, ended, (word, status)))),
         place=next(_place(one) for one, where in bad if where == word),
         evidence=EvidenceKind.RECORD,
-        proof=tuple(f"{one.dir}/verdict.json" for one in told if one.dir),
+        proof=tuple(f"{attempt.dir}/verdict.json" for attempt in judged if attempt.dir),
     )
 
 
@@ -50,13 +54,13 @@ def _place(outcome: Outcome) -> Place | None:
 
 
 def _elsewhere(
-    told: Sequence[Outcome], ended: Sequence[tuple[tuple[str, Status], int]], first: tuple[str, Status]
+    judged: Sequence[Outcome], ended: Sequence[tuple[tuple[str, Status], int]], first: tuple[str, Status]
 ) -> list[str]:
     others = sorted(((pair, count) for pair, count in ended if pair != first), key=lambda one: (-one[1], one[0]))
     parts = [f"{count} {_BAD[pair[1]]}{'s' if count == 1 else ''} at {pair[0]}" for pair, count in others[:_SHOWN]]
     left = sum(count for _, count in others[_SHOWN:])
-    unknown = sum(one.verdict.status in _BAD and not place_word(_place(one)) for one in told)
-    passed = sum(one.verdict.status is Status.PASS for one in told)
+    unknown = sum(attempt.verdict.status in _BAD and not place_word(_place(attempt)) for attempt in judged)
+    passed = sum(attempt.verdict.status is Status.PASS for attempt in judged)
     parts += [f"{left} elsewhere"] * bool(left)
     parts += [f"{unknown} at no known line"] * bool(unknown)
     return [*parts, *[f"{passed} passed"] * bool(passed)]
@@ -76,12 +80,12 @@ def with_flakiness(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
 
 
 def repetitions(attempts: Sequence[Outcome]) -> Sequence[Outcome]:
-    """Without the deeper looks, unless there is nothing else: one of them run again by itself is a run like any."""
-    return [one for one in attempts if one.spec.deepening is None] or attempts
+    """Return the attempts without the diagnostic reruns, unless there is nothing else."""
+    return [attempt for attempt in attempts if attempt.spec.deepening is None] or attempts
 
 
 def own_status(outcome: Outcome) -> Status:
-    """How this attempt ended by itself, also where its verdict tells of all attempts together."""
+    """Return how this attempt ended on its own, even if its verdict is that of all attempts together."""
     if outcome.verdict.cause != Cause.FLAKY:
         return outcome.verdict.status
     own = re.search(rf"\battempt {outcome.attempt} ([A-Z]+)\b", outcome.verdict.summary)
@@ -104,22 +108,24 @@ def _seen_together(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _placed(outcome: Outcome, same: Sequence[Outcome]) -> Outcome:
-    """Once told it stays told: the verdict of a flaky attempt no longer says how it ended itself."""
+    """Add the common place as a finding, once: the verdict of a flaky attempt no longer shows how it ended."""
     found = same_place(same)
-    if found is None or any(one.code == found.code for one in outcome.findings):
+    if found is None or any(finding.code == found.code for finding in outcome.findings):
         return outcome
     return replace(outcome, findings=(*outcome.findings, found))
 
 
 def _disagree(attempts: Iterable[Outcome]) -> bool:
-    told = [attempt.verdict for attempt in attempts if attempt.verdict.status in _SAYS_SOMETHING]
-    return len({verdict.status for verdict in told}) > 1 or any(verdict.cause == Cause.FLAKY for verdict in told)
+    verdicts = [attempt.verdict for attempt in attempts if attempt.verdict.status in _SAYS_SOMETHING]
+    return len({verdict.status for verdict in verdicts}) > 1 or any(
+        verdict.cause == Cause.FLAKY for verdict in verdicts
+    )
 
 
 def _summary(attempts: Iterable[Outcome]) -> str:
-    told = sorted(attempts, key=lambda attempt: attempt.attempt)
+    in_order = sorted(attempts, key=lambda attempt: attempt.attempt)
     return "the same launch ended differently: " + ", ".join(
-        f"attempt {attempt.attempt} {attempt.verdict.status.value}" for attempt in told
+        f"attempt {attempt.attempt} {attempt.verdict.status.value}" for attempt in in_order
     )
 
 

@@ -1,4 +1,4 @@
-"""Rates from counts: an interval for one, a sequential test of two, and how often to ask until something shows."""
+"""Rates from counts: an interval of one rate, sequential tests of two, and how many runs show a rare failure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PRIOR = 0.18
 
 
 def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Clopper and Pearson's exact interval of a rate seen `bad` times in `of`; (0, 1) where nothing was seen."""
+    """Return Clopper and Pearson's exact interval of a rate seen `bad` times in `of`; (0, 1) if nothing was seen."""
     tail = (1 - confidence) / 2
     low = 0.0 if bad == 0 else _where(lambda rate: _at_least(bad, of, rate) < tail)
     high = 1.0 if bad == of else _where(lambda rate: 1 - _at_least(bad + 1, of, rate) > tail)
@@ -21,8 +21,17 @@ def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]
 
 
 def tries(rate: float, confidence: float) -> int:
-    """How often to ask until something that happens at that rate has shown, at that confidence."""
+    """Return how many runs show something that happens at this rate, at this confidence."""
     return ceil(log(1 - confidence) / log(1 - rate))
+
+
+RAREST = 0.2  # the rate of a failure that is still looked for, if the user insists or has seen one
+_CONTROLS = 3  # passes after which an end is said to pass, if the user does not insist
+
+
+def controls(confidence: float, *, insistent: bool) -> int:
+    """Return how often an end must pass before it is said to."""
+    return tries(RAREST, confidence) if insistent else _CONTROLS
 
 
 def more_often(first: tuple[int, int], second: tuple[int, int], confidence: float) -> bool:
@@ -35,7 +44,7 @@ def more_often(first: tuple[int, int], second: tuple[int, int], confidence: floa
 
 @cache
 def student(confidence: float, freedom: int) -> float:
-    """Within how many standard errors of its mean a value lies at that confidence, by Student's distribution."""
+    """Return how many standard errors from its mean a value lies at this confidence, by Student's distribution."""
     # With t as the root of the degrees of freedom times the tangent of an angle, the density is a power of its cosine.
     whole = _cosines(freedom - 1, pi / 2)
     share = _where(lambda share: _cosines(freedom - 1, share * pi / 2) < confidence * whole)
@@ -81,7 +90,7 @@ class Separation:
         return second - first + hypot(high - second, first - low) < difference
 
     def _nearest(self, first: float, second: float) -> tuple[float, float]:
-        """Of the rates that the evidence is against, those that explain the expected ones best."""
+        """Return the rates under the null hypothesis that explain the expected ones best."""
         common = (first + second) / 2
         return common, common
 
@@ -111,7 +120,7 @@ class Excess(Separation):
 
 
 def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:
-    """Wilson's interval, one tail each."""
+    """Return Wilson's interval, one tail each."""
     z = NormalDist().inv_cdf(confidence)
     middle = (bad + z * z / 2) / (of + z * z)
     half = z / (of + z * z) * sqrt(bad * (of - bad) / of + z * z / 4)

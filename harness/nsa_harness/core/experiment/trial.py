@@ -94,7 +94,7 @@ def judged_as(outcome: Outcome, same_failure: SameFailure) -> CountsAs:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Which failures count: `--outcome`."""
+    """The failures that count, as `--outcome` says."""
 
     how: str = SAME  # same: as the bad control's; hang; fail; slow; any
     pattern: str | None = None  # fail: what its summary or its output must hold
@@ -102,7 +102,7 @@ class Wanted:
     step_s: float | None = None  # slow: what a step may take, whatever the good end does
 
     def slow_from_s(self, good_s: Sequence[float]) -> float | None:
-        """What a step takes at least to be slow, by runs of the good end; None without any, and where none is asked."""
+        """Return the least time of a slow step, by runs of the good end; None: no runs, or slow is not sought."""
         if self.how != SLOW or self.step_s is not None or not good_s:
             return self.step_s
         if self.times is not None:
@@ -122,7 +122,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What makes two failures the same: the verdict, its cause, and the culprit's line."""
+    """The verdict, cause and culprit's line that make two failures the same."""
 
     verdict: str
     cause: str | None
@@ -133,7 +133,7 @@ class Signature:
 
 
 def parse_outcome(text: str) -> Wanted:
-    """What `--outcome` asks for: same, hang, fail, fail:REGEX, slow, slow:1.5, slow:200ms or any. Raises ValueError."""
+    """Parse `--outcome`: same, hang, fail, fail:REGEX, slow, slow:1.5, slow:200ms or any. Raises ValueError."""
     how, _, pattern = text.partition(":")
     if how == SLOW:
         return _slow(pattern)

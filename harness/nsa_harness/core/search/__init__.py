@@ -1,1 +1,1 @@
-"""From "it fails" to the smallest difference that matters."""
+"""The search from "it fails" to the smallest difference that matters."""

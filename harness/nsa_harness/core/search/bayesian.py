@@ -1,4 +1,4 @@
-"""Noisy: the search among runs that fail only sometimes. Every answer is evidence, none is believed alone.
+"""The search among runs that fail only sometimes: every answer is evidence, and none is believed alone.
 
 What holds all of a culprit fails at one rate, anything else at a lower one. Neither is known: all that is asked tells
 of both. Their priors are beta distributions, so that what they make likely is known in full.
@@ -26,13 +26,13 @@ Runs = tuple[int, int]  # so many passed, so many failed
 
 
 class Belief:
-    """How likely each length of a chain is to be the first that fails, both rates unknown.
+    """The probability of each length of a chain to be the first that fails, both rates unknown.
 
     The last of one more than there are lengths: no set of the chain fails, since what was found before is not certain.
     """
 
     def __init__(self, chain: Chain, end: Subset, asked: Mapping[Subset, Runs]) -> None:
-        """`end` is known to fail more often than the empty set; both have been asked."""
+        """Search below `end`, which is known to fail more often than the empty set; both have been launched."""
         self._chain = chain
         edges = range(len(chain) + 1)
         self._reached = [[0, 0] for _ in edges]  # runs, by edge, of sets that must fail then
@@ -86,7 +86,7 @@ class Belief:
         return sorted(chosen)
 
     def information(self) -> list[float]:
-        """Bits that asking each length tells of the edge, by length from 0: mutual information of edge and answer."""
+        """Return the mutual information, in bits, of the edge and the answer at each length from 0."""
         rates = self._rates()
         shares = self.edges()
         bad = sum(share * lower for share, (_, lower) in zip(shares, rates, strict=True))
@@ -99,7 +99,7 @@ class Belief:
         return bits
 
     def after(self, point: int) -> Iterator[tuple[float, Belief]]:
-        """How likely each answer at this length is, and what would be believed then."""
+        """Return the probability of each answer at this length, and the belief after it."""
         rates = [higher if edge <= point else lower for edge, (higher, lower) in enumerate(self._rates(), start=1)]
         chance = sum(map(mul, self.edges(), rates))
         for likely, counts_as in ((chance, BAD), (1 - chance, GOOD)):
@@ -109,7 +109,7 @@ class Belief:
             yield likely, then
 
     def _rates(self) -> list[tuple[float, float]]:
-        """By edge, were it the one: how often what should fail does, and what should pass."""
+        """Return per possible edge the rates of what should fail and of what should pass."""
         pairs = zip(self._reached, self._before, strict=True)
         return [
             (_mean(reached[0], reached[1], _FAILS), _mean(before[0], before[1], _PASSES)) for reached, before in pairs
@@ -149,7 +149,7 @@ def _entropy(chance: float) -> float:
 
 
 _PATIENCE = 8  # a search may need as many times its expected probes before it is given up
-_LEAST_TOLD = 0.05  # bits of a run: of rates closer together than those that tell so much no search is begun
+_LEAST_BITS = 0.05  # bits of a run: of rates closer together than those that tell so much no search is begun
 _MOST_REPEATS = 100  # of one set: a failure in one of twenty runs shows at least once with 99 %
 # Of an end that was judged before, one answer as expected is enough.
 _EXPECTED = {Purpose.RECHECK_GOOD: GOOD, Purpose.RECHECK_BAD: BAD}
@@ -168,7 +168,7 @@ class Unsettled(Exception):
 
 
 class _Settled:
-    """Sets that are settled to fail or to pass, and what must fail or pass because of them."""
+    """The sets that are settled to fail or to pass, and what must fail or pass because of them."""
 
     def __init__(self, failing: Subset, passing: Subset) -> None:
         self.sets: dict[CountsAs, set[Subset]] = {BAD: {failing}, GOOD: {passing}}
@@ -192,7 +192,7 @@ class _Settled:
 
 
 def _implies(known: Subset, other: Subset, counts_as: CountsAs) -> bool:
-    """What holds a set that fails must fail, and a part of one that passes must pass."""
+    """Whether one set decides another: what holds a failing set fails, and a part of a passing set passes."""
     return known <= other if counts_as is BAD else other <= known
 
 
@@ -219,7 +219,7 @@ class BayesianSearch:
 
     @property
     def rate(self) -> float:
-        """How often what was known to fail from the start did."""
+        """The failure rate of what was known to fail from the start."""
         passed, failed = self._runs(self._end)
         return failed / max(passed + failed, 1)
 
@@ -245,13 +245,13 @@ class BayesianSearch:
         return found
 
     def failed(self) -> Iterable[Subset]:
-        """What is settled to fail."""
+        """Return the sets that are settled to fail."""
         return self._known.sets[BAD]
 
     def each(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[CountsAs]:
-        """What each set counts as, repeated until that is sure enough; a proof is launched at least once more."""
+        """Yield what each set counts as, repeated until that is sure enough; a proof is launched at least once more."""
         for subset in subsets:
             yield self._settled(subset, purpose, tuple(among), times)
 
@@ -299,11 +299,11 @@ class BayesianSearch:
         return False
 
     def _chance(self, subset: Subset, counts_as: CountsAs) -> float:
-        """That it counts so."""
+        """Return the probability that the set counts so."""
         return self._chance_beside(subset, counts_as, self._beside(subset))
 
     def _chance_beside(self, subset: Subset, counts_as: CountsAs, beside: tuple[Runs, Runs]) -> float:
-        """By its own runs, weighed at the rates that those beside it show.
+        """Return the probability by the set's own runs, weighed at the rates that its neighbours show.
 
         Of many sets that a search comes by, few fail: to be one of them is, unasked, as unlikely as there are units.
         """
@@ -335,9 +335,9 @@ class BayesianSearch:
             belief.learn(point, counts_as)
 
     def _points(self, chain: Chain, belief: Belief) -> list[int]:
-        """Where most is told; where it is likely to lie beside what is neither good nor bad, the borders of that."""
+        """Return the most informative lengths, or the borders of a zone that is neither good nor bad near the edge."""
         at_once, silent = self._probes.question.at_once, self._given_up(chain)
-        # Only what was judged is a border: of many lengths that nobody can judge each one is unlikely by itself.
+        # Only what was judged is a border: of many lengths that cannot be judged each is unlikely.
         judged = [0, *self._lengths(chain, (GOOD, BAD)), len(chain)] if silent else [0, len(chain)]
         after, upto = belief.likely(1 - self._enough)
         low, high = max(one for one in judged if one <= after), min(one for one in judged if one >= upto)
@@ -355,21 +355,21 @@ class BayesianSearch:
         return frozenset(length for length, count in times.items() if count >= _TWICE)
 
     def _lengths(self, chain: Chain, counted: Collection[CountsAs]) -> Iterator[int]:
-        """Of the chain, once for each time that one counted so."""
-        seen = (one.subset for one in self._probes.observations if one.counts_as in counted)
+        """Yield a length of the chain for each time that it counted so."""
+        seen = (answer.subset for answer in self._probes.observations if answer.counts_as in counted)
         return (length for length in map(chain.length_of, seen) if length is not None)
 
     def _at_most(self, length: int) -> int:
-        """By what a run tells at best: a set that fails as often as it passes, at rates as they are known."""
+        """Return the probes by the most that a run can tell: a set that fails as often as it passes."""
         failing, passing = self._beside(None)
         higher, lower = _mean(*failing, _FAILS), _mean(*passing, _PASSES)
-        told = _entropy((higher + lower) / 2) - (_entropy(higher) + _entropy(lower)) / 2
+        bits_a_run = _entropy((higher + lower) / 2) - (_entropy(higher) + _entropy(lower)) / 2
         bits = log2(length) + log2(1 / (1 - self._enough))
-        return ceil(_PATIENCE * bits / max(told, _LEAST_TOLD)) * self._probes.question.at_once
+        return ceil(_PATIENCE * bits / max(bits_a_run, _LEAST_BITS)) * self._probes.question.at_once
 
 
 def _log_mean(one: float, other: float) -> float:
-    """Of two chances by their logarithms: the logarithm of their mean."""
+    """Return the logarithm of the mean of two probabilities given by their logarithms."""
     most = max(one, other)
     return most + log((exp(one - most) + exp(other - most)) / 2)
 

@@ -1,20 +1,19 @@
-"""Choice: of values of which just one is set at a time, which fail, and whether the value decides that at all."""
+"""The search among values of which only one is set at a time: which fail, and whether the value decides it at all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from nsa_harness.core.experiment.statistics import Separation, tries
+from nsa_harness.core.experiment.statistics import RAREST, Separation, tries
 from nsa_harness.core.search.question import BAD, GOOD, AnswerKind, CountsAs, ProbeCache, Purpose, SearchAnswer, Subset
 
-_RAREST = 0.2  # a value that fails less often may be taken for one that passes
 _HALF = 0.5  # values that each failed so often in a row that half of their runs would have shown a pass
 _TWICE = 2  # more often than it could be judged: no value is asked on that could not be so often
 
 
 def among_values(probes: ProbeCache) -> SearchAnswer:
-    """Each value by itself; where one ends both ways all are asked again, in turn, until their rates part.
+    """Launch each value by itself. If one ends both ways, launch all again in turn until their rates differ.
 
     Raises OutOfBudget.
     """
@@ -27,7 +26,7 @@ def among_values(probes: ProbeCache) -> SearchAnswer:
         answer = _weighed(probes, values, _least(probes, asked))
         if answer is not None and not proven and answer.kind is AnswerKind.CHOICE:
             proven = True
-            _prove(probes, answer.items, [one for one in values if one not in (*answer.items, *answer.open)])
+            _prove(probes, answer.items, [value for value in values if value not in (*answer.items, *answer.open)])
             answer = _weighed(probes, values, _least(probes, asked))
         if answer is not None:
             return answer
@@ -38,12 +37,12 @@ def among_values(probes: ProbeCache) -> SearchAnswer:
 
 
 def most_rounds(confidence: float) -> int:
-    """How often each value is asked at most: one that fails in a fifth of its runs has shown by then."""
-    return tries(_RAREST, confidence)
+    """Return the most launches of each value: one that fails in a fifth of its runs has shown by then."""
+    return tries(RAREST, confidence)
 
 
 def _believed(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Where each value ends one way only, in the search and in the proof; None where one does not."""
+    """Return the answer if each value ends in only one way, in the search and in the proof; else None."""
     _ask(probes, values, Purpose.EACH)
     for _ in range(probes.question.controls - 1):
         if any(BAD in probes.answers(_alone(value)) for value in values):
@@ -65,7 +64,7 @@ def _prove(probes: ProbeCache, bad: Sequence[int], good: Sequence[int]) -> None:
 
 
 def _weighed(probes: ProbeCache, values: Sequence[int], rounds: int) -> SearchAnswer | None:
-    """What so many rounds have settled."""
+    """Return the answer that this many rounds have settled, or None."""
     bad, good, silent = _sorted(probes, values)
     if not bad:
         return _nothing(probes, good, silent) if rounds >= probes.question.controls else None
@@ -76,7 +75,7 @@ def _weighed(probes: ProbeCache, values: Sequence[int], rounds: int) -> SearchAn
 
 
 def _parted(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Those that fail more often than the one that fails least; None while no two of them differ."""
+    """Return the values that fail more often than the best one; None: no two of them differ."""
     judged = [value for value in values if _judged(probes, value)]
     if len(judged) < 2:
         return None
@@ -91,7 +90,7 @@ def _parted(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
 
 
 def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
-    """At the confidence of the question for all pairs together, which are looked at after every round."""
+    """Whether two values differ, at the confidence of the question for all pairs together after every round."""
     separation = Separation()
     for first, second in zip(*(_judged(probes, value) for value in pair), strict=False):
         separation.learn(first is BAD, second is BAD)
@@ -157,8 +156,8 @@ def _nothing(probes: ProbeCache, good: Sequence[int], silent: Sequence[int]) -> 
 
 
 def _worth_asking(probes: ProbeCache, values: Sequence[int]) -> list[int]:
-    """Not one that could more often not be judged than that it could."""
-    counts = {one: (len(probes.answers(_alone(one))), len(_judged(probes, one))) for one in values}
+    """Return the values without those that mostly could not be judged."""
+    counts = {value: (len(probes.answers(_alone(value))), len(_judged(probes, value))) for value in values}
     return [one for one, (asked, judged) in counts.items() if asked - judged < judged + _TWICE]
 
 
@@ -167,7 +166,7 @@ def _least(probes: ProbeCache, values: Sequence[int]) -> int:
 
 
 def _sorted(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
-    """Those that failed as sought at least once, those that only passed, and those of which nothing is known."""
+    """Return the values that failed as sought at least once, those that only passed, and those never judged."""
     bad: list[int] = []
     good: list[int] = []
     silent: list[int] = []

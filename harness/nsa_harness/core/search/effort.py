@@ -1,7 +1,8 @@
-"""Effort: what a search takes in probes, stage by stage at worst, and case by case of what it may find."""
+"""The effort of a search: probes stage by stage at worst and case by case, and the seconds that are left."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -9,7 +10,17 @@ from nsa_harness.core.experiment.statistics import Separation, tries
 from nsa_harness.core.search.choice import most_rounds
 from nsa_harness.core.search.exact_search import beside_at_worst, depth, probes_at_worst
 from nsa_harness.core.search.plan import HALF, SEEN_FAILING, SEEN_PASSING, with_half_the_doubt
-from nsa_harness.core.search.question import QuestionKind, SearchQuestion, units
+from nsa_harness.core.search.question import (
+    CONTROLS,
+    PROOFS,
+    CountsAs,
+    Purpose,
+    QuestionKind,
+    Round,
+    SearchQuestion,
+    units,
+)
+from nsa_harness.core.search.report import ProbeReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +113,7 @@ _SHAPES = 4  # alone, ends only, without middle, elsewhere
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """`only_if` is empty for what every search may take, else the case that takes this much more each time."""
+    """A stage of a search. `only_if`: the case that takes this much more each time; empty: every search may take it."""
 
     name: str
     probes: int
@@ -111,7 +122,7 @@ class Stage:
 
 def worst_case(question: SearchQuestion) -> tuple[Stage, ...]:
     """Return the stages at worst. Runs that turn out flaky or contradict each other take more."""
-    return _STAGES[question.kind](question)
+    return _WORST_CASES[question.kind](question)
 
 
 def at_most(parts: tuple[Stage, ...]) -> int:
@@ -147,7 +158,7 @@ def _to_fail(question: SearchQuestion) -> int:
 
 
 def _sets(question: SearchQuestion) -> tuple[Stage, ...]:
-    """For any items, or only for neighbours: there an answer has two rests, and only its ends can be dropped."""
+    """Return the stages for any items, or for neighbours: there are two rests then, and only ends are dropped."""
     total, ranges = len(units(question)), question.kind is QuestionKind.RANGE
     right = probes_at_worst(total, question.at_once)
     left = probes_at_worst(max(total - 1, 1), question.at_once)
@@ -176,9 +187,74 @@ def _sets(question: SearchQuestion) -> tuple[Stage, ...]:
     )
 
 
-_STAGES = {
+_WORST_CASES = {
     QuestionKind.SET: _sets,
     QuestionKind.ORDERED: _ordered,
     QuestionKind.RANGE: _sets,
     QuestionKind.CHOICE: _choice,
 }
+
+
+# In seconds.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """The mean seconds of a probe, by how it ends."""
+
+    good_s: float
+    bad_s: float
+    proof_s: float  # of a bad one that is waited for in full
+
+
+def costs(probes: Sequence[ProbeReport], early_s: float | None) -> Costs | None:
+    """Return the costs; None: an end was not seen yet. `early_s`: when a probe without progress ends early."""
+    good = [probe.wall_s for probe in probes if probe.counts_as is CountsAs.GOOD]
+    early = [probe.wall_s for probe in probes if probe.early]
+    whole = [probe.wall_s for probe in probes if probe.counts_as is CountsAs.BAD and not probe.early]
+    if not good or not whole:
+        return None
+    good_s, proof_s = _mean(good), _mean(whole)
+    expected_s = proof_s if early_s is None else min(proof_s, good_s + early_s)
+    return Costs(good_s=good_s, bad_s=_mean(early) if early else expected_s, proof_s=proof_s)
+
+
+_RECHECKS = frozenset({Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
+_SHAPE = frozenset({Purpose.ALONE, Purpose.ENDS_ONLY, Purpose.WITHOUT_MIDDLE, Purpose.ELSEWHERE, Purpose.REDUCE})
+# Stages of `worst_case` in their order: for what they ask, how likely each of their probes is needed, how many are bad.
+_STAGES: tuple[tuple[frozenset[str], frozenset[Purpose], float, float], ...] = (
+    (frozenset({"controls"}), CONTROLS, 1.0, 0.5),
+    (frozenset({"each value"}), frozenset({Purpose.EACH}), 1.0, 0.5),
+    (frozenset({"gallop"}), frozenset({Purpose.GALLOP}), 0.5, 0.2),
+    (frozenset({"edge", "right edge"}), frozenset({Purpose.RIGHT_EDGE}), 1.0, 0.5),
+    (frozenset({"left edge"}), frozenset({Purpose.LEFT_EDGE}), 0.5, 0.5),  # a single culprit has none
+    (frozenset({"shape"}), _SHAPE, 0.5, 0.5),
+    (frozenset({"proof"}), PROOFS - _RECHECKS, 0.5, 0.0),  # beside the proof that it fails, which is never left out
+    (frozenset({"controls again"}), _RECHECKS, 1.0, 0.5),
+)
+
+
+def time_left_s(
+    stages: Sequence[Stage], probes: Sequence[ProbeReport], running: Round, each: Costs, repeat: int
+) -> float:
+    """Return the time of the rest of the search: what is still to come, how likely it is, and what it takes.
+
+    `repeat`: how often the answer is proven to fail, in full. The stages that only some searches come to are left out.
+    """
+    at = next((number for number, row in enumerate(_STAGES) if running.purpose in row[1]), 0)
+    left_s = 0.0
+    for number, (names, purposes, chance, bad) in enumerate(_STAGES):
+        most = sum(stage.probes for stage in stages if stage.name in names and not stage.only_if)
+        if number < at or most == 0:
+            continue
+        made = sum(probe.purpose in purposes for probe in probes)
+        expected = max(chance * most - made, 0.0)
+        if number == at:
+            expected = max(expected, len(running.subsets), running.left + len(running.subsets) if running.left else 0)
+        left_s += expected * (bad * each.bad_s + (1 - bad) * each.good_s)
+    proven = sum(probe.purpose is Purpose.PROOF_BAD for probe in probes)
+    return left_s + max(repeat - proven, 0) * each.proof_s
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,4 +1,4 @@
-"""Chain: sets that grow by one item at a time from a good one to a bad one, and where on it to ask next.
+"""The exact search: where on a chain of growing sets to launch next, if an answer given once holds.
 
 Between what passes and what fails neighbours may count as neither: a zone, whose borders are asked for.
 """
@@ -15,7 +15,7 @@ from nsa_harness.core.search.question import BAD, GOOD, CountsAs, ProbeCache, Pu
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Its k-th set is `base` and the first k of `order`. A search finds the first one that fails."""
+    """Sets that grow by one item: the k-th is `base` and the first k of `order`. One of them is the first to fail."""
 
     base: Subset
     order: tuple[int, ...]
@@ -37,7 +37,7 @@ class Chain:
         return max((self._lengths.get(item, len(self) + 1) for item in subset - self.base), default=0)
 
     def length_of(self, subset: Subset) -> int | None:
-        """None if it is no set of the chain."""
+        """Return the length of the set in the chain, or None if it is not one of its sets."""
         length = self.longest_inside(subset)
         return length if length == self.shortest_around(subset) else None
 
@@ -51,12 +51,12 @@ _LARGEST_EXACT = 128  # the table grows with the square of the gap; above this i
 
 
 def depth(gap: int) -> int:
-    """How often `gap` places must be halved until one is left."""
+    """Return how often `gap` places must be halved until one is left."""
     return (gap - 1).bit_length()
 
 
 def probes_at_worst(gap: int, at_once: int) -> int:
-    """All probes of a search among `gap` places, `at_once` of them in each round."""
+    """Return all probes of a search among `gap` places, `at_once` of them in each round."""
     total = 0
     while gap > 1:
         probes = min(at_once, gap - 1)
@@ -66,7 +66,7 @@ def probes_at_worst(gap: int, at_once: int) -> int:
 
 
 def cuts(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
-    """Where to ask among `gap` places, as distances from the good end: several in equal steps, one by its cost.
+    """Return where to probe among `gap` places, as distances from the good end: several in equal steps, one by cost.
 
     `rounds` is how many may still be needed at worst; a dearer bad answer never adds to them.
     """
@@ -85,7 +85,7 @@ def _scaled(gap: int, rounds: int, bad_cost: float) -> int:
 
 @lru_cache(maxsize=100_000)
 def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
-    """Expected cost and first cut, in times of a good probe, within the number of rounds.
+    """Return the expected cost and the first cut, in times of a good probe, within the number of rounds.
 
     A bad answer leaves the places up to the cut, a good one those behind it; each place is as likely as any.
     """
@@ -107,7 +107,7 @@ _UNASKED = 4  # of a zone no stretch wider than such a part is believed without 
 
 
 def beside(low: int, high: int, others: Collection[int], count: int) -> list[int]:
-    """Where to ask next between a good and a bad point, at most so many at once; none where that is enough.
+    """Return where to probe next between a good and a bad point, at most `count`; none if enough is known.
 
     `others` lie between the two and count as neither. They are taken for neighbours of one kind: its two borders are
     halved first; then a few points within it are asked, of which one that is good or bad shows that it is not one.
@@ -119,12 +119,12 @@ def beside(low: int, high: int, others: Collection[int], count: int) -> list[int
 
 
 def beside_at_worst(gap: int, at_once: int) -> int:
-    """What a zone among so many places adds to the probes of a search: its other border, and what lies within."""
+    """Return what a zone among `gap` places adds to the probes: its other border, and what lies within."""
     return probes_at_worst(gap, at_once) + _UNASKED + at_once
 
 
 def zones(low: int, high: int, end: int, between: Collection[CountsAs]) -> tuple[Zone, ...]:
-    """What passes, what counts as neither, as was seen `between` the two, and what fails."""
+    """Return the zones that pass, that count as neither by what was seen `between` them, and that fail."""
     different = all(counts_as is CountsAs.DIFFERENT for counts_as in between)
     return (
         Zone(start=0, stop=low + 1, counts_as=CountsAs.GOOD),
@@ -156,7 +156,7 @@ _FOR_ITSELF = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY, P
 
 @dataclass(eq=False, kw_only=True)
 class Contradicted(Exception):
-    """`good` passed though it holds all of `bad`, which failed: flaky if they are the same, or else not monotone."""
+    """`good` passed though it holds all of `bad`, which failed: flaky if they are equal, else not monotone."""
 
     good: Subset
     bad: Subset
@@ -164,7 +164,7 @@ class Contradicted(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class Unjudged(Exception):
-    """Of what was asked between these two nothing counts as good or bad."""
+    """Nothing that was launched between these two sets counts as good or bad."""
 
     passing: Subset
     failing: Subset
@@ -185,7 +185,7 @@ class ExactSearch:
         Raises Unjudged if what is neither good nor bad, all of it as far as was asked, keeps the two apart.
         """
         low, high = self._known(chain)
-        silent = [one.subset for one in self._probes.observations if one.counts_as not in (GOOD, BAD)]
+        silent = [answer.subset for answer in self._probes.observations if answer.counts_as not in (GOOD, BAD)]
         unresolved = {length for subset in silent if (length := chain.length_of(subset)) is not None}
         rounds = depth(high - low)
         while high - low > 1:
@@ -212,11 +212,11 @@ class ExactSearch:
             yield together([*answers, *(next(fresh) for _ in range(lack))])
 
     def failed(self) -> Iterable[Subset]:
-        """What was seen to fail."""
-        return [one.subset for one in self._probes.observations if one.counts_as is BAD]
+        """Return the sets that were seen to fail."""
+        return [answer.subset for answer in self._probes.observations if answer.counts_as is BAD]
 
     def make_sure(self, confidence: float) -> None:
-        """Each answer holds once it was given."""
+        """Do nothing: each answer holds once it was given."""
 
     def _known(self, chain: Chain) -> tuple[int, int]:
         """The longest set that must pass and the shortest that must fail, after all that was asked."""
@@ -244,7 +244,7 @@ class ExactSearch:
         return list(self._fresh(subsets, purpose, chain.order[low:high], left))
 
     def _before(self, subset: Subset, purpose: Purpose, times: int) -> list[CountsAs]:
-        """What is known of it, at most as often as needed."""
+        """Return what is known of the set, at most as often as needed."""
         if purpose in _LAUNCHED_AGAIN:
             return []
         answers = self._probes.answers(subset)[-times:]

@@ -1,4 +1,4 @@
-"""Minimal: from everything that fails to a smallest part that does: one item, a range, an interaction, a number."""
+"""From everything that fails to a smallest part that does: one item, a range, an interaction, a number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_OTHERS = 24  # probes that end in another failure than the one sought: tha
 
 
 def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
-    """Without any one of its members it no longer fails, each asked for itself; `unjudged` where that said nothing.
+    """Reduce a failing set until it passes without any one member; `unjudged`: members whose removal showed nothing.
 
     At worst the square of the size in probes; what was asked before is not asked again. Where too many of them end in
     another failure, what was found until then is left, all of it unjudged.
@@ -80,7 +80,7 @@ def _first_failing(probes: ProbeCache, subsets: list[Subset], among: Subset, oth
 
 
 def _cut(failing: Subset, parts: int) -> list[Subset]:
-    """Neighbours stay together: what interacts often stands side by side."""
+    """Cut a set into parts of neighbours: items that interact are often neighbours."""
     ordered = sorted(failing)
     bounds = [len(ordered) * i // parts for i in range(parts + 1)]
     return [frozenset(ordered[start:stop]) for start, stop in pairwise(bounds)]
@@ -96,7 +96,7 @@ _PASSES_AGAIN = 3  # in all
 
 
 class SetJudge(Protocol):
-    """Who says what sets count as: at once and for good, or after repeating."""
+    """A judge that tells what sets count as: at once and for good, or after repeating."""
 
     @property
     def sure(self) -> float: ...  # of the claims proven so far
@@ -108,7 +108,7 @@ class SetJudge(Protocol):
 
 
 class Judge(SetJudge, Protocol):
-    """Who also finds where a chain begins to fail."""
+    """A judge that also finds where a chain begins to fail."""
 
     def edge(self, chain: Chain, purpose: Purpose) -> int: ...
     def failed(self) -> Iterable[Subset]: ...  # what is known to fail so far
@@ -117,7 +117,7 @@ class Judge(SetJudge, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FailingSet:
-    """Units that fail together. `sampled`: of so many members only some were dropped; `unjudged`: that said nothing."""
+    """Units that fail together. `sampled`: only some were dropped; `unjudged`: those whose removal showed nothing."""
 
     members: Subset
     sampled: bool = False
@@ -133,7 +133,7 @@ def fails(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int
 
 
 def standing_out(judge: Judge, pool: tuple[int, ...]) -> Subset:
-    """What fails within a pool that fails: from its first set of prefixes that does, cut off what is not needed.
+    """Return what fails within a failing pool: its shortest failing prefix without what is not needed.
 
     One item is decided first, then both ends: to reduce a wide range item by item is dear.
     """
@@ -152,7 +152,7 @@ def stretch(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _inside(judge: Judge, span: tuple[int, ...]) -> Subset:
-    """Both ends of the span are needed; is what lies between?"""
+    """Return the part of the span that fails; both its ends are needed."""
     ends = frozenset({span[0], span[-1]})
     if fails(judge, ends, Purpose.ENDS_ONLY, span):
         return ends
@@ -174,7 +174,7 @@ def reduced(judge: Judge, failing: Subset, needed: Subset) -> Subset:
 
 
 def minimal(judge: Judge, members: Subset, sample: int) -> FailingSet:
-    """Each member is dropped; of more than `sample` between the ends only so many. Whoever fails without, shrinks.
+    """Drop each member, or a sample of more than `sample` between the ends, and shrink to any part that still fails.
 
     Of few members each is dropped more than once: a flaky run that passed by chance made one look needed.
     """
@@ -225,7 +225,7 @@ def others_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sampl
 
 
 def _any_so_many(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Other sets of the size all fail, those one smaller all pass."""
+    """Whether other sets of the size all fail, and those one smaller all pass."""
     others = _others(members, among, sample)
     smaller = _scattered(among, len(members) - 1, sample) if len(members) > 1 else []
     return (
@@ -237,7 +237,7 @@ def _any_so_many(judge: Judge, members: Subset, among: tuple[int, ...], sample: 
 
 
 def _others(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset]:
-    """Of that size, but for all there are."""
+    """Return other sets of that size, unless the members are all there are."""
     if len(members) == len(among):
         return []
     return [other for other in _scattered(among, len(members), sample + 1) if other != members][:sample]
@@ -249,7 +249,7 @@ def _fails_after_all(judge: Judge, subset: Subset, purpose: Purpose, among: tupl
 
 
 def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
-    """Different sets of one size, spread over all: no few items, no range can be in each of them."""
+    """Return different sets of one size, spread so that no few items and no range are in all of them."""
     total = len(among)
     stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if gcd(step, total) == 1)
     turned = [among[(1 + i * stride) % total] for i in range(total)]
@@ -262,7 +262,7 @@ def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
 
 
 def shortest(judge: Judge, members: Subset, sample: int) -> FailingSet:
-    """Neither its first nor its last can go; of what lies between, no range can tell."""
+    """Shrink a failing range until neither its first nor its last item can go; ranges cannot tell what lies between."""
     while len(members) > 1:
         ends = (min(members), max(members))
         spare, _, unjudged = first_spare(judge, members, ends, -(-sample // len(ends)))
@@ -308,7 +308,7 @@ def all_windows_asked(total: int, count: int, sample: int) -> bool:
 
 
 def shrunk(probes: ProbeCache, failing: Subset) -> FailingSet:
-    """Shrunk from either end, each range asked for itself; `unjudged` where its ends could not be judged away."""
+    """Shrink a failing range from either end, each range launched for itself; `unjudged`: ends that showed nothing."""
     step = len(failing) // 2
     while step:
         shorter = _shorter_failing(probes, failing, step)
@@ -327,7 +327,7 @@ def _shorter_failing(probes: ProbeCache, failing: Subset, step: int) -> Subset |
 
 
 def _windows(total: int, count: int, most: int) -> list[Subset]:
-    """Ranges of one length from the first to the last, evenly spread, at most so many."""
+    """Return at most `most` ranges of one length from the first to the last, evenly spread."""
     last = total - count
     starts = dict.fromkeys(last * i // max(most - 1, 1) for i in range(most))
     return [frozenset(range(start, start + count)) for start in starts]

@@ -1,4 +1,4 @@
-"""Plan: the protocol of a bisection from the controls to the proof, and its conclusion."""
+"""The protocol of a bisection from the controls to the proof, and its conclusion."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def find(question: SearchQuestion, probe: Probe) -> SearchAnswer:
 
 
 def _between_ends(probes: ProbeCache) -> SearchAnswer:
-    """Nothing is searched between ends that do not differ."""
+    """Check both ends, and search only if they differ."""
     if probes.question.kind is QuestionKind.CHOICE:
         return among_values(probes)
     if probes.question.flaky:
@@ -92,7 +92,7 @@ def _between_ends(probes: ProbeCache) -> SearchAnswer:
 
 
 def _never_failing(probes: ProbeCache, end: Subset) -> SearchAnswer:
-    """Where the good end has failed, it is no surprise that the bad one may."""
+    """Return the answer for a bad end that never failed."""
     times, confidence = len(probes.answers(end)), probes.question.confidence
     rarer = 1 - (1 - confidence) ** (1 / times)
     return SearchAnswer(
@@ -104,7 +104,7 @@ def _never_failing(probes: ProbeCache, end: Subset) -> SearchAnswer:
 
 
 def _searched(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Each answer is believed until two contradict each other; then the runs are flaky, or more items may help."""
+    """Search and believe each answer until two contradict; then runs are flaky, or more items may help."""
     if BAD in probes.answers(frozenset()) or GOOD in probes.answers(frozenset(end)):
         return _among_flaky_runs(probes, end)
     try:
@@ -124,12 +124,12 @@ def _proven(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAns
 
 
 def with_half_the_doubt(question: SearchQuestion) -> float:
-    """What is proven and what a sample stands for have half of it each."""
+    """Return the confidence for proof and for sample, which have half of the doubt each."""
     return 1 - (1 - question.confidence) / 2
 
 
 def _threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    """All rests on the one value before it: a flaky run that passed there by chance would move the answer."""
+    """Find and prove the threshold. The value before it is repeated most: a pass by chance would move the answer."""
     length = judge.edge(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
     at_least = tries(HALF, probes.question.confidence) - 1
@@ -180,7 +180,7 @@ def _unexplained(judge: Judge, found: Sequence[FailingSet]) -> Subset | None:
 
 
 def _ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
-    """As `_culprits`, but what is found can only be taken out with all on one side of its first or its last."""
+    """Find ranges one after another, as `_culprits` does; a range found can only be excluded with one side of it."""
     sample = tries(HALF, with_half_the_doubt(probes.question))
     counts_as = cache(partial(_rest, probes, judge))
     found: list[FailingSet] = []
@@ -200,7 +200,7 @@ def _ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
 
 
 def _rests(probes: ProbeCache, found: Sequence[FailingSet]) -> tuple[Subset, ...]:
-    """Everything but the culprits: what is asked to pass if there is nothing else."""
+    """Return everything but the culprits: what must pass if there is nothing else."""
     culprits = [culprit.members for culprit in found]
     if probes.question.kind is QuestionKind.RANGE:
         return rests(len(probes.units), culprits)
@@ -208,7 +208,7 @@ def _rests(probes: ProbeCache, found: Sequence[FailingSet]) -> tuple[Subset, ...
 
 
 def _number(probes: ProbeCache, judge: Judge, first: Subset, sampled: float) -> SearchAnswer:
-    """Any so many. The two configurations are the first so many, and one fewer."""
+    """Return the answer that only the number counts: the first so many fail, and one fewer passes."""
     _must_fail(probes, judge, first)
     _rest(probes, judge, sorted(first)[1:])
     return SearchAnswer(
@@ -251,10 +251,7 @@ def _rest(probes: ProbeCache, judge: SetJudge, subset: Iterable[int], at_least: 
 
 def _recheck(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> None:
     """The machine may have changed meanwhile; that it could not be judged just now changes nothing."""
-    ends = (
-        ("good", frozenset[int](), Purpose.RECHECK_GOOD, GOOD),
-        ("bad", frozenset(end), Purpose.RECHECK_BAD, BAD),
-    )
+    ends = (("good", frozenset[int](), Purpose.RECHECK_GOOD, GOOD), ("bad", frozenset(end), Purpose.RECHECK_BAD, BAD))
     probes.ahead([(subset, purpose) for _, subset, purpose, _ in ends], end)
     for name, subset, purpose, expected in ends:
         counts_as = ask(judge, subset, purpose, end)
@@ -277,7 +274,7 @@ def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
 
 
 def _control(probes: ProbeCache, end: Subset, purpose: Purpose, expected: CountsAs) -> CountsAs:
-    """What an end counts as: as expected if it does so once in `controls` times, for a failure may be rare."""
+    """Return what an end counts as: as expected if it does so once in `controls` times, for a failure may be rare."""
     first = next(probes.ask([end], purpose, probes.everything))
     if first in (expected, CountsAs.UNRESOLVED):
         return first
@@ -298,7 +295,7 @@ def _changes(probes: ProbeCache, seen: Contradicted) -> bool:
 
 
 def _among_flaky_runs(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Nothing is searched before the bad end is seen to fail more often than the good one, and not just by chance."""
+    """Search among flaky runs once the bad end was seen to fail more often than the good one, and not by chance."""
     failing = frozenset(end)
     if (alike := _alike(probes, failing)) is not None:
         return alike
@@ -320,7 +317,7 @@ def _proven_if_judged(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) ->
 
 
 def _alike(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
-    """Both ends in pairs, until their rates are apart: None, or what there is to say instead."""
+    """Launch both ends in pairs until their rates differ: then None, else the answer that they do not."""
     confidence = probes.question.confidence
     separation, taken = Separation(), 0
     while not separation.shown(confidence):
@@ -370,7 +367,7 @@ def _so_often(probes: ProbeCache, end: Subset, counts_as: CountsAs) -> str:
 
 
 def _against_order(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """More items may turn bad into good here, so nothing follows from anything: only what was asked counts."""
+    """Search where more items may pass: nothing follows from other answers, so only launched sets count."""
     if probes.question.kind is QuestionKind.ORDERED:
         raise Unsettled("it fails at a smaller value and passes at a larger one: there is no threshold")
     failing = min((seen.subset for seen in probes.observations if seen.counts_as is BAD), key=len)
@@ -379,7 +376,7 @@ def _against_order(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
 
 
 def _around_unjudged(probes: ProbeCache, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
-    """Other sets than those of the search may be judged, if the question allows to ask them."""
+    """Search around what could not be judged, if the question allows other sets."""
     if probes.question.kind is QuestionKind.ORDERED:
         return _hidden(probes, Literal(probes), end, gap)
     return _literally(probes, end, gap.failing, _NEITHER, "")
@@ -389,12 +386,12 @@ _NEITHER = "between what passes and what fails, the rest was neither good nor ba
 
 
 def _hidden(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
-    """It begins somewhere in what is neither good nor bad, or right behind that, whose borders are asked once more."""
+    """Return the zones around another failure that hides the edge, whose borders are launched once more."""
     _must_fail(probes, judge, gap.failing)
     if _rest(probes, judge, gap.passing) is not GOOD:
         raise Unsettled(f"length {len(gap.passing)} was seen to pass, but not when asked again")
     _recheck(probes, judge, end)
-    between = [one.counts_as for one in probes.observations if gap.passing < one.subset < gap.failing]
+    between = [answer.counts_as for answer in probes.observations if gap.passing < answer.subset < gap.failing]
     found = zones(len(gap.passing), len(gap.failing), len(end), between)
     hidden = "another failure lies between what passes and what fails in the way sought, and hides where that begins"
     why = hidden if found[1].counts_as is CountsAs.DIFFERENT else _NEITHER
@@ -432,7 +429,7 @@ def _says(counts_as: CountsAs) -> str:
 
 
 def so_far(probes: ProbeCache, why: str, open_units: Subset = frozenset()) -> SearchAnswer:
-    """Undecided: the smallest set that failed, the largest part of it that passed, and what lies between."""
+    """Return an undecided answer: the smallest set that failed, its largest part that passed, and what lies between."""
     failing = min((seen.subset for seen in probes.observations if seen.counts_as is BAD), key=_order, default=None)
     passed = [seen.subset for seen in probes.observations if seen.counts_as is GOOD]
     inside = [subset for subset in passed if failing is None or subset < failing]
@@ -453,7 +450,7 @@ def so_far(probes: ProbeCache, why: str, open_units: Subset = frozenset()) -> Se
 
 
 def _needed(probes: ProbeCache, failing: Subset | None) -> Subset:
-    """Of a set that fails, those without which it passes; none are known where answers contradict each other."""
+    """Return the members without which a failing set passes; none if answers contradict each other."""
     bad = [seen.subset for seen in probes.observations if seen.counts_as is BAD]
     good = [seen.subset for seen in probes.observations if seen.counts_as is GOOD]
     contradicted = probes.question.flaky or any(fails <= passes for fails in bad for passes in good)

@@ -13,7 +13,7 @@ from itertools import chain, groupby, islice, pairwise
 
 
 class CountsAs(StrEnum):
-    """`DIFFERENT` failed, but not in the way sought; `UNRESOLVED` could not be judged. Neither is good or bad."""
+    """What a probe counts as. DIFFERENT failed in another way than the one sought; UNRESOLVED could not be judged."""
 
     GOOD = "good"
     BAD = "bad"
@@ -25,7 +25,7 @@ Subset = frozenset[int]  # the items that are switched on
 
 
 class Purpose(StrEnum):
-    """Why a round is asked, in the order in which a search comes to it."""
+    """The purposes of a round, in the order of a search."""
 
     CONTROL_GOOD = "control_good"
     CONTROL_BAD = "control_bad"
@@ -98,7 +98,7 @@ class OutOfBudget(Exception):
 
 
 class QuestionKind(StrEnum):
-    """`SET`: any subset may be asked (layers, branches, names, deltas). `ORDERED`: a value, so only prefixes are.
+    """The subsets that may be launched. `SET`: any (layers, names, deltas). `ORDERED`: a value, so only prefixes.
 
     `RANGE`: only items side by side, and none: the program is told from where to where, and nothing else.
     `CHOICE`: values of which just one is set at a time, so only sets of one are.
@@ -112,7 +112,7 @@ class QuestionKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchQuestion:
-    """`items` are numbered from 0: all off is the good end, all on the bad one.
+    """A question about `items`, numbered from 0: all off is the good end, all on is the bad one.
 
     An ORDERED question asks prefixes only: of length k for the k-th larger value, of length 0 for the good end.
     `together` are groups of items that go on and off as one.
@@ -129,7 +129,7 @@ class SearchQuestion:
     unbounded: bool = False  # ORDERED only: the bad end is not known to be bad, so gallop up to it
     max_probes: int | None = None  # None: no limit but the search's own
     baseline: int = 1  # how often the good end is run before anything is compared with it
-    controls: int = 3  # how often the bad end must pass before it is said to
+    controls: int = 3  # how often the bad end must pass before it is reported to
     flaky: bool = False  # runs of an end are known to have ended both ways, so no answer is believed alone
 
     def __post_init__(self) -> None:
@@ -202,7 +202,7 @@ def places_in(spans: Spans) -> frozenset[int]:
 
 
 def last_place(spans: Spans) -> int | None:
-    """None if they hold no place."""
+    """Return the last place, or None if the spans are empty."""
     return spans[-1][1] - 1 if spans else None
 
 
@@ -219,7 +219,7 @@ GOOD, BAD = CountsAs.GOOD, CountsAs.BAD
 
 
 class ProbeCache:
-    """Speaks of units, which are items that travel together; only the probe sees items.
+    """All probes so far, the only way to further ones, and what follows from them.
 
     The order of the units is the order of their first items.
     """
@@ -264,19 +264,19 @@ class ProbeCache:
             yield together(answers) if answers else next(fresh)
 
     def answers(self, subset: Subset) -> list[CountsAs]:
-        """What it counted as, each time it was asked."""
+        """Return what the set counted as, each time it was launched."""
         return list(self._answers.get(subset, ()))
 
     def asked(self) -> Iterable[Subset]:
-        """Each set that was asked."""
+        """Return each set that was launched."""
         return self._answers.keys()
 
     def count(self, subset: Subset, counts_as: CountsAs) -> int:
-        """How often it counted as that."""
+        """Return how often the set counted so."""
         return self._counts[subset, counts_as]
 
     def implied(self, subset: Subset) -> CountsAs | None:
-        """What it must count as if more items never turn bad into good; None if nothing asked tells."""
+        """Return what the set must count as if more items never turn bad into good; None: no probe decides it."""
         if any(seen.counts_as is BAD and seen.subset <= subset for seen in self.observations):
             return BAD
         if any(seen.counts_as is GOOD and seen.subset >= subset for seen in self.observations):
@@ -335,7 +335,7 @@ def together(answers: Sequence[CountsAs]) -> CountsAs:
 
 
 def units(question: SearchQuestion) -> tuple[Subset, ...]:
-    """Groups that share an item are one unit; an item of no group is a unit of its own."""
+    """Return the units: groups that share an item are one unit, and an item of no group is one by itself."""
     joined: list[Subset] = []
     for group in question.together:
         touched = [unit for unit in joined if unit & group]

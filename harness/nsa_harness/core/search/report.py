@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.experiment.trial import Signature
 from nsa_harness.core.plan import Launcher
-from nsa_harness.core.report import HangKind, MachineFacts, Place
-from nsa_harness.core.search.question import CountsAs, Purpose, SearchAnswer, Spans, Subset, places_in
+from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Place
+from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, SearchAnswer, Spans, Subset, places_in
 from nsa_harness.core.search.subject import Subject
 
 
@@ -50,7 +51,7 @@ class ProbeReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """As typed from the working directory; None where there is no such configuration."""
+    """The commands to type in the working directory; None: there is no such configuration."""
 
     bad: str | None
     good: str | None
@@ -59,7 +60,7 @@ class Commands:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchDetail:
-    """What stands below "detail" in bisect.json."""
+    """The keys below "detail" in bisect.json."""
 
     run_id: str
     harness: str  # version
@@ -85,14 +86,45 @@ class BisectReport(SearchDetail):
 
     @property
     def elapsed_s(self) -> float:
-        """As people waited, from the first probe's start to the last one's end, however many ran side by side."""
-        started = [one.started_s for one in self.probes if one.started_s is not None]
+        """The time that people waited, from the first probe's start to the last one's end."""
+        started = [probe.started_s for probe in self.probes if probe.started_s is not None]
         return ended_s(self.probes) - min(started) if len(started) == len(self.probes) > 0 else self.wall_s
 
 
 def ended_s(probes: Iterable[ProbeReport]) -> float:
-    """Where the clock of a search stands after these probes."""
-    return max((one.started_s + one.wall_s for one in probes if one.started_s is not None), default=0.0)
+    """Return the time on the clock of the search after these probes."""
+    return max((probe.started_s + probe.wall_s for probe in probes if probe.started_s is not None), default=0.0)
+
+
+def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
+    """Return the probe with what its launch has shown."""
+    culprit, verdict = outcome.culprit, outcome.verdict
+    quiet = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
+    return replace(
+        probe,
+        verdict=verdict.status.value,
+        kind=verdict.kind,
+        cause=verdict.cause,
+        summary=verdict.summary,
+        place=culprit.place if culprit else None,
+        culprits=culprit.ranks if culprit else (),
+        phase=outcome.phase,
+        wall_s=outcome.timing.wall_s,
+        longest_quiet_s=max(quiet, default=None),
+        dir=outcome.dir,
+        spec_hash=outcome.spec.spec_hash,
+    )
+
+
+def floor_probes(answer: SearchAnswer, items: int) -> int:
+    """Return the probes that no search could do without: the bits in an answer of this kind."""
+    sizes = {
+        AnswerKind.RANGE: items * (items + 1) // 2,
+        AnswerKind.SET: math.comb(items, len(answer.items)),
+        AnswerKind.SEVERAL: math.comb(items, len(answer.items)),
+        AnswerKind.CHOICE: 1 << items,
+    }
+    return math.ceil(math.log2(max(1, sizes.get(answer.kind, items))))
 
 
 # Probes that were forked, and what torchrun says of them.
@@ -105,7 +137,7 @@ def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeR
     the other was not. A configuration that ended both ways under one launcher is never returned.
     """
     same = [one for one in before if (one.subset, one.launcher) == (new.subset, new.launcher)]
-    if any(one.counts_as is not new.counts_as for one in same):
+    if any(probe.counts_as is not new.counts_as for probe in same):
         return None
     forked = new.launcher == Launcher.FORK
     if forked and _END.get(new.purpose, new.counts_as) is not new.counts_as:
@@ -119,8 +151,8 @@ def without_forks(probes: Iterable[ProbeReport]) -> list[ProbeReport]:
     """Return the probes with every forked one unresolved: forks do not show here what torchrun does."""
     reason = "a fork does not show here what torchrun does"
     return [
-        replace(one, counts_as=CountsAs.UNRESOLVED, summary=reason) if one.launcher == Launcher.FORK else one
-        for one in probes
+        replace(probe, counts_as=CountsAs.UNRESOLVED, summary=reason) if probe.launcher == Launcher.FORK else probe
+        for probe in probes
     ]
 
 

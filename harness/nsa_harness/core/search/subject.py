@@ -1,4 +1,4 @@
-"""What a bisection varies: the items it chooses from, and the configuration that each choice of them stands for."""
+"""The subject of a bisection: the items it chooses from, and the configuration that each choice stands for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBERS = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # a list of layers as scen
 
 
 class Form(StrEnum):
-    """How a choice of items becomes a configuration."""
+    """The way in which a choice of items becomes a configuration."""
 
     LAYERS = "layers"  # the numbers of the chosen ones, in a list
     VALUE = "value"  # the largest of the chosen ones
@@ -47,7 +47,7 @@ class Subject:
     good: Plain = None
     bad_values: tuple[Plain, ...] = ()  # keys: what each item is set to; parts: the word for all of them
     good_values: tuple[Plain, ...] = ()  # keys: what each item is otherwise; None for a variable: not set
-    open_end: bool = False  # ordered: nobody says that the last item is bad; it is as far as is looked
+    open_end: bool = False  # ordered: the last item is not known to be bad; it is only the farthest one
     together: tuple[tuple[int, ...], ...] = ()  # items that make no sense one without the other
     labels: tuple[str, ...] = ()  # the items for people, where they are not their own
     in_a_row: bool = False  # the program is told from where to where: only neighbours can be switched on together
@@ -63,12 +63,12 @@ class Subject:
 
     @property
     def keyed(self) -> bool:
-        """Each item is a key, with a good and a bad value."""
+        """Whether each item is a key with a good and a bad value."""
         return self.form in (Form.KEYS, Form.FILE)
 
     @property
     def declared(self) -> bool:
-        """Keys of a scenario say it; otherwise only what the program's own words or environment take."""
+        """Whether keys of a scenario set it; else only the program's own arguments or environment do."""
         return "." in self.key or self.form in (Form.KEYS, Form.COMMIT)
 
     @property
@@ -106,12 +106,12 @@ class Subject:
         return {self.key: list(chosen)}
 
     def swept_away(self, subset: Collection[int]) -> frozenset[str]:
-        """Environment variables that the configuration leaves unset."""
+        """Return the environment variables that the configuration leaves unset."""
         unset = [key for key, value in self.config(subset).items() if value is None and key.startswith(ENV)]
         return frozenset(key.removeprefix(ENV) for key in unset)
 
     def packages(self, subset: Collection[int]) -> Config:
-        """Versions by the name of a package; None: it is not to be there."""
+        """Return versions by the name of a package; None: the package is to be absent."""
         config = self.config(subset).items()
         return {key.removeprefix(PACKAGE): value for key, value in config if key.startswith(PACKAGE)}
 
@@ -170,7 +170,7 @@ def in_its_words(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
 
 
 def _meaning(answer: SearchAnswer) -> str:
-    """Of runs with several seeds: the data or a race."""
+    """Return what runs with several seeds mean: the data or a race."""
     if answer.kind is AnswerKind.INDEPENDENT and answer.p_bad is None:
         return "neither the data nor a race: it fails whatever the seed"
     if answer.kind is AnswerKind.CHOICE and answer.p_bad is not None:
@@ -179,7 +179,7 @@ def _meaning(answer: SearchAnswer) -> str:
 
 
 def override_word(key: str, value: Plain) -> str:
-    """`gc.layers=[2,6]`: what a command line takes; an empty list of layers is `none`."""
+    """Return `gc.layers=[2,6]`, as a command line takes it; an empty list of layers is `none`."""
     if key == "gc.layers":
         return f"{key}={layers_word(value)}"
     # YAML reads the letters of a bare word as this very text.
@@ -200,7 +200,7 @@ def layers_word(value: Plain) -> str:
 
 
 def layer_spans(numbers: Collection[int]) -> str:
-    """For people, inclusive, with the code's form behind a span: "0-5 [0:6]", "3 and 8", "7"."""
+    """Return layers for people, inclusive, with the code's form after a span: "0-5 [0:6]", "3 and 8", "7"."""
     ordered = sorted(numbers)
     spans = _spans(ordered)
     if len(ordered) > 1 and len(spans) == 1:

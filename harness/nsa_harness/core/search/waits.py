@@ -1,16 +1,14 @@
-"""Waits: where the ranks of a probe stand, whether a search has seen that before, and how long it waits for them."""
+"""Waits of a probe: where its ranks are blocked, whether the search has seen that before, and how long it waits."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Sample, Snapshot
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.search.effort import Stage
-from nsa_harness.core.search.question import CONTROLS, PROOFS, CountsAs, Purpose, Round
-from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.core.verdict.limits import OPEN_WAIT_FLOOR_S
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import StallEpisode, closed, two_looks
@@ -43,7 +41,7 @@ def proof_after_s(longest_quiet_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RankWait:
-    """What one rank stands in, as it would be seen again in another launch."""
+    """What one rank is blocked in, as it would be seen again in another launch."""
 
     rank: int
     kind: WaitKind
@@ -73,7 +71,7 @@ def standing(
     gone: Iterable[int] = (),
     ranks: int,
 ) -> Standing | None:
-    """Of so many ranks, with the arguments of `prove`; None before the second look, and while one of them moves."""
+    """Return the open wait of a probe; None: there is no second snapshot yet, or a rank makes progress."""
     looks = two_looks(snapshots)
     if looks is None:
         return None
@@ -94,7 +92,7 @@ def standing(
 
 
 def seen_before(now: Standing, known: Collection[WaitSignature], longest_quiet_s: float | None) -> bool:
-    """Every rank stands as in a probe that was proven to hang, and for longer than a sound run ever did nothing.
+    """Whether every rank is blocked as in a proven hang, for longer than a sound run ever made no progress.
 
     `longest_quiet_s`: of the good control; None: nobody saw it. A sleep whose end is known is waited for.
     """
@@ -106,7 +104,7 @@ def seen_before(now: Standing, known: Collection[WaitSignature], longest_quiet_s
 def _signature(waits: Sequence[Wait], seen: Sequence[RankSnapshot], ranks: int) -> WaitSignature | None:
     stacks = {one.rank: stack.frames for one in seen if (stack := rank_stack(one)) and stack.frames}
     standing_still = [
-        one for one in waits if one.rank in stacks and not _computes(one) and one.kind is not WaitKind.GONE
+        wait for wait in waits if wait.rank in stacks and not _computes(wait) and wait.kind is not WaitKind.GONE
     ]
     if {one.rank for one in standing_still} != set(range(ranks)):
         return None
@@ -115,12 +113,12 @@ def _signature(waits: Sequence[Wait], seen: Sequence[RankSnapshot], ranks: int) 
 
 
 def _computes(wait: Wait) -> bool:
-    """It may be a long computation that is right: nothing tells it from one that never ends but its time."""
+    """Whether the rank may be in a long computation that is right: only its time tells it from an endless one."""
     return wait.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(wait.computing)
 
 
 def _lines(frames: Sequence[Frame]) -> tuple[str, ...]:
-    """Not what lies around the program, in which a fork and torchrun differ."""
+    """Return the lines of the program without what is around it, in which a fork and torchrun differ."""
     own = [number for number, frame in enumerate(frames, start=1) if _is_the_programs(frame)]
     return tuple(
         f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
@@ -134,7 +132,7 @@ def _is_the_programs(frame: Frame) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """Why a probe is waited for that does nothing, and until when, for whoever looks on."""
+    """The reason why a probe without progress is waited for, and until when."""
 
     quiet_s: float
     until_s: float | None  # of quiet; None: until it moves
@@ -147,69 +145,27 @@ class Waiting:
 
 
 def waiting_for(now: Standing, known: Collection[WaitSignature], longest_quiet_s: float | None) -> Waiting:
-    """With the arguments of `seen_before`."""
+    """Return why the probe is waited for. Takes the arguments of `seen_before`."""
     if longest_quiet_s is None or now.signature not in known:
         return Waiting(quiet_s=now.quiet_s, until_s=now.until_s, seen=False, limit=now.limit)
     return Waiting(quiet_s=now.quiet_s, until_s=early_after_s(longest_quiet_s), seen=True, limit=now.limit)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    """Mean seconds of a probe, by how it ends."""
+@dataclass(kw_only=True)
+class EarlyStop:
+    """The rule that ends one probe before its verdict."""
 
-    good_s: float
-    bad_s: float
-    proof_s: float  # of a bad one that is waited for in full
+    n: int
+    ranks: int
+    quiet_s: float | None  # the longest of the good control; None: it is waited for until it is judged
+    known: Collection[WaitSignature]
+    tell: Callable[[int, Waiting | None], None]
+    signature: WaitSignature | None = None  # of the last look
+    early: bool = False
 
-
-def costs(probes: Sequence[ProbeReport], early_s: float | None) -> Costs | None:
-    """None until both ends were seen. `early_s`: after how long a quiet one ends early; None: none does yet."""
-    good = [one.wall_s for one in probes if one.counts_as is CountsAs.GOOD]
-    early = [one.wall_s for one in probes if one.early]
-    whole = [one.wall_s for one in probes if one.counts_as is CountsAs.BAD and not one.early]
-    if not good or not whole:
-        return None
-    good_s, proof_s = _mean(good), _mean(whole)
-    expected_s = proof_s if early_s is None else min(proof_s, good_s + early_s)
-    return Costs(good_s=good_s, bad_s=_mean(early) if early else expected_s, proof_s=proof_s)
-
-
-_RECHECKS = frozenset({Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
-_SHAPE = frozenset({Purpose.ALONE, Purpose.ENDS_ONLY, Purpose.WITHOUT_MIDDLE, Purpose.ELSEWHERE, Purpose.REDUCE})
-# Stages of `worst_case` in their order: for what they ask, how likely each of their probes is needed, how many are bad.
-_STAGES: tuple[tuple[frozenset[str], frozenset[Purpose], float, float], ...] = (
-    (frozenset({"controls"}), CONTROLS, 1.0, 0.5),
-    (frozenset({"each value"}), frozenset({Purpose.EACH}), 1.0, 0.5),
-    (frozenset({"gallop"}), frozenset({Purpose.GALLOP}), 0.5, 0.2),
-    (frozenset({"edge", "right edge"}), frozenset({Purpose.RIGHT_EDGE}), 1.0, 0.5),
-    (frozenset({"left edge"}), frozenset({Purpose.LEFT_EDGE}), 0.5, 0.5),  # a single culprit has none
-    (frozenset({"shape"}), _SHAPE, 0.5, 0.5),
-    (frozenset({"proof"}), PROOFS - _RECHECKS, 0.5, 0.0),  # beside the proof that it fails, which is never left out
-    (frozenset({"controls again"}), _RECHECKS, 1.0, 0.5),
-)
-
-
-def time_left_s(
-    stages: Sequence[Stage], probes: Sequence[ProbeReport], running: Round, each: Costs, repeat: int
-) -> float:
-    """Of the whole rest of the search: what is still to come, how likely that is, and what it takes.
-
-    `repeat`: how often the answer is proven to fail, in full. The stages that only some searches come to are left out.
-    """
-    at = next((number for number, row in enumerate(_STAGES) if running.purpose in row[1]), 0)
-    left_s = 0.0
-    for number, (names, purposes, chance, bad) in enumerate(_STAGES):
-        most = sum(stage.probes for stage in stages if stage.name in names and not stage.only_if)
-        if number < at or most == 0:
-            continue
-        made = sum(one.purpose in purposes for one in probes)
-        expected = max(chance * most - made, 0.0)
-        if number == at:
-            expected = max(expected, len(running.subsets), running.left + len(running.subsets) if running.left else 0)
-        left_s += expected * (bad * each.bad_s + (1 - bad) * each.good_s)
-    proven = sum(one.purpose is Purpose.PROOF_BAD for one in probes)
-    return left_s + max(repeat - proven, 0) * each.proof_s
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    def __call__(self, snapshots: Sequence[Snapshot], samples: Sequence[Sample], **facts: Any) -> bool:
+        now = standing(snapshots, samples, ranks=self.ranks, **facts)
+        self.signature = now.signature if now else None
+        self.early = now is not None and seen_before(now, self.known, self.quiet_s)
+        self.tell(self.n, waiting_for(now, self.known, self.quiet_s) if now else None)
+        return self.early

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def _spans(value: Spans, info: ValidationInfo) -> Spans:
-    """Places that no item has are refused: whoever reads on would count up to them."""
+    """Refuse places that no item has: a reader would count up to them."""
     if not within(value, items := _items(info)):
         raise PydanticCustomError("places", "no spans of {items} items", {"items": items})
     return value
@@ -91,7 +91,7 @@ class StoredProbe(ProbeReport, ProbeEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Between what the answer lies, in the words of `items`."""
+    """What the answer lies between, by the names of `items`."""
 
     passing: tuple[Any, ...] | None
     failing: tuple[Any, ...] | None
@@ -227,10 +227,7 @@ def _record(report: BisectReport) -> SearchRecord:
         question=report.subject.question,
         outcome_sought=report.signature,
         answer=_answer(report),
-        controls=Controls(
-            good=_control(report, Purpose.CONTROL_GOOD),
-            bad=_control(report, Purpose.CONTROL_BAD),
-        ),
+        controls=Controls(good=_control(report, Purpose.CONTROL_GOOD), bad=_control(report, Purpose.CONTROL_BAD)),
         probes=tuple(_stored_probe(report.subject, probe) for probe in report.probes),
         floor_probes=report.floor_probes,
         commands=report.commands,
@@ -254,7 +251,7 @@ def _report(record: SearchRecord) -> BisectReport:
 
 
 def _only(of: type[T], value: T) -> T:
-    """As a value of that very type, without what a subclass holds besides."""
+    """Return the value as that very type, without the further fields of a subclass."""
     return of(**{field.name: getattr(value, field.name) for field in fields(of)})  # type: ignore[arg-type]
 
 
@@ -285,14 +282,14 @@ def _bounds(report: BisectReport) -> Bounds:
 
 
 def _named(subject: Subject, places: Subset) -> tuple[Any, ...]:
-    """Items, or the one value that they stand for."""
+    """Return the items, or the one value that they stand for."""
     if subject.ordered:
         return (subject.items[max(places)] if places else subject.good,)
     return tuple(subject.items[place] for place in sorted(places))
 
 
 def _without_rate(answer: dict[str, Any]) -> dict[str, Any]:
-    """`p_hang` is there only where it says something."""
+    """Drop `p_hang` if it is null."""
     return {key: value for key, value in answer.items() if key != "p_hang" or value is not None}
 
 

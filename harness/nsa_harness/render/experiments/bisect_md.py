@@ -1,4 +1,4 @@
-"""BISECT.md: a bisection ready for an issue: the answer, what proves it, and how to see it again. A pure function."""
+"""BISECT.md, ready for an issue: the answer, what proves it, and how to see it again."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _OMITTED = "\n\nThe rest is cut, because an issue takes 65,536 characters; all o
 
 
 def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> str:
-    """`stacks`: what stood in the dumps of the failing and of the passing probe, by the name of the file."""
+    """Return the document. `stacks`: dumps of the failing and of the passing probe, by the name of the file."""
     report = escaped(report)
-    told, facts = tuple(rows(report)), tuple(bisect_words.facts(report))
+    probe_rows, facts = tuple(rows(report)), tuple(bisect_words.facts(report))
     sections = (
         _head(report),
-        _commands([one for one in facts if one.command]),
-        _told(report, [one for one in facts if not one.command]),
-        _proof(report, told),
-        _picture(report, told),
+        _commands([fact for fact in facts if fact.command]),
+        _told(report, [fact for fact in facts if not fact.command]),
+        _proof(report, probe_rows),
+        _picture(report, probe_rows),
         _stacks(report, stacks or {}),
         _searched(report),
-        _probes(told),
+        _probes(probe_rows),
         _made_with(report),
     )
     return _bounded(["\n".join(lines) for lines in sections if lines])
@@ -53,8 +53,8 @@ def _head(report: BisectReport) -> list[str]:
 
 
 def _commands(facts: Sequence[bisect_words.Fact]) -> list[str]:
-    told = ((one.label.capitalize(), text) for one in facts for text in one.texts)
-    lines = [line for name, text in told for line in ("", f"{name}:", "", *markdown_fence(text, "sh"))]
+    commands = ((one.label.capitalize(), text) for one in facts for text in one.texts)
+    lines = [line for name, text in commands for line in ("", f"{name}:", "", *markdown_fence(text, "sh"))]
     return ["## See it again", *lines] if lines else []
 
 
@@ -65,16 +65,16 @@ def _told(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> list[str]
     return ["## What is known", "", *(f"- {label}: {markdown(text)}" for label, text in shown)]
 
 
-def _proof(report: BisectReport, told: Sequence[Row]) -> list[str]:
+def _proof(report: BisectReport, probe_rows: Sequence[Row]) -> list[str]:
     """The controls and what was asked once the answer stood."""
-    shown = [row for row, probe in zip(told, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)]
+    shown = [row for row, probe in zip(probe_rows, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)]
     return ["## What proves it", "", *_table(shown)] if shown else []
 
 
-def _picture(report: BisectReport, told: Sequence[Row]) -> list[str]:
-    if not told:
+def _picture(report: BisectReport, probe_rows: Sequence[Row]) -> list[str]:
+    if not probe_rows:
         return []
-    picture = list(Grid(subject=report.subject, width=_GRID_COLUMNS).whole(told))
+    picture = list(Grid(subject=report.subject, width=_GRID_COLUMNS).whole(probe_rows))
     kept = picture[:_PROBE_ROWS]
     # Each line has passed the escape; as a block they would be cut to the last 40.
     fence = markdown_fence("\n".join(kept), "text")[0][:-4]
@@ -106,12 +106,12 @@ def _searched(report: BisectReport) -> list[str]:
     return ["## What was searched", "", *(f"- {markdown(item)}" for item in bullets)]
 
 
-def _probes(told: Sequence[Row]) -> list[str]:
-    if not told:
+def _probes(probe_rows: Sequence[Row]) -> list[str]:
+    if not probe_rows:
         return []
-    omitted = len(told) - _PROBE_ROWS
+    omitted = len(probe_rows) - _PROBE_ROWS
     more = ["", f"{omitted} more are in bisect.json."] if omitted > 0 else []
-    return [f"## All {words.plural(len(told), 'probe')}", "", *_table(told), *more]
+    return [f"## All {words.plural(len(probe_rows), 'probe')}", "", *_table(probe_rows), *more]
 
 
 def _made_with(report: BisectReport) -> list[str]:
@@ -125,8 +125,8 @@ def _made_with(report: BisectReport) -> list[str]:
 _HEAD = ("probe:", "why", "configuration", "verdict", "counts as", "took:", "remark", "directory")
 
 
-def _table(told: Sequence[Row]) -> list[str]:
-    return markdown_table(_HEAD, map(_cells, told[:_PROBE_ROWS]))
+def _table(probe_rows: Sequence[Row]) -> list[str]:
+    return markdown_table(_HEAD, map(_cells, probe_rows[:_PROBE_ROWS]))
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def _clean(text: str) -> str:
 
 
 def _bounded(sections: Sequence[str]) -> str:
-    """Whole sections as long as an issue takes them; the answer and its proof come first."""
+    """Join whole sections up to the size of an issue; the answer and its proof come first."""
     whole = "\n\n".join(sections) + "\n"
     if len(whole) <= LIMIT:
         return whole

@@ -36,7 +36,7 @@ _ROW = 11  # of the name of a side
 
 
 def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
-    """What is claimed, what is compared, and what was agreed beforehand."""
+    """Yield what is claimed, what is compared, and the terms."""
     report, terms = escaped(report), report.terms
     yield from paragraph(f"CLAIM  {report.scenario}   {report.text}", width, "", "       ")
     for name, label in zip(SIDES, report.labels, strict=True):
@@ -55,7 +55,7 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
 
 
 def trial_line(report: ClaimReport, width: int) -> str:
-    """Of the last one: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
+    """Return the last trial: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
 
     Behind each pair stands what is left at most.
     """
@@ -73,13 +73,13 @@ def trial_line(report: ClaimReport, width: int) -> str:
 
 
 def left_text(report: ClaimReport) -> str:
-    pairs = max(0, report.terms.most_pairs - min(one.of for one in report.counts))
+    pairs = max(0, report.terms.most_pairs - min(count.of for count in report.counts))
     time_left = "" if report.left_s is None else f", {words.seconds(report.left_s)}"
     return f"at most {words.plural(pairs, 'pair')}{time_left}"
 
 
 def progress_text(report: ClaimReport, side: int) -> str:
-    """Below the trials: which one runs, and what is left at most."""
+    """Return which trial runs, and what is left at most."""
     return f"run {len(report.trials) + 1}, {SIDES[side]}; {left_text(report)}"
 
 
@@ -113,17 +113,17 @@ def count_text(counted: Count, confidence: float) -> str:
 
 
 def fixed_text(report: ClaimReport) -> str:
-    """Fewer failures is one thing, and none is another."""
+    """Return whether the failure is gone, and why; that it became rarer does not count."""
     first, second = report.counts
     confidence = report.terms.confidence
-    said = fixed(first, second, confidence)
-    if said is None:
+    is_fixed = fixed(first, second, confidence)
+    if is_fixed is None:
         return ""
-    if said is Fixed.NO:
+    if is_fixed is Fixed.NO:
         return f"no: it still fails with it, {second}"
     needed = passes_to_be_fixed(first, confidence)
     least = f"what fails in {percent(first.interval(confidence)[0])} of the runs, the least that {first} can mean"
-    if said is Fixed.YES:
+    if is_fixed is Fixed.YES:
         return f"yes: {second.of} passes; {least}, shows in {needed}"
     may_be = percent(second.interval(confidence)[1])
     return f"not yet: {second} may still mean {may_be}; {least}, shows in {_passes(needed)}: {needed - second.of} more"
@@ -132,7 +132,7 @@ def fixed_text(report: ClaimReport) -> str:
 def computes_text(report: ClaimReport) -> str:
     seen, same = report.agreement, report.terms.computes_the_same
     if seen.alike is None:
-        known = {one.config for one in report.trials if one.computed}
+        known = {trial.config for trial in report.trials if trial.computed}
         lacking = [name for side, name in enumerate(SIDES) if side not in known]
         if len(lacking) == 1:
             return f"not known: {lacking[0]} no step was finished"
@@ -140,8 +140,8 @@ def computes_text(report: ClaimReport) -> str:
     if seen.alike:
         steps = words.plural(seen.steps, "step")
         return f"the same: gradients and loss of {steps} lie at most {share(seen.apart)} apart"
-    told = "" if same else "; that may be what was asked for, and refutes nothing"
-    return f"something else: {difference_text(seen)}{told}"
+    caveat = "" if same else "; that may be what was asked for, and refutes nothing"
+    return f"something else: {difference_text(seen)}{caveat}"
 
 
 def _passes(number: int) -> str:
@@ -151,9 +151,9 @@ def _passes(number: int) -> str:
 def effect_text(effect: Effect) -> str:
     one, other = (_spread(effect, spread) for spread in (effect.first, effect.second))
     change = effect.change
-    told = "" if change is None else f": {change:+.0%}".replace("%", " %")
+    change_text = "" if change is None else f": {change:+.0%}".replace("%", " %")
     within = ", no more than runs of one side differ" if effect.overlap and change is not None else ""
-    return f"{one} without it, {other} with it{told}{within}"
+    return f"{one} without it, {other} with it{change_text}{within}"
 
 
 def _spread(effect: Effect, spread: Spread | None) -> str:
@@ -171,7 +171,7 @@ def _quantity(unit: str, value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """Whole ones; 99.9 % is not 100 %."""
+    """Return whole percents; 99.9 % is not 100 %."""
     return f"{value * 100:.{int(0.99 < value < 1)}f} %"
 
 
@@ -198,7 +198,7 @@ _LONGEST_PLAN = 10**6
 
 
 def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
-    """What failed, how often, and how many passes that asks for: said before the first of them."""
+    """Yield what failed, how often, and how many passes that needs."""
     report = escaped(report)
     yield from paragraph(f"VERIFY  {report.scenario} of {report.run_id}   {report.end}", width, "", "        ")
     (bad, of), (more_bad, more) = report.here, report.everywhere

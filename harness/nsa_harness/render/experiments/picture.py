@@ -50,7 +50,7 @@ class Row:
 
     @property
     def title(self) -> str:
-        """All of it in a line."""
+        """The whole row as one line."""
         parts = (f"probe {self.n}", self.step, self.config, self.verdict, self.took, self.value, self.remark)
         return " · ".join(filter(None, parts))
 
@@ -63,7 +63,7 @@ def rows(report: BisectReport) -> Iterator[Row]:
 
 
 def row(report: BisectReport, probe: ProbeReport, following: Next | None) -> Row:
-    """`following` is what is asked next, None where nothing is or where nobody knows yet."""
+    """Return the row of a probe. `following`: what is probed next; None: nothing, or not known yet."""
     subject = report.subject
     pace = "" if probe.step_s is None else f"{bisect_words.pace_word(probe.step_s)} a step"
     return Row(
@@ -126,7 +126,7 @@ def _purpose(subject: Subject, probe: ProbeReport) -> str:
 
 
 def _few(subject: Subject, places: Sequence[int]) -> str:
-    """Items in a narrow column: numbers, or names where they are short."""
+    """Return items for a narrow column: numbers, or names if they are short."""
     if subject.form is Form.LAYERS:
         shorter = layer_spans([int(str(subject.items[place])) for place in places])
         return shorter if len(shorter) <= 8 else f"{len(places)}"
@@ -179,7 +179,7 @@ _TICK = 10  # columns between the labels of a ruler
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Rows of one width, so that each can be printed when its probe ends."""
+    """The picture as rows of one width, so that each can be printed when its probe ends."""
 
     subject: Subject
     width: int
@@ -210,7 +210,7 @@ class Grid:
         yield from self._with_remark(f"{line} {row.took:>{_TIME}}".rstrip(), remark)
 
     def whole(self, rows: Iterable[Row]) -> Iterator[str]:
-        """Head and rows of a search that has ended."""
+        """Yield the head and the rows of a search that has ended."""
         yield from self.head()
         for row in rows:
             yield from self.row(row)
@@ -236,7 +236,7 @@ class Grid:
 
     @property
     def _name(self) -> str:
-        """Before a value: a commit needs none."""
+        """The name before a value; a commit needs none."""
         return "" if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} "
 
     @property
@@ -245,13 +245,13 @@ class Grid:
 
     @cached_property
     def _step(self) -> int:
-        """Columns for what a probe narrowed."""
+        """The columns for what a probe narrowed."""
         whole = bisect_words.span(self.subject, (0, len(self.subject.items)))
         return min(max(2 * cell_len(escape(whole)) + 3, _LEAST_STEP), _MOST_STEP)
 
     @property
     def _room(self) -> int:
-        """Columns for the items: what the other cells leave."""
+        """The columns for the items, which the other cells leave."""
         beside = 0 if self._narrow else self._step + 2
         return max(self.width - len(_INDENT) - beside - 3 - _VERDICT - 1 - _TIME, 8)
 
@@ -277,7 +277,7 @@ class Grid:
 
     @cached_property
     def _numbered(self) -> bool:
-        """Each item has a column with its label."""
+        """Whether each item has a column with its label."""
         return sum(map(cell_len, self._labels)) + len(self._labels) - 1 <= self._room
 
     @cached_property
@@ -334,7 +334,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRow:
-    """`open_x` and `open_width` are the items that were open before it."""
+    """A row of shapes. `open_x` and `open_width`: the items that were open before the probe."""
 
     row: Row
     cells: tuple[Cell, ...]
@@ -354,7 +354,7 @@ class Picture:
 
 
 def picture(report: BisectReport) -> Picture | None:
-    """None where nothing was asked."""
+    """Return the picture, or None if there was no probe."""
     if not report.probes:
         return None
     subject, answer = report.subject, _answer(report)
@@ -394,16 +394,14 @@ def _cells(subject: Subject, chosen: frozenset[int]) -> tuple[Cell, ...]:
     gap = 2.0 if wide >= 10 else 1.0 if wide >= 6 else 0.0
     return tuple(
         Cell(
-            x=round(index * wide, 1),
-            width=round(wide - gap, 1),
-            role=_ROLES[sign([place in chosen for place in pool])],
+            x=round(index * wide, 1), width=round(wide - gap, 1), role=_ROLES[sign([place in chosen for place in pool])]
         )
         for index, pool in enumerate(pools)
     )
 
 
 def _zones(report: BisectReport) -> tuple[Cell, ...]:
-    """Up to the mark of its last value each."""
+    """Return the zones, each up to its last value."""
     edges = [(_x(max(zone.start - 1, 0), report.subject), zone) for zone in report.answer.zones]
     ends = [x for x, _ in edges[1:]] + [float(GRID_WIDTH)] * bool(edges)
     pairs = zip(edges, ends, strict=True)
@@ -428,7 +426,7 @@ def _labels(subject: Subject) -> tuple[tuple[float, str], ...]:
 
 
 def legend(report: BisectReport) -> tuple[str, ...]:
-    """What the numbers over the columns stand for, where they are not the items themselves."""
+    """Return what the numbers over the columns stand for, if they are not the items themselves."""
     subject = report.subject
     items = tuple(bisect_words.item_word(subject, place) for place in range(len(subject.items)))
     return () if subject.ordered or all(label in items for _, label in _labels(subject)) else items

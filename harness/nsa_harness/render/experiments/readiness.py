@@ -67,7 +67,7 @@ def readiness_json(record: ReadinessRecord) -> str:
 
 
 def readiness_md(record: ReadinessRecord) -> str:
-    """Pure: the same record, the same bytes."""
+    """Return the document."""
     record = escaped(record)
     untested = [f"- {markdown(one.what)}: {markdown(one.why)}" for one in record.not_tested]
     sections = [
@@ -90,10 +90,12 @@ def readiness_md(record: ReadinessRecord) -> str:
 
 
 def headline(record: ReadinessRecord) -> str:
-    """Why, in one sentence."""
+    """Return the reason in one sentence."""
     if record.verdict is Decision.NO_GO:
-        told = _missed(record)
-        return "; ".join(told[:_TOLD]) + (f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else "")
+        missed = _missed(record)
+        return "; ".join(missed[:_MOST_NAMED]) + (
+            f"; and {len(missed) - _MOST_NAMED} more" if len(missed) > _MOST_NAMED else ""
+        )
     met = sum(row.result is Result.MET for row in record.criteria)
     counts = f"{met} of {_criteria(len(record.criteria))} met"
     rows = [(row.name, row.result, row.why) for row in record.criteria]
@@ -110,11 +112,11 @@ def _criteria(count: int) -> str:
     return "1 criterion" if count == 1 else f"{count} criteria"
 
 
-_TOLD = 3
+_MOST_NAMED = 3
 
 
 def _missed(record: ReadinessRecord) -> list[str]:
-    """What did not pass goes before the numbers that it misses, and these before what is wrong in a run that did."""
+    """Return runs that did not pass, then the criteria that were missed, then what is wrong in runs that passed."""
     missed = [row for row in record.criteria if row.result is Result.MISSED]
     bad = [run for row in record.phases if row.result is Result.MISSED for run in row.runs if not run.as_it_should]
     runs = [(run, f"{run.scenario} was {run.verdict}{f' ({run.cause})' if run.cause else ''}") for run in bad]
@@ -126,7 +128,7 @@ def _missed(record: ReadinessRecord) -> list[str]:
 
 
 def blames(record: ReadinessRecord) -> list[Blame]:
-    """Each run that is not as it should be once, with why; first those that did not pass."""
+    """Return the reason of each run that is not as it should be, once; runs that did not pass come first."""
     found = [run.blame for row in record.phases for run in row.runs if run.blame is not None]
     missed = [row.blame for row in record.criteria if row.result is Result.MISSED and row.blame is not None]
     return list({blame.run: blame for blame in reversed([*found, *missed])}.values())[::-1]
@@ -151,7 +153,7 @@ def _interval(number: Number, unit: str) -> str:
 
 
 def margin_words(row: CriterionRow) -> str:
-    """How far inside its limit."""
+    """Return how far the number is inside its limit."""
     if row.margin is None or row.measured is None:
         return ""
     from_below = any(key in ("gt", "ge") for key, _ in row.limit)
@@ -219,7 +221,7 @@ def _blame_section(blame: Blame, title: str = "## Cause") -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Takes:
-    """How long something takes, and at the longest."""
+    """The time that something takes, and the longest."""
 
     about_s: float | None  # None: nothing like it has run
     at_most_s: float | None  # None: it has no deadline
@@ -232,22 +234,16 @@ class Takes:
 
 def header_lines(shape: str, checklist: Checklist, takes: Takes, note: str, width: int) -> Iterator[str]:
     phases, criteria = len(checklist.phases), len(checklist.criteria)
-    told = f"{words.plural(phases, 'phase')}, {_criteria(criteria)}"
-    yield from paragraph(f"READY  {shape}   {told}, {takes}", width, "", "       ")
+    counts = f"{words.plural(phases, 'phase')}, {_criteria(criteria)}"
+    yield from paragraph(f"READY  {shape}   {counts}, {takes}", width, "", "       ")
     if note:
         yield from paragraph(escape(note), width, "       ")
 
 
 def phase_lines(
-    number: int,
-    of: int,
-    phase: Phase,
-    following: Sequence[Phase],
-    takes: Takes,
-    left: Takes,
-    width: int,
+    number: int, of: int, phase: Phase, following: Sequence[Phase], takes: Takes, left: Takes, width: int
 ) -> Iterator[str]:
-    """Which phase begins, how long it may take, and what comes next."""
+    """Yield which phase begins, how long it may take, and what comes next."""
     yield ""
     about = f"   {escape(phase.about)}" if phase.about else ""
     yield from paragraph(f"{number}/{of}  {phase.name}{about}", width, "", "     ")
@@ -260,7 +256,7 @@ def unreached_line(phase: Phase, why: str, width: int) -> str:
 
 
 def plan_lines(shape: str, phases: Sequence[tuple[Phase, Sequence[RunSpec | Skip]]]) -> Iterator[str]:
-    """What --dry-run prints."""
+    """Yield what --dry-run prints."""
     for phase, specs in phases:
         needs = f" · needs {', '.join(phase.needs)}" if phase.needs else ""
         yield f"{phase.name} ({shape}) · together {phase.together}{needs}"
@@ -270,7 +266,7 @@ def plan_lines(shape: str, phases: Sequence[tuple[Phase, Sequence[RunSpec | Skip
 
 
 def decided_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator[str]:
-    """Last on the screen: each criterion, what was not reached or tested, the cause, and the verdict below."""
+    """Yield the last lines: each criterion, what was not reached or tested, the cause, and the verdict below."""
     record = escaped(record)
     yield ""
     rows = [
@@ -286,8 +282,8 @@ def decided_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterato
     for blame in blames(record)[:1]:
         place = f" at {words.place_name(blame.place)}" if blame.place else ""
         cause = f" {blame.cause}" if blame.cause else ""
-        told = f"{blame.run} {blame.verdict}{cause}{place}: {sentence(blame.sentence)}"
-        yield from labelled("cause", told, width, _LABEL)
+        text = f"{blame.run} {blame.verdict}{cause}{place}: {sentence(blame.sentence)}"
+        yield from labelled("cause", text, width, _LABEL)
         yield from labelled("do", blame.advice, width, _LABEL)
         yield from command("next", blame.next or "", width, _LABEL)
     yield from command("more", escape(f"{run_dir}/READINESS.md"), width, _LABEL)

@@ -1,4 +1,4 @@
-"""What the terminal shows of a bisection: lines as pure functions of the values and the width, drawn while it runs."""
+"""The terminal of a bisection: lines as pure functions of the values and the width, and the screen that draws them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LABEL = 11
 class Control:
     """A control of the plan, before it is launched."""
 
-    name: str  # "good" or "bad"; "up to" of an end that nobody says is bad
+    name: str  # "good" or "bad"; "up to" for an end that is not known to be bad
     config: str  # in words: "no layer"
     command: str | None  # None: it cannot be launched, and `reason` says why
     reason: str = ""
 
 
 def header_lines(report: BisectReport, width: int) -> Iterator[str]:
-    """What is asked, of what, and the choices made on the user's behalf."""
+    """Yield what is asked, of what, and the choices made on the user's behalf."""
     report = escaped(report)
     yield from paragraph(f"BISECT  {report.scenario}   {bisect_words.question(report)}", width, "", "        ")
     for line in filter(None, (report.what, *report.notes)):
@@ -46,7 +46,7 @@ class Expected:
     """A case of the plan, and how long that would take."""
 
     case: Case
-    takes_s: float | None  # None: nobody knows how long a run takes
+    takes_s: float | None  # None: the time of a run is not known
 
 
 def plan_lines(
@@ -57,7 +57,7 @@ def plan_lines(
     width: int,
     known: str = "",
 ) -> Iterator[str]:
-    """What --dry-run prints: the question, the controls, and what each case takes. Launches nothing.
+    """Yield what --dry-run prints: the question, the controls, and what each case takes.
 
     `known`: by what the time of a run is known.
     """
@@ -75,7 +75,7 @@ def plan_lines(
     yield from labelled(
         "at most", f"{words.plural(at_most(tuple(parts)), 'probe')}: {' · '.join(always)}", width, _LABEL
     )
-    longest = max((len(one.case.name) for one in cases), default=0)
+    longest = max((len(case.case.name) for case in cases), default=0)
     for number, one in enumerate(cases):
         yield from labelled("" if number else "if", _case_words(one, longest), width, _LABEL)
     yield from labelled("", "more where answers contradict each other", width, _LABEL)
@@ -102,7 +102,7 @@ def progress_line(
 
 
 def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
-    """Why a probe that does nothing is waited for, until when, and what shortens that; `since_s` after it was seen."""
+    """Return why a probe without progress is waited for, until when, and what shortens that."""
     quiet = f"no progress for {_round_seconds(waiting.quiet_s + since_s)}"
     if waiting.until_s is None:
         return f"{quiet}: a sleep that ends by itself; limits.deadline_s=60 bounds it"
@@ -202,14 +202,14 @@ class BisectScreen(ExperimentScreen):
         self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
 
     def begun(self, report: BisectReport) -> None:
-        """Before the first probe: the question, and the head of the picture."""
+        """Print the question and the head of the picture."""
         with self._harmless():
             self._grid = Grid(subject=report.subject, width=self._width)
             self._print(header_lines(report, self._width))
             self._print(self._grid.head())
 
     def round_begun(self, round_: Round, report: BisectReport, left_s: float | None = None) -> None:
-        """Before the probes of a round are launched; `report` is what is known so far, `left_s` of the whole search."""
+        """Draw the round that is launched now. `report`: what is known so far; `left_s`: of the whole search."""
         with self._harmless():
             self._row(round_)
             now_s, left = self._clock_s(), len(round_.subsets)

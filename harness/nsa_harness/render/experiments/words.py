@@ -1,4 +1,4 @@
-"""Words for a bisection: what was asked, what each probe showed, what was found, and how sure that is."""
+"""The wording of a bisection: what was asked, what each probe showed, what was found, and how sure that is."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def value_before(subject: Subject, place: int) -> str:
 
 
 def last_value(subject: Subject, probe: ProbeReport) -> str:
-    """Of items in order: the value that was asked."""
+    """Return the value that was launched, for items in order."""
     last = last_place(probe.subset)
     return value_before(subject, 0) if last is None else subject.label(last)
 
@@ -95,7 +95,7 @@ def headline(report: BisectReport) -> str:
             return f"{named(subject, answer.items)} alone"
         case AnswerKind.RANGE:
             places = range(*answer.items)
-            between = subject.in_a_row and len(places) > 2  # nobody can tell whether these are needed
+            between = subject.in_a_row and len(places) > 2  # whether these are needed cannot be tested
             return f"{named(subject, places)}, {'and no smaller range of them' if between else 'all of them together'}"
         case AnswerKind.SET:
             return f"{named(subject, answer.items)}, only together"
@@ -146,7 +146,7 @@ def sureness(answer: SearchAnswer) -> str:
 
 
 def how_often(report: BisectReport) -> str:
-    """Of runs that end both ways: "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) ..."."""
+    """Return for flaky runs "hangs in 9 of 16 runs (30 % to 80 %) with layer 7, in 0 of 12 (0 % to 26 %) ..."."""
     subject, answer = report.subject, report.answer
     if answer.p_bad is None and answer.kind is not AnswerKind.INDEPENDENT:
         return ""
@@ -154,12 +154,12 @@ def how_often(report: BisectReport) -> str:
     failing = bad_end if answer.failing is None or not seen_bad(report, answer.failing)[1] else answer.failing
     at_bad = "at the bad end" if failing == bad_end else f"with {subject.describe(failing)}"
     ends = ((at_bad, seen_bad(report, failing)), ("at the good end", seen_bad(report, frozenset())))
-    told = [f"in {bad} of {of} runs ({_between(bad, of)}) {where}" for where, (bad, of) in ends if of]
-    return f"{fails_word(report.signature)} {', '.join(told)}" if told else ""
+    rates = [f"in {bad} of {of} runs ({_between(bad, of)}) {where}" for where, (bad, of) in ends if of]
+    return f"{fails_word(report.signature)} {', '.join(rates)}" if rates else ""
 
 
 def seen_bad(report: BisectReport, places: Subset) -> tuple[int, int]:
-    """How often this configuration failed in the way sought, of the runs in which it passed or failed so."""
+    """Return how often this configuration failed in the way sought, and of how many runs that passed or failed so."""
     spans, judged = spans_of(places), (CountsAs.GOOD, CountsAs.BAD)
     seen = [probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged]
     return seen.count(CountsAs.BAD), len(seen)
@@ -167,8 +167,8 @@ def seen_bad(report: BisectReport, places: Subset) -> tuple[int, int]:
 
 def zones(report: BisectReport) -> str:
     """ "passes up to 249, fails otherwise (ImportError) from 250 to 400, hangs from 401"."""
-    subject, told = report.subject, report.answer.zones
-    return ", ".join(f"{_zone_word(report, zone)} {_zone_span(subject, zone, told[-1])}" for zone in told)
+    subject, in_order = report.subject, report.answer.zones
+    return ", ".join(f"{_zone_word(report, zone)} {_zone_span(subject, zone, in_order[-1])}" for zone in in_order)
 
 
 def effort(report: BisectReport) -> str:
@@ -193,7 +193,7 @@ def setting_word(report: BisectReport) -> str:
 
 
 def open_places(report: BisectReport) -> Collection[int]:
-    """What the answer leaves open; of a search that was cut short what its last probe left."""
+    """Return what the answer leaves open, or what the last probe left if the search was cut short."""
     if report.answer.open or report.answer.known:
         return report.answer.open
     narrowed = [range(*left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
@@ -223,7 +223,7 @@ def _needed_word(report: BisectReport) -> str:
 
 
 def _any_of(report: BisectReport, places: Sequence[int]) -> str:
-    """Values from one to another, other items each by its name."""
+    """Return values from one to another, other items each by its name."""
     first, *others = [report.subject.label(place) for place in places]
     if not others:
         return first
@@ -234,7 +234,7 @@ def _any_of(report: BisectReport, places: Sequence[int]) -> str:
 
 
 def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
-    """What the answer of one probe leaves open, where one answer decides."""
+    """Return what the answer of one probe leaves open, if one answer decides."""
     seen = {counts_as: {one.subset for one in report.probes if one.counts_as is counts_as} for counts_as in CountsAs}
     flaky = report.answer.p_bad is not None or bool(seen[CountsAs.GOOD] & seen[CountsAs.BAD])
     if flaky or probe.counts_as not in (CountsAs.GOOD, CountsAs.BAD):
@@ -245,7 +245,7 @@ def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
 
 
 def named(subject: Subject, places: Collection[int]) -> str:
-    """Items for people: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch"."""
+    """Return items for people: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch"."""
     ordered = sorted(places)
     if subject.form is Form.LAYERS:
         numbers = [int(str(subject.items[place])) for place in ordered]
@@ -277,7 +277,7 @@ def config_words(config: Config) -> str:
 
 
 def round_word(purpose: Purpose) -> str:
-    """What runs now, where it does not narrow the search."""
+    """Return what runs now, if it does not narrow the search."""
     if purpose in CONTROLS:
         return "controls first"
     return PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
@@ -301,7 +301,7 @@ def _zone_word(report: BisectReport, zone: Zone) -> str:
         case CountsAs.UNRESOLVED:
             return "cannot be judged"
     inside = range(zone.start, zone.stop)
-    other = [one for one in report.probes if one.counts_as is CountsAs.DIFFERENT and len(one.places) in inside]
+    other = [probe for probe in report.probes if probe.counts_as is CountsAs.DIFFERENT and len(probe.places) in inside]
     names = dict.fromkeys(filter(None, map(_failure_name, other)))
     return f"fails otherwise ({', '.join(names)})" if names else "fails otherwise"
 
@@ -335,7 +335,7 @@ def _between(bad: int, of: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """Never 100 % of what is not certain."""
+    """Return percents, but never 100 % for what is not certain."""
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
@@ -368,12 +368,12 @@ class Fact:
 
 
 def facts(report: BisectReport) -> Iterator[Fact]:
-    """What every document tells below its answer, in the order in which it is read: how to see it again comes first."""
+    """Yield what every document shows below its answer, in reading order: how to see it again comes first."""
     answer, fails = report.answer, fails_word(report.signature)
     open_ = answer.kind is AnswerKind.UNDECIDED
     commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
     yield from (Fact(label=label, texts=(text,), command=True) for label, text in commands if text)
-    told = {
+    known = {
         "note": ("interrupted: only the probes above were made",) if report.interrupted else (),
         "often": (how_often(report),),
         "tells": tuple(proven(report)),
@@ -386,7 +386,7 @@ def facts(report: BisectReport) -> Iterator[Fact]:
         "proven at": (f"{report.what}; nothing else was tried",) if report.what and not open_ else (),
         "not tried": (" · ".join(report.not_covered),),
     }
-    for label, texts in told.items():
+    for label, texts in known.items():
         if kept := tuple(filter(None, texts)):
             yield Fact(label=label, texts=kept)
 
@@ -394,8 +394,8 @@ def facts(report: BisectReport) -> Iterator[Fact]:
 def _unjudged(report: BisectReport) -> str:
     unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in report.probes)
     other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in report.probes)
-    told = ((unjudged, " not judged"), (other, " with another failure"))
-    return " · ".join(f"{words.plural(count, 'probe')}{what}" for count, what in told if count)
+    counts = ((unjudged, " not judged"), (other, " with another failure"))
+    return " · ".join(f"{words.plural(count, 'probe')}{what}" for count, what in counts if count)
 
 
 def pace_word(step_s: float) -> str:
@@ -404,18 +404,18 @@ def pace_word(step_s: float) -> str:
 
 
 def slow_word(slow_from_s: float, baseline_s: Sequence[float]) -> str:
-    """Where slow begins, and why there; `baseline_s` is a step of each run of the good end."""
+    """Return where slow begins, and why; `baseline_s`: a step of each run of the good end."""
     took = f"{pace_word(min(baseline_s))} to {pace_word(max(baseline_s))}"
     runs = words.plural(len(baseline_s), "run")
     return f"slow is a step of {pace_word(slow_from_s)} or more: it takes {took} in {runs} of the good end"
 
 
 def _paces(report: BisectReport) -> Iterator[str]:
-    """What a step takes with the answer and without."""
+    """Yield what a step takes with the answer and without."""
     found = []
     for subset in (report.answer.failing, report.answer.passing):
         spans = None if subset is None else spans_of(subset)
-        took = [one.step_s for one in report.probes if one.subset == spans and one.step_s is not None]
+        took = [probe.step_s for probe in report.probes if probe.subset == spans and probe.step_s is not None]
         if subset is not None and took:
             found.append(f"{pace_word(median(took))} with {report.subject.describe(subset)}")
     if found:
@@ -423,7 +423,7 @@ def _paces(report: BisectReport) -> Iterator[str]:
 
 
 def place_line(report: BisectReport) -> tuple[str, ...]:
-    """Where the failure stands: module, source line, and who; of the last probe that showed it."""
+    """Return where the failure is, by the last probe that showed it: module, source line, and rank."""
     probe = failing_probe(report)
     if probe is None or (report.signature is not None and report.signature.verdict == SLOW):
         return ()
@@ -444,7 +444,7 @@ def failing_probe(report: BisectReport) -> ProbeReport | None:
 
 
 def proven(report: BisectReport) -> Iterator[str]:
-    """What the probes show of the answer, each claim with how often, and what nobody asked."""
+    """Yield what the probes prove of the answer, each claim with how often, and what was not launched."""
     answer, verb = report.answer, fails_word(report.signature)
     if answer.kind is AnswerKind.UNDECIDED or answer.kind in _WITHOUT_CULPRIT:
         return
@@ -481,7 +481,7 @@ def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
 
 
 def what_decides(report: BisectReport) -> str:
-    """What would decide an answer that is open, or show a failure that was never seen."""
+    """Return what would decide an open answer, or show a failure that was never seen."""
     if report.answer.kind is AnswerKind.NONE:
         return "a rarer failure shows where it is run more often: give --confidence 0.95, or a higher one"
     causes = {probe.counts_as for probe in report.probes}

@@ -1,1 +1,1 @@
-"""What a bisection needs of this machine."""
+"""What an experiment needs of this machine."""

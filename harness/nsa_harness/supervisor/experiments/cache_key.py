@@ -25,7 +25,7 @@ from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.redaction import Secrets, redacted, secrets_of_environment
 from nsa_harness.supervisor.launch.launcher import SUBJECT, shared_environment
 
-Premises = Mapping[str, str]  # what it is, as people call it: its version or a digest
+CacheKey = Mapping[str, str]  # what it is, as people call it: its version or a digest
 WRITTEN = "written by the program"  # in place of a digest: whatever it holds, nothing follows from it
 LAUNCHED = "what is launched"
 _UNKNOWN = "unknown"  # could not be read: never the same again
@@ -50,18 +50,18 @@ _OF_THE_SESSION = re.compile(
 )
 
 
-def changed(before: Premises, after: Premises) -> tuple[str, ...]:
-    """What is no longer as it was, what is new, and what is gone; none: each finished probe still answers."""
+def changed(before: CacheKey, after: CacheKey) -> tuple[str, ...]:
+    """Return what has changed, is new, or is gone; none: each finished probe still answers."""
     names = [name for name in {**before, **after} if WRITTEN not in (before.get(name), after.get(name))]
     return tuple(name for name in names if before.get(name) != after.get(name) or before.get(name) == _UNKNOWN)
 
 
-def without_written(before: Premises, after: Premises) -> dict[str, str]:
+def without_written(before: CacheKey, after: CacheKey) -> dict[str, str]:
     """The earlier ones, where what one run of the program has changed or made is known to be written by it."""
     return {**before, **dict.fromkeys(changed(before, after), WRITTEN)}
 
 
-def sealed(*facts: object) -> str:
+def sealed_digest(*facts: object) -> str:
     """A digest of what may hold a secret: nobody finds it by trying a list of passwords."""
     return hashlib.pbkdf2_hmac("sha256", repr(facts).encode(errors="replace"), b"", _SLOW, 8).hex()
 
@@ -72,7 +72,7 @@ def _digest(*facts: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """What an interpreter says of itself."""
+    """The version, packages and folders that an interpreter reports."""
 
     version: str = _UNKNOWN
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -107,9 +107,9 @@ def interpreter(python: str | None, environment: Mapping[str, str]) -> Interpret
             [python or sys.executable, "-c", _ASK], env=dict(environment), stdin=subprocess.DEVNULL,
             capture_output=True, timeout=_INTERPRETER_S, check=True,
         )  # fmt: skip
-        said = json.loads(done.stdout)
-        folders = tuple(Path(one).resolve() for one in said["folders"])
-        return Interpreter(version=said["version"], packages=said["packages"], folders=folders)
+        answer = json.loads(done.stdout)
+        folders = tuple(Path(one).resolve() for one in answer["folders"])
+        return Interpreter(version=answer["version"], packages=answer["packages"], folders=folders)
     except (OSError, ValueError, KeyError, subprocess.SubprocessError):
         return Interpreter()
 
@@ -122,11 +122,11 @@ def interpreter_of(specs: Sequence[RunSpec]) -> Interpreter:
 
 
 def variables(spec: RunSpec) -> dict[str, str]:
-    """What the launch finds in its environment, but for what belongs to the session that it is typed in."""
+    """Return the environment of the launch without what belongs to the terminal session."""
     passed = {name: value for name, value in shared_environment(spec).items() if not _OF_THE_SESSION.fullmatch(name)}
     found = sorted({**passed, **dict(spec.env)}.items())
     secret = {name for name, value in found if secrets_of_environment([(name, value)])}
-    return {f"variable {name}": (sealed if name in secret else _digest)(name, value) for name, value in found}
+    return {f"variable {name}": (sealed_digest if name in secret else _digest)(name, value) for name, value in found}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class Program:
         return {**self.interpreter.premises, **{name: says for one in found for name, says in one.items()}}
 
     def files(self) -> dict[str, str]:
-        """Every file that the program is or imports, and each file and folder that its words or its source name."""
+        """Return every file that the program is or imports, and each file and folder that its words or source name."""
         if not self.specs:
             return {}
         home = (self.working_dir / (self.specs[0].cwd or "")).resolve()
@@ -166,7 +166,7 @@ class Program:
         return [home / folder for folder in dict.fromkeys(os.pathsep.join(paths).split(os.pathsep)) if folder]
 
     def _places(self, home: Path) -> Iterator[Path]:
-        """What a word of a command names, or what it sets an option or a key to."""
+        """Yield what the words of a command name, or set an option or a key to."""
         words = [word for spec in self.specs for word in spec.program]
         words += [value for spec in self.specs for name, value in spec.env if name != _PATH]
         for word in dict.fromkeys((*words, *self.words)):
@@ -184,7 +184,7 @@ class ModuleGraph:
     """The files that a program is made of, the nearest first, as its source tells of them."""
 
     home: Path  # the working directory of the launch
-    folders: Sequence[Path]  # where modules are looked for besides the folder of the program
+    folders: Sequence[Path]  # where modules are looked for, in addition to the folder of the program
     files: dict[Path, Path] = field(default_factory=dict)  # each with the folder of the program it belongs to
     _waiting: deque[Path] = field(default_factory=deque)
 
@@ -206,7 +206,7 @@ class ModuleGraph:
                 return
 
     def follow(self) -> None:
-        """Until nothing new is named."""
+        """Follow imports until nothing new is named."""
         while self._waiting:
             file = self._waiting.popleft()
             for node in _nodes(file) if file.suffix == ".py" else ():
@@ -238,8 +238,8 @@ class ModuleGraph:
             self.add_module(name.value.lstrip("."), beside)
             return
         start = name.values[0] if isinstance(name, ast.JoinedStr) and name.values else name
-        said = start.value if isinstance(start, ast.Constant) and isinstance(start.value, str) else ""
-        package = said.strip(".").rpartition(".")[0] if not said.endswith(".") else said.strip(".")
+        prefix = start.value if isinstance(start, ast.Constant) and isinstance(start.value, str) else ""
+        package = prefix.strip(".").rpartition(".")[0] if not prefix.endswith(".") else prefix.strip(".")
         below = beside.joinpath(*package.split(".")) if package else beside
         for file in _sources_below(below):
             self.add(file, beside)
@@ -259,7 +259,7 @@ def _called(node: ast.Call) -> str:
 
 
 def _nodes(file: Path) -> Iterator[ast.AST]:
-    """Of its source; none where it has none that can be read."""
+    """Yield the nodes of the file's source; none if it cannot be parsed."""
     try:
         if file.stat().st_size <= _MOST_SOURCE_BYTES:
             return ast.walk(ast.parse(file.read_bytes()))
@@ -269,10 +269,10 @@ def _nodes(file: Path) -> Iterator[ast.AST]:
 
 
 def _sources_below(folder: Path) -> Iterator[Path]:
-    """In order. Nothing hidden, and nothing of an environment or of our runs."""
+    """Yield the sources below a folder in order, without hidden ones, environments, and runs of the harness."""
     for at, below, names in os.walk(folder):
         below[:] = sorted(one for one in below if not one.startswith((".", "__")) and not _foreign(Path(at, one)))
-        yield from (Path(at, one) for one in sorted(names) if one.endswith(".py"))
+        yield from (Path(at, name) for name in sorted(names) if name.endswith(".py"))
 
 
 def _foreign(folder: Path) -> bool:
@@ -301,7 +301,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _of_place(path: Path) -> str | None:
-    """None where there is neither a plain file nor a folder."""
+    """Return the digest of a file or folder; None: there is neither."""
     try:
         seen = path.stat()
         if stat.S_ISDIR(seen.st_mode):
@@ -330,13 +330,13 @@ def _entries(folder: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def _shown(path: Path, working_dir: Path) -> str:
-    """As seen from where the command was typed; a name may hold a secret too."""
+    """Return the path as seen from the working directory, redacted: a name may hold a secret too."""
     near = working_dir.resolve()
     name = str(path.relative_to(near)) if path.is_relative_to(near) else str(path)
     return redacted(name, Secrets().learned(name))
 
 
-def told(names: Collection[str]) -> str:
+def names_text(names: Collection[str]) -> str:
     """ "helper.py and config.yaml have", "helper.py, model.py, config.yaml and 3 more have"."""
     own = [name for name in names if name != LAUNCHED] or list(names)  # a launch is another one where its file is
     listed = own if len(own) <= _TOLD else [*own[: _TOLD - 1], f"{len(own) - _TOLD + 1} more"]

@@ -1,4 +1,4 @@
-"""Mixtures: what lies between two ends: the commits, a config with some keys of each, some packages of each."""
+"""What lies between two ends: commits, configs with some keys of each, environments with some packages of each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CannotMix(HarnessError):
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentKey:
-    """None: the file does not have it, or says null."""
+    """A key in which two files differ. None: the file lacks it, or has null."""
 
     path: tuple[str, ...]
     good: Plain
@@ -46,7 +46,7 @@ class DifferentKey:
 
 
 def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
-    """In the order of the good file; lists are one value. Raises UsageError for what is no map of keys."""
+    """Return the different keys in the order of the good file; a list is one value. Raises UsageError for no map."""
     one, other = (_config(path) for path in (good, bad))
     return tuple(
         DifferentKey(path=path, good=_plain(_at(one, path)), bad=_plain(_at(other, path)))
@@ -68,7 +68,7 @@ def mixed_text(good: Path, bad: Path, chosen: Collection[str]) -> str:
 
 
 def digest(path: Path) -> str:
-    """Of all that the file holds."""
+    """Return the digest of the whole file."""
     door, file = named(path)
     return hashlib.sha256(door.whole(file, _MOST_BYTES)).hexdigest()
 
@@ -137,7 +137,7 @@ def _plain(value: Any) -> Plain:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """`packages`: by normalized name, a version or what pip takes instead; `python`: of a virtual environment."""
+    """Variables, and packages by normalized name with a version or what pip takes instead; `python`: of a venv."""
 
     variables: Mapping[str, str]
     packages: Mapping[str, str]
@@ -161,7 +161,7 @@ print(json.dumps(found))
 
 
 def read_environment(path: Path) -> Environment:
-    """Of a virtual environment's folder what is installed there; of a file its NAME=VALUE and name==version lines.
+    """Read the packages of a virtual environment, or the NAME=VALUE and name==version lines of a file.
 
     Raises UsageError, with every line that is neither.
     """
@@ -210,7 +210,7 @@ def _normalized(name: str) -> str:
 
 @cache
 def installed(python: str) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """Of an interpreter: each distribution by normalized name, with its version and top-level modules.
+    """Return each distribution of an interpreter by normalized name, with its version and top-level modules.
 
     Raises UsageError for what is no interpreter.
     """
@@ -228,7 +228,7 @@ _PIP = ("-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-versio
 
 @dataclass(kw_only=True)
 class Mixtures:
-    """Where the mixtures of one search lie; each is made once. No environment of the user's is changed."""
+    """The folder with the mixtures of one search; each is made once. No environment of the user's is changed."""
 
     home: Path
     _failed: dict[str, str] = field(default_factory=dict)
@@ -242,7 +242,7 @@ class Mixtures:
         return path
 
     def python_path(self, packages: Mapping[str, Plain], python: str | None) -> tuple[str, ...]:
-        """Folders that give the interpreter just these versions, and take away what is None; first of all on its path.
+        """Return folders that give the interpreter these versions, and hide packages that are None; they come first.
 
         Raises CannotMix with pip's own reason.
         """
@@ -278,7 +278,7 @@ class Mixtures:
         raise CannotMix(self._failed[requirement])
 
     def _without(self, name: str, modules: Collection[str], others: Collection[str]) -> Path:
-        """Modules in the place of the package's that are not there; its metadata stay."""
+        """Write modules in place of the package's that cannot be imported; its metadata stay."""
         shared = next((module for module in modules if module in others), None)
         if shared is not None or not modules:
             why = f"its module {shared} has other packages in it" if shared else "it has no module of its own"
@@ -297,7 +297,7 @@ class Mixtures:
 
 
 def _installed_into(folder: Path, requirement: str, python: str) -> str:
-    """Why that could not be; empty: it is there."""
+    """Install a requirement into a folder, and return why that failed; empty: it did not."""
     try:
         done = subprocess.run(
             [python, *_PIP, str(folder), requirement], capture_output=True, text=True, timeout=_PIP_S, errors="replace"
@@ -312,7 +312,7 @@ def _installed_into(folder: Path, requirement: str, python: str) -> str:
 
 
 def environment_differences(good: Environment, bad: Environment) -> Iterator[tuple[str, Plain, Plain]]:
-    """Each variable by its name and each package by `package.NAME`, with both values; None: it is not there."""
+    """Yield each variable by name and each package by `package.NAME`, with both values; None: absent."""
     for name in sorted({*good.variables, *bad.variables}):
         if good.variables.get(name) != bad.variables.get(name):
             yield name, good.variables.get(name), bad.variables.get(name)
@@ -335,14 +335,14 @@ class Commit:
 
 @dataclass(frozen=True, kw_only=True)
 class Between:
-    """`later`: the commits after the good one, up to the bad one, oldest first."""
+    """The good commit, and in `later` the commits after it up to the bad one, oldest first."""
 
     good: str
     later: tuple[Commit, ...]
 
 
 def commits_between(inside: Path, good: str, bad: str) -> Between:
-    """Along the first parents, as merges are made. Raises UsageError for what is no commit, or no ancestor."""
+    """Return the commits along the first parents. Raises UsageError for what is no commit, or no ancestor."""
     shas = [commit_of(inside, name) for name in (good, bad)]
     if _git(inside, "merge-base", "--is-ancestor", *shas).returncode != 0:
         raise UsageError(f"--commits: {good} is no ancestor of {bad}; name the older, good one first")
@@ -378,7 +378,7 @@ class Worktrees:
         return self.made[sha] / inside
 
     def close(self) -> None:
-        """Gone, all of them; what a kill leaves is found again by the same command."""
+        """Remove all checkouts. What a kill leaves is found again by the same command."""
         for path in self.made.values():
             _git(self.repository, "worktree", "remove", "--force", str(path))
         self.made.clear()

@@ -1,4 +1,4 @@
-"""What a bisection keeps on disk: which question it is, what it rests on, and every probe as soon as it has ended.
+"""What an experiment stores on disk: its question, its cache key, and every probe as soon as it has ended.
 
 A bisection that was killed is found again as long as all of that is as it was; it goes on where its last finished probe
 ended.
@@ -19,12 +19,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from nsa_harness.core.plan import Launcher
-from nsa_harness.core.report import Outcome
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.core.search.question import Spans, Subset, spans_of
 from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.errors import StoredRunError
-from nsa_harness.supervisor.experiments.cache_key import Premises, changed, sealed, told, without_written
+from nsa_harness.supervisor.experiments.cache_key import CacheKey, changed, names_text, sealed_digest, without_written
 from nsa_harness.supervisor.storage.adapters import adapter, json_text
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, append_line, create_run, locked, newest
 
@@ -32,29 +31,9 @@ _MAX_STATE_BYTES = 4 << 20
 _BUDGET = "--budget"
 
 
-def as_seen(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
-    """The probe with what its launch has shown."""
-    culprit, verdict = outcome.culprit, outcome.verdict
-    quiet = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
-    return replace(
-        probe,
-        verdict=verdict.status.value,
-        kind=verdict.kind,
-        cause=verdict.cause,
-        summary=verdict.summary,
-        place=culprit.place if culprit else None,
-        culprits=culprit.ranks if culprit else (),
-        phase=outcome.phase,
-        wall_s=outcome.timing.wall_s,
-        longest_quiet_s=max(quiet, default=None),
-        dir=outcome.dir,
-        spec_hash=outcome.spec.spec_hash,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class Bookmark:
-    """Which search a folder holds, and whether it has ended."""
+class SearchState:
+    """The search of a run directory, and whether it has ended."""
 
     schema: int = 2
     question: str
@@ -64,39 +43,39 @@ class Bookmark:
     ended: bool = False
 
 
-Files = Callable[[], Premises]  # of the program, as they are
+Files = Callable[[], CacheKey]  # of the program, as they are
 
 
 @dataclass(kw_only=True)
 class SearchFolder:
-    """The folder of one search, which this process has as long as it searches."""
+    """The directory of one search, which this process holds locked while it searches."""
 
     run: RunDir
-    mark: Bookmark
+    state: SearchState
     files: Files
-    state: Path  # where the mark is kept
-    goes_on: bool = False  # with what was found there
-    note: str = ""  # why an earlier search does not go on, where one might be expected to
+    state_file: Path
+    goes_on: bool = False  # an earlier session began it
+    note: str = ""  # why an earlier search does not continue, if one might be expected to
 
     def write(self, **changes: Any) -> None:
         clean = self.run.redaction
-        self.mark = replace(self.mark, **changes)
-        said = replace(self.mark, question=clean.text(self.mark.question), command=clean.typed(self.mark.command))
-        self.run.door.write(self.state, json.dumps(asdict(said), indent=1) + "\n")
+        self.state = replace(self.state, **changes)
+        shown = replace(self.state, question=clean.text(self.state.question), command=clean.typed(self.state.command))
+        self.run.door.write(self.state_file, json.dumps(asdict(shown), indent=1) + "\n")
 
     def leave_out_written(self) -> None:
-        """After one probe: what has changed meanwhile the program writes itself, so nothing follows from it."""
-        before = self.mark.premises
+        """Leave out what has changed during the first probe: the program writes that itself."""
+        before = self.state.premises
         self.write(premises=without_written(before, {**before, **self.files()}))
 
     def edited(self) -> tuple[str, ...]:
-        """Files that are not as they were when it began."""
-        before = self.mark.premises
+        """Return the files that have changed since the search began."""
+        before = self.state.premises
         return changed(before, {**before, **self.files()})
 
 
 class Journal:
-    """The probes of one bisection. What was kept answers first, each launch once."""
+    """The probes of one bisection. A stored probe answers before a new launch does, and only once."""
 
     def __init__(self, run: RunDir) -> None:
         self._path, self._redaction = run.search_probes, run.redaction
@@ -107,12 +86,12 @@ class Journal:
             self._waiting[one.subset, one.in_full].append(one)
 
     def take(self, subset: Subset, *, in_full: bool) -> ProbeReport | None:
-        """The next kept launch of this configuration that has not answered yet."""
+        """Return the next stored probe of this configuration that has not answered yet, or None."""
         waiting = self._waiting[spans_of(subset), in_full]
         return waiting.pop(0) if waiting else None
 
     def begin_anew(self) -> None:
-        """For a search that forks no more: what was launched otherwise answers once again, in full or not."""
+        """Start again for a search without forks: every other stored launch answers once more, in full or not."""
         self.answered.clear()
         self._waiting.clear()
         for one in self.kept:
@@ -124,8 +103,10 @@ class Journal:
         self.kept.append(one)
 
 
-def bookmark(question: str, command: str, premises: Premises) -> Bookmark:
-    return Bookmark(question=question, command=command, typed=sealed(*_words(command)), premises=dict(premises))
+def search_state(question: str, command: str, premises: CacheKey) -> SearchState:
+    return SearchState(
+        question=question, command=command, typed=sealed_digest(*_words(command)), premises=dict(premises)
+    )
 
 
 def _of_bisection(run: RunDir) -> Path:
@@ -135,42 +116,44 @@ def _of_bisection(run: RunDir) -> Path:
 @contextmanager
 def search_folder(
     options: RunOptions,
-    mark: Bookmark,
+    state: SearchState,
     files: Files,
     *,
-    state: Callable[[RunDir], Path] = _of_bisection,
+    state_file: Callable[[RunDir], Path] = _of_bisection,
     noun: str = "search",
 ) -> Iterator[SearchFolder]:
     """Open the newest earlier search that continues, or a new one. Its directory stays locked.
 
-    `state`: where a run of this kind keeps its mark; `noun`: what people call one.
+    `state_file`: where a run of this kind keeps its state; `noun`: what people call one.
     """
     note, answered = "", False
     kept = {"redact": options.redact, "git_diff": options.git_diff}
     with ExitStack() as stack:
         for run in [RunDir(path, **kept) for path in newest(options.parent)]:
-            known = _bookmark(run, state)
+            known = _read_state(run, state_file)
             if known is None or known.ended:
-                answered = answered or (known is not None and known.typed == mark.typed)
+                answered = answered or (known is not None and known.typed == state.typed)
                 continue
-            other = changed(known.premises, mark.premises)
+            other = changed(known.premises, state.premises)
             if not other and _taken(run, stack):
-                known = _bookmark(run, state)  # whoever had it may have ended it meanwhile
+                known = _read_state(run, state_file)  # another process may have ended it meanwhile
                 if known is not None and not known.ended:
-                    as_begun = replace(mark, premises=known.premises)
-                    yield _begun(SearchFolder(run=run, mark=as_begun, files=files, state=state(run), goes_on=True))
+                    as_begun = replace(state, premises=known.premises)
+                    yield _begun(
+                        SearchFolder(run=run, state=as_begun, files=files, state_file=state_file(run), goes_on=True)
+                    )
                     return
             elif not other:
                 note = note or f"{run.path} is another {noun} for the same, still running; this one begins beside it"
-            elif known.typed == mark.typed and not answered:
-                note = note or f"{told(other)} changed since the {noun} in {run.path}; a new {noun} begins"
+            elif known.typed == state.typed and not answered:
+                note = note or f"{names_text(other)} changed since the {noun} in {run.path}; a new {noun} begins"
         run = create_run(options.parent, **kept)
         stack.enter_context(locked(run))
-        yield _begun(SearchFolder(run=run, mark=mark, files=files, state=state(run), note=note))
+        yield _begun(SearchFolder(run=run, state=state, files=files, state_file=state_file(run), note=note))
 
 
 def _begun(folder: SearchFolder) -> SearchFolder:
-    """Before anything that takes long: whoever finds the folder of a search that was killed is told what it is."""
+    """Write the state before anything that takes long: a search that is killed can then be identified."""
     folder.write()
     return folder
 
@@ -184,8 +167,8 @@ def _taken(run: RunDir, stack: ExitStack) -> bool:
 
 
 def unanswered_question(run: RunDir) -> str:
-    """What a bisection that was ended before its answer wanted to know, and how it goes on; empty of any other run."""
-    state = _bookmark(run, _of_bisection)
+    """Return what a bisection without an answer wanted to know, and how it continues; empty: it is no such run."""
+    state = _read_state(run, _of_bisection)
     if state is None or state.ended:
         return ""
     made = len(list(_readable(run)))
@@ -194,15 +177,15 @@ def unanswered_question(run: RunDir) -> str:
     return f"{run.path} is {what}; the same command goes on: {visible(state.command)}"
 
 
-def _bookmark(run: RunDir, state: Callable[[RunDir], Path]) -> Bookmark | None:
+def _read_state(run: RunDir, state_file: Callable[[RunDir], Path]) -> SearchState | None:
     try:
-        return adapter(Bookmark).validate_json(run.door.whole(state(run), _MAX_STATE_BYTES))
+        return adapter(SearchState).validate_json(run.door.whole(state_file(run), _MAX_STATE_BYTES))
     except (OSError, ValueError):
         return None
 
 
 def _words(command: str) -> list[str]:
-    """Of a shell, without the options that decide no probe."""
+    """Split a shell command, without the options that decide no probe."""
     try:
         words = shlex.split(command)
     except ValueError:  # a quote without an end

@@ -1,4 +1,4 @@
-"""What a `bisect` command asks for, and each of its configurations as a launch and as a command to type."""
+"""The request of a `bisect` command, and each of its configurations as a launch and as a command to type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa_harness import __version__
-from nsa_harness.core.experiment.statistics import tries
+from nsa_harness.core.experiment.statistics import controls
 from nsa_harness.core.experiment.trial import BAD_ENDS, BASELINE, SLOW, Wanted
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Status
@@ -25,7 +25,7 @@ from nsa_harness.core.search.waits import proof_after_s, stall_after_s
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.protocol import ENV_PREFIX
 from nsa_harness.subject.environment import is_read_by_it
-from nsa_harness.supervisor.experiments.cache_key import LAUNCHED, Premises, Program, interpreter_of, sealed
+from nsa_harness.supervisor.experiments.cache_key import LAUNCHED, CacheKey, Program, interpreter_of, sealed_digest
 from nsa_harness.supervisor.experiments.intermediate_configs import Mixtures, Worktrees, digest, mixed_text
 from nsa_harness.supervisor.launch.planning import Invocation, in_tree, planned
 from nsa_harness.supervisor.storage.rundir import Ended, RunOptions, ended_before
@@ -51,7 +51,7 @@ class CannotLaunch(HarnessError):
 
 @dataclass(frozen=True, kw_only=True)
 class Templates:
-    """How a choice reaches a program of the user's: words and variables with placeholders in them."""
+    """Arguments and variables with placeholders, through which a choice reaches a program of the user's."""
 
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
@@ -61,7 +61,7 @@ class Templates:
         return bool(self.args or self.env)
 
     def checked(self, subject: Subject) -> Templates:
-        """What is filled of it. Raises UsageError for a placeholder the question does not fill, and if none is."""
+        """Return the templates that are filled. Raises UsageError for an unknown placeholder, or for none at all."""
         if not self and not subject.declared:
             raise UsageError(f"{subject.key}: how does the program take it? Say --arg TEXT or --env-arg NAME=TEXT")
         known = PLACEHOLDERS.get(subject.form, ())
@@ -97,7 +97,7 @@ class Templates:
         )
 
     def filled(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
-        """`file`: what is read by a program whose keys stand in a file."""
+        """Return the templates with the choice filled in. `file`: the file that holds the program's keys."""
         if not self:
             return self
         value = file if subject.form is Form.FILE else subject.config(subset)[subject.key]
@@ -177,7 +177,7 @@ class Launches:
             return frozenset()
 
     def command(self, subset: Collection[int], stored: Path | None, *, starved: bool = False) -> str | None:
-        """What repeats it by hand; the stored spec where no words can say it. `starved`: only a limit proves it."""
+        """Return the command that repeats it, or one with the stored spec. `starved`: only a limit proves it."""
         if self.subject.swept_away(subset) or self.subject.packages(subset):
             return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
         limits = self._named_limits(subset) if starved else []
@@ -256,7 +256,7 @@ class Launches:
         return name if self.mixtures is None else str(self.mixtures.file(name, text))
 
     def _both_files(self) -> list[tuple[str, Path]]:
-        """Each as it was named, and where it lies."""
+        """Return the name and the path of each file."""
         assert isinstance(self.subject.good, list)
         return [(str(name), self.question.working_dir / str(name)) for name in self.subject.good]
 
@@ -293,17 +293,17 @@ def _is_read_by_us(name: str) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """As YAML takes it, whatever stands in it."""
+    """Quote a text for YAML."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def _by_hand(word: str) -> str:
-    """Brackets of an override are no glob of a shell's where nothing matches, and easier to read bare."""
+    """Quote a word for a shell, but not the brackets of an override: they match no file, and read better bare."""
     return word if is_override(word) and re.fullmatch(r"[A-Za-z0-9_.=:,\[\]+-]*", word) else shlex.quote(word)
 
 
 def parse_templates(args: Sequence[str], env: Sequence[str]) -> Templates:
-    """What --arg and --env-arg mean. Raises UsageError."""
+    """Parse --arg and --env-arg. Raises UsageError."""
     pairs = []
     for text in env:
         name, equals, value = text.partition("=")
@@ -343,17 +343,12 @@ class BisectRequest:
     insistent: bool = False  # a confidence was asked for: a bad end that passes is run as often as that takes
 
 
-_CONTROLS = 3  # times that a bad end passes before it is said to
-_KINDS = {
-    Form.VALUE: QuestionKind.ORDERED,
-    Form.COMMIT: QuestionKind.ORDERED,
-    Form.CHOICE: QuestionKind.CHOICE,
-}
+_KINDS = {Form.VALUE: QuestionKind.ORDERED, Form.COMMIT: QuestionKind.ORDERED, Form.CHOICE: QuestionKind.CHOICE}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Earlier:
-    """Stored runs of what a question is about, the newest first."""
+    """Stored runs of both ends of the question, the latest first."""
 
     good: tuple[Ended, ...] = ()
     bad: tuple[Ended, ...] = ()  # of a choice those of every value
@@ -372,7 +367,7 @@ class Earlier:
         return ()
 
     def run_s(self, verdicts: Collection[str] = (Status.PASS, *BAD_ENDS)) -> float | None:
-        """How long one that ended so takes; None where none was stored."""
+        """Return the mean time of the stored runs that ended so, or None if there is none."""
         took = [one.wall_s for one in (*self.good, *self.bad) if one.verdict in verdicts]
         return sum(took) / len(took) if took else None
 
@@ -389,7 +384,7 @@ class Earlier:
 
 
 def earlier_of(launches: Launches, parent: Path, but: str = "") -> Earlier:
-    """What the runs below `parent` tell of the ends of this question."""
+    """Return what the runs below `parent` show about the ends of this question."""
     subject = launches.subject
     everything = range(len(subject.items))
     bad = [(place,) for place in everything] if subject.form is Form.CHOICE else [tuple(everything)]
@@ -399,9 +394,6 @@ def earlier_of(launches: Launches, parent: Path, but: str = "") -> Earlier:
         good=tuple(one for one in ends if one.spec_hash in found[0] - found[1]),
         bad=tuple(one for one in ends if one.spec_hash in found[1]),
     )
-
-
-_RAREST = 0.2  # a failure that shows in so many runs is to be seen where somebody insists, or has seen one
 
 
 def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQuestion:
@@ -417,7 +409,7 @@ def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQ
         confidence=request.confidence,
         repeat=request.repeat,
         baseline=BASELINE if request.wanted.how == SLOW and request.wanted.step_s is None else 1,
-        controls=tries(_RAREST, request.confidence) if insistent else _CONTROLS,
+        controls=controls(request.confidence, insistent=insistent),
         flaky=subject.noun == SEED or bool(earlier.disagree),  # of seeds it is the question whether it is a race
         unbounded=subject.open_end,
         max_probes=_MOST_PROBES,
@@ -425,7 +417,7 @@ def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQ
 
 
 def program_of(request: BisectRequest, launches: Launches) -> Program:
-    """What the launches of this search lie in. Of commits only what lies beside the repository: each has its own."""
+    """Return the program of this search. Of commits only what lies outside the repository: each has its own."""
     specs = [spec for spec in launches.ends() if isinstance(spec, RunSpec)]
     words = [*map(str, (*request.subject.items, *request.subject.good_values, *request.subject.bad_values))]
     for place in range(min(len(request.subject.items), _MOST_FILLED)):
@@ -439,15 +431,15 @@ def program_of(request: BisectRequest, launches: Launches) -> Program:
     return Program(specs=specs, words=words, interpreter=interpreter_of(specs), working_dir=working_dir)
 
 
-def premises_of(request: BisectRequest, launches: Launches, program: Program) -> Premises:
-    """All that must be as it was for a finished probe to answer again; what is nearest to the user first."""
+def cache_key_of(request: BisectRequest, launches: Launches, program: Program) -> CacheKey:
+    """Return all that must be unchanged for a finished probe to answer again; what is nearest to the user first."""
     question = request.question
     return {
         **program.files(),
         **program.environment(),
         "nsa-harness": __version__,
-        LAUNCHED: sealed(*(_in_hash(request.subject, spec) for spec in launches.ends())),
-        "what is searched": sealed(
+        LAUNCHED: sealed_digest(*(_in_hash(request.subject, spec) for spec in launches.ends())),
+        "what is searched": sealed_digest(
             request.subject, request.templates, question.words, question.script, question.working_dir, request.wanted,
             request.confidence, request.repeat, request.jobs, request.fork, request.options.probe,
         ),

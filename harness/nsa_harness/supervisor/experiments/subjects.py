@@ -1,4 +1,4 @@
-"""Which subject a question of the command line asks for, found in its scenario, on this machine, in a repository."""
+"""The subject that the command line asks about, found in its scenario, on this machine, in a repository."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SubjectOptions:
 def subject_of(
     options: SubjectOptions, question: Invocation, *, templated: bool, facts: MachineFacts
 ) -> tuple[Invocation, Subject]:
-    """What is varied, and of which scenario. Raises UsageError.
+    """Return what is varied, and in which scenario. Raises UsageError.
 
     `templated`: the choice reaches a program through its own words or environment, not through a scenario's keys.
     """
@@ -86,11 +86,11 @@ def subject_of(
     needs = _NEEDS_PLACEHOLDER.get(option)
     if not scenario.is_ours and needs and not templated:
         raise UsageError(f"--{option.replace('_', '-')}: how does {scenario.run.program} take it? Say {needs}")
-    return question, _MAKERS[option](value, scenario, question, facts)
+    return question, _MAKERS[option](_Option(value=value, scenario=scenario, question=question, facts=facts))
 
 
 def arguments_of(question: Invocation) -> tuple[str, ...]:
-    """What a scenario's program is given already."""
+    """Return the arguments that the scenario gives its program already."""
     return () if question.script is not None else _scenario(question).run.args
 
 
@@ -106,8 +106,8 @@ def _only(options: SubjectOptions) -> tuple[str, str]:
     given = [(name, value) for name, value in vars(options).items() if value not in (None, False)]
     if len(given) != 1:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in vars(options))
-        said = f"; {' and '.join(f'--{name}' for name, _ in given).replace('_', '-')} were given" if given else ""
-        raise UsageError(f"bisect answers one question at a time: {names}{said}")
+        given_text = f"; {' and '.join(f'--{name}' for name, _ in given).replace('_', '-')} were given" if given else ""
+        raise UsageError(f"bisect answers one question at a time: {names}{given_text}")
     name, value = given[0]
     return name, AUTO if value is True else str(value)
 
@@ -136,38 +136,61 @@ def _scenario(question: Invocation) -> Scenario:
     return checked(asked)[0]
 
 
-def _gc_range(value: str, scenario: Scenario, _: Invocation, facts: MachineFacts) -> Subject:
-    count = machine_choice(scenario, facts).layers if scenario.is_ours else None
-    if value == AUTO and count is None:
+@dataclass(frozen=True, kw_only=True)
+class _Option:
+    """The value of an option, with the scenario, the command and the machine that it is about."""
+
+    value: str
+    scenario: Scenario
+    question: Invocation
+    facts: MachineFacts
+
+    @property
+    def machine_layers(self) -> int | None:
+        """The layers that this machine gets; None: the program is not known."""
+        return machine_choice(self.scenario, self.facts).layers if self.scenario.is_ours else None
+
+    @property
+    def machine_seq_len(self) -> int | None:
+        return machine_choice(self.scenario, self.facts).seq_len if self.scenario.is_ours else None
+
+
+def _gc_range(option: _Option) -> Subject:
+    count = option.machine_layers
+    if option.value == AUTO and count is None:
         raise UsageError("--gc-range: the number of layers of this program is not known; say --gc-range=0:8")
-    start, stop = (0, count or 0) if value == AUTO else _span("--gc-range", value)
+    start, stop = (0, count or 0) if option.value == AUTO else _span("--gc-range", option.value)
     if count is not None and stop > count:
-        raise UsageError(f"--gc-range={value}: the model has layers 0-{count - 1}; set model.layers")
-    key = "gc.layers" if scenario.is_ours else "layers"
+        raise UsageError(f"--gc-range={option.value}: the model has layers 0-{count - 1}; set model.layers")
+    key = "gc.layers" if option.scenario.is_ours else "layers"
     return Subject(form=Form.LAYERS, key=key, noun="layer", items=tuple(range(start, stop)))
 
 
-def _layers(value: str, scenario: Scenario, _: Invocation, facts: MachineFacts) -> Subject:
-    key = "model.layers" if scenario.is_ours else "layers"
-    most = machine_choice(scenario, facts).layers if scenario.is_ours else None
-    return _values("--layers", key, value, lowest=1, most=most)
+def _layers(option: _Option) -> Subject:
+    key = "model.layers" if option.scenario.is_ours else "layers"
+    most = option.machine_layers
+    return _values("--layers", key, option.value, lowest=1, most=most)
 
 
-def _seq_len(value: str, scenario: Scenario, _: Invocation, facts: MachineFacts) -> Subject:
-    most = machine_choice(scenario, facts).seq_len if scenario.is_ours else None
+def _seq_len(option: _Option) -> Subject:
+    most = option.machine_seq_len
     lowest = _SHORTEST if most is None or most > _SHORTEST else 2
-    return _values("--seq-len", "model.seq_len" if scenario.is_ours else "seq_len", value, lowest=lowest, most=most)
+    return _values(
+        "--seq-len", "model.seq_len" if option.scenario.is_ours else "seq_len", option.value, lowest=lowest, most=most
+    )
 
 
-def _world_size(value: str, scenario: Scenario, question: Invocation, _: MachineFacts) -> Subject:
-    ranks = scenario.run.ranks if question.script is None else question.script.ranks
-    if value.endswith(":"):
-        raise UsageError(f"--world-size={value}: say up to how many, as in --world-size=1:8: each rank takes memory")
-    return _values("--world-size", "run.ranks", value, lowest=1, most=ranks)
+def _world_size(option: _Option) -> Subject:
+    ranks = option.scenario.run.ranks if option.question.script is None else option.question.script.ranks
+    if option.value.endswith(":"):
+        raise UsageError(
+            f"--world-size={option.value}: say up to how many, as in --world-size=1:8: each rank takes memory"
+        )
+    return _values("--world-size", "run.ranks", option.value, lowest=1, most=ranks)
 
 
 def _values(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
-    """From a good number to a bad one, or without an end; every number between them can be the answer."""
+    """Return a subject from a good number to a bad one, or without an end; every number between can be the answer."""
     if value == AUTO and most is None:
         example = f"{option}={lowest}:{lowest * 8}, or {option}={lowest}: where no bad one is known"
         raise UsageError(f"{option}: say from which good value to which bad one, as in {example}")
@@ -181,9 +204,9 @@ def _values(option: str, key: str, value: str, *, lowest: int, most: int | None)
     return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(range(good + 1, bad + 1)), good=good)
 
 
-def _env(value: str, scenario: Scenario, _: Invocation, __: MachineFacts) -> Subject:
-    declared = scenario.run.env
-    names = sorted(declared) if value == AUTO else [name for name in value.split(",") if name]
+def _env(option: _Option) -> Subject:
+    declared = option.scenario.run.env
+    names = sorted(declared) if option.value == AUTO else [name for name in option.value.split(",") if name]
     unknown = [name for name in names if name not in declared]
     if unknown or not names:
         what = f"{unknown[0]} is not among them" if unknown else "it declares none"
@@ -198,11 +221,11 @@ def _env(value: str, scenario: Scenario, _: Invocation, __: MachineFacts) -> Sub
     )  # fmt: skip
 
 
-def _commits(value: str, _: Scenario, question: Invocation, __: MachineFacts) -> Subject:
-    good, dots, bad = value.partition("..")
+def _commits(option: _Option) -> Subject:
+    good, dots, bad = option.value.partition("..")
     if not (good and dots and bad):
-        raise UsageError(f"--commits: expected GOOD..BAD, got {shown(value)}")
-    found = commits_between(question.working_dir, good, bad)
+        raise UsageError(f"--commits: expected GOOD..BAD, got {shown(option.value)}")
+    found = commits_between(option.question.working_dir, good, bad)
     return Subject(
         form=Form.COMMIT,
         key="commit",
@@ -213,26 +236,26 @@ def _commits(value: str, _: Scenario, question: Invocation, __: MachineFacts) ->
     )
 
 
-def _any(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
-    override = parse_override(value, "--any")
+def _any(option: _Option) -> Subject:
+    override = parse_override(option.value, "--any")
     values = plain(override.value)
-    if not isinstance(values, list) or len(values) < 2 or any(isinstance(one, list | dict) for one in values):
-        raise UsageError(f"--any: expected KEY=[A, B, ...] with two values or more, got {shown(value)}")
-    if len({repr(one) for one in values}) < len(values):
+    if not isinstance(values, list) or len(values) < 2 or any(isinstance(value, list | dict) for value in values):
+        raise UsageError(f"--any: expected KEY=[A, B, ...] with two values or more, got {shown(option.value)}")
+    if len({repr(value) for value in values}) < len(values):
         raise UsageError(f"--any: {override.key}: a value is given twice")
-    if all(isinstance(one, int | float) and not isinstance(one, bool) for one in values):
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         return Subject(form=Form.VALUE, key=override.key, noun=override.key, items=tuple(values[1:]), good=values[0])
     return Subject(form=Form.WORDS, key=override.key, noun="value", items=tuple(values))
 
 
-def _ordered(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
+def _ordered(option: _Option) -> Subject:
     """A search by prefixes asks of them only whether one comes before the other, as they were given."""
-    key, written = _as_given("--ordered", value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
+    key, written = _as_given("--ordered", option.value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
     return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(written[1:]), good=written[0])
 
 
-def _choice(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
-    key, written = _as_given("--choice", value, "parallel.wrapper=[ddp,fsdp]")
+def _choice(option: _Option) -> Subject:
+    key, written = _as_given("--choice", option.value, "parallel.wrapper=[ddp,fsdp]")
     return Subject(form=Form.CHOICE, key=key, noun="value", items=tuple(written))
 
 
@@ -257,22 +280,24 @@ def _as_given(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
     return override.key, values
 
 
-def _seeds(value: str, scenario: Scenario, _: Invocation, __: MachineFacts) -> Subject:
-    """Each by itself: a seed decides what is drawn, and no order of seeds means anything."""
-    if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", value):
-        seeds = list(dict.fromkeys(map(int, value.split(","))))
+def _seeds(option: _Option) -> Subject:
+    """Return a choice among seeds: a seed decides what is drawn, and their order means nothing."""
+    if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", option.value):
+        seeds = list(dict.fromkeys(map(int, option.value.split(","))))
     else:
-        seeds = list(range(*_span("--seeds", value)))
+        seeds = list(range(*_span("--seeds", option.value)))
     if not 2 <= len(seeds) <= _MOST_SEEDS:
-        raise UsageError(f"--seeds={value}: 2 to {_MOST_SEEDS} seeds tell the data from a race; say --seeds=0:4")
-    return Subject(form=Form.CHOICE, key="train.seed" if scenario.is_ours else "seed", noun=SEED, items=tuple(seeds))
+        raise UsageError(f"--seeds={option.value}: 2 to {_MOST_SEEDS} seeds tell the data from a race; say --seeds=0:4")
+    return Subject(
+        form=Form.CHOICE, key="train.seed" if option.scenario.is_ours else "seed", noun=SEED, items=tuple(seeds)
+    )
 
 
-def _items(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subject:
-    """Numbers under a name of the user's: data shards, sample indices, batches."""
-    key, equals, span = value.partition("=")
+def _items(option: _Option) -> Subject:
+    """Return numbers under a name of the user's: data shards, sample indices, batches."""
+    key, equals, span = option.value.partition("=")
     if not equals or not is_override(f"{key}="):
-        raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {shown(value)}")
+        raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {shown(option.value)}")
     start, stop = _span("--items", span)
     noun = key.rpartition(".")[2]
     # A key of a list has its plural: data.shards.
@@ -280,12 +305,12 @@ def _items(value: str, _: Scenario, __: Invocation, ___: MachineFacts) -> Subjec
     return Subject(form=Form.LAYERS, key=key, noun=noun, items=tuple(range(start, stop)))
 
 
-_MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subject]] = {
+_MAKERS: Mapping[str, Callable[[_Option], Subject]] = {
     "gc_range": _gc_range,
     "layers": _layers,
     "seq_len": _seq_len,
     "world_size": _world_size,
-    "branch": lambda _, scenario, __, ___: branches_of(scenario),
+    "branch": lambda option: branches_of(option.scenario),
     "env": _env,
     "commits": _commits,
     "any": _any,
@@ -297,7 +322,7 @@ _MAKERS: Mapping[str, Callable[[str, Scenario, Invocation, MachineFacts], Subjec
 
 
 def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
-    """Every dotted key in which two scenarios differ. The search goes on from the good one."""
+    """Return every dotted key in which two scenarios differ. The search starts from the good one."""
     names = _two("--set", value, "two scenarios or YAML files")
     good, bad = (replace(question, words=(as_path(name, question.working_dir), *question.words)) for name in names)
     before, after = (_compared(_scenario(side)) for side in (good, bad))
@@ -322,7 +347,7 @@ def _compared(scenario: Scenario) -> dict[str, Plain]:
 
 
 def _of_two_files(value: str, question: Invocation) -> Subject:
-    """Two config files of the program's own; each mixture of them is a file that it is given instead."""
+    """Return the keys in which two config files of the program differ; each mixture is a file that it reads instead."""
     names = _two("--set", value, "two files that the program reads")
     good, bad = (question.working_dir / name for name in names)
     if good.suffix != bad.suffix:
@@ -337,7 +362,7 @@ def _of_two_files(value: str, question: Invocation) -> Subject:
 
 
 def _of_environments(value: str, question: Invocation) -> tuple[Invocation, Subject]:
-    """Variables and packages. Under the good virtual environment's Python, if it is one."""
+    """Return variables and packages that differ, for the good environment's Python if it is a virtual one."""
     names = _two("--env-file", value, "two files of NAME=VALUE or name==version lines, or two virtual environments")
     good, bad = (read_environment(question.working_dir / name) for name in names)
     if (good.python is None) != (bad.python is None):
