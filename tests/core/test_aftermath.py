@@ -22,11 +22,11 @@ from nsa_harness.core.evidence.job_files import (
     by_rank,
     exits_of_tasks,
     is_document,
-    left_file,
     rank_of_path,
+    read_job_file,
     timeouts,
 )
-from nsa_harness.core.evidence.post_mortem import PostMortem, aftermath
+from nsa_harness.core.evidence.post_mortem import PostMortem, read_post_mortem
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import Judgement, judge
 
@@ -36,11 +36,11 @@ LOGGER = "/env/lib/python3.11/site-packages/torch/distributed/c10d_logger.py"
 
 def left(**files: str | bytes) -> PostMortem:
     """Of files by name; "__" stands for a slash."""
-    return aftermath([named(name.replace("__", "/"), data) for name, data in files.items()], "node")
+    return read_post_mortem([named(name.replace("__", "/"), data) for name, data in files.items()], "node")
 
 
 def named(name: str, data: str | bytes) -> JobFile:
-    return left_file(name, data.encode() if isinstance(data, str) else data)
+    return read_job_file(name, data.encode() if isinstance(data, str) else data)
 
 
 def judged(after: PostMortem) -> tuple[Judgement, Diagnosis]:
@@ -551,8 +551,8 @@ PIECES = st.sampled_from(
     st.lists(st.tuples(st.sampled_from(["a_1.log", "rank0.txt", "x/attempt_0/1/stderr.log", "b"]), st.lists(PIECES)))
 )
 def test_whatever_text_was_left_is_read_and_judged(files: list[tuple[str, list[str]]]) -> None:
-    read = [left_file(name, "".join(some).encode("utf-8", "surrogatepass")) for name, some in files]
-    after = aftermath(read, "node")
+    read = [read_job_file(name, "".join(some).encode("utf-8", "surrogatepass")) for name, some in files]
+    after = read_post_mortem(read, "node")
     judgement, diagnosis = judged(after)
     assert judgement.status in (Status.FAIL, Status.HANG, Status.ERROR)
     assert all(one.confidence < CERTAIN for one in diagnosis.findings) or judgement.status is Status.ERROR
@@ -561,7 +561,7 @@ def test_whatever_text_was_left_is_read_and_judged(files: list[tuple[str, list[s
 @settings(deadline=None)
 @given(st.binary(max_size=400), st.sampled_from([b"", b"\x80\x02", b"[{", b"\x7fELF", b"[rank0]: "]))
 def test_whatever_bytes_were_left_are_read_and_judged(data: bytes, head: bytes) -> None:
-    judged(aftermath([left_file("rank0", head + data)], "node"))
+    judged(read_post_mortem([read_job_file("rank0", head + data)], "node"))
 
 
 @pytest.mark.parametrize(

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 from runs import PLAN, run, sure
 
+from nsa_harness.core.comparison.contrasts import KeyFilter
+from nsa_harness.core.comparison.contrasts import Test as Asked
 from nsa_harness.core.comparison.decisions import decided, walked
 from nsa_harness.core.comparison.gates import when
 from nsa_harness.core.comparison.plan_file import (
     COMMANDS,
     Form,
-    KeyFilter,
     PlanText,
     ReadPlan,
     is_plan,
     plan_schema,
     read_plan,
 )
-from nsa_harness.core.comparison.plan_file import Test as Asked
 from nsa_harness.core.report import GateAnswer, GateState, Outcome, Status
 from nsa_harness.core.scenario.yaml_tree import parse_yaml
 
@@ -309,6 +313,30 @@ def test_what_the_schema_refuses_is_a_mistake(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "gates: {}", "- a", "gates: {a: 1}\ntags: [mine]", "\tgates: x"])
 def test_what_is_no_plan_at_all_is_a_mistake_and_no_crash(text: str) -> None:
     assert said(text)
+
+
+WORDS = st.sampled_from(
+    ["fails", "passes", "each_passes", "cause", "differ_in", "where", "any", "uncertain", "slow", "not"]
+)
+KEYS = st.sampled_from(
+    ["gc.mode", "run.ranks", "more", "less", "flaky", "if", "then", "try", "run {fails}", "smoke", ""]
+)
+LEAVES = st.none() | st.booleans() | st.integers() | WORDS | KEYS
+ANYTHING = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS | KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(ANYTHING, ANYTHING, ANYTHING, ANYTHING)
+def test_whatever_a_condition_holds_it_is_read_or_a_mistake_and_no_crash(a: Any, b: Any, c: Any, d: Any) -> None:
+    condition = {"fails": a, "passes": b, "differ_in": c, "cause": d}
+    for one in (condition, {"fails": a, "each_passes": b, "differ_in": c}, a):
+        gates = {"one": {"if": one, "then": b, "because": c, "try": d}}
+        told = read(json.dumps({"tags": ["mine"], "gates": gates, "tree": d}))
+        assert told.mistakes or told.plan.gates
 
 
 def test_a_plan_is_told_from_a_scenario_by_its_gates() -> None:

@@ -15,10 +15,10 @@ from lockstep import ZERO_NS, Made, Run, entered, line, rounds, run
 from nsa_harness.core.collectives.alignment import (
     Difference,
     DifferenceKind,
+    broke_pattern,
     cycle,
     differences,
     groups_of,
-    left_routine,
     minority,
 )
 from nsa_harness.core.collectives.timeline import Timeline, timeline
@@ -566,7 +566,7 @@ def test_of_ranks_in_a_cycle_the_one_that_took_its_groups_the_other_way_round_be
             for at, group in enumerate(groups)
         ]
         made = timeline(0, board(calls=tuple(calls)), (), "gloo")
-        return left_routine(made, made.events[-1])
+        return broke_pattern(made, made.events[-1])
 
     assert not left("1", "2", "1")
     assert left("1", "2", "1", "2", "2")

@@ -12,7 +12,7 @@ from builders import USER, collective, whole
 from lockstep import Made, Run, rounds, run
 from test_calls_differ import main, stood
 
-from nsa_harness.core.collectives.call_history import parted_before
+from nsa_harness.core.collectives.call_history import diverged_before_history
 from nsa_harness.core.collectives.timeline import timeline
 from nsa_harness.core.evidence.evidence import Frame, StatusFile
 from nsa_harness.core.evidence.flight import missing_numbers
@@ -65,31 +65,31 @@ def test_hashes_that_differ_at_one_count_say_that_the_ranks_parted_before(
     tmp_path: Path, mine: Sequence[Made], kept: int, other_kept: int, parted: bool
 ) -> None:
     boards = {0: counted(tmp_path, SAME, other_kept), 1: counted(tmp_path, mine, kept)}
-    assert parted_before("0", boards) is parted
-    assert not parted_before("another", boards)
+    assert diverged_before_history("0", boards) is parted
+    assert not diverged_before_history("another", boards)
 
 
 def test_what_cannot_be_undone_says_nothing(tmp_path: Path) -> None:
     one, other = counted(tmp_path, SAME, 4), counted(tmp_path, OTHER_ORDER, 4)
     first, *rest = other.calls
     threads = replace(other, calls=(replace(first, tid=7), *(replace(one, tid=8) for one in rest)))
-    assert not parted_before("0", {0: one, 1: threads})
-    assert not parted_before("0", {0: one, 1: replace(other, counts={})})
+    assert not diverged_before_history("0", {0: one, 1: threads})
+    assert not diverged_before_history("0", {0: one, 1: replace(other, counts={})})
     behind = counted(tmp_path, OTHER_ORDER[:-3], 4)
-    assert parted_before("0", {0: one, 1: behind})
+    assert diverged_before_history("0", {0: one, 1: behind})
     # At 12 calls, and not back to 9, where the other one is.
     unknown = replace(one, calls=tuple(replace(each, chain=()) for each in one.calls))
-    assert not parted_before("0", {0: unknown, 1: behind})
+    assert not diverged_before_history("0", {0: unknown, 1: behind})
     # A call of a library's, which nothing of the program led to, has no line.
     place = Place(file="/usr/lib/python3.11/site-packages/x/y.py", line=1, function="f")
     library = replace(one, calls=tuple(replace(each, chain=(), place=place) for each in one.calls))
-    assert parted_before("0", {0: library, 1: behind})
+    assert diverged_before_history("0", {0: library, 1: behind})
 
 
 def test_a_hole_in_the_calls_ends_what_is_undone(tmp_path: Path) -> None:
     one, other = counted(tmp_path, SAME, 9), counted(tmp_path, SAME, 9)
     holed = replace(other, calls=(other.calls[0], *other.calls[4:]))
-    assert not parted_before("0", {0: one, 1: holed})
+    assert not diverged_before_history("0", {0: one, 1: holed})
 
 
 MADE = rounds([Made(), Made(op="broadcast", line=41, root=0), Made(op="barrier", line=45, elements=0)], 4)

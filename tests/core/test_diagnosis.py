@@ -85,7 +85,7 @@ def test_a_run_that_passed_has_no_cause_and_no_culprit() -> None:
     ("ending", "code", "proof"),
     [
         (Ending.INTERRUPTED, "interrupted", ()),
-        (Ending.ABANDONED, "interrupted", ("interrupted",)),
+        (Ending.CONTROLLER_DIED, "interrupted", ("interrupted",)),
         (Ending.NOT_LAUNCHED, "harness_error", ()),
         (Ending.STALL, "harness_error", ()),
     ],
@@ -195,7 +195,7 @@ def test_what_a_thread_would_do_for_another_is_called_as_the_program_calls_it(
         f"rank 0 waits for {what} in step at ada/train.py:12; no thread of the process is left that could {ended_by}"
     )
     assert ("taken twice" in found.advice) == (what == "a lock")
-    assert wait_for(*seen.snapshots, (), "gloo").waits[0].stands_in == f"{stands_in} in step"
+    assert wait_for(*seen.snapshots, (), "gloo").waits[0].blocked_in == f"{stands_in} in step"
 
 
 # Loops.
@@ -602,7 +602,7 @@ def test_every_rule_has_a_run_above_that_it_answers() -> None:
     reached = {
         cause(seen)
         for seen in (
-            evidence(ending=Ending.ABANDONED, launcher=None),
+            evidence(ending=Ending.CONTROLLER_DIED, launcher=None),
             deadline(rank_evidence(0)),
             evidence(left(0, 1, raised=raised(0))),
             stalled(*CROSSED, ranks=skipping()),

@@ -49,7 +49,7 @@ def stands(*ranks: RankSnapshot, before: RankSnapshot | None = None) -> Wait:
 
 def test_a_write_to_a_pipe_that_only_the_writer_itself_could_read_is_closed() -> None:
     wait = stands(rank("write", target="pipe:[7]", held_by=(100,)))
-    assert (wait.kind, wait.closed, wait.stands_in) == (WaitKind.PIPE, True, "a write to a full pipe in step")
+    assert (wait.kind, wait.closed, wait.blocked_in) == (WaitKind.PIPE, True, "a write to a full pipe in step")
 
 
 def test_a_read_of_a_pipe_that_only_the_reader_itself_could_write_to_is_closed_too() -> None:

@@ -371,10 +371,10 @@ def test_no_answer_rests_on_a_skip_an_error_or_an_attempt_that_does_not_count(ou
 def test_every_contrast_differs_in_exactly_the_keys_of_its_factor(outcomes: list[Outcome]) -> None:
     for row in answers(outcomes, PLAYBOOK.hypotheses):
         if row.control and row.changed:
-            factor = row.hypothesis.factor
-            assert differences(row.control.run, row.changed.run) - {"train.steps"} == set(factor.keys)
-            assert factor.without(setting(row.control.run, factor.keys[0]))
-            assert factor.with_it(setting(row.changed.run, factor.keys[0]))
+            variable = row.hypothesis.variable
+            assert differences(row.control.run, row.changed.run) - {"train.steps"} == set(variable.keys)
+            assert variable.without(setting(row.control.run, variable.keys[0]))
+            assert variable.with_it(setting(row.changed.run, variable.keys[0]))
 
 
 @given(RUNS)

@@ -10,7 +10,7 @@ from builders import case, ended, evidence, finding_of, rank_evidence, whole
 
 from nsa_harness.core.diagnosis.rules import silent_faults
 from nsa_harness.core.evidence.evidence import RankEvidence
-from nsa_harness.core.evidence.health_records import read_looks
+from nsa_harness.core.evidence.health_records import read_health_samples
 from nsa_harness.core.evidence.health_samples import Arrived, GivenUp, HealthSamples, Unwaited
 from nsa_harness.core.report import Place
 
@@ -110,7 +110,7 @@ def test_nothing_is_said_of_what_was_seen_too_seldom_or_not_at_all(looks: Health
 
 def test_what_the_probe_tells_at_the_end_is_read_back() -> None:
     place = "/home/ada/train.py:18:step"
-    looks = read_looks(
+    looks = read_health_samples(
         [
             {"at": "unwaited", "op": "irecv", "place": place, "calls": 3},
             {"at": "given up", "type": "ValueError", "place": place, "batches": 1, "step": 2},

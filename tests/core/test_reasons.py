@@ -17,11 +17,11 @@ from nsa_harness.core.collectives.reasons import (
     OutOfBatches,
     StepDifference,
     abandoned_batch,
+    diverging_modules,
     first_out_of_batches,
     first_step_of_difference,
     last_agreed,
     other_pace,
-    parted_modules,
     still_given,
 )
 from nsa_harness.core.evidence.evidence import (
@@ -314,21 +314,21 @@ def test_the_module_that_one_rank_left_out_is_found_and_the_rank_by_its_step_bef
         besides=False,
         who=True,
     )
-    assert parted_modules({0: went_through(NET, NET), 1: went_through(NET, DROPPED)}) == one
+    assert diverging_modules({0: went_through(NET, NET), 1: went_through(NET, DROPPED)}) == one
     more = replace(one, expected=module("head"), entered=module("blocks.1"), skipped=False, besides=True)
-    assert parted_modules({0: went_through(DROPPED, DROPPED), 1: went_through(DROPPED, NET)}) == more
+    assert diverging_modules({0: went_through(DROPPED, DROPPED), 1: went_through(DROPPED, NET)}) == more
     other = ("net", "inward", "blocks.0", "adapter", "head")
     instead = replace(one, entered=module("adapter"), skipped=False)
-    assert parted_modules({0: went_through(NET, NET), 1: went_through(NET, other)}) == instead
+    assert diverging_modules({0: went_through(NET, NET), 1: went_through(NET, other)}) == instead
 
 
 def test_where_every_rank_left_its_step_before_the_few_are_named_and_of_two_both() -> None:
     known = {0: went_through(DROPPED, NET), 1: went_through(DROPPED, (*NET[:3], "extra"))}
-    found = parted_modules(known)
+    found = diverging_modules(known)
     assert found is not None
     assert (found.ranks, found.who) == ((0, 1), False)
     assert {found.expected.name, found.entered.name} == {"blocks.1", "extra"}
-    found = parted_modules({**known, 2: known[0]})
+    found = diverging_modules({**known, 2: known[0]})
     assert found is not None
     assert (found.ranks, found.who, found.expected.name) == ((1,), False, "blocks.1")
 
@@ -346,17 +346,17 @@ def test_where_every_rank_left_its_step_before_the_few_are_named_and_of_two_both
     ],
 )
 def test_what_may_be_the_same_in_the_end_or_never_was_is_no_branch(one: StatusFile, other: StatusFile) -> None:
-    assert parted_modules({0: one, 1: other}) is None
-    assert parted_modules({0: other, 1: one}) is None
+    assert diverging_modules({0: one, 1: other}) is None
+    assert diverging_modules({0: other, 1: one}) is None
 
 
 def test_a_rank_whose_modules_are_not_known_may_have_gone_either_way() -> None:
     known = {0: went_through(NET, NET), 1: went_through(NET, DROPPED)}
-    assert parted_modules({**known, 2: went_through(NET, NET)}) is not None
-    assert parted_modules({**known, 2: board(mark("backward", step=2))}) is None
+    assert diverging_modules({**known, 2: went_through(NET, NET)}) is not None
+    assert diverging_modules({**known, 2: board(mark("backward", step=2))}) is None
 
 
 def test_a_rank_that_is_a_step_further_is_compared_in_the_step_that_both_did() -> None:
-    found = parted_modules({0: went_through(NET, NET), 1: went_through(NET, DROPPED, NET)})
+    found = diverging_modules({0: went_through(NET, NET), 1: went_through(NET, DROPPED, NET)})
     assert found is not None
     assert (found.ranks, found.step) == ((1,), 2)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.collectives.call_history import Due, comes_later, due, leaves_a_loop
+from nsa_harness.core.collectives.call_history import ExpectedCall, comes_later, expected_next, leaves_a_loop
 
 
 @pytest.mark.parametrize(
@@ -26,29 +26,29 @@ from nsa_harness.core.collectives.call_history import Due, comes_later, due, lea
 def test_what_followed_where_it_stood_alike_for_the_longest_way_back_is_due(
     sites: str, following: str | None, times: int
 ) -> None:
-    found = due(tuple(sites), len(sites))
+    found = expected_next(tuple(sites), len(sites))
     assert (found and sites[found.at], found.times if found else 0) == (following, times)
 
 
 def test_a_routine_is_what_was_done_twice_before() -> None:
-    once, twice = due(tuple("aba"), 3), due(tuple("ababa"), 5)
+    once, twice = expected_next(tuple("aba"), 3), expected_next(tuple("ababa"), 5)
     assert once is not None
     assert twice is not None
     assert (once.kept, twice.kept) == (False, True)
 
 
 def test_only_what_lies_before_counts() -> None:
-    assert due(tuple("abab"), 2) is None
-    assert due((), 0) is None
-    assert due(("a",), 1) is None
+    assert expected_next(tuple("abab"), 2) is None
+    assert expected_next((), 0) is None
+    assert expected_next(("a",), 1) is None
 
 
 def test_what_was_passed_over_came_later_in_the_round_before() -> None:
     round_before = "abcabc"
-    assert comes_later(round_before, Due(at=3, times=1), 6, "b")
-    assert comes_later(round_before, Due(at=3, times=1), 6, "c")
-    assert not comes_later(round_before, Due(at=3, times=1), 6, "a"), "that is due itself"
-    assert not comes_later(round_before, Due(at=3, times=1), 6, "x")
+    assert comes_later(round_before, ExpectedCall(at=3, times=1), 6, "b")
+    assert comes_later(round_before, ExpectedCall(at=3, times=1), 6, "c")
+    assert not comes_later(round_before, ExpectedCall(at=3, times=1), 6, "a"), "that is due itself"
+    assert not comes_later(round_before, ExpectedCall(at=3, times=1), 6, "x")
 
 
 def test_who_went_on_so_before_ends_a_loop_and_leaves_nothing_out() -> None:
@@ -61,7 +61,7 @@ def test_who_went_on_so_before_ends_a_loop_and_leaves_nothing_out() -> None:
 @given(st.lists(st.integers(), min_size=1, max_size=5, unique=True), st.integers(2, 5), st.integers(0, 4))
 def test_in_a_periodic_history_the_next_of_the_round_is_due(body: list[int], rounds: int, into: int) -> None:
     sites = [*body * rounds, *body[: into % len(body)]]
-    found = due(tuple(sites), len(sites))
+    found = expected_next(tuple(sites), len(sites))
     if len(body) == 1 and len(sites) < 2:
         return
     assert found is not None
@@ -75,4 +75,4 @@ def test_in_a_periodic_history_the_next_of_the_round_is_due(body: list[int], rou
 def test_what_the_sites_are_called_decides_nothing(sites: str) -> None:
     names = {"a": "q", "b": "r", "c": "s"}
     renamed = [names[one] for one in sites]
-    assert due(tuple(sites), len(sites)) == due(tuple(renamed), len(renamed))
+    assert expected_next(tuple(sites), len(sites)) == expected_next(tuple(renamed), len(renamed))

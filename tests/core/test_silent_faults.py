@@ -11,7 +11,7 @@ from builders import case, ended, evidence, finding_of, rank_evidence
 from nsa_harness.core.diagnosis.rules import silent_faults as of_silence
 from nsa_harness.core.evidence.evidence import RankEvidence
 from nsa_harness.core.evidence.exit_messages import last_words
-from nsa_harness.core.evidence.health_records import KEPT_POINTS, read_looks
+from nsa_harness.core.evidence.health_records import KEPT_POINTS, read_health_samples
 from nsa_harness.core.evidence.health_samples import (
     Broken,
     Fetched,
@@ -325,7 +325,7 @@ def test_gradients_that_are_zero_at_every_look_are_told_of_the_ranks_that_have_t
 
 def test_of_several_optimizers_one_that_is_given_zeros_alone_is_told_and_one_that_was_not_once_is_not() -> None:
     seen = [(0, 1, 4), (1, 1, 6), (0, 2, 0), (1, 2, 6)]
-    read = read_looks(step(number, optimizer=optimizer, still=still) for optimizer, number, still in seen)
+    read = read_health_samples(step(number, optimizer=optimizer, still=still) for optimizer, number, still in seen)
     assert read is not None
     assert (read.still_count, read.still_looks) == (6, 2)
 
@@ -395,18 +395,18 @@ def step(number: int, **changes: Any) -> dict[str, Any]:
 
 def test_the_newest_line_that_uses_what_never_learns_is_kept_and_older_files_have_none() -> None:
     told = {"never": 1, "never_names": ["a.weight"], "never_place": "/home/ada/train.py:30:features"}
-    known = read_looks([step(1), step(2, **told)])
+    known = read_health_samples([step(1), step(2, **told)])
     assert known is not None
     assert known.never_place == Place(file="/home/ada/train.py", line=30, function="features")
-    old = read_looks([step(1, **{key: value for key, value in told.items() if key != "never_place"})])
+    old = read_health_samples([step(1, **{key: value for key, value in told.items() if key != "never_place"})])
     assert old is not None
     assert (old.never, old.never_place) == (("a.weight",), None)
 
 
 def test_looks_are_read_back_and_of_parameters_that_recovered_nothing_is_kept() -> None:
     broken = {"broken": 2, "names": ["a.weight"], "value": "inf"}
-    healed = read_looks([step(1), step(2, **broken), step(3)])
-    held = read_looks([step(1), step(2, **broken), step(3, **broken)])
+    healed = read_health_samples([step(1), step(2, **broken), step(3)])
+    held = read_health_samples([step(1), step(2, **broken), step(3, **broken)])
     assert healed is not None
     assert held is not None
     assert (healed.parameters, healed.looks, healed.losses) == (None, 3, 3)
@@ -416,7 +416,7 @@ def test_looks_are_read_back_and_of_parameters_that_recovered_nothing_is_kept() 
 
 def test_a_loss_that_broken_parameters_made_is_not_taken_for_the_beginning() -> None:
     loss = {"at": "loss", "step": 40, "value": "nan", "place": "/home/ada/train.py:18:step"}
-    begun, made = (read_looks([step(36), {**loss, "held": held}]) for held in ([], ["a.weight"]))
+    begun, made = (read_health_samples([step(36), {**loss, "held": held}]) for held in ([], ["a.weight"]))
     assert begun is not None
     assert made is not None
     assert (begun.loss, begun.parameters) == (Broken(step=40, value="nan", place=LINE), None)
@@ -426,14 +426,14 @@ def test_a_loss_that_broken_parameters_made_is_not_taken_for_the_beginning() -> 
 def test_replicas_are_read_back_with_the_parts_of_the_last_look() -> None:
     made = {"at": "made", "ddp": 0, "ranks": "0-1", "parts": [["a", "b"]], "sum": "1", "seen": [["1", "2", "3"]]}
     stepped = {"at": "stepped", "ddp": 0, "round": 1, "steps": 1, "sum": "2", "seen": [["4", "nan", "6"]]}
-    looks = read_looks([{**made, "hook": ""}, {**stepped, "hook": "gossip"}])
+    looks = read_health_samples([{**made, "hook": ""}, {**stepped, "hook": "gossip"}])
     assert looks is not None
     (one,) = looks.replicas
     assert (one.ranks, one.names, one.hook) == ((0, 1), (("a", "b"),), "gossip")
     assert [(look.at, look.round, look.checksum) for look in one.looks] == [("made", 0, "1"), ("stepped", 1, "2")]
     assert (one.parts[0].checksum, one.parts[0].total) == ("4", 6.0)
     assert (one.wrapped, one.broadcast) == (True, False), "as an older probe wrote it"
-    bare = read_looks(
+    bare = read_health_samples(
         [{**made, "hook": "", "wrapped": False, "broadcast": True}, {**stepped, "at": "over", "hook": ""}]
     )
     assert bare is not None
@@ -442,13 +442,15 @@ def test_replicas_are_read_back_with_the_parts_of_the_last_look() -> None:
 
 
 def test_written_files_are_read_back() -> None:
-    looks = read_looks([{"at": "wrote", "path": "/tmp/a.pt", "place": "/home/ada/train.py:18:step", "step": 6}])
+    looks = read_health_samples(
+        [{"at": "wrote", "path": "/tmp/a.pt", "place": "/home/ada/train.py:18:step", "step": 6}]
+    )
     assert looks is not None
     assert looks.wrote == (OverwrittenFile(path="/tmp/a.pt", place=LINE, step=6),)
 
 
 def test_many_points_are_thinned_and_the_newest_stay() -> None:
-    looks = read_looks([step(number) for number in range(1, 300)])
+    looks = read_health_samples([step(number) for number in range(1, 300)])
     assert looks is not None
     assert len(looks.memory) <= KEPT_POINTS
     assert [point.step for point in looks.memory[-3:]] == [297, 298, 299]
@@ -457,11 +459,11 @@ def test_many_points_are_thinned_and_the_newest_stay() -> None:
 @pytest.mark.parametrize("record", [{"at": "step"}, {**step(1), "step": "x"}, {"at": "begun", "ddp": 3}])
 def test_a_record_of_another_form_is_refused(record: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
-        read_looks([record])
+        read_health_samples([record])
 
 
 def test_no_record_is_no_look() -> None:
-    assert read_looks([]) is None
+    assert read_health_samples([]) is None
 
 
 # Waiting for data.
@@ -506,9 +508,9 @@ STEPPED = {
 
 
 def test_waits_are_read_back_and_numbers_that_are_none_refused() -> None:
-    looks = read_looks([{**STEPPED, "waited_s": 1.5, "passed_s": 2.0}])
+    looks = read_health_samples([{**STEPPED, "waited_s": 1.5, "passed_s": 2.0}])
     assert looks is not None
     assert looks.fetched == (Fetched(step=3, waited_s=1.5, passed_s=2.0, place=LINE),)
     for wrong in ({"waited_s": float("inf"), "passed_s": 2.0}, {"waited_s": 1.0, "passed_s": float("nan")}):
         with pytest.raises(ValueError, match="waited"):
-            read_looks([{**STEPPED, **wrong}])
+            read_health_samples([{**STEPPED, **wrong}])

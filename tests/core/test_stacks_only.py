@@ -190,7 +190,7 @@ def test_groups_may_have_a_root_each_and_one_call_has_one() -> None:
 def test_a_receive_waits_for_the_partner_that_it_names_and_for_nobody_else() -> None:
     ring = [told("recv", "dist.recv", "half", rank=rank, src=(rank + 1) % 3, tag=0) for rank in range(3)]
     waits = case(seen(*ring)).waits
-    assert {rank: (wait.peers, wait.stands_in) for rank, wait in waits.items()} == {
+    assert {rank: (wait.peers, wait.blocked_in) for rank, wait in waits.items()} == {
         0: ((1,), "recv with rank 1"),
         1: ((2,), "recv with rank 2"),
         2: ((0,), "recv with rank 0"),

@@ -93,7 +93,7 @@ def test_a_launcher_that_did_not_start_for_a_reason_nobody_wrote_down_is_an_erro
     ("ending", "error"),
     [
         (Ending.INTERRUPTED, "interrupted before it ended"),
-        (Ending.ABANDONED, "the harness died before the run ended; its guardian ended the run"),
+        (Ending.CONTROLLER_DIED, "the harness died before the run ended; its guardian ended the run"),
     ],
 )
 def test_a_run_that_was_cut_short_is_an_error_that_says_why(ending: Ending, error: str) -> None:
@@ -113,7 +113,7 @@ def test_a_run_that_was_cut_short_is_an_error_that_says_why(ending: Ending, erro
 def test_what_a_guardian_did_for_a_dead_harness_is_said_as_far_as_it_was_seen(
     undead: tuple[str, ...] | None, then: str
 ) -> None:
-    seen = evidence(ending=Ending.ABANDONED, undead=undead)
+    seen = evidence(ending=Ending.CONTROLLER_DIED, undead=undead)
     assert judge(seen).error == f"the harness died before the run ended; {then}"
 
 
@@ -391,6 +391,6 @@ def test_every_evidence_is_judged_and_only_a_clean_end_passes(
         assert launcher == ended(None, 0)
         assert all(one.exit.status in (0, None) or one.exit.by_us for one in known)  # type: ignore[union-attr]
     if judgement.status is Status.HANG:
-        assert ending in (Ending.STALL, Ending.UNWATCHED)
+        assert ending in (Ending.STALL, Ending.POST_MORTEM)
         assert judgement.proof is not None
     assert list(judgement.failures) == sorted(judgement.failures, key=lambda one: (one.collateral, one.at_s))

@@ -73,7 +73,7 @@ def test_a_rank_that_moves_waits_for_nothing() -> None:
             rank=0,
             motion=Motion.MOVING,
             kind=WaitKind.NOTHING,
-            stands_in="moving in step",
+            blocked_in="moving in step",
             peers=(),
             closed=False,
             until_s=None,
@@ -95,7 +95,7 @@ def test_a_rank_that_has_left_is_a_closed_end() -> None:
             rank=1,
             motion=Motion.GONE,
             kind=WaitKind.GONE,
-            stands_in="has left",
+            blocked_in="has left",
             peers=(),
             closed=True,
             until_s=None,
@@ -110,19 +110,19 @@ def test_a_rank_that_has_left_is_a_closed_end() -> None:
 
 def test_a_process_that_cannot_be_read_has_gone_too() -> None:
     wait = only(rank_snapshot(0, process=None))
-    assert (wait.kind, wait.closed, wait.stands_in) == (WaitKind.GONE, True, "has left")
+    assert (wait.kind, wait.closed, wait.blocked_in) == (WaitKind.GONE, True, "has left")
 
 
 def test_a_stopped_rank_is_a_closed_wait() -> None:
     wait = only(rank_snapshot(0, frame(10), process=process(state="T")))
-    assert (wait.kind, wait.closed, wait.stands_in) == (WaitKind.STOPPED, True, "stopped by a signal in step")
+    assert (wait.kind, wait.closed, wait.blocked_in) == (WaitKind.STOPPED, True, "stopped by a signal in step")
 
 
 def test_a_rank_that_computes_is_an_open_end() -> None:
     before, after = (rank_snapshot(0, frame(10), process=process(cpu_s=cpu_s)) for cpu_s in (1.0, 3.0))
     wait = wait_for(snapshot(1, 18.0, before), snapshot(2, 20.0, after), (), "gloo").waits[0]
     assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.COMPUTE, False)
-    assert wait.stands_in == "a computation in step"
+    assert wait.blocked_in == "a computation in step"
 
 
 @pytest.mark.parametrize(
@@ -141,12 +141,12 @@ def test_a_rank_that_computes_is_an_open_end() -> None:
 )
 def test_the_system_call_says_what_a_rank_waits_for(syscall: str, kind: WaitKind, words: str) -> None:
     wait = only(host(syscall))
-    assert (wait.kind, wait.stands_in) == (kind, words)
+    assert (wait.kind, wait.blocked_in) == (kind, words)
     assert wait.closed is (kind is WaitKind.LOCK)
 
 
 def test_a_wait_outside_the_users_code_names_no_function() -> None:
-    assert only(host("read", line=frame(1, file=f"{SITE}/torch/x.py"))).stands_in == "read"
+    assert only(host("read", line=frame(1, file=f"{SITE}/torch/x.py"))).blocked_in == "read"
 
 
 def test_without_a_readable_task_the_wait_is_of_unknown_kind() -> None:
@@ -238,7 +238,7 @@ def test_a_native_thread_may_release_it_only_while_it_is_busy(native: dict[str, 
 def test_two_ranks_in_different_collectives_wait_for_each_other() -> None:
     ranks = (in_all_reduce(0, collective(6)), in_all_reduce(1, collective(6, "broadcast")))
     seen = graph(*ranks)
-    assert [(one.kind, one.peers, one.stands_in, one.closed) for one in seen.waits] == [
+    assert [(one.kind, one.peers, one.blocked_in, one.closed) for one in seen.waits] == [
         (WaitKind.COLLECTIVE, (1,), "all_reduce #6", True),
         (WaitKind.COLLECTIVE, (0,), "broadcast #6", True),
     ]
@@ -299,15 +299,15 @@ def test_the_oldest_pending_collective_is_the_one_waited_in() -> None:
 def test_without_a_flight_recorder_a_rank_in_a_collective_waits_for_all_others() -> None:
     wait = only(in_all_reduce(1), locked_in_backward(2), gone=(0,))
     assert (wait.kind, wait.peers, wait.collective) == (WaitKind.COLLECTIVE, (0, 2), None)
-    assert wait.stands_in == "all_reduce", "the frame says it"
+    assert wait.blocked_in == "all_reduce", "the frame says it"
 
 
 def test_the_board_names_the_open_call_where_nothing_else_does() -> None:
     calls = (call(1, left_s=None, op="barrier"), call(2))
     wait = only(in_all_reduce(0, calls=calls), locked_in_backward(1))
-    assert (wait.call, wait.stands_in) == (calls[0], "barrier")
+    assert (wait.call, wait.blocked_in) == (calls[0], "barrier")
     blind = rank_snapshot(0, board=board(calls=calls))
-    assert (only(blind, locked_in_backward(1)).kind, only(blind).stands_in) == (WaitKind.COLLECTIVE, "barrier")
+    assert (only(blind, locked_in_backward(1)).kind, only(blind).blocked_in) == (WaitKind.COLLECTIVE, "barrier")
 
 
 def test_a_finished_call_is_not_waited_in() -> None:
@@ -441,7 +441,7 @@ def test_two_ranks_that_receive_from_each_other_are_a_closed_wait() -> None:
         (WaitKind.POINT_TO_POINT, (0,), True),
     ]
     assert closed(seen) is True
-    assert seen.waits[0].stands_in == "recv with rank 1"
+    assert seen.waits[0].blocked_in == "recv with rank 1"
 
 
 @pytest.mark.parametrize("partner", ["send", "wait isend", "batch_isend_irecv"])
@@ -466,7 +466,7 @@ def test_a_key_that_all_others_wait_for_too_is_closed_and_alone_or_across_nodes_
     assert [(one.kind, one.peers, one.closed) for one in graph(waiting, in_all_reduce(1)).waits[:1]] == [
         (WaitKind.STORE, (1,), True)
     ]
-    assert only(waiting, in_all_reduce(1)).stands_in == "wait store.get of the store key mine"
+    assert only(waiting, in_all_reduce(1)).blocked_in == "wait store.get of the store key mine"
     assert closed(graph(waiting)) is False
     apart = replace(waiting, board=replace(waiting.board, world_size=4)) if waiting.board else waiting
     assert (only(apart, in_all_reduce(1)).peers, only(apart, in_all_reduce(1)).closed) == ((), False)

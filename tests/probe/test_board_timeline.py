@@ -13,7 +13,7 @@ import pytest
 from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
 
 from nsa_harness import protocol
-from nsa_harness.core.collectives.call_history import parted_before
+from nsa_harness.core.collectives.call_history import diverged_before_history
 from nsa_harness.core.collectives.timeline import comparable, timeline
 from nsa_harness.core.evidence.evidence import CallCount, Loader, Mode, ModuleCall
 from nsa_harness.core.evidence.status_file import parse
@@ -77,10 +77,10 @@ def test_two_ranks_tell_callers_threads_loaders_and_mode(tmp_path: Path) -> None
     assert one.counts["0"].calls == 6  # the group of the thread was made there
     # What the ranks themselves counted is undone from what they wrote, to the same count.
     older, newer = replace(one, calls=one.calls[-5:]), replace(other, calls=other.calls[-3:])
-    assert not parted_before("0", {0: older, 1: newer})
+    assert not diverged_before_history("0", {0: older, 1: newer})
     # All of them are undone to the beginning: a rank of which that fails would say nothing of the other.
     unlike = replace(other, calls=(), counts={"0": CallCount(calls=6, hash=1)})
-    assert parted_before("0", {0: one, 1: unlike})
+    assert diverged_before_history("0", {0: one, 1: unlike})
     told = [
         [(loader.number, loader.iterators, loader.batches, loader.ended) for loader in each.loaders] for each in boards
     ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ranks import run_forks, run_ranks
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.health_records import read_looks
+from nsa_harness.core.evidence.health_records import read_health_samples
 from nsa_harness.core.evidence.health_samples import HealthSamples
 from nsa_harness.probe.fingerprint import (
     ZEROS_BYTES,
@@ -166,7 +166,7 @@ dist.destroy_process_group()
 
 def looks(boards: Path, pid: int) -> HealthSamples:
     lines = (boards / protocol.LOOKS.format(pid=pid)).read_text().splitlines()
-    found = read_looks([json.loads(line) for line in lines])
+    found = read_health_samples([json.loads(line) for line in lines])
     assert found is not None
     return found
 

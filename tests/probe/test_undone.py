@@ -8,7 +8,7 @@ import pytest
 from ranks import run_forks
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.health_records import read_looks
+from nsa_harness.core.evidence.health_records import read_health_samples
 from nsa_harness.core.evidence.health_samples import HealthSamples
 
 PROGRAM = """
@@ -109,7 +109,7 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> HealthSamples:
     assert (rank.status, rank.err) == (0, "")
     assert not list(boards.glob("*.trouble.jsonl"))
     lines = (boards / protocol.LOOKS.format(pid=rank.pid)).read_text().splitlines()
-    found = read_looks([json.loads(line) for line in lines])
+    found = read_health_samples([json.loads(line) for line in lines])
     assert found is not None
     return found
 

@@ -111,9 +111,9 @@ def test_the_watchers_word_on_the_ending_counts(attempt: AttemptDir, ending: End
 
 def test_without_the_watchers_word_the_guardians_files_tell(attempt: AttemptDir) -> None:
     assert read(attempt, *CLEAN).ending() is Ending.EXITED
-    assert read(attempt, started()).ending() is Ending.ABANDONED
+    assert read(attempt, started()).ending() is Ending.CONTROLLER_DIED
     attempt.abandoned.write_text("")
-    assert read(attempt, *CLEAN).ending() is Ending.ABANDONED
+    assert read(attempt, *CLEAN).ending() is Ending.CONTROLLER_DIED
 
 
 @pytest.mark.parametrize("ending", ["finished", None, ["stall"], {"a": 1}, 7])
@@ -157,7 +157,7 @@ def test_the_first_word_of_a_full_disk_counts(attempt: AttemptDir) -> None:
 
 def test_a_run_that_its_guardian_had_to_end_was_abandoned_however_much_left_before(attempt: AttemptDir) -> None:
     abandoned = {"event": "abandoned", "t_ns": at(5.5)}
-    assert read(attempt, *CLEAN[:2], abandoned).ending() is Ending.ABANDONED
+    assert read(attempt, *CLEAN[:2], abandoned).ending() is Ending.CONTROLLER_DIED
 
 
 def test_the_limits_are_those_in_force_at_the_end(attempt: AttemptDir) -> None:
@@ -220,7 +220,7 @@ def test_a_process_of_no_rank_is_no_rank(attempt: AttemptDir) -> None:
 def test_without_any_journal_nothing_is_known(attempt: AttemptDir) -> None:
     journals = Journals(attempt=attempt)
     assert (journals.ending(), list(journals.exits()), journals.pids, journals.teardown_s()) == (
-        Ending.ABANDONED,
+        Ending.CONTROLLER_DIED,
         [],
         {},
         0.0,

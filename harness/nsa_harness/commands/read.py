@@ -15,7 +15,7 @@ from nsa_harness import __version__
 from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.commands.session import report_of, write_report
 from nsa_harness.core.evidence.job_files import Kind
-from nsa_harness.core.evidence.post_mortem import Missing, PostMortem, aftermath
+from nsa_harness.core.evidence.post_mortem import Missing, PostMortem, read_post_mortem
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Outcome, Report, Status, Trouble, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
@@ -63,7 +63,7 @@ def read(request: ReadRequest) -> int:
     run = create_run(request.out, redact=request.redact) if request.out else None
     redaction = run.redaction if run else Redaction(on=request.redact)
     redaction.suspect(os.environ)
-    after = aftermath(found.files, socket.gethostname())
+    after = read_post_mortem(found.files, socket.gethostname())
     # A failure is explained by what was printed of it: nothing is missing where that is there.
     missing = after.missing if judge(after.evidence).status is not Status.FAIL else ()
     outcome = redaction.value(_outcome(request, found, after, useful, missing))

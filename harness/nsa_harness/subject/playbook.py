@@ -126,18 +126,18 @@ _CHANGES: tuple[tuple[str, Variable], ...] = (
 
 def _hypotheses() -> Iterator[Hypothesis]:
     """What the seeds named has a row of its own, also where no run tests it."""
-    for text, factor in _BLAMED_BY_THE_SEEDS:
-        yield Hypothesis(text=text, kind=HypothesisKind.CAUSE, factor=factor, prominent=True)
+    for text, variable in _BLAMED_BY_THE_SEEDS:
+        yield Hypothesis(text=text, kind=HypothesisKind.CAUSE, variable=variable, prominent=True)
     yield Hypothesis(
         text="find_unused_parameters is needed",
         kind=HypothesisKind.NEED,
-        factor=_FIND_UNUSED,
+        variable=_FIND_UNUSED,
         prominent=True,
         concerns=_would_miss_gradients,
     )
     yield NCCL_HYPOTHESIS
-    yield from (Hypothesis(text=text, kind=HypothesisKind.CAUSE, factor=factor) for text, factor in _CAUSES)
-    yield from (Hypothesis(text=text, kind=HypothesisKind.CHANGE, factor=factor) for text, factor in _CHANGES)
+    yield from (Hypothesis(text=text, kind=HypothesisKind.CAUSE, variable=variable) for text, variable in _CAUSES)
+    yield from (Hypothesis(text=text, kind=HypothesisKind.CHANGE, variable=variable) for text, variable in _CHANGES)
     yield from ENVIRONMENT_HYPOTHESES
 
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise, takewhile
 
-from nsa_harness.core.collectives.call_history import KEPT, comes_later, due, leaves_a_loop, parted_before
+from nsa_harness.core.collectives.call_history import (
+    MIN_REPEATS,
+    comes_later,
+    diverged_before_history,
+    expected_next,
+    leaves_a_loop,
+)
 from nsa_harness.core.collectives.repair import Edit, Repair, repairs
 from nsa_harness.core.collectives.timeline import UNTOLD_GROUP, Event, Field, Timeline, Token, field_apart, value
 from nsa_harness.core.evidence.evidence import Mode, StatusFile
@@ -46,7 +52,7 @@ class Difference:
     who: bool  # their own earlier iterations show which ranks are at fault
     new: bool  # these ranks never entered this event before
     or_swapped: bool = False  # they may still make the missing call: nothing is recorded after the next one
-    parted_before: bool = False  # they already differed before the oldest calls in the history
+    diverged_before_history: bool = False  # they already differed before the oldest calls in the history
     lost: Members = ()  # ranks whose recorder lacks numbers of the group
 
     def event(self, rank: int) -> Event | None:
@@ -110,11 +116,11 @@ def _without_unknown_history(
     found: Difference, members: Members, timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile]
 ) -> Difference:
     """Return the difference without a claim that older, unrecorded calls could contradict."""
-    parted = parted_before(found.group, {rank: boards[rank] for rank in members if rank in boards})
+    diverged = diverged_before_history(found.group, {rank: boards[rank] for rank in members if rank in boards})
     lost = tuple(rank for rank in members if rank in timelines and found.group in timelines[rank].lost)
-    if not parted and not lost:
+    if not diverged and not lost:
         return found
-    return replace(found, where=False, or_swapped=False, parted_before=parted, lost=lost)
+    return replace(found, where=False, or_swapped=False, diverged_before_history=diverged, lost=lost)
 
 
 def groups_of(
@@ -126,7 +132,7 @@ def groups_of(
     ranks gives two groups.
     """
     found: dict[str, tuple[Members, ...]] = {}
-    for group in sorted({one.group for line in timelines.values() for one in line.events}):
+    for group in sorted({event.group for line in timelines.values() for event in line.events}):
         declared = {
             members for rank, board in boards.items() if rank in (members := tuple(sorted(board.groups.get(group, ()))))
         }
@@ -176,14 +182,14 @@ def _group_difference(
     reference = _reference_track(tracks)
     found = [(other, some) for other in tracks if other is not reference and (some := _repairs(other, reference))]
     first = min(found, key=lambda one: one[1][0].right, default=None)
-    parted = _call_difference(group, tracks, reference, *first) if first else None
+    diverged = _call_difference(group, tracks, reference, *first) if first else None
     shift = _shift(group, tracks)
     if shift is None:
-        return parted or _late_difference(group, tracks)
+        return diverged or _late_difference(group, tracks)
     # Both begin where calls of different steps pair: an added or skipped call of a rank explains more than a shift.
-    added = parted is not None and (parted.who or parted.kind in (DifferenceKind.EXTRA, DifferenceKind.COUNT))
+    added = diverged is not None and (diverged.who or diverged.kind in (DifferenceKind.EXTRA, DifferenceKind.COUNT))
     last = first[1][0].right - added if first else shift[0]
-    return shift[1] if shift[0] <= last else parted
+    return shift[1] if shift[0] <= last else diverged
 
 
 def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | None:
@@ -226,7 +232,7 @@ def _tracks(group: str, lines: Sequence[Timeline], boards: Mapping[int, StatusFi
     """Return the tracks from the start, from the first number that every recorder has, or from the first whole step."""
     events = {line.rank: line.of_group(group) for line in lines}
     numbered = {rank: [one for one in some if one.seq is not None] for rank, some in events.items()}
-    if all(line.whole and all(one.called for one in events[line.rank]) for line in lines):
+    if all(line.whole and all(event.called for event in events[line.rank]) for line in lines):
         since, kept = 0, {rank: list(some) for rank, some in events.items()}
     elif all(numbered[rank] or not some for rank, some in events.items()):
         since = max((some[0].seq or 0 for some in numbered.values() if some), default=0)
@@ -272,9 +278,9 @@ def _reference_track(tracks: Sequence[_Track]) -> _Track:
 def _repairs(other: _Track, reference: _Track) -> tuple[Repair, ...]:
     """Return the repairs of two tracks, each extended by what its pattern expects, so that no difference stays open."""
     return tuple(
-        one
-        for one in repairs(_with_expected_events(other), _with_expected_events(reference))
-        if one.left < len(other.events) and one.right < len(reference.events)
+        repair
+        for repair in repairs(_with_expected_events(other), _with_expected_events(reference))
+        if repair.left < len(other.events) and repair.right < len(reference.events)
     )
 
 
@@ -283,9 +289,9 @@ _FORESEEN = 8  # events that the pattern is extended by
 
 def _with_expected_events(track: _Track) -> tuple[Token, ...]:
     """Return the rank's events, followed by those that its pattern expects next."""
-    found = due(tuple(_key(one) for one in track.events), len(track.events))
+    found = expected_next(tuple(_key(event) for event in track.events), len(track.events))
     events = [*track.events, *(track.events[found.at : found.at + _FORESEEN] if found else ())]
-    return tuple(one.token for one in events)
+    return tuple(event.token for event in events)
 
 
 def _key(event: Event) -> tuple[object, ...]:
@@ -331,7 +337,7 @@ def _field_difference(found: Difference, field: Field, tracks: Mapping[int, _Tra
     changed = tuple(rank for rank, (times, before) in usual.items() if times and before != values[rank])
     fewer = minority(values)
     if 0 < len(changed) < len(values):
-        return replace(found, ranks=changed, who=all(usual[rank][0] >= KEPT for rank in changed))
+        return replace(found, ranks=changed, who=all(usual[rank][0] >= MIN_REPEATS for rank in changed))
     return replace(found, ranks=fewer, who=len(fewer) < len(values))
 
 
@@ -355,7 +361,7 @@ class _Step:
 
 def _step(line: Sequence[Event], event: Event) -> _Step:
     sites, at = _with_steps(line, event)
-    found = due(tuple(sites), at)
+    found = expected_next(tuple(sites), at)
     keeps = found is not None and sites[found.at] == sites[at]
     return _Step(
         known=found is not None,
@@ -467,7 +473,7 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
         if again and len(again) <= len(passed):
             return replace(missing, kind=DifferenceKind.COUNT, ranks=again)
         kept = all(step.keeps for step in steps.values())
-        return replace(missing, who=kept and all(len(track.before(expected)) >= KEPT for track in passed))
+        return replace(missing, who=kept and all(len(track.before(expected)) >= MIN_REPEATS for track in passed))
     if len(entered) <= len(passed) and not any(len(entered[rank].before(event)) for rank, event in events.items()):
         # No rank ever made this call before.
         return replace(
@@ -528,7 +534,7 @@ def cycle(timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Membe
     return next((ring for start in links if (ring := _shortest_cycle(start, links))), ())
 
 
-def left_routine(line: Timeline, event: Event) -> bool:
+def broke_pattern(line: Timeline, event: Event) -> bool:
     """Whether the rank's own earlier iterations had something else here."""
     step = _step(line.events, event)
     return not step.keeps and (step.skips or step.leaves)
@@ -549,10 +555,10 @@ def departure(line: Timeline) -> Departure | None:
         return None
     made = line.events[-1]
     sites, at = _with_steps(line.events, made)
-    found = due(tuple(sites), at)
+    found = expected_next(tuple(sites), at)
     if found is None or sites[found.at] == sites[at]:
         return None
-    usual = next((one for one in reversed(line.events[:-1]) if _key(one) == sites[found.at]), None)
+    usual = next((event for event in reversed(line.events[:-1]) if _key(event) == sites[found.at]), None)
     return None if usual is None else Departure(due=usual, made=made, times=found.times)
 
 
@@ -560,7 +566,7 @@ def last_round(line: Timeline) -> Event | None:
     """Return the transfer before the newest event, if the newest event is one that the rank never made before."""
     before, newest = line.events[:-1], line.events[-1:]
     new = bool(newest) and all(one.site != newest[0].site for one in before)
-    return next((one for one in reversed(before) if one.transfer), None) if new and len(before) >= KEPT else None
+    return next((one for one in reversed(before) if one.transfer), None) if new and len(before) >= MIN_REPEATS else None
 
 
 def _links(

@@ -13,11 +13,11 @@ from nsa_harness.core.evidence.evidence import Call, StatusFile
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.verdict.group_waits import TRANSFERS
 
-KEPT = 2  # repeats from which on a pattern is trusted
+MIN_REPEATS = 2  # repeats from which on a pattern is trusted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Due:
+class ExpectedCall:
     """The next event that a rank's own history predicts."""
 
     at: int  # index of the past event with the longest equal history; the event there is expected
@@ -25,11 +25,11 @@ class Due:
 
     @property
     def kept(self) -> bool:
-        return self.times >= KEPT
+        return self.times >= MIN_REPEATS
 
 
 @lru_cache(maxsize=4096)  # in a large world most ranks did the same
-def due(sites: tuple[Hashable, ...], at: int) -> Due | None:
+def expected_next(sites: tuple[Hashable, ...], at: int) -> ExpectedCall | None:
     """Return what is expected at `at`; None if the rank was never there, or continued differently each time."""
     alike = {here: _common_length(sites, here, at) for here in range(1, at) if sites[here - 1] == sites[at - 1]}
     if not alike:
@@ -38,10 +38,10 @@ def due(sites: tuple[Hashable, ...], at: int) -> Due | None:
     best = [here for here, length in alike.items() if length == longest]
     if len({sites[here] for here in best}) > 1:
         return None
-    return Due(at=best[-1], times=sum(sites[here] == sites[best[-1]] for here in alike))
+    return ExpectedCall(at=best[-1], times=sum(sites[here] == sites[best[-1]] for here in alike))
 
 
-def comes_later(sites: Sequence[Hashable], found: Due, at: int, site: Hashable) -> bool:
+def comes_later(sites: Sequence[Hashable], found: ExpectedCall, at: int, site: Hashable) -> bool:
     """Whether `site` came after the expected event in the previous iteration."""
     return site in sites[found.at + 1 : at]
 
@@ -61,18 +61,18 @@ def _common_length(sites: Sequence[Hashable], here: int, at: int) -> int:
 
 def other_partner(board: StatusFile) -> Call | None:
     """Return the newest transfer if its line always had the same partner before, and now has another."""
-    made = [one for one in board.calls if not one.op.startswith(protocol.WAIT) and one.peer is not None]
+    made = [call for call in board.calls if not call.op.startswith(protocol.WAIT) and call.peer is not None]
     if not made:
         return None
     newest = made[-1]
     usual = [one.peer for one in made[:-1] if (one.op, one.group, one.place) == (newest.op, newest.group, newest.place)]
-    return newest if len(usual) >= KEPT and len(set(usual)) == 1 and usual[0] != newest.peer else None
+    return newest if len(usual) >= MIN_REPEATS and len(set(usual)) == 1 and usual[0] != newest.peer else None
 
 
 _UNDONE = pow(protocol.HASH_FACTOR, -1, 1 << 64)
 
 
-def parted_before(group: str, boards: Mapping[int, StatusFile]) -> bool:
+def diverged_before_history(group: str, boards: Mapping[int, StatusFile]) -> bool:
     """Whether these ranks made different calls in the group before the oldest call that all of them store.
 
     The hashes are compared at the same count. A rank that has not reached this count, or whose hash cannot be undone,

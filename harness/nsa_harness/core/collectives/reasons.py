@@ -272,7 +272,7 @@ class OtherModules:
     who: bool  # these ranks left the order of the previous step, which the others kept
 
 
-def parted_modules(boards: Mapping[int, StatusFile]) -> OtherModules | None:
+def diverging_modules(boards: Mapping[int, StatusFile]) -> OtherModules | None:
     """Return the first module in which a step of the ranks diverges, if the previous step was the same on all of them.
 
     Ranks whose steps are never the same, such as pipeline stages or experts, diverge in none. A rank that is behind has

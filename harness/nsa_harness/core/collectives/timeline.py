@@ -80,15 +80,16 @@ class Timeline:
     lost: frozenset[str] = frozenset()  # groups whose recorder has unexplained gaps
 
     def of_group(self, group: str) -> tuple[Event, ...]:
-        return tuple(one for one in self.events if one.group == group and not one.transfer)
+        return tuple(event for event in self.events if event.group == group and not event.transfer)
 
 
 def comparable(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
     """Return the timelines with callers only for calls where every rank has them, so that lines stay comparable."""
-    bare = {one.site for line in timelines.values() for one in line.events if not one.chain}
+    bare = {event.site for line in timelines.values() for event in line.events if not event.chain}
     return {
         rank: replace(
-            line, events=tuple(short if (short := replace(one, chain=())).site in bare else one for one in line.events)
+            line,
+            events=tuple(short if (short := replace(event, chain=())).site in bare else event for event in line.events),
         )
         for rank, line in timelines.items()
     }
@@ -108,19 +109,19 @@ def timeline(
     """
     even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EVEN
     trains = _training_tid(board) if board else None
-    calls = [one for one in board.calls if _matters(one) and _is_of(one, trains)] if board else []
+    calls = [call for call in board.calls if _matters(call) and _is_of(call, trains)] if board else []
     # Without a common clock it is unknown which call a number belongs to.
-    apart = {one.group for one in calls} if board and board.zero_ns is None else set()
-    series = _unbroken([one for one in collectives if one.group not in apart])
-    numbered = [replace(one, even=one.op in even) for one in _recorded_events(board, series)]
+    apart = {call.group for call in calls} if board and board.zero_ns is None else set()
+    series = _unbroken([collective for collective in collectives if collective.group not in apart])
+    numbered = [replace(event, even=event.op in even) for event in _recorded_events(board, series)]
     if board and board.calls and board.calls[0].number > 1:
         # For events older than the stored calls it is unknown whether Python called them.
-        numbered = [one for one in numbered if one.at_s >= board.calls[0].entered_s]
-    oldest = {one.group: one.seq for one in sorted(series, key=lambda one: one.seq, reverse=True)}
-    joined = {one.call.number for one in numbered if one.call}
-    numbered = [one for one in numbered if one.call is None or _is_of(one.call, trains)]
-    alone = [_called(one, even) for one in calls if one.number not in joined]
-    if any(not one.called for one in numbered):
+        numbered = [collective for collective in numbered if collective.at_s >= board.calls[0].entered_s]
+    oldest = {collective.group: collective.seq for collective in sorted(series, key=lambda one: one.seq, reverse=True)}
+    joined = {collective.call.number for collective in numbered if collective.call}
+    numbered = [collective for collective in numbered if collective.call is None or _is_of(collective.call, trains)]
+    alone = [_called(call, even) for call in calls if call.number not in joined]
+    if any(not collective.called for collective in numbered):
         # Older calls are no timeline without the events below Python between them.
         alone = [one for one in alone if one.at_s >= numbered[0].at_s]
     return Timeline(
@@ -159,7 +160,7 @@ def stacked(rank: int, stack: Stack | None, at_s: float) -> Timeline:
 
 
 def _own_lines(frames: Sequence[Frame]) -> tuple[Frame, ...]:
-    return tuple(one for one in frames if not is_library(one.file) and not one.file.startswith("<"))
+    return tuple(frame for frame in frames if not is_library(frame.file) and not frame.file.startswith("<"))
 
 
 def _line_of(chain: Sequence[Frame]) -> Place | None:
@@ -168,9 +169,9 @@ def _line_of(chain: Sequence[Frame]) -> Place | None:
 
 def _training_tid(board: StatusFile) -> int | None:
     """Return the training thread. autograd's own threads record only backward, a prefetching thread only data."""
-    marked = [one for one in board.marks if one.kind in TRAINING]
+    marked = [mark for mark in board.marks if mark.kind in TRAINING]
     trains = [one.tid for one in marked if one.tid == board.pid or one.kind not in ("backward", "data")]
-    if not trains and any(one.tid == board.pid for one in board.calls):
+    if not trains and any(call.tid == board.pid for call in board.calls):
         return board.pid
     return trains[0] if trains else None
 
@@ -184,7 +185,7 @@ def _has_every_call(board: StatusFile | None) -> bool:
     if board is None or not board.counts:
         return board is None or not board.calls or board.calls[0].number == 1
     kept = Counter(
-        one.group for one in board.calls if operation(one) not in TRANSFERS and not one.op.startswith(protocol.WAIT)
+        call.group for call in board.calls if operation(call) not in TRANSFERS and not call.op.startswith(protocol.WAIT)
     )
     return all(total.calls <= kept[group] for group, total in board.counts.items())
 
@@ -210,7 +211,7 @@ def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
 def _recorded_events(board: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
     """Yield one event per recorded call; a call that enters several collectives is one event with the first number."""
     calls = calls_of(board, series) if board else {}
-    entered = (_entered(board, one, calls.get((one.group, one.seq))) for one in series)
+    entered = (_entered(board, collective, calls.get((collective.group, collective.seq))) for collective in series)
     for _, same_call in groupby(entered, key=lambda one: one.call.number if one.call else (one.group, one.seq)):
         first, *others = same_call
         yield replace(first, done=first.done and all(one.done for one in others))

@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import product
 
 from nsa_harness.core.diagnosis.causes import Cause, SecondRun, row_of
@@ -33,7 +34,52 @@ _ONLY_LOGS = ("run.env.NCCL_DEBUG", "run.env.TORCH_CPP_LOG_LEVEL", "run.env.TORC
 # gloo reads no NCCL settings, so they make no difference between the two backends.
 NCCL_SETTINGS = ("run.env.NCCL_", "run.env.TORCH_NCCL_")
 
-Test = Callable[[str], bool]
+
+class Test(StrEnum):
+    """How a value is compared with the values of a filter."""
+
+    ONE_OF = "one of"
+    OTHER_THAN = "other than"
+    MORE = "more"  # than the other run has
+    LESS = "less"
+
+
+RELATED: Mapping[Test, Callable[[str, str], bool]] = {
+    Test.MORE: lambda control, changed: float(control) < float(changed),
+    Test.LESS: lambda control, changed: float(control) > float(changed),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueFilter:
+    """The values that one key of a run may have; every value by default."""
+
+    test: Test = Test.OTHER_THAN
+    values: tuple[str, ...] = ()
+
+    def allows(self, value: str) -> bool:
+        if self.test in RELATED:
+            return is_number(value)
+        return any(same_value(value, known) for known in self.values) is (self.test is Test.ONE_OF)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFilter(ValueFilter):
+    """A key, and the values that it may have."""
+
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFilter:
+    """Runs of any of these scenarios, or runs with all of these values; every run if both are empty."""
+
+    scenarios: tuple[str, ...] = ()
+    values: tuple[KeyFilter, ...] = ()
+
+
+EVERY_RUN = RunFilter()
+ValueTest = Callable[[str], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +91,8 @@ class Variable:
     """
 
     keys: tuple[str, ...]
-    without: Test
-    with_it: Test
+    without: ValueTest
+    with_it: ValueTest
     related: Callable[[str, str], bool] = operator.ne
     besides: tuple[str, ...] = ()  # prefixes of keys that have a meaning in only one of the two runs
     undo: tuple[str, ...] = ()  # overrides that turn a changed run into the control run; empty if none can
@@ -85,12 +131,17 @@ class Contrast:
         return (one.status, one.kind, one.cause) == (other.status, other.kind, other.cause)
 
 
-def one_of(*values: str) -> Test:
-    return lambda value: value in values
+def one_of(*values: str) -> ValueTest:
+    return ValueFilter(test=Test.ONE_OF, values=values).allows
 
 
-def other_than(*values: str) -> Test:
-    return lambda value: value not in values
+def other_than(*values: str) -> ValueTest:
+    return ValueFilter(test=Test.OTHER_THAN, values=values).allows
+
+
+def same_value(one: str, other: str) -> bool:
+    """Whether two values are equal; 1 and 1.0 are."""
+    return one == other or (is_number(one) and is_number(other) and float(one) == float(other))
 
 
 def is_number(value: str) -> bool:
@@ -136,32 +187,34 @@ def endings(outcomes: Sequence[Outcome]) -> Callable[[Outcome], Endings]:
     return of
 
 
-def contrasts(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
+def contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
     """Return every contrast of that variable, simplest first, whatever the order of the outcomes."""
     of = endings(outcomes)
-    standing = _one_per_configuration(one for one in sorted(outcomes, key=plainness) if _judged(one))
+    standing = _one_per_configuration(outcome for outcome in sorted(outcomes, key=simplest) if _judged(outcome))
     return tuple(
         Contrast(control=control, changed=changed, controls=of(control), changes=of(changed))
-        for control, changed in _candidates(factor, standing)
+        for control, changed in _candidates(variable, standing)
         if _comparable(control, changed)
     )
 
 
-def steady_contrasts(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
+def steady_contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
     """Return the contrasts with agreeing attempts on each side."""
-    return tuple(one for one in contrasts(factor, outcomes) if one.steady)
+    return tuple(contrast for contrast in contrasts(variable, outcomes) if contrast.steady)
 
 
-def blocked_pairs(factor: Variable, outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Outcome], ...]:
+def blocked_pairs(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Outcome], ...]:
     """Return pairs that would be a contrast if both runs had been judged."""
     return tuple(
-        pair for pair in _candidates(factor, [one for one in outcomes if one.final]) if not all(map(_judged, pair))
+        pair
+        for pair in _candidates(variable, [outcome for outcome in outcomes if outcome.final])
+        if not all(map(_judged, pair))
     )
 
 
-def plainness(outcome: Outcome) -> tuple[object, ...]:
+def simplest(outcome: Outcome) -> tuple[object, ...]:
     """Return a total order, simplest run first."""
-    return len(outcome.spec.settings), outcome.spec.scenario, outcome.spec.spec_hash, outcome.attempt, outcome.dir
+    return len(outcome.spec.settings), outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
 
 
 def _judged(outcome: Outcome) -> bool:
@@ -195,23 +248,23 @@ def _one_per_configuration(outcomes: Iterable[Outcome]) -> list[Outcome]:
     return list(first.values())
 
 
-def _candidates(factor: Variable, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
+def _candidates(variable: Variable, outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
     """Return control and changed run of each pair, simplest first."""
-    valued = [(outcome, setting(outcome, factor.keys[0])) for outcome in outcomes]
-    changed = [(outcome, value) for outcome, value in valued if factor.with_it(value)]
-    controls = [(outcome, value) for outcome, value in valued if factor.without(value)]
+    valued = [(outcome, setting(outcome, variable.keys[0])) for outcome in outcomes]
+    changed = [(outcome, value) for outcome, value in valued if variable.with_it(value)]
+    controls = [(outcome, value) for outcome, value in valued if variable.without(value)]
     related = (
         (control, other)
         for (control, before), (other, after) in product(controls, changed)
-        if factor.related(before, after)
+        if variable.related(before, after)
     )
-    return sorted((pair for pair in related if _differing_keys(factor, *pair) == set(factor.keys)), key=_pair_order)
+    return sorted((pair for pair in related if _differing_keys(variable, *pair) == set(variable.keys)), key=_pair_order)
 
 
-def _differing_keys(factor: Variable, control: Outcome, changed: Outcome) -> set[str]:
+def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> set[str]:
     """Return the keys that could be the reason for two different verdicts."""
     differ = differences(control, changed)
-    differ -= {key for key in differ if key.startswith(factor.besides)} if factor.besides else set()
+    differ -= {key for key in differ if key.startswith(variable.besides)} if variable.besides else set()
     return differ - {_STEPS} if _STEPS in differ and _steps_do_not_matter(control, changed) else differ
 
 

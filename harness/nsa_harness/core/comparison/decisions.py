@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nsa_harness.core.comparison.contrasts import simplest
 from nsa_harness.core.comparison.gates import (
     GateResult,
     answered,
@@ -17,7 +18,6 @@ from nsa_harness.core.comparison.gates import (
     filled,
     from_outside,
     is_meant,
-    plainest,
     when,
 )
 from nsa_harness.core.comparison.hypotheses import (
@@ -60,14 +60,14 @@ def _gate_answer(name: str, gate: Gate, answer: GateResult, *, leads: bool) -> G
         because=gate.because,
         state=answer.state,
         why=answer.why,
-        runs=tuple(one.dir for one in answer.runs),
+        runs=tuple(run.dir for run in answer.runs),
         commands=commands(gate, answer) if answer.state is GateState.FIRED else (),
         leads=leads,
     )
 
 
 def fired(gates: Sequence[GateAnswer]) -> tuple[GateAnswer, ...]:
-    return tuple(one for one in gates if one.state is GateState.FIRED)
+    return tuple(gate for gate in gates if gate.state is GateState.FIRED)
 
 
 def next_commands(gates: Sequence[GateAnswer]) -> tuple[str, ...]:
@@ -78,8 +78,8 @@ def next_commands(gates: Sequence[GateAnswer]) -> tuple[str, ...]:
 
 def explained(outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Finding], ...]:
     """Return the failures with a certain cause, each with its finding."""
-    bad = sorted((one for one in outcomes if one.final and failed(one)), key=plainest)
-    return tuple((one, sure) for one in bad if (sure := certain_cause(one)))
+    bad = sorted((outcome for outcome in outcomes if outcome.final and failed(outcome)), key=simplest)
+    return tuple((outcome, sure) for outcome in bad if (sure := certain_cause(outcome)))
 
 
 def _is_open(outcome: Outcome) -> bool:
@@ -99,11 +99,11 @@ def walked(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
 
     Failures from outside, and those with a certain cause, do not count.
     """
-    counting = [one for one in outcomes if one.final]
-    bad = [one for one in counting if failed(one) and takes_our_keys(one) and not from_outside(one)]
+    counting = [outcome for outcome in outcomes if outcome.final]
+    bad = [outcome for outcome in counting if failed(outcome) and takes_our_keys(outcome) and not from_outside(outcome)]
     if not bad or not plan.questions:
         return None
-    left = sorted(filter(_is_open, bad), key=plainest)
+    left = sorted(filter(_is_open, bad), key=simplest)
     if not left:
         return Walk(steps=(), leaf=None, made_from=_all_named(bad))
     answers = {name: _of_what_is_open(gate.condition, outcomes) for name, gate in plan.gates.items()}
@@ -120,7 +120,7 @@ def walked(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
 
 def _of_what_is_open(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     """Return the answer of the other runs. If a run with a certain cause would say yes, their silence is no "no"."""
-    answer = answered(condition, [one for one in outcomes if not failed(one) or _is_open(one)])
+    answer = answered(condition, [outcome for outcome in outcomes if not failed(outcome) or _is_open(outcome)])
     if answer.state is GateState.FIRED:
         return answer
     of_all = answered(condition.model_copy(update={"cause": condition.causes}), outcomes)
@@ -151,7 +151,7 @@ def _command_of(question: TreeQuestion, left: Sequence[Outcome]) -> str | None:
 
 
 def _all_named(outcomes: Sequence[Outcome]) -> str:
-    by_run = {one.dir: one for one in sorted(outcomes, key=plainest)}
+    by_run = {outcome.dir: outcome for outcome in sorted(outcomes, key=simplest)}
     return ", ".join(f"{one.spec.scenario} {one.verdict.status.value}" for one in by_run.values())
 
 

@@ -8,26 +8,30 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsa_harness.core.comparison.contrasts import (
+    EVERY_RUN,
     NCCL_SETTINGS,
+    RELATED,
     Contrast,
+    KeyFilter,
+    RunFilter,
+    Test,
+    ValueFilter,
     Variable,
     is_number,
     passed,
+    same_value,
     setting,
+    simplest,
     steady_contrasts,
 )
 from nsa_harness.core.comparison.hypotheses import silenced, takes_our_keys
 from nsa_harness.core.comparison.plan_file import (
-    EVERY_RUN,
     FAILS,
     PASSES,
     PLACEHOLDER,
     Condition,
     Form,
     Gate,
-    KeyFilter,
-    RunFilter,
-    Test,
     is_of_ours,
 )
 from nsa_harness.core.diagnosis.causes import Cause, DecisionTreePolicy, row_of
@@ -64,22 +68,22 @@ def certain_cause(outcome: Outcome) -> Finding | None:
     cause = outcome.verdict.cause
     if not failed(outcome) or row_of(cause).enters_tree is not DecisionTreePolicy.UNEXPLAINED:
         return None
-    return next((one for one in outcome.findings[:1] if one.code == cause and one.confidence >= CERTAIN), None)
-
-
-def plainest(outcome: Outcome) -> tuple[object, ...]:
-    return len(outcome.spec.settings), outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
+    return next(
+        (finding for finding in outcome.findings[:1] if finding.code == cause and finding.confidence >= CERTAIN), None
+    )
 
 
 def named(outcomes: Iterable[Outcome]) -> str:
     """Return "ddp_onestep HANG, ddp_static_graph PASS": each run once, the first few of them."""
-    told = list(dict.fromkeys(f"{one.spec.scenario} {one.verdict.status.value}" for one in outcomes))
+    told = list(dict.fromkeys(f"{outcome.spec.scenario} {outcome.verdict.status.value}" for outcome in outcomes))
     return ", ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")
 
 
 def answered(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     """Return the answer, whatever the order of `outcomes`, which are all attempts; the final ones count."""
-    looked_at = sorted((one for one in outcomes if is_meant(one, condition.where, unknown=True)), key=plainest)
+    looked_at = sorted(
+        (outcome for outcome in outcomes if is_meant(outcome, condition.where, unknown=True)), key=simplest
+    )
     return _RULES[condition.form](condition, looked_at)
 
 
@@ -91,7 +95,7 @@ def commands(gate: Gate, answer: GateResult) -> tuple[str, ...]:
 
 def _flaky(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     asked = _final_runs(condition.of, outcomes)
-    flaky = [one for one in asked if one.flaky]
+    flaky = [outcome for outcome in asked if outcome.flaky]
     if flaky:
         return _result_fired(flaky, fails=flaky[0])
     return (
@@ -101,29 +105,29 @@ def _flaky(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
 
 def _fails(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     asked = _final_runs(condition.of, outcomes)
-    bad = [one for one in asked if _counts(condition, one)]
+    bad = [outcome for outcome in asked if _counts(condition, outcome)]
     if bad:
         return _result_fired(bad, fails=bad[0])
     if condition.causes:
         such = f" with {_values_text(condition.where)}" if condition.where.values else ""
-        return _result_held(f"no run{such} ended so", [one for one in asked if _is_judged(one)])
-    judged = [one for one in asked if _is_judged(one)]
-    explained = [one for one in judged if condition.uncertain and certain_cause(one)]
+        return _result_held(f"no run{such} ended so", [outcome for outcome in asked if _is_judged(outcome)])
+    judged = [outcome for outcome in asked if _is_judged(outcome)]
+    explained = [outcome for outcome in judged if condition.uncertain and certain_cause(outcome)]
     if explained:
         return _result_held(f"{named(explained)}: {_causes(explained)} is certain", explained)
-    counting = [one for one in judged if not from_outside(one)]
+    counting = [outcome for outcome in judged if not from_outside(outcome)]
     return _result_held(named(counting), counting) if counting else _not_reached(_why_silent(condition, asked))
 
 
 def _passes(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     asked = _final_runs(condition.of, outcomes)
-    judged = [one for one in asked if _is_judged(one) and not from_outside(one)]
-    bad = [one for one in judged if not passed(one)]
+    judged = [outcome for outcome in asked if _is_judged(outcome) and not from_outside(outcome)]
+    bad = [outcome for outcome in judged if not passed(outcome)]
     if bad:
         return _result_held(named(bad), bad)
-    silent = [name for name in condition.of.scenarios if not any(_is_named(one, name) for one in judged)]
+    silent = [name for name in condition.of.scenarios if not any(_is_named(outcome, name) for outcome in judged)]
     if silent or not judged:
-        return _not_reached(_why_silent(condition, [one for one in asked if one not in judged], silent))
+        return _not_reached(_why_silent(condition, [outcome for outcome in asked if outcome not in judged], silent))
     return _result_fired(judged, passes=judged[0])
 
 
@@ -139,7 +143,7 @@ def _contrasted(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult
 def _each(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     """Return the answer of runs with every value, next to the run that differs from them all."""
     found, key = _pairs(condition, outcomes), condition.differ_in[0]
-    asked = next(one for one in condition.other.values if one.key == key)
+    asked = next(wanted for wanted in condition.other.values if wanted.key == key)
     complete = []
     for whole in dict.fromkeys(pair.changed.dir for pair in found):
         beside = [pair for pair in found if pair.changed.dir == whole]
@@ -155,13 +159,13 @@ def _each(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
 
 
 def _missing(_: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    traced = [one for one in outcomes if _is_judged(one) and one.missing_gradients is not None]
-    short = [one for one in traced if one.missing_gradients]
+    traced = [outcome for outcome in outcomes if _is_judged(outcome) and outcome.missing_gradients is not None]
+    short = [outcome for outcome in traced if outcome.missing_gradients]
     if not traced:
         return _not_reached("missing: a run with trace.grads=true whose backward was finished")
     if not short:
         return _result_held(f"no parameter without gradient: {named(traced)}", traced)
-    names = sorted(set.intersection(*(set(one.missing_gradients or ()) for one in short)))
+    names = sorted(set.intersection(*(set(outcome.missing_gradients or ()) for outcome in short)))
     if not names:
         return _result_held(f"not the same parameters in {named(short)}", short)
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -190,7 +194,7 @@ _HOLDS: Mapping[Form, Callable[[Contrast], bool]] = {
 
 
 def _final_runs(sought: RunFilter, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [one for one in outcomes if one.final and is_meant(one, sought)]
+    return [outcome for outcome in outcomes if outcome.final and is_meant(outcome, sought)]
 
 
 def _result_fired(
@@ -221,30 +225,21 @@ def _pairs(condition: Condition, outcomes: Sequence[Outcome]) -> list[Contrast]:
     """Return every pair of runs that differ only in what the condition names; the failing run is the changed one."""
     ends = (condition.of, condition.other)
     # A run that the condition does not name must not represent a named one with the same settings.
-    meant = [one for one in outcomes if any(is_meant(one, end) for end in ends)]
-    usable = [one for one in meant if not from_outside(one)]
+    meant = [outcome for outcome in outcomes if any(is_meant(outcome, end) for end in ends)]
+    usable = [outcome for outcome in meant if not from_outside(outcome)]
     found = steady_contrasts(_variable(condition), usable)
     return [pair for pair in found if is_meant(pair.changed, condition.of) and is_meant(pair.control, condition.other)]
 
 
 def _variable(condition: Condition) -> Variable:
     key = condition.differ_in[0]
-    asked = [one.test for one in condition.of.values if one.key == key]
-    related = _RELATED.get(asked[0]) if asked else None
-    fits = is_number if related else _any_value
+    tests = [wanted.test for wanted in condition.of.values if wanted.key == key]
+    test = tests[0] if tests and tests[0] in RELATED else None
+    fits = (ValueFilter(test=test) if test else ValueFilter()).allows
     besides = NCCL_SETTINGS if "needs.backend" in condition.differ_in else ()
     keys = tuple(map(_stored_key, condition.differ_in))
-    return Variable(keys=keys, without=fits, with_it=fits, related=related or operator.ne, besides=besides)
-
-
-_RELATED: Mapping[Test, Callable[[str, str], bool]] = {
-    Test.MORE: lambda control, changed: float(control) < float(changed),
-    Test.LESS: lambda control, changed: float(control) > float(changed),
-}
-
-
-def _any_value(_: str) -> bool:
-    return True
+    related = RELATED[test] if test else operator.ne
+    return Variable(keys=keys, without=fits, with_it=fits, related=related, besides=besides)
 
 
 def _runs_of(found: Sequence[Contrast]) -> tuple[Outcome, ...]:
@@ -257,8 +252,8 @@ def _around(beside: Sequence[Contrast]) -> tuple[Outcome, ...]:
 
 def _no_pair(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     meant = [*_final_runs(condition.of, outcomes), *_final_runs(condition.other, outcomes)]
-    outside = [one for one in meant if from_outside(one)]
-    flaky = [one for one in meant if one.flaky]
+    outside = [outcome for outcome in meant if from_outside(outcome)]
+    flaky = [outcome for outcome in meant if outcome.flaky]
     why = _outside_text(outside) if outside else silenced(_variable(condition), meant)
     why = why or (f"{named(flaky)}: attempts disagree" if flaky else "")
     ends = dict.fromkeys((_side_text(condition.of), _side_text(condition.other)))
@@ -268,7 +263,7 @@ def _no_pair(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
 
 def _why_silent(condition: Condition, asked: Sequence[Outcome], silent: Sequence[str] = ()) -> str:
     """Return why none of the runs answers."""
-    outside = [one for one in asked if from_outside(one)]
+    outside = [outcome for outcome in asked if from_outside(outcome)]
     if outside:
         return _outside_text(outside)
     if asked:
@@ -281,14 +276,14 @@ def _outside_text(outcomes: Sequence[Outcome]) -> str:
 
 
 def _causes(outcomes: Sequence[Outcome]) -> str:
-    return ", ".join(sorted({one.verdict.cause or "" for one in outcomes}))
+    return ", ".join(sorted({outcome.verdict.cause or "" for outcome in outcomes}))
 
 
 def is_meant(outcome: Outcome, sought: RunFilter, *, unknown: bool = False) -> bool:
     """Whether the run is one of these. `unknown` is the answer for a key with an unknown value in this run."""
     if sought.scenarios and not any(_is_named(outcome, name) for name in sought.scenarios):
         return False
-    return all(_has(outcome, one, unknown=unknown) for one in sought.values)
+    return all(_has(outcome, wanted, unknown=unknown) for wanted in sought.values)
 
 
 def _is_named(outcome: Outcome, name: str) -> bool:
@@ -300,14 +295,7 @@ def _has(outcome: Outcome, wanted: KeyFilter, *, unknown: bool) -> bool:
     value = _value(outcome, wanted.key)
     if value is None:
         return unknown
-    if wanted.test in _RELATED:
-        return is_number(value)
-    return any(_same(value, one) for one in wanted.values) is (wanted.test is Test.ONE_OF)
-
-
-def _same(one: str, other: str) -> bool:
-    """Whether two values are equal; 1 and 1.0 are."""
-    return one == other or (is_number(one) and is_number(other) and float(one) == float(other))
+    return wanted.allows(value)
 
 
 def _value(outcome: Outcome, key: str) -> str | None:
@@ -355,7 +343,7 @@ def _is_now(run: Outcome, word: str) -> bool:
     """Whether a claim's KEY=OLD,NEW starts from the run's value."""
     key, _, values = word.partition("=")
     now = _value(run, key)
-    return now is not None and _same(now, values.partition(",")[0])
+    return now is not None and same_value(now, values.partition(",")[0])
 
 
 def _word(word: str, run: Outcome) -> str | None:
@@ -412,7 +400,7 @@ def _side_text(sought: RunFilter, joined: str = " or ") -> str:
 
 
 def _values_text(sought: RunFilter, between: str = " and ", joined: str = " or ") -> str:
-    return between.join(_key_text(one, joined) for one in sought.values)
+    return between.join(_key_text(wanted, joined) for wanted in sought.values)
 
 
 def _key_text(wanted: KeyFilter, joined: str) -> str:

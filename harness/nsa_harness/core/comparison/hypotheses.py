@@ -13,8 +13,10 @@ from statistics import median
 
 from nsa_harness.core.comparison.contrasts import (
     NCCL_SETTINGS,
+    RELATED,
     Contrast,
     Endings,
+    Test,
     Variable,
     blocked_pairs,
     configuration,
@@ -25,8 +27,8 @@ from nsa_harness.core.comparison.contrasts import (
     one_of,
     other_than,
     passed,
-    plainness,
     setting,
+    simplest,
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.experiment.statistics import more_often, tries
@@ -52,7 +54,7 @@ class HypothesisKind(StrEnum):
 class Hypothesis:
     text: str
     kind: HypothesisKind
-    factor: Variable
+    variable: Variable
     prominent: bool = False  # has a row even if no run tests it
     concerns: Callable[[Outcome], bool] = takes_our_keys  # of a need: the runs in which it would matter
 
@@ -80,15 +82,15 @@ def rising(key: str, example: tuple[str, str] | None = None) -> Variable:
         keys=(key,),
         without=is_number,
         with_it=is_number,
-        related=lambda control, changed: float(control) < float(changed),
+        related=RELATED[Test.MORE],
         values=example,
     )
 
 
 NCCL = replace(swap("backend", ("gloo",), ("nccl",), typed="needs.backend"), besides=NCCL_SETTINGS)
-NCCL_HYPOTHESIS = Hypothesis(text="NCCL is the cause", kind=HypothesisKind.CAUSE, factor=NCCL, prominent=True)
+NCCL_HYPOTHESIS = Hypothesis(text="NCCL is the cause", kind=HypothesisKind.CAUSE, variable=NCCL, prominent=True)
 ENVIRONMENT_HYPOTHESES = tuple(
-    Hypothesis(text=f"{name} changes it", kind=HypothesisKind.CHANGE, factor=switch(f"run.env.{name}", "1"))
+    Hypothesis(text=f"{name} changes it", kind=HypothesisKind.CHANGE, variable=switch(f"run.env.{name}", "1"))
     for name in ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING")
 )
 
@@ -131,7 +133,7 @@ def answers(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis]) -> tu
         return ()
     of = endings(outcomes)
     rate = _lowest_rate(outcomes, of)
-    rows = (row for one in hypotheses for row in _rows(one, outcomes, of, rate))
+    rows = (row for hypothesis in hypotheses for row in _rows(hypothesis, outcomes, of, rate))
     return tuple(sorted(rows, key=lambda row: _WEIGHTIEST_FIRST.index(row.answer)))
 
 
@@ -142,9 +144,9 @@ def worth_a_row(row: HypothesisRow) -> bool:
     return row.hypothesis.prominent and (row.command is not None or row.reason != NO_CONTROL)
 
 
-def silenced(factor: Variable, outcomes: Sequence[Outcome]) -> str:
+def silenced(variable: Variable, outcomes: Sequence[Outcome]) -> str:
     """Return why runs that would have answered do not, such as "ddp_nccl was SKIP"; "" if there are none."""
-    for pair in blocked_pairs(factor, outcomes)[:1]:
+    for pair in blocked_pairs(variable, outcomes)[:1]:
         ended = {one: _unjudged_word(one) for one in (run.verdict for run in pair)}
         return "; ".join(f"{run.spec.scenario} was {ended[run.verdict]}" for run in pair if ended[run.verdict])
     return ""
@@ -162,14 +164,14 @@ def _lowest_rate(outcomes: Sequence[Outcome], of: Callable[[Outcome], Endings]) 
 
     As long as something fails by chance, one pass and one failure are no contrast.
     """
-    rates = [ended.bad / ended.of for one in outcomes if one.final and not (ended := of(one)).steady]
+    rates = [ended.bad / ended.of for outcome in outcomes if outcome.final and not (ended := of(outcome)).steady]
     return min(rates, default=None)
 
 
 def _rows(
     hypothesis: Hypothesis, outcomes: Sequence[Outcome], of: Callable[[Outcome], Endings], rate: float | None
 ) -> Iterator[HypothesisRow]:
-    found = contrasts(hypothesis.factor, outcomes)
+    found = contrasts(hypothesis.variable, outcomes)
     if not found:
         yield _without_it(hypothesis, outcomes, of) or _not_tested(hypothesis, outcomes)
     said = [(*_answer(hypothesis.kind, one, rate), one) for one in found]
@@ -189,7 +191,7 @@ def _rows(
                 changed=Side(run=one.changed, ended=one.changes),
                 of_contrasts=(len(saying), len(found)),
                 reason=reason,
-                command=_test_command(hypothesis.factor, one.changed) if answer is Answer.UNDECIDED else None,
+                command=_test_command(hypothesis.variable, one.changed) if answer is Answer.UNDECIDED else None,
                 cost_s=None,
             )
 
@@ -227,18 +229,18 @@ def _without_it(
     hypothesis: Hypothesis, outcomes: Sequence[Outcome], of: Callable[[Outcome], Endings]
 ) -> HypothesisRow | None:
     """Return the refutation of a need if every run that it concerns passes without it."""
-    key = hypothesis.factor.keys[0]
+    key = hypothesis.variable.keys[0]
     runs = [
         run
         for run in outcomes
         if is_evidence(run)
         and takes_our_keys(run)
-        and hypothesis.factor.without(setting(run, key))
+        and hypothesis.variable.without(setting(run, key))
         and hypothesis.concerns(run)
     ]
     if hypothesis.kind is not HypothesisKind.NEED or not runs or not all(map(passed, runs)):
         return None
-    run = min(runs, key=plainness)
+    run = min(runs, key=simplest)
     return HypothesisRow(
         hypothesis=hypothesis,
         answer=Answer.REFUTED,
@@ -252,10 +254,10 @@ def _without_it(
 
 
 def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> HypothesisRow:
-    silent = silenced(hypothesis.factor, outcomes)
+    silent = silenced(hypothesis.variable, outcomes)
     # A machine that could not make these runs cannot make the test either.
-    base = None if silent else _base(hypothesis.factor, outcomes)
-    wall_s = [one.timing.wall_s for one in outcomes if one.final and one.timing.wall_s]
+    base = None if silent else _base(hypothesis.variable, outcomes)
+    wall_s = [outcome.timing.wall_s for outcome in outcomes if outcome.final and outcome.timing.wall_s]
     return HypothesisRow(
         hypothesis=hypothesis,
         answer=Answer.NOT_TESTED,
@@ -263,36 +265,36 @@ def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> Hypothes
         changed=None,
         of_contrasts=(0, 0),
         reason=silent or NO_CONTROL,
-        command=_test_command(hypothesis.factor, base) if base else None,
+        command=_test_command(hypothesis.variable, base) if base else None,
         cost_s=(base.timing.wall_s or median(wall_s)) if base and wall_s else None,
     )
 
 
-def _base(factor: Variable, outcomes: Sequence[Outcome]) -> Outcome | None:
+def _base(variable: Variable, outcomes: Sequence[Outcome]) -> Outcome | None:
     """Return the run to test with: an unexpected failure with the suspect enabled; else one that passed."""
-    ours = [one for one in outcomes if is_evidence(one) and takes_our_keys(one)]
-    key = factor.keys[0]
-    bad = [one for one in ours if not (passed(one) or one.expected) and factor.with_it(setting(one, key))]
-    fitting = bad or [one for one in ours if passed(one) and _fits_either_side(factor, setting(one, key))]
-    return min(fitting, key=plainness, default=None)
+    ours = [outcome for outcome in outcomes if is_evidence(outcome) and takes_our_keys(outcome)]
+    key = variable.keys[0]
+    bad = [one for one in ours if not (passed(one) or one.expected) and variable.with_it(setting(one, key))]
+    fitting = bad or [one for one in ours if passed(one) and _fits_either_side(variable, setting(one, key))]
+    return min(fitting, key=simplest, default=None)
 
 
-def _fits_either_side(factor: Variable, value: str) -> bool:
-    return factor.with_it(value) or factor.without(value)
+def _fits_either_side(variable: Variable, value: str) -> bool:
+    return variable.with_it(value) or variable.without(value)
 
 
-def _test_command(factor: Variable, base: Outcome) -> str | None:
+def _test_command(variable: Variable, base: Outcome) -> str | None:
     """Return a command that makes both sides of the contrast from this run."""
     if not takes_our_keys(base):
         return None
-    typed, *others = (word.partition("=")[0] for word in factor.undo) if factor.undo else ("",)
-    value = setting(base, factor.keys[0])
-    if factor.values and not others:
-        control, example = factor.values
-        key = typed or factor.keys[0]
-        blamed = factor.with_it(value) and not factor.without(value) and factor.related(control, value)
+    typed, *others = (word.partition("=")[0] for word in variable.undo) if variable.undo else ("",)
+    value = setting(base, variable.keys[0])
+    if variable.values and not others:
+        control, example = variable.values
+        key = typed or variable.keys[0]
+        blamed = variable.with_it(value) and not variable.without(value) and variable.related(control, value)
         changed = value if blamed else example
         return f"nsa-harness claim {shlex.join((base.spec.scenario, f'{key}={control},{changed}'))}"
-    if factor.undo and factor.with_it(value):
-        return f"nsa-harness run {shlex.join((base.spec.scenario, *factor.undo))}"
+    if variable.undo and variable.with_it(value):
+        return f"nsa-harness run {shlex.join((base.spec.scenario, *variable.undo))}"
     return None

@@ -33,6 +33,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 from typing_extensions import TypeAliasType
 
+from nsa_harness.core.comparison.contrasts import EVERY_RUN, RELATED, KeyFilter, RunFilter, Test
 from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS
 from nsa_harness.core.scenario.checks import OURS_ONLY, axis_mistakes, checked_model
 from nsa_harness.core.scenario.overrides import is_override, parse_axis, parse_override
@@ -55,6 +56,7 @@ from nsa_harness.errors import UsageError, did_you_mean
 COMMANDS = ("run", "bisect", "claim")
 FAILS, PASSES = "fails", "passes"
 PLACEHOLDER = re.compile(r"\{([a-z_]+(?:\.[A-Za-z0-9_]+)*)(?:\*([0-9]{1,3}))?\}")
+_RELATIVE = tuple(RELATED)
 _ANY, _UNCERTAIN, _NOT = "any", "uncertain", "not"
 _KEYS = tuple(
     f"{section}.{name}"
@@ -63,36 +65,6 @@ _KEYS = tuple(
 )
 _OPEN = "run.env."
 _KNOWN_CAUSES = (*CAUSES_OF_VERDICTS, _UNCERTAIN)
-
-
-class Test(StrEnum):
-    ONE_OF = "one of"
-    OTHER_THAN = "other than"
-    MORE = "more"  # than the other run has
-    LESS = "less"
-
-
-_RELATIVE = (Test.MORE, Test.LESS)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeyFilter:
-    """The values that one key of a run may have."""
-
-    key: str
-    test: Test
-    values: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFilter:
-    """Runs of any of these scenarios, or runs with all of these values; every run if both are empty."""
-
-    scenarios: tuple[str, ...] = ()
-    values: tuple[KeyFilter, ...] = ()
-
-
-EVERY_RUN = RunFilter()
 
 
 class Form(StrEnum):
@@ -182,16 +154,16 @@ def _check_scenario(name: str, info: ValidationInfo) -> str:
     known: _Known | None = info.context
     if known is None:
         return name
-    words = {word for one in known.scenarios for word in (one.name, one.family)}
+    words = {word for scenario in known.scenarios for word in (scenario.name, scenario.family)}
     if name not in words:
-        meant = next((one.name for one in known.scenarios if name in one.aliases), None)
+        meant = next((scenario.name for scenario in known.scenarios if name in scenario.aliases), None)
         hint = f"; it is another name of {meant}: write that" if meant else did_you_mean(name, words)
         raise ValueError(f"no scenario named {shown(name)}{hint}")
     return name
 
 
 def _check_tag(tag: str, info: ValidationInfo) -> str:
-    known = {tag for one in info.context.scenarios for tag in one.tags} if info.context else {tag}
+    known = {tag for scenario in info.context.scenarios for tag in scenario.tags} if info.context else {tag}
     if tag not in known:
         raise ValueError(f"no scenario has the tag {shown(tag)}{did_you_mean(tag, known)}")
     return tag
@@ -253,13 +225,14 @@ def _changes(words: Sequence[str]) -> Mistakes:
 
 
 def _check_is_run(name: str, info: ValidationInfo) -> str:
-    if info.context and not any(name in (one.name, one.family) for one in info.context.runs):
+    if info.context and not any(name in (run.name, run.family) for run in info.context.runs):
         raise ValueError(f"{shown(name)} is not among what this plan runs; add it to `scenarios`")
     return name
 
 
 _NAMES: TypeAdapter[tuple[str, ...]] = TypeAdapter(
-    Listed[Annotated[Text, AfterValidator(_check_scenario), AfterValidator(_check_is_run)]]
+    Listed[Annotated[Text, AfterValidator(_check_scenario), AfterValidator(_check_is_run)]],
+    config=ConfigDict(defer_build=True),
 )
 
 
@@ -311,7 +284,8 @@ def _runs_schema() -> dict[str, Any]:
         "propertyNames": {"anyOf": [{"enum": [*_KEYS]}, _OPEN_KEY]},
         "additionalProperties": {"anyOf": [*values, {**different, "additionalProperties": False}]},
     }
-    return {"anyOf": [*_NAMES.json_schema()["anyOf"], by_key]}
+    name = {"type": "string", "minLength": 1}
+    return {"anyOf": [name, {"type": "array", "items": name, "minItems": 1}, by_key]}
 
 
 Key = Annotated[Text, AfterValidator(_check_key), WithJsonSchema({"anyOf": [{"enum": [*_KEYS]}, _OPEN_KEY]})]
@@ -328,7 +302,7 @@ End = TypeAliasType("End", Annotated[RunFilter | None, PlainValidator(_read_runs
 
 
 class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
     @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:  # noqa: ARG003
@@ -397,7 +371,7 @@ class Condition(_Closed):
     @property
     def asks_of_ours(self) -> bool:
         """Whether only runs of our own program can answer it."""
-        keys = [one.key for runs in (self.of, self.other) for one in runs.values]
+        keys = [wanted.key for runs in (self.of, self.other) for wanted in runs.values]
         return self.form is Form.MISSING or any(map(is_of_ours, (*keys, *self.differ_in)))
 
     @property
@@ -412,14 +386,13 @@ class Condition(_Closed):
             forms = ", ".join(" with ".join(sorted(one)) for one in _FORMS if one)
             yield (), f"expected one of: {forms}, cause; got {', '.join(sorted(content)) or 'nothing'}"
         contrast = form in CONTRASTS
-        differ_in = _as_tuple(content.get("differ_in", ()))
-        causes = _as_tuple(content.get("cause", ()))
+        differ_in, causes = _texts(content.get("differ_in", ())), _texts(content.get("cause", ()))
         if contrast and "differ_in" not in content:
             what = "is required: two runs tell something where they differ in what it names and in nothing else"
             yield ("differ_in",), what
         if not contrast and "differ_in" in content:
             yield ("differ_in",), "belongs to two ends, such as `fails` and `passes`; remove it"
-        if causes and not (form is Form.FAILS or contrast):
+        if "cause" in content and not (form is Form.FAILS or contrast):
             yield ("cause",), "is that of a failure; remove it, or ask what `fails`"
         if _UNCERTAIN in causes and len({*causes}) > 1:
             yield ("cause",), f"{_UNCERTAIN} cannot stand beside a cause"
@@ -527,7 +500,7 @@ def _known(root: Node, scenarios: Sequence[Named]) -> _Known:
     tags, names, gates = (top.get(key, ()) for key in ("tags", "scenarios", "gates"))
     runs = EMPTY_PLAN.model_copy(update={"tags": _texts(tags), "scenarios": _texts(names)}).runs
     gate_names = tuple(gates) if isinstance(gates, dict) else ()
-    return _Known(scenarios=scenarios, runs=[one for one in scenarios if runs(one)], gates=gate_names)
+    return _Known(scenarios=scenarios, runs=[scenario for scenario in scenarios if runs(scenario)], gates=gate_names)
 
 
 def _texts(value: object) -> tuple[str, ...]:

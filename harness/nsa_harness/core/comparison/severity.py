@@ -25,10 +25,10 @@ def silent_faults(outcome: Outcome) -> tuple[Finding, ...]:
     """Return what is wrong in a run that passed."""
     if outcome.verdict.status is not Status.PASS:
         return ()
-    return tuple(one for one in outcome.findings if severity(one, outcome) is not Severity.INFO)
+    return tuple(finding for finding in outcome.findings if severity(finding, outcome) is not Severity.INFO)
 
 
 def strict_exit_code(report: Report) -> int:
     """Return the exit code, with 1 if all else is well and a run passed with something wrong in it."""
-    silent = any(silent_faults(one) for one in report.outcomes if one.final)
+    silent = any(silent_faults(outcome) for outcome in report.outcomes if outcome.final)
     return exit_code(report, strict=True) or int(silent)

@@ -162,9 +162,12 @@ def with_growth(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     for regime in (regime for sweep in sweeps(outcomes) for regime in sweep.regimes):
         largest = regime.cells[-1]
         square = next((fit for fit in regime.fits if fit.quantity in _TIMES and fit.is_square), None)
-        if square is not None and all(one.code != Cause.QUADRATIC_COST for one in largest.findings):
+        if square is not None and all(finding.code != Cause.QUADRATIC_COST for finding in largest.findings):
             told[id(largest)] = _quadratic(regime, square)
-    return tuple(replace(one, findings=(*one.findings, told[id(one)])) if id(one) in told else one for one in outcomes)
+    return tuple(
+        replace(outcome, findings=(*outcome.findings, told[id(outcome)])) if id(outcome) in told else outcome
+        for outcome in outcomes
+    )
 
 
 _TIMES = (Quantity.SECONDS, Quantity.PROCESSOR)

@@ -13,7 +13,7 @@ from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.diagnosis.context import DiagnosisContext, raised_alike
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion
 from nsa_harness.core.evidence.evidence import Ending, RankSnapshot
-from nsa_harness.core.evidence.exit_messages import gave_up_as
+from nsa_harness.core.evidence.exit_messages import timeout_message
 from nsa_harness.core.evidence.stacks import in_probe
 from nsa_harness.core.report import Fact, Status
 from nsa_harness.core.verdict.verdict import FailureKind
@@ -34,7 +34,7 @@ def with_caveat(context: DiagnosisContext, explanation: Explanation) -> Explanat
         return explanation
     doubts = explanation.cause.row.doubts
     answers = (_CHECKS[caveat](context, explanation) for caveat in Caveat if caveat in doubts)
-    unwatched = OpenQuestion(code="unwatched") if context.evidence.ending is Ending.UNWATCHED else None
+    unwatched = OpenQuestion(code="unwatched") if context.evidence.ending is Ending.POST_MORTEM else None
     return replace(explanation, caveat=next(filter(None, answers), unwatched))
 
 
@@ -48,8 +48,8 @@ def with_reason(explanation: Explanation, noted: Sequence[Explanation]) -> Expla
 
 def _of_one_moment(context: DiagnosisContext, explanation: Explanation) -> Explanation:
     """Note that stacks which somebody took of each rank once need not be of the same moment."""
-    gave_up = any(gave_up_as(rank) for rank in context.evidence.ranks)
-    if context.evidence.ending is not Ending.UNWATCHED or not context.stacks_only or gave_up:
+    gave_up = any(timeout_message(rank) for rank in context.evidence.ranks)
+    if context.evidence.ending is not Ending.POST_MORTEM or not context.stacks_only or gave_up:
         return explanation
     return replace(explanation, left_open=(*explanation.left_open, OpenQuestion(code="different_moments")))
 
@@ -75,7 +75,7 @@ def _some_rank_stands_elsewhere(context: DiagnosisContext, explanation: Explanat
     alone = next((one for one in apart if one.kind is not WaitKind.GONE), None)
     if alone is None:
         return None
-    return _left_open(Caveat.A_RANK_STANDS_ELSEWHERE, rank=alone.rank, blocked_in=alone.stands_in)
+    return _left_open(Caveat.A_RANK_STANDS_ELSEWHERE, rank=alone.rank, blocked_in=alone.blocked_in)
 
 
 def _some_rank_is_unseen(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:

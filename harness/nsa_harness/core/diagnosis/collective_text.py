@@ -100,10 +100,10 @@ def parted(context: DiagnosisContext) -> bool:
     return context.judgement.status is Status.HANG and bool(roots) and roots <= _FOR_RANKS
 
 
-def unseen(group: str, lost: Sequence[int], *, parted_before: bool) -> tuple[str, ...]:
+def unseen(group: str, lost: Sequence[int], *, diverged_before_history: bool) -> tuple[str, ...]:
     """Why what is seen of the group may not be where its ranks parted; empty = nothing speaks for that."""
     of_group = f"group {group or '0'}"
-    if parted_before:
+    if diverged_before_history:
         return (f"their calls of {of_group} diverged before the oldest ones that are kept",)
     if lost:
         return (f"the flight recorder of {ranks_text(lost)} lacks numbers of {of_group}",)

@@ -231,7 +231,7 @@ def last_line(context: DiagnosisContext, rank: int | None) -> str:
 def last_seen(context: DiagnosisContext, rank: int | None) -> str:
     board = context.board(rank)
     mark = board.training or board.newest if board else None
-    if mark is None and context.evidence.ending is Ending.UNWATCHED:
+    if mark is None and context.evidence.ending is Ending.POST_MORTEM:
         return "and no file says where it was"
     if mark is None and rank is not None and context.evidence.attached:
         return "before it was looked at"

@@ -11,7 +11,7 @@ from nsa_harness.core.evidence.evidence import RankSnapshot, Sample, Snapshot
 from nsa_harness.core.evidence.live import FirstSnapshot
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.verdict.motion import Motion, rank_stack, task_of
-from nsa_harness.core.verdict.proof import StallEpisode, closed, two_looks
+from nsa_harness.core.verdict.proof import StallEpisode, closed, snapshot_pair
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import wait_for
 
@@ -41,7 +41,7 @@ def early_word(
     gone: Iterable[int] = (),
 ) -> StallNote | None:
     """What can be said before anything is proven, with the arguments of `prove`; None before the second look."""
-    looks = two_looks(snapshots)
+    looks = snapshot_pair(snapshots)
     if looks is None:
         return None
     graph = wait_for(*looks, gone, backend)
@@ -68,7 +68,7 @@ def first_look(look: Snapshot, backend: str, gone: Iterable[int] = ()) -> tuple[
     for rank in look.ranks:
         line = waits[rank.rank].user if rank.rank in waits else None
         place = f"{line.file.rpartition('/')[2]}:{line.line}" if line else ""
-        stands = "running" if _runs(rank) or rank.rank not in waits else waits[rank.rank].stands_in
+        stands = "running" if _runs(rank) or rank.rank not in waits else waits[rank.rank].blocked_in
         alike.setdefault((stands, place, line.function if line else ""), []).append(rank)
     return tuple(
         FirstSnapshot(
@@ -108,7 +108,7 @@ def _where(wait: Wait) -> str:
     """ " in all_reduce #3 at train.py:18, waiting for rank 1"."""
     inside = wait.child.deepest if wait.child else wait
     line = inside.user or wait.user
-    what = f" in {wait.stands_in}" if _does(wait) == "is blocked" else ""
+    what = f" in {wait.blocked_in}" if _does(wait) == "is blocked" else ""
     place = f" at {line.file.rpartition('/')[2]}:{line.line}" if line else ""
     named = f" ({shorten(inside.target, 80)})" if inside.target else ""
     process = f", of its child process {wait.child.deepest.pid}" if wait.child else ""

@@ -139,11 +139,11 @@ class Ending(StrEnum):
     DEADLINE = "deadline"  # still running at its deadline, ended by the harness
     EARLY = "early"  # not proven, ended by the harness: it was blocked like another run that was proven to hang
     INTERRUPTED = "interrupted"  # Ctrl-C
-    ABANDONED = "abandoned"  # the controller died; the reaper ended the run
+    CONTROLLER_DIED = "abandoned"  # the controller died; the reaper ended the run
     NOT_LAUNCHED = "not_launched"  # the launcher could not be started
     RESTARTED = "restarted"  # these ranks of an observed job have exited, and the job has started new ones
     DETACHED = "detached"  # the harness only observed, and the job continues
-    UNWATCHED = "unwatched"  # a post-mortem: only the job's files are known
+    POST_MORTEM = "unwatched"  # a post-mortem: only the job's files are known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +241,7 @@ class StatusFile:
 
     def entered(self, step: int) -> tuple[ModuleCall, ...] | None:
         """Return the modules of that step in order; None if they are not known from the first one on."""
-        found = next((one.calls for one in self.forwards if one.step == step and one.whole), None)
+        found = next((forward.calls for forward in self.forwards if forward.step == step and forward.whole), None)
         return None if found is None else tuple(self.modules[call] for call in found if call < len(self.modules))
 
     @property

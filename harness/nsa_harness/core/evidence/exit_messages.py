@@ -75,7 +75,7 @@ GAVE_UP = re.compile(
 _LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
 
 
-def gave_up_as(rank: RankEvidence) -> re.Match[str] | None:
+def timeout_message(rank: RankEvidence) -> re.Match[str] | None:
     """Return the message of a rank that gave up waiting for others; None if it did not."""
     raised = rank.raised
     # A program may wait for other things than its ranks, or print the message and continue.

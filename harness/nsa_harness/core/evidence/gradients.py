@@ -115,7 +115,7 @@ def first_out_of_order(ranks: Mapping[int, Orders]) -> OutOfOrder | None:
 
 
 def _at(orders: Orders, step: int) -> tuple[str, ...]:
-    return orders[max((one for one in orders if one <= step), default=min(orders))]
+    return orders[max((known for known in orders if known <= step), default=min(orders))]
 
 
 def _parted(order: tuple[str, ...], common: tuple[str, ...]) -> tuple[int, str, str] | None:

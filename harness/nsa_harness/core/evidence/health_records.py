@@ -36,7 +36,7 @@ _MAX_LINES, _MAX_MODELS = 64, 8  # of the program
 Point = TypeVar("Point")
 
 
-def read_looks(records: Iterable[dict[str, Any]]) -> HealthSamples | None:
+def read_health_samples(records: Iterable[dict[str, Any]]) -> HealthSamples | None:
     """Return the samples, or None if there are none.
 
     Raises KeyError, TypeError or ValueError for a malformed record.

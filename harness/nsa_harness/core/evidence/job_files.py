@@ -334,7 +334,7 @@ def _json_like(head: bytes) -> bool:
     return re.match(rb'\s*(?:\[[\s{"\[\]]|\{[\s"}])', head) is not None
 
 
-def left_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
+def read_job_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
     """Return a file's kind and content. Never raises: an unusable file has a reason."""
     known = JobFile(name=name, kind=Kind.NOTHING, changed_ns=changed_ns)
     if not data.strip():

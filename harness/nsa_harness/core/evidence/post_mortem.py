@@ -25,10 +25,10 @@ from nsa_harness.core.evidence.exit_messages import (
     deaths,
     debugged,
     error_lines,
-    gave_up_as,
     handed_on,
     last_traceback,
     last_words,
+    timeout_message,
     warnings_of,
 )
 from nsa_harness.core.evidence.flight import FlightDump, essential
@@ -93,7 +93,7 @@ class PostMortem:
     script: str  # from torchrun's messages; empty if unknown
 
 
-def aftermath(files: Sequence[JobFile], node: str) -> PostMortem:
+def read_post_mortem(files: Sequence[JobFile], node: str) -> PostMortem:
     """Return the evidence of a job from its files. Never raises."""
     return _Merge(files=sorted(files, key=lambda one: (one.changed_ns, one.name)), node=node).made()
 
@@ -108,7 +108,7 @@ class _Merge:
 
     def made(self) -> PostMortem:
         latest = _latest_attempts(self.files)
-        logs = [one for one in latest if one.kind is Kind.LOG]
+        logs = [step for step in latest if step.kind is Kind.LOG]
         self.numbered = _numbered_ranks(one.name for one in logs)
         split = [(one, by_rank(one.text)) for one in logs]
         local = {rank: known for _, log in split for rank, known in log.local.items()}
@@ -118,7 +118,7 @@ class _Merge:
         self.failures = agent_failures(everything)
         self._take_exits(everything)
         self._take_watchdogs([text for _, text in self._all_texts()])
-        pids = {one.pid: one.rank for one in self.failures}
+        pids = {failure.pid: failure.rank for failure in self.failures}
         for one in latest:
             self._take_dump(one, pids)
         self._take_orphans()
@@ -158,18 +158,20 @@ class _Merge:
 
     def _all_texts(self) -> Iterator[tuple[str, str]]:
         yield from self.launcher
-        for one in self.ranks.values():
-            yield from one.texts
+        for rank in self.ranks.values():
+            yield from rank.texts
 
     # What launchers say.
 
     def _take_exits(self, text: str) -> None:
         began = _first_time(text)
-        for one in self.failures:
+        for failure in self.failures:
             # torchrun has microseconds for the first failure; its table only has seconds.
-            at_s = max(0.0, _time_of(text, one.pid) - began) + (0.0 if one.first else 0.5)
-            self._of(one.rank).exit = Exit(pid=one.pid, rank=one.rank, status=one.status, at_s=at_s, by_us=False)
-            self._of(one.rank).pid = one.pid
+            at_s = max(0.0, _time_of(text, failure.pid) - began) + (0.0 if failure.first else 0.5)
+            self._of(failure.rank).exit = Exit(
+                pid=failure.pid, rank=failure.rank, status=failure.status, at_s=at_s, by_us=False
+            )
+            self._of(failure.rank).pid = failure.pid
         for rank, status in () if self.failures else exits_of_tasks(text):
             self._of(rank).exit = Exit(pid=0, rank=rank, status=status, at_s=0.0, by_us=False)
 
@@ -229,7 +231,7 @@ class _Merge:
 
     def _take_unlabelled(self, name: str, text: str) -> None:
         """Assign a traceback among torchrun's own lines to the rank that failed first, if it left no other."""
-        first = next((one.rank for one in self.failures if one.first), None)
+        first = next((failure.rank for failure in self.failures if failure.first), None)
         parts = (f"{_TRACEBACK}{part}" for part in text.split(_TRACEBACK)[1:])
         printed = (part for part in parts if (raised := last_traceback(part)) and not raised[0].endswith(_LAUNCHER))
         own = next(printed, None)
@@ -246,26 +248,28 @@ class _Merge:
     # All of it.
 
     def _post_mortem(self, said: str) -> PostMortem:
-        everything = "\n".join((said, *(one.text for one in self.ranks.values())))
+        everything = "\n".join((said, *(rank.text for rank in self.ranks.values())))
         names = _full_names(self.ranks.values())
         for one in self.ranks.values():
             one.stacks = tuple(_with_full_names(stack, names) for stack in one.stacks)
         groups = {
-            name: some for one in self.ranks.values() if one.recorder for name, some in one.recorder.groups.items()
+            name: some for rank in self.ranks.values() if rank.recorder for name, some in rank.recorder.groups.items()
         }
         told = max([world_size_said(everything), *(rank + 1 for some in groups.values() for rank in some)], default=0)
         size = max([told if told <= MAX_RANKS else 0, *(rank + 1 for rank in self.ranks), 1])
         ranks = tuple(_rank_evidence(rank, self.ranks.get(rank, _Rank())) for rank in range(size))
-        exits = tuple(sorted((one.exit for one in ranks if one.exit), key=lambda one: one.at_s))
-        looked = tuple(look for one in ranks if (look := _snapshot(one, self.ranks.get(one.rank, _Rank()))) is not None)
+        exits = tuple(sorted((rank.exit for rank in ranks if rank.exit), key=lambda one: one.at_s))
+        looked = tuple(
+            look for rank in ranks if (look := _snapshot(rank, self.ranks.get(rank.rank, _Rank()))) is not None
+        )
         closing = closing_signals(said)
         evidence = Evidence(
             node=self.node,
             world_size=size,
             backend=_backend(everything),
-            ending=Ending.UNWATCHED,
+            ending=Ending.POST_MORTEM,
             limits=Limits(),
-            ended_s=max((one.at_s for one in exits), default=0.0),
+            ended_s=max((exit.at_s for exit in exits), default=0.0),
             launch_s=None,
             teardown_s=0.0,
             launcher=_launcher(closing),
@@ -296,7 +300,7 @@ class _Merge:
         )
 
     def _rank_of(self, pid: int) -> int | None:
-        return next((one.rank for one in self.failures if one.pid == pid), None)
+        return next((failure.rank for failure in self.failures if failure.pid == pid), None)
 
     def _proofs(self) -> dict[str, str]:
         """Return proofs as rules name the files of a run, with the file that was read here."""
@@ -323,13 +327,15 @@ def _numbered_ranks(names: Iterable[str]) -> dict[str, int]:
 
 def _latest_attempts(files: Sequence[JobFile]) -> list[JobFile]:
     """Return the files without logs of attempts that torchrun retried."""
-    paths = {one.name: rank_of_path(one.name) for one in files}
+    paths = {file.name: rank_of_path(file.name) for file in files}
     last: dict[str, int] = {}
     for path in paths.values():
         if path.local is not None:
             last[path.launch] = max(path.attempt, last.get(path.launch, 0))
     return [
-        one for one in files if paths[one.name].local is None or paths[one.name].attempt == last[paths[one.name].launch]
+        file
+        for file in files
+        if paths[file.name].local is None or paths[file.name].attempt == last[paths[file.name].launch]
     ]
 
 
@@ -385,7 +391,7 @@ def _snapshot(rank: RankEvidence, known: _Rank) -> RankSnapshot | None:
     text = known.text
     if not stacks and not _DIED.search(text):
         stacks = parse_faulthandler(text)
-    if not stacks and rank.raised and rank.raised.frames and gave_up_as(rank):
+    if not stacks and rank.raised and rank.raised.frames and timeout_message(rank):
         proof = "stderr.log"
         stacks = (_stack_of_traceback(rank.raised.frames),)
     recorded = known.recorder is not None or bool(known.collectives)
@@ -411,11 +417,11 @@ def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
     """Return the stacks with full file names. py-spy shortens them; other files of the job have the full name."""
     full = {
         frame.file
-        for one in ranks
+        for rank in ranks
         for frames in (
-            *((one.recorder.frames.values()) if one.recorder else ()),
-            *(stack.frames for stack in one.stacks),
-            *(printed[2] for printed in map(last_traceback, [text for _, text in one.texts]) if printed),
+            *((rank.recorder.frames.values()) if rank.recorder else ()),
+            *(stack.frames for stack in rank.stacks),
+            *(printed[2] for printed in map(last_traceback, [text for _, text in rank.texts]) if printed),
         )
         for frame in frames
         if frame.file.startswith("/")
@@ -451,7 +457,7 @@ def _first_time(text: str) -> float:
 def _time_of(text: str, pid: int) -> float:
     """Return when torchrun reports that this process failed; 0 if it does not."""
     blocks = text.split("time")
-    found = next((one for one in reversed(blocks) if f"(pid: {pid})" in one), "")
+    found = next((block for block in reversed(blocks) if f"(pid: {pid})" in block), "")
     said = re.match(_TIME, f"time{found}")
     return _seconds(said[1]) if said else 0.0
 
@@ -527,7 +533,7 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Job
         "stacks": lambda rank: rank in looked,
         "flight recorder dumps": lambda rank: rank in ranks and ranks[rank].recorder is not None,
     }
-    cores = [one.name for one in files if one.kind is Kind.CORE]
+    cores = [file.name for file in files if file.kind is Kind.CORE]
     for what, there in known.items():
         lacking = [rank for rank in everyone if not there(rank)]
         whose = "every rank" if len(lacking) == len(everyone) > 1 else _ranks_text(lacking)
@@ -538,7 +544,7 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Job
 
 def _unused_files(files: Sequence[JobFile]) -> Iterator[Trouble]:
     """Return the reasons for unused files, except empty logs: most ranks write nothing to stderr."""
-    return (Trouble(what=one.name, why=one.why) for one in files if one.kind is Kind.NOTHING and one.why != EMPTY)
+    return (Trouble(what=file.name, why=file.why) for file in files if file.kind is Kind.NOTHING and file.why != EMPTY)
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:

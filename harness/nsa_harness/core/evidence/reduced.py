@@ -87,7 +87,7 @@ def _recent(board: StatusFile | None, count: int) -> StatusFile | None:
     """Return the last finished calls, and those that waits rest on: the first call, group creations, open calls."""
     if board is None:
         return None
-    finished = {call.number for call in [one for one in board.calls if one.left_s is not None][-count:]}
+    finished = {call.number for call in [call for call in board.calls if call.left_s is not None][-count:]}
     kept = {*finished, *(call.number for call in board.calls[:1])}
     calls = (
         call for call in board.calls if call.left_s is None or call.op in {ENTRANCE, *CREATIONS} or call.number in kept
@@ -99,8 +99,8 @@ def reduced(evidence: Evidence, keep: Keep) -> Evidence:
     """Return the evidence with less of what is long. What the verdict rests on goes last; `trouble` notes each cut."""
     said = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
     snapshots = (
-        replace(one, ranks=tuple(_rank_snapshot(rank, keep) for rank in one.ranks))
-        for one in evidence.snapshots[-keep.snapshots :]
+        replace(snapshot, ranks=tuple(_rank_snapshot(rank, keep) for rank in snapshot.ranks))
+        for snapshot in evidence.snapshots[-keep.snapshots :]
     )
     return replace(
         evidence,
@@ -137,11 +137,11 @@ def _health_samples(looks: HealthSamples | None, keep: Keep) -> HealthSamples | 
         return None
     replicas = tuple(
         replace(
-            one,
-            looks=one.looks[-keep.calls :],
-            names=tuple((first[-keep.text :], last[-keep.text :]) for first, last in one.names),
+            replica,
+            looks=replica.looks[-keep.calls :],
+            names=tuple((first[-keep.text :], last[-keep.text :]) for first, last in replica.names),
         )
-        for one in looks.replicas
+        for replica in looks.replicas
     )
     return replace(looks, memory=looks.memory[-keep.calls :], replicas=replicas)
 
@@ -178,13 +178,13 @@ def _threads(
     If a Python thread's stack is dropped, its thread is dropped too: otherwise it would look like a library's thread.
     """
     training = training_stack(stacks, process.pid, marking)
-    parked = {one.tid for one in process.tasks if one.syscall == "futex" and one.timed is False}
-    others = [one for one in stacks if one is not training]
+    parked = {task.tid for task in process.tasks if task.syscall == "futex" and task.timed is False}
+    others = [stack for stack in stacks if stack is not training]
     others.sort(key=lambda one: (is_poller(one), one.tid in parked))
     chosen = [*([training] if training else []), *others][: keep.stacks]
     known = {one.tid for one in chosen}
-    left_out = {one.tid for one in stacks if one.frames and one.tid not in known}
-    tasks = tuple(one for one in process.tasks if one.tid not in left_out)
+    left_out = {stack.tid for stack in stacks if stack.frames and stack.tid not in known}
+    tasks = tuple(task for task in process.tasks if task.tid not in left_out)
     return _process(replace(process, tasks=tasks), [one.tid for one in chosen], keep), _stacks(chosen, keep)
 
 
@@ -216,10 +216,12 @@ def _process(process: Process, tids: Iterable[int | None], keep: Keep) -> Proces
         return task.tid not in leading, not (task.state in "RD" or task.syscall in _MAY_ACT), -task.cpu_s
 
     tasks = sorted(process.tasks, key=rank_of)[: keep.tasks]
-    waited_for = [one for one in process.sockets if any(task.target == f"socket:[{one.inode}]" for task in tasks)]
+    waited_for = [
+        socket for socket in process.sockets if any(task.target == f"socket:[{socket.inode}]" for task in tasks)
+    ]
     return replace(
         process,
         tasks=tuple(replace(task, target=task.target[: keep.text]) for task in tasks),
         holds=tuple(end[-keep.text :] for end in process.holds[: keep.ends]),
-        sockets=(*waited_for, *(one for one in process.sockets if one not in waited_for))[: keep.ends],
+        sockets=(*waited_for, *(socket for socket in process.sockets if socket not in waited_for))[: keep.ends],
     )

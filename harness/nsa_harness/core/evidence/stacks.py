@@ -446,4 +446,4 @@ def serves_pool(frames: Sequence[Frame]) -> bool:
 
 def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
     """Whether a frame is in that file and function. py-spy names a method with its class, faulthandler without."""
-    return any(one.file.endswith(file) and one.function.rpartition(".")[2] in names for one in frames)
+    return any(frame.file.endswith(file) and frame.function.rpartition(".")[2] in names for frame in frames)

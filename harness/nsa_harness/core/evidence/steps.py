@@ -72,7 +72,7 @@ def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Ste
     if board.zero_ns is None or not board.steps_s:
         return ()
     since_s = _remembered_since(board, collectives)
-    marked = [(at_s, one) for one in collectives if (at_s := entered_s(board, one)) is not None]
+    marked = [(at_s, collective) for collective in collectives if (at_s := entered_s(board, collective)) is not None]
     rows = (
         StepRow(
             step=step,
@@ -154,7 +154,9 @@ def _spans(board: StatusFile) -> Iterator[tuple[int, float | None, float | None]
 
 def _tallies(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Tally, ...]:
     called = calls_of(board, collectives)
-    counts = Counter((one.group, one.op, (one.group, one.seq) in called) for one in collectives)
+    counts = Counter(
+        (collective.group, collective.op, (collective.group, collective.seq) in called) for collective in collectives
+    )
     return tuple(
         Tally(group=group, op=op, called=called, count=count) for (group, op, called), count in sorted(counts.items())
     )
@@ -167,8 +169,8 @@ def _remembered_since(board: StatusFile, collectives: Sequence[Collective]) -> f
     open.
     """
     groups: dict[str, list[Collective]] = {}
-    for one in collectives:
-        groups.setdefault(one.group, []).append(one)
+    for collective in collectives:
+        groups.setdefault(collective.group, []).append(collective)
     begins = [begin for group in groups.values() if (begin := _whole_since(group)) is not None]
     times = [at_s for begin in begins if (at_s := entered_s(board, begin)) is not None]
     times += [call.entered_s for call in board.calls[:1] if call.number > 1]

@@ -43,7 +43,7 @@ from nsa_harness.core.report import (
 from nsa_harness.core.verdict.motion import rank_stack, task_of
 from nsa_harness.core.verdict.verdict import Judgement, how_it_ended
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import left_waiting, wait_for
+from nsa_harness.core.verdict.wait_graph import post_mortem_graph, wait_for
 
 _DTYPES = {"torch.float32": "fp32", "torch.float64": "fp64", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
 
@@ -131,7 +131,7 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
     for wait in sorted(waits, key=lambda wait: wait.rank):
         yield RankStatus(
             rank=wait.rank,
-            blocked_in=wait.stands_in,
+            blocked_in=wait.blocked_in,
             waits_for=_waits_for(wait, places),
             no_progress_s=_no_progress_s(evidence, wait.rank),
             culprit=_blamed(wait.rank, culprit),
@@ -142,8 +142,8 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
 def _seen_last(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
     """Return the waits of a job that was only observed: they show where its ranks were, but prove nothing."""
     looks = evidence.snapshots[-2:]
-    if evidence.ending is Ending.UNWATCHED and judgement.status is Status.ERROR:
-        return left_waiting(evidence).waits
+    if evidence.ending is Ending.POST_MORTEM and judgement.status is Status.ERROR:
+        return post_mortem_graph(evidence).waits
     if evidence.ending is not Ending.DETACHED or judgement.status is not Status.ERROR or len(looks) < 2:
         return ()
     return wait_for(looks[0], looks[1], (), evidence.backend).waits
@@ -172,7 +172,7 @@ def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | No
     blocked_in = f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place
     return RankStatus(
         rank=rank.rank,
-        blocked_in=_left_as(rank) if evidence.ending is Ending.UNWATCHED else blocked_in,
+        blocked_in=_left_as(rank) if evidence.ending is Ending.POST_MORTEM else blocked_in,
         waits_for="",
         no_progress_s=None if left else _no_progress_s(evidence, rank.rank),
         culprit=_blamed(rank.rank, culprit),
@@ -239,7 +239,7 @@ def _buckets(buckets: Sequence[tuple[int, str]]) -> str | None:
 def ended(evidence: Evidence) -> str:
     if evidence.ending is Ending.NOT_LAUNCHED:
         return "nothing was started"
-    if evidence.ending is Ending.UNWATCHED:
+    if evidence.ending is Ending.POST_MORTEM:
         return UNWATCHED
     left = _left(evidence.undead)
     if _runs_on(evidence):

@@ -11,7 +11,7 @@ from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.verdict.limits import OPEN_WAIT_FLOOR_S
 from nsa_harness.core.verdict.motion import rank_stack
-from nsa_harness.core.verdict.proof import StallEpisode, closed, two_looks
+from nsa_harness.core.verdict.proof import StallEpisode, closed, snapshot_pair
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import wait_for
 
@@ -72,7 +72,7 @@ def standing(
     ranks: int,
 ) -> Standing | None:
     """Return the open wait of a probe; None: there is no second snapshot yet, or a rank makes progress."""
-    looks = two_looks(snapshots)
+    looks = snapshot_pair(snapshots)
     if looks is None:
         return None
     graph = wait_for(*looks, gone, backend)
@@ -80,7 +80,7 @@ def standing(
     if graph.moved or not open_roots:
         return None
     episode = StallEpisode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
-    quiet_s = min(episode.quiet_s(root) for root in open_roots)
+    quiet_s = min(episode.no_progress_s(root) for root in open_roots)
     left = [episode.left_s(root) for root in open_roots]
     known_s = [one for one in left if one is not None]
     return Standing(

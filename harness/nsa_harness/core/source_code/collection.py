@@ -29,12 +29,12 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
     lines = places_of(evidence)
     texts = {file: text for file in lines if (text := text_of(file))}
     kept = [
-        one
+        excerpt
         for file, text in texts.items()
-        for one in excerpts(file, text, lines[file] | lines_setting_keys(evidence, text))
+        for excerpt in excerpts(file, text, lines[file] | lines_setting_keys(evidence, text))
     ]
     yield from kept
-    for imported in [one for file, text in texts.items() for one in _imported(file, text)]:
+    for imported in [path for file, text in texts.items() for path in _imported(file, text)]:
         if imported not in texts and not is_library(imported) and (text := text_of(imported)):
             texts[imported] = text
     functions = [one for file, text in texts.items() for one in _functions(file, text)]
@@ -46,10 +46,13 @@ def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterat
             {(one.file, name) for one, names in zip(kept, wanted, strict=True) for name in names[1]},
         )
         kept = [
-            one
-            for one in functions
-            if (one.file, one.first) not in known
-            and (Excerpt(one).name in calls or any((one.file, name) in shared for name in _touched(one)[1]))
+            function
+            for function in functions
+            if (function.file, function.first) not in known
+            and (
+                Excerpt.of(function).name in calls
+                or any((function.file, name) in shared for name in _touched(function)[1])
+            )
         ]
         known |= {(one.file, one.first) for one in kept}
         yield from kept
@@ -95,9 +98,13 @@ def excerpts(file: str, text: str, lines: set[int]) -> Iterator[Source]:
     """
     module = _module(text)
     whole = text.splitlines()
-    functions = [one for one in ast.walk(module) if isinstance(one, Function)]
-    held = {one.name for one in functions if any(_begin(one) <= line <= (one.end_lineno or 0) for line in lines)}
-    called_at = {line for one in functions for line, name in calls_in(ast.walk(one)) if name in held}
+    functions = [node for node in ast.walk(module) if isinstance(node, Function)]
+    held = {
+        function.name
+        for function in functions
+        if any(_begin(function) <= line <= (function.end_lineno or 0) for line in lines)
+    }
+    called_at = {line for function in functions for line, name in calls_in(ast.walk(function)) if name in held}
     spans = {span for line in lines | called_at if (span := _span(module.body, line))}
     for first, last in sorted(spans):
         if last - first < _MAX_LINES:
@@ -106,19 +113,19 @@ def excerpts(file: str, text: str, lines: set[int]) -> Iterator[Source]:
 
 def _functions(file: str, text: str) -> Iterator[Source]:
     whole = text.splitlines()
-    for one in ast.walk(_module(text)):
-        if isinstance(one, Function) and (one.end_lineno or 0) - one.lineno < _MAX_LINES:
-            yield Source(file=file, first=_begin(one), text="\n".join(whole[_begin(one) - 1 : one.end_lineno]))
+    for node in ast.walk(_module(text)):
+        if isinstance(node, Function) and (node.end_lineno or 0) - node.lineno < _MAX_LINES:
+            yield Source(file=file, first=_begin(node), text="\n".join(whole[_begin(node) - 1 : node.end_lineno]))
 
 
 def _imported(file: str, text: str) -> Iterator[str]:
     """Yield files that the file may import from its own directory or from one above."""
     folders = list(PurePosixPath(file).parents)[:_FOLDERS]
-    for one in ast.walk(_module(text)):
-        modules = [each.name for each in one.names] if isinstance(one, ast.Import) else []
-        if isinstance(one, ast.ImportFrom):
-            inside = [each.name for each in one.names]
-            modules = [one.module, *(f"{one.module}.{name}" for name in inside)] if one.module else inside
+    for node in ast.walk(_module(text)):
+        modules = [name.name for name in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            inside = [name.name for name in node.names]
+            modules = [node.module, *(f"{node.module}.{name}" for name in inside)] if node.module else inside
         for module in modules:
             yield from (f"{folder / module.replace('.', '/')}.py" for folder in folders)
 
@@ -135,19 +142,21 @@ def _module(text: str) -> ast.Module:
 def _touched(kept: Source) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names that the function calls, and the attributes of `self` that it reads, sets or locks."""
     tree = parsed(kept.text)
-    own = (one for one in ast.walk(tree) if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "self")
+    own = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self")
     return frozenset(name for _, name in calls_in(ast.walk(tree))), frozenset(one.attr for one in own)
 
 
 def _span(body: Sequence[ast.stmt], line: int) -> tuple[int, int] | None:
     """Return the innermost function around the line; outside of functions, the statement of the module."""
     span: tuple[int, int] | None = None
-    while holder := next((one for one in body if _begin(one) <= line <= (one.end_lineno or 0)), None):
+    while holder := next(
+        (statement for statement in body if _begin(statement) <= line <= (statement.end_lineno or 0)), None
+    ):
         if span is None or isinstance(holder, Function):
             span = _begin(holder), holder.end_lineno or holder.lineno
         if not isinstance(holder, Function | ast.ClassDef | ast.If | ast.With | ast.Try | ast.For | ast.While):
             break
-        body = [one for one in ast.walk(holder) if isinstance(one, Function | ast.ClassDef) and one is not holder]
+        body = [node for node in ast.walk(holder) if isinstance(node, Function | ast.ClassDef) and node is not holder]
     return span
 
 

@@ -62,23 +62,13 @@ class Loop:
         return line.file == self.file and self.line <= line.line <= self.last
 
 
-@dataclass(frozen=True)
-class Excerpt:
+@dataclass(frozen=True, kw_only=True)
+class Excerpt(Source):
     """A stored function, or a stored statement of a module, with its syntax tree."""
 
-    source: Source
-
-    @property
-    def file(self) -> str:
-        return self.source.file
-
-    @property
-    def first(self) -> int:
-        return self.source.first
-
-    @property
-    def text(self) -> str:
-        return self.source.text
+    @classmethod
+    def of(cls, source: Source) -> Excerpt:
+        return cls(file=source.file, first=source.first, text=source.text)
 
     @cached_property
     def last(self) -> int:
@@ -116,7 +106,7 @@ class Excerpt:
         """Names and attributes that are passed to a call."""
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         values = [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
-        names = (one.attr if isinstance(one, ast.Attribute) else getattr(one, "id", "") for one in values)
+        names = (value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "") for value in values)
         return frozenset(names)
 
     def line_of(self, node: ast.stmt | ast.expr | ast.ExceptHandler) -> int:
@@ -134,7 +124,9 @@ class Excerpt:
         """Conditions, handlers, loops and functions around a line of the file, innermost first."""
         at = line + 1 - self.first
         blocks = [node for node in self.nodes if isinstance(node, _Holder)]
-        return sorted((one for one in blocks if one.lineno <= at <= (one.end_lineno or 0)), key=lambda one: -one.lineno)
+        return sorted(
+            (block for block in blocks if block.lineno <= at <= (block.end_lineno or 0)), key=lambda one: -one.lineno
+        )
 
     def branches(self, line: int) -> tuple[Branch, ...]:
         """Return the conditions around the line, nearest first; then handlers; then jumps before it in its loop."""
@@ -158,21 +150,21 @@ class Excerpt:
     def _handlers(self, block: ast.AST) -> Iterator[Branch]:
         for one, nested in _guards(block, nested=False):
             if isinstance(one, ast.ExceptHandler) and not nested:
-                jump = next((each for each in one.body if isinstance(each, _JUMPS)), one)
+                jump = next((statement for statement in one.body if isinstance(statement, _JUMPS)), one)
                 yield replace(self._branch(one, one.type), line=self.line_of(jump))
 
     def handler_that_continues(self, line: int) -> Branch | None:
         """Return the nearest `except` that catches what the line raises and stays in its function."""
         at = line + 1 - self.first
         tries = [node for node in self.nodes if isinstance(node, ast.Try)]
-        around = [one for one in tries if one.body[0].lineno <= at <= (one.body[-1].end_lineno or 0)]
-        caught = (each for one in sorted(around, key=lambda one: -one.lineno) for each in one.handlers)
-        staying = (one for one in caught if not any(isinstance(each, ast.Raise) for each in ast.walk(one)))
+        around = [node for node in tries if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
+        caught = (handler for block in sorted(around, key=lambda one: -one.lineno) for handler in block.handlers)
+        staying = (one for one in caught if not any(isinstance(node, ast.Raise) for node in ast.walk(one)))
         return next((self._branch(one, one.type) for one in staying), None)
 
     def loops_around(self, line: int) -> tuple[Loop, ...]:
         """Return the loops around the line, innermost first."""
-        return tuple(self._loop(one, line) for one in self.blocks_around(line) if isinstance(one, LoopNode))
+        return tuple(self._loop(block, line) for block in self.blocks_around(line) if isinstance(block, LoopNode))
 
     def _loop(self, loop: LoopNode, line: int) -> Loop:
         counts = None if isinstance(loop, ast.While) else _COUNTS.match(ast.unparse(loop.iter))
@@ -191,13 +183,13 @@ class Excerpt:
 
     def _skips(self, loop: LoopNode, line: int) -> Iterator[Branch]:
         """Yield handlers of a `try` around the line, or before it in an iteration that the handler ends."""
-        tries = [one for one in ast.walk(loop) if isinstance(one, ast.Try)]
-        bodies = {id(each): one.body for one in tries for each in one.handlers}
+        tries = [node for node in ast.walk(loop) if isinstance(node, ast.Try)]
+        bodies = {id(handler): node.body for node in tries for handler in node.handlers}
         for one, nested in _guards(loop, nested=False):
             if not isinstance(one, ast.ExceptHandler) or id(one) not in bodies or nested:
                 continue
             body = bodies[id(one)]
-            jump = next((each for each in one.body if isinstance(each, _JUMPS)), None)
+            jump = next((statement for statement in one.body if isinstance(statement, _JUMPS)), None)
             inside = body[0].lineno <= line <= (body[-1].end_lineno or 0) and not isinstance(jump, ast.Raise)
             if inside or (isinstance(jump, ast.Continue) and (one.end_lineno or 0) < line):
                 yield replace(self._branch(one, one.type), line=self.line_of(jump or one))
@@ -211,9 +203,13 @@ class Excerpt:
         """
         for one, nested in _guards(block, nested=False):
             leaves = tuple(kind for kind in kinds if not nested or kind not in (ast.Continue, ast.Break))
-            jumps = [each for each in one.body if isinstance(each, leaves) and (errors or not _fails(each))]
+            jumps = [
+                statement
+                for statement in one.body
+                if isinstance(statement, leaves) and (errors or not _fails(statement))
+            ]
             if jumps and (one.end_lineno or 0) <= line:
-                ends = not any(isinstance(each, ast.Continue | ast.Break) for each in one.body)
+                ends = not any(isinstance(statement, ast.Continue | ast.Break) for statement in one.body)
                 branch = self._branch(one, one.test if isinstance(one, ast.If) else one.type, leaves=True)
                 yield replace(branch, ends=ends, goes_on=self.line_of(jumps[0]) if branch.catches else branch.line)
 
@@ -233,12 +229,12 @@ class Excerpt:
 
     def asks_rank(self, test: ast.expr) -> bool:
         """Whether the condition names the rank, or a variable that the function assigned from the rank."""
-        names = {each.id for each in ast.walk(test) if isinstance(each, ast.Name)}
+        names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         assigned = [
-            one.value
-            for one in self.nodes
-            if isinstance(one, ast.Assign)
-            and any(isinstance(each, ast.Name) and each.id in names for each in one.targets)
+            node.value
+            for node in self.nodes
+            if isinstance(node, ast.Assign)
+            and any(isinstance(each, ast.Name) and each.id in names for each in node.targets)
         ]
         return any(names_rank(ast.unparse(one)) for one in (test, *assigned))
 
@@ -249,23 +245,25 @@ class Excerpt:
     @cached_property
     def _counters(self) -> set[str]:
         return {
-            each.id
-            for one in self.nodes
-            if isinstance(one, ast.For) and isinstance(one.iter, ast.Call) and _COUNTS.match(ast.unparse(one.iter))
-            for each in _first_names(one.target)
+            name.id
+            for node in self.nodes
+            if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and _COUNTS.match(ast.unparse(node.iter))
+            for name in _first_names(node.target)
         }
 
     @cached_property
     def _assigned_once(self) -> tuple[tuple[str, ast.expr], ...]:
         """Names with exactly one assignment, and its value unless that is a container that is filled later."""
-        given = Counter(one.id for one in self.nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
-        given.update(one.arg for one in self.nodes if isinstance(one, ast.arg))
-        assigned = (one for one in self.nodes if isinstance(one, ast.Assign) and len(one.targets) == 1)
-        named = ((one.targets[0].id, one.value) for one in assigned if isinstance(one.targets[0], ast.Name))
+        given = Counter(
+            node.id for node in self.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        )
+        given.update(node.arg for node in self.nodes if isinstance(node, ast.arg))
+        assigned = (node for node in self.nodes if isinstance(node, ast.Assign) and len(node.targets) == 1)
+        named = ((node.targets[0].id, node.value) for node in assigned if isinstance(node.targets[0], ast.Name))
         return tuple(
             (name, value)
             for name, value in named
-            if given[name] == 1 and not any(isinstance(each, _FILLED) for each in ast.walk(value))
+            if given[name] == 1 and not any(isinstance(node, _FILLED) for node in ast.walk(value))
         )
 
     def locks(self) -> Iterator[tuple[str, ast.With | ast.Call]]:
@@ -275,28 +273,28 @@ class Excerpt:
         """
         for node in self.nodes:
             if isinstance(node, ast.With):
-                yield from ((ast.unparse(each.context_expr), node) for each in node.items)
+                yield from ((ast.unparse(item.context_expr), node) for item in node.items)
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "acquire":
                 yield ast.unparse(node.func.value), node
 
     def exits_with_lock(self, lock: str, acquired: int) -> Iterator[int]:
         """Yield lines of the excerpt that return or raise before the lock is released, unless a `finally` does."""
-        calls = [one for one in self.method_calls(("release",)) if ast.unparse(one.func) == f"{lock}.release"]
-        finals = [each for one in self.nodes if isinstance(one, ast.Try) for each in one.finalbody]
+        calls = [call for call in self.method_calls(("release",)) if ast.unparse(call.func) == f"{lock}.release"]
+        finals = [statement for node in self.nodes if isinstance(node, ast.Try) for statement in node.finalbody]
         released = (
-            [] if any(one in ast.walk(each) for each in finals for one in calls) else [one.lineno for one in calls]
+            [] if any(call in ast.walk(each) for each in finals for call in calls) else [call.lineno for call in calls]
         )
         for guard, _ in _guards(self.body, nested=False):
-            jump = next((one for one in guard.body if isinstance(one, ast.Return | ast.Raise)), None)
+            jump = next((statement for statement in guard.body if isinstance(statement, ast.Return | ast.Raise)), None)
             releases = any(guard.lineno <= line <= (guard.end_lineno or 0) for line in released)
             if jump is not None and not releases and acquired < jump.lineno < max(released, default=0):
                 yield jump.lineno
 
     def early_exit(self, default: int) -> int:
         """Return the line where a handler leaves the excerpt's first loop, else its function; else `default`."""
-        block = next((one for one in self.nodes if isinstance(one, LoopNode)), self.body)
+        block = next((node for node in self.nodes if isinstance(node, LoopNode)), self.body)
         exits = self._jumps(block, self.text.count("\n") + 1, (ast.Break, ast.Return))
-        return next((one.line for one in exits if one.catches), default)
+        return next((exit.line for exit in exits if exit.catches), default)
 
 
 @lru_cache(maxsize=1024)
@@ -336,24 +334,24 @@ def _fails(jump: ast.stmt) -> bool:
 
 def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.ExceptHandler, bool]]:
     """Yield conditions and handlers in source order, without inner functions, and whether an inner loop holds them."""
-    for one in ast.iter_child_nodes(block):
-        if isinstance(one, ast.If | ast.ExceptHandler):
-            yield one, nested
-        if not isinstance(one, Function | ast.Lambda):
-            yield from _guards(one, nested=nested or isinstance(one, LoopNode))
+    for node in ast.iter_child_nodes(block):
+        if isinstance(node, ast.If | ast.ExceptHandler):
+            yield node, nested
+        if not isinstance(node, Function | ast.Lambda):
+            yield from _guards(node, nested=nested or isinstance(node, LoopNode))
 
 
 def _unlike(value: ast.expr, counters: Collection[str]) -> set[str]:
     """Return names in `value` that are no counter, setting or constant; a call counts by its function's name."""
-    settings = {id(each) for one in ast.walk(value) if isinstance(one, ast.Attribute | ast.Subscript)
-                for each in ast.walk(one.value) if is_setting(ast.unparse(one))}  # fmt: skip
-    periods = (one.right for one in ast.walk(value) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod))
-    settings |= {id(each) for one in periods for each in ast.walk(one)}
-    names = [one.id for one in ast.walk(value) if isinstance(one, ast.Name) and id(one) not in settings]
+    settings = {id(each) for node in ast.walk(value) if isinstance(node, ast.Attribute | ast.Subscript)
+                for each in ast.walk(node.value) if is_setting(ast.unparse(node))}  # fmt: skip
+    periods = (node.right for node in ast.walk(value) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod))
+    settings |= {id(node) for one in periods for node in ast.walk(one)}
+    names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name) and id(node) not in settings]
     return {name for name in names if name not in counters and not name.isupper()}
 
 
 def _first_names(target: ast.expr) -> Iterator[ast.Name]:
     """Yield the names of a loop target; for `enumerate`, those of the number only."""
     first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
-    return (one for one in ast.walk(first) if isinstance(one, ast.Name))
+    return (node for node in ast.walk(first) if isinstance(node, ast.Name))

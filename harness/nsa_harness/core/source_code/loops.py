@@ -31,7 +31,7 @@ _SHARED = frozenset({"value"})  # of multiprocessing.Value, which another proces
 
 def innermost_loop(text: str, line: int) -> str:
     """Return the loop around the line, within one function; "" if there is none, or the text is no Python."""
-    holders = (one for one in ast.walk(_tree(text)) if isinstance(one, (*_LOOPS, *_FUNCTIONS)))
+    holders = (node for node in ast.walk(_tree(text)) if isinstance(node, (*_LOOPS, *_FUNCTIONS)))
     around = [one for one in holders if one.lineno <= line <= (one.end_lineno or 0)]
     inner = max(around, key=lambda one: (one.lineno, one.col_offset), default=None)
     found = ast.unparse(inner) if isinstance(inner, _LOOPS) else ""
@@ -46,17 +46,19 @@ def only_looks(loop: str) -> bool:
 def only_reports(loop: str) -> bool:
     """Whether each iteration only reports to a file, a log or a connection; only other threads can end such a loop."""
     inside = list(ast.walk(_tree(loop)))
-    tests = [each for one in inside if isinstance(one, ast.While | ast.If) for each in ast.walk(one.test)]
-    asked = {_called(one) for one in tests if isinstance(one, ast.Call)}
+    tests = [node for one in inside if isinstance(one, ast.While | ast.If) for node in ast.walk(one.test)]
+    asked = {_called(test) for test in tests if isinstance(test, ast.Call)}
     given = {one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    decided = asked <= {"is_set", "wait", "len"} and not given & {one.id for one in tests if isinstance(one, ast.Name)}
+    decided = asked <= {"is_set", "wait", "len"} and not given & {
+        test.id for test in tests if isinstance(test, ast.Name)
+    }
     locked = any(isinstance(one, ast.withitem) and not isinstance(one.context_expr, ast.Call) for one in inside)
     return decided and not locked and _holds(loop, (*_READS, *_STEPS, *_SAYS), _REPORTS)
 
 
 def _holds(loop: str, kinds: tuple[type[ast.AST], ...], calls: frozenset[str]) -> bool:
     body = _tree(loop).body
-    inside = [one for each in body for one in ast.walk(each)]
+    inside = [node for statement in body for node in ast.walk(statement)]
     known = (_called(one) in calls if isinstance(one, ast.Call) else isinstance(one, kinds) for one in inside)
     shared = any(isinstance(one, ast.Attribute) and one.attr in _SHARED for one in inside)
     return bool(body) and isinstance(body[0], ast.While) and not shared and all(known)

@@ -25,6 +25,7 @@ _ENDS_OF_WAITS = {
 }
 
 Line = Place | Frame
+_NOWHERE = Excerpt(file="", first=0, text="")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ProgramSource:
 
     @cached_property
     def excerpts(self) -> tuple[Excerpt, ...]:
-        return tuple(Excerpt(source) for source in self.sources)
+        return tuple(map(Excerpt.of, self.sources))
 
     def excerpt(self, line: Line) -> Excerpt | None:
         """Return the smallest excerpt that holds the line, or None."""
@@ -46,6 +47,10 @@ class ProgramSource:
             return None
         held = [one for one in self._by_file.get(file, ()) if one.first <= line <= one.last]
         return min(held, key=lambda one: len(one.text), default=None)
+
+    def _around(self, line: Line) -> Excerpt:
+        """Return the smallest excerpt that holds the line, or an empty one."""
+        return self.excerpt(line) or _NOWHERE
 
     @cached_property
     def _by_file(self) -> dict[str, list[Excerpt]]:
@@ -85,23 +90,19 @@ class ProgramSource:
 
     def branches(self, place: Line) -> tuple[Branch, ...]:
         """Return what decides whether the line is reached; see `Excerpt.branches`."""
-        excerpt = self.excerpt(place)
-        return excerpt.branches(place.line or 0) if excerpt else ()
+        return self._around(place).branches(place.line or 0)
 
     def handlers(self, place: Line) -> tuple[Branch, ...]:
         """Return the handlers where an exception may have been caught before the line."""
-        excerpt = self.excerpt(place)
-        return excerpt.handlers(place.line or 0) if excerpt else ()
+        return self._around(place).handlers(place.line or 0)
 
     def handler_that_continues(self, place: Line) -> Branch | None:
         """Return the nearest `except` that catches what the line raises and stays in its function."""
-        excerpt = self.excerpt(place)
-        return excerpt.handler_that_continues(place.line or 0) if excerpt else None
+        return self._around(place).handler_that_continues(place.line or 0)
 
     def loops_around(self, place: Line) -> tuple[Loop, ...]:
         """Return the loops around the line in its function, innermost first."""
-        excerpt = self.excerpt(place)
-        return excerpt.loops_around(place.line or 0) if excerpt else ()
+        return self._around(place).loops_around(place.line or 0)
 
     def loops_left(self, inside: Line, outside: Line) -> tuple[Loop, ...]:
         """Return the loops of one function that hold `inside` and end before `outside`, innermost first."""
@@ -111,19 +112,18 @@ class ProgramSource:
 
     def loop_line(self, frame: Frame) -> int | None:
         """Return the first line of the innermost loop around the frame's line, or None."""
-        excerpt = self.excerpt(frame)
-        blocks = excerpt.blocks_around(frame.line) if excerpt else []
-        loop = next((one for one in blocks if isinstance(one, LoopNode)), None)
-        return excerpt.line_of(loop) if excerpt and loop else None
+        excerpt = self._around(frame)
+        loop = next((block for block in excerpt.blocks_around(frame.line) if isinstance(block, LoopNode)), None)
+        return excerpt.line_of(loop) if loop else None
 
     def opens_block_around(self, one: Line | None, other: Line | None) -> bool:
         """Whether the first line begins a `with` that holds the other line, in one function."""
         if one is None or other is None or not self.same_function(one, other):
             return False
-        excerpt = self.excerpt(one)
-        begins, inside = ((each.line or 0) + 1 - excerpt.first if excerpt else 0 for each in (one, other))
-        blocks = [each for each in excerpt.nodes if isinstance(each, ast.With)] if excerpt else []
-        return any(each.lineno == begins < inside <= (each.end_lineno or 0) for each in blocks)
+        excerpt = self._around(one)
+        begins, inside = ((each.line or 0) + 1 - excerpt.first for each in (one, other))
+        blocks = [node for node in excerpt.nodes if isinstance(node, ast.With)]
+        return any(block.lineno == begins < inside <= (block.end_lineno or 0) for block in blocks)
 
     def is_later_statement(self, branch: Branch, line: Line) -> bool:
         """Whether the branch is a condition on several statements, and the line is not in the first of them."""
@@ -131,8 +131,8 @@ class ProgramSource:
         if excerpt is None or excerpt is not self.excerpt_at(branch.file, branch.line):
             return False
         at = (line.line or 0) + 1 - excerpt.first
-        tests = [one for one in excerpt.blocks_around(line.line or 0) if isinstance(one, ast.If)]
-        held = [one for one in tests if excerpt.line_of(one) == branch.line]
+        tests = [block for block in excerpt.blocks_around(line.line or 0) if isinstance(block, ast.If)]
+        held = [test for test in tests if excerpt.line_of(test) == branch.line]
         return any((one.body[0].end_lineno or 0) < at <= (one.body[-1].end_lineno or 0) for one in held)
 
     def deciding_branch(self, reached: Line, other: Line | None, *, same_rank: bool = False) -> Branch | None:
@@ -147,7 +147,7 @@ class ProgramSource:
             return None
         beside = self.branches(other) if other is not None else ()
         shared, within = {one.line for one in beside}, {one.line for one in beside if not one.leaves}
-        own = [one for one in self.branches(reached) if not (same_rank and one.of_rank)]
+        own = [branch for branch in self.branches(reached) if not (same_rank and branch.of_rank)]
         own = [one for one in own if one.line not in shared or (one.leaves and (one.line in within or not one.ends))]
         own = [one for one in own if one.varies] or own
         around = [one for one in own if not one.leaves]
@@ -158,8 +158,10 @@ class ProgramSource:
         """Return the nearest condition around a line that is not around the other line of its function."""
         if one is None or not self.same_function(one, other):
             return None
-        shared = {each.line for each in self.branches(other)}
-        own = (each for each in self.branches(one) if not each.leaves and each.varies and each.line not in shared)
+        shared = {branch.line for branch in self.branches(other)}
+        own = (
+            branch for branch in self.branches(one) if not branch.leaves and branch.varies and branch.line not in shared
+        )
         return next(own, None)
 
     # Calls.
@@ -197,10 +199,9 @@ class ProgramSource:
 
         `frames` are outermost first. The path is empty if no frame's function has such a call.
         """
-        names = {one.rpartition(".")[2] for one in functions}
+        names = {function.rpartition(".")[2] for function in functions}
         for at, frame in enumerate(frames):
-            excerpt = self.excerpt(frame)
-            lines = [line for line, name in excerpt.calls if name in names] if excerpt else []
+            lines = [line for line, name in self._around(frame).calls if name in names]
             if lines:
                 return (*frames[:at], replace(frame, line=lines[0]))
         return ()
@@ -244,18 +245,18 @@ class ProgramSource:
 
     def locks_taken_at(self, wanted: Line) -> frozenset[str]:
         """Return the locks that the line takes, as the program writes them."""
-        excerpt = self.excerpt(wanted)
-        at = (wanted.line or 0) + 1 - excerpt.first if excerpt else 0
-        return frozenset(lock for lock, one in excerpt.locks() if one.lineno == at) if excerpt else frozenset()
+        excerpt = self._around(wanted)
+        at = (wanted.line or 0) + 1 - excerpt.first
+        return frozenset(lock for lock, node in excerpt.locks() if node.lineno == at)
 
     def lock_taken_by(self, wanted: Line, frames: Sequence[Frame]) -> Place | None:
         """Return the `with` around one of these frames that took the lock which the wanted line takes."""
         locks = self.locks_taken_at(wanted)
         for frame in frames if locks else ():
-            held = self.excerpt(frame)
-            for lock, one in held.locks() if held else ():
-                if held and lock in locks and one.lineno < frame.line + 1 - held.first <= (one.end_lineno or 0):
-                    return Place(file=frame.file, line=held.line_of(one), function=frame.function)
+            held = self._around(frame)
+            for lock, node in held.locks():
+                if lock in locks and node.lineno < frame.line + 1 - held.first <= (node.end_lineno or 0):
+                    return Place(file=frame.file, line=held.line_of(node), function=frame.function)
         return None
 
     def other_holder_of_lock(self, wanted: Line) -> Place | None:
@@ -290,16 +291,16 @@ class ProgramSource:
         excerpt = self.excerpt(frames[at]) if at and inside in _ENDS_OF_WAITS else None
         if excerpt is None:
             return None
-        waiting = [one for one in excerpt.method_calls((inside[1],)) if excerpt.line_of(one) == frames[at].line]
+        waiting = [call for call in excerpt.method_calls((inside[1],)) if excerpt.line_of(call) == frames[at].line]
         objects = {_object(one) for one in waiting}
         on_stack = {one for frame in frames if (one := self.excerpt(frame))}
         # Methods are stored on their own as well, so a whole class is skipped.
         functions = [one for one in self.excerpts if one.tree is not one.body]
         calls = [
-            (one, call.lineno, _object(call) in objects)
-            for one in functions
-            if one not in on_stack
-            for call in one.method_calls(_ENDS_OF_WAITS[inside])
+            (function, call.lineno, _object(call) in objects)
+            for function in functions
+            if function not in on_stack
+            for call in function.method_calls(_ENDS_OF_WAITS[inside])
         ]
         calls.sort(key=lambda one: not one[2])  # same object name first; the queue may have another name elsewhere
         entries = (entry for one, line, _ in calls if (entry := _thread_entry(functions, one, line)))
@@ -310,7 +311,7 @@ class ProgramSource:
 def _pattern(name: ast.expr) -> str:
     """Return a pattern for the key. A key without literal text matches nothing."""
     parts = name.values if isinstance(name, ast.JoinedStr) else [name]
-    words = [re.escape(str(one.value)) if isinstance(one, ast.Constant) else "(.+)" for one in parts]
+    words = [re.escape(str(part.value)) if isinstance(part, ast.Constant) else "(.+)" for part in parts]
     return "".join(words) if set(words) != {"(.+)"} else "(?!)"
 
 
@@ -328,13 +329,13 @@ def _thread_entry(functions: Sequence[Excerpt], excerpt: Excerpt, line: int) -> 
     A thread begins in a function that is passed to a call or named `run`. Only functions with one caller are followed.
     """
     for _ in range(MAX_CALLS):
-        if excerpt.name == "run" or any(excerpt.name in one.names_handed_on for one in functions):
+        if excerpt.name == "run" or any(excerpt.name in function.names_handed_on for function in functions):
             return excerpt, line
         callers = [
-            (one, at + 1 - one.first)
-            for one in functions
-            if one is not excerpt
-            for at, name in one.calls
+            (function, at + 1 - function.first)
+            for function in functions
+            if function is not excerpt
+            for at, name in function.calls
             if name == excerpt.name
         ]
         if len({id(one) for one, _ in callers}) != 1:

@@ -53,7 +53,7 @@ def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) ->
     excerpt = program.excerpt(line)
     if excerpt is None or line.line is None:
         return None
-    loops = (one for one in excerpt.nodes if isinstance(one, ast.For | ast.While))
+    loops = (node for node in excerpt.nodes if isinstance(node, ast.For | ast.While))
     loop = next((one for one in loops if excerpt.line_of(one) == line.line), None)
     if loop is None:
         return None
@@ -70,8 +70,10 @@ def origin_of_arguments(program: ProgramSource, chain: Chain, *, own_rank: bool 
     if excerpt is None or chain[0].line is None:
         return None
     at = chain[0].line - excerpt.first + 1
-    calls = [one for one in excerpt.nodes if isinstance(one, ast.Call) and one.lineno <= at <= (one.end_lineno or at)]
-    given = [each for one in calls[:1] for each in (*one.args, *(word.value for word in one.keywords))]
+    calls = [
+        node for node in excerpt.nodes if isinstance(node, ast.Call) and node.lineno <= at <= (node.end_lineno or at)
+    ]
+    given = [argument for call in calls[:1] for argument in (*call.args, *(word.value for word in call.keywords))]
     if not given:
         return None
     use = _Use(excerpt=excerpt, line=chain[0].line, value=ast.Tuple(elts=given, ctx=ast.Load()), outer=chain[1:])
@@ -130,8 +132,8 @@ class _Search:
         self.uses.append((depth + 1, use))
         called, inputs = self._inputs(use)
         of_rank = self._is_of_rank(use)
-        calls = (one for one in ast.walk(use.value) if isinstance(one, ast.Call))
-        nothing = not inputs and all(one.args or one.keywords for one in calls)
+        calls = (node for node in ast.walk(use.value) if isinstance(node, ast.Call))
+        nothing = not inputs and all(call.args or call.keywords for call in calls)
         plain = isinstance(use.value, ast.Name | ast.Attribute | ast.Constant) or bool(called) or nothing
         plain = plain or _WORLD.search(text) is not None
         handed_on = not use.below and any(self._is_given(use, name) for name in inputs)
@@ -150,8 +152,8 @@ class _Search:
             key = (one.file, one.name)
             if key not in seen:
                 seen.add(key)
-                calls = [each for each in one.nodes if isinstance(each, ast.Call)]
-                waiting += [function for each in calls if (function := self._function_called(each))]
+                calls = [node for node in one.nodes if isinstance(node, ast.Call)]
+                waiting += [function for call in calls if (function := self._function_called(call))]
         return seen
 
     def _inputs(self, use: _Use) -> tuple[list[tuple[Excerpt, _Use]], list[str]]:
@@ -177,8 +179,8 @@ class _Search:
                 if not one.id.isupper() and one.id not in ("self", "cls"):
                     names[one.id] = None
             elif not (isinstance(one, ast.Attribute) and is_setting(ast.unparse(one))):
-                for each in ast.iter_child_nodes(one):
-                    visit(each)
+                for node in ast.iter_child_nodes(one):
+                    visit(node)
 
         visit(use.value)
         known = {name for name, _, _ in _assignments(use.excerpt)}
@@ -206,14 +208,14 @@ class _Search:
             for other, line, value in _assignments(excerpt)
             if other == name
         ]
-        yield from (one for one in assigned if not isinstance(one.value, ast.Constant) or _is_conditional(one))
+        yield from (node for node in assigned if not isinstance(node.value, ast.Constant) or _is_conditional(node))
 
     def _arguments(self, use: _Use, name: str, at: int) -> Iterator[_Use]:
         """Yield what the known callers pass for the parameter, else what the only caller passes."""
         for call in use.callers or tuple(self._callers(use)):
             if not isinstance(call.value, ast.Call):
                 continue
-            words = [one.value for one in call.value.keywords if one.arg == name]
+            words = [keyword.value for keyword in call.value.keywords if keyword.arg == name]
             given = words or (call.value.args if at < 0 else call.value.args[at : at + 1])
             for value in given:
                 yield replace(_at(call, value), callers=call.callers, below=use.below, handed=True)
@@ -226,7 +228,7 @@ class _Search:
         if use.outer:
             excerpt, line = self.program.excerpt(use.outer[0]), use.outer[0].line
             calls = _calls(excerpt, use.excerpt.name, use.outer[1:]) if excerpt and excerpt.first else ()
-            yield from (one for one in calls if _holds(one, line))
+            yield from (call for call in calls if _holds(call, line))
             return
         found = [one for excerpt in self.program.excerpts for one in _calls(excerpt, use.excerpt.name, ())]
         yield from found if len(found) == 1 else ()
@@ -246,8 +248,8 @@ def _at(use: _Use, value: ast.expr) -> _Use:
 def _outside_calls(value: ast.expr, called: Sequence[tuple[Excerpt, _Use]]) -> ast.expr:
     """Return the names of an expression that lie outside these calls."""
     calls = [call.value for _, call in called]
-    inside = {id(each) for one in calls for each in ast.walk(one)}
-    names = [one for one in ast.walk(value) if isinstance(one, ast.Name | ast.Attribute) and id(one) not in inside]
+    inside = {id(node) for one in calls for node in ast.walk(one)}
+    names = [node for node in ast.walk(value) if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inside]
     return ast.Tuple(elts=list(names), ctx=ast.Load())
 
 
@@ -257,26 +259,26 @@ def _is_agreed(function: Excerpt) -> bool:
 
 
 def _results(function: Excerpt) -> Iterator[tuple[int, ast.expr]]:
-    for one in _own_nodes(function.tree):
-        if isinstance(one, ast.Return | ast.Yield | ast.YieldFrom) and one.value is not None:
-            yield function.line_of(one), one.value
+    for node in _own_nodes(function.tree):
+        if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and node.value is not None:
+            yield function.line_of(node), node.value
 
 
 def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of the function in source order, without those of functions inside it."""
-    for one in ast.iter_child_nodes(tree):
-        yield one
-        if not isinstance(tree, Function) or not isinstance(one, Function | ast.Lambda):
-            yield from _own_nodes(one)
+    for node in ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(tree, Function) or not isinstance(node, Function | ast.Lambda):
+            yield from _own_nodes(node)
 
 
 def _latest(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tuple[int, ast.expr]]:
     """Yield assignments backwards up to the first unconditional one; counters only if there is nothing else."""
-    around = {id(one) for one in use.excerpt.blocks_around(use.line)}
+    around = {id(block) for block in use.excerpt.blocks_around(use.line)}
     counters = [one for one in own if isinstance(one[2], ast.Constant) and isinstance(one[2].value, int)]
     for _, line, value in reversed(own if len(counters) == len(own) else [one for one in own if one not in counters]):
         yield line, value
-        if all(id(one) in around for one in use.excerpt.blocks_around(line)) and line < use.line:
+        if all(id(block) in around for block in use.excerpt.blocks_around(line)) and line < use.line:
             return
 
 
@@ -293,9 +295,9 @@ def _assignments(excerpt: Excerpt) -> tuple[tuple[str, int, ast.expr], ...]:
         elif isinstance(one, ast.For | ast.AsyncFor | ast.comprehension):
             pairs = [] if ast.unparse(one.iter).startswith("range(") else [(one.target, one.iter)]
         elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and _CHANCE.search(ast.unparse(one.value)):
-            pairs = [(each, one.value) for each in one.value.args]  # random.shuffle(order)
+            pairs = [(argument, one.value) for argument in one.value.args]  # random.shuffle(order)
         elif isinstance(one, ast.With):
-            pairs = [(each.optional_vars, each.context_expr) for each in one.items if each.optional_vars]
+            pairs = [(item.optional_vars, item.context_expr) for item in one.items if item.optional_vars]
         for target, value in pairs:
             line = excerpt.line_of(value if isinstance(one, ast.comprehension) else target)
             assigned += [(name, line, each) for name, each in _bound(target, value)]
@@ -317,21 +319,21 @@ def _parameter(excerpt: Excerpt, name: str) -> int | None:
     function = excerpt.function
     if function is None:
         return None
-    plain = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    plain = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
     plain = plain[1:] if plain[:1] in (["self"], ["cls"]) else plain
     rest = function.args.vararg
     if rest is not None and rest.arg == name:
         return -1
-    words = [one.arg for one in function.args.kwonlyargs]
+    words = [argument.arg for argument in function.args.kwonlyargs]
     return plain.index(name) if name in plain else len(plain) if name in words else None
 
 
 def _calls(excerpt: Excerpt, name: str, outer: Chain) -> Iterator[_Use]:
-    for one in excerpt.nodes:
-        if not isinstance(one, ast.Call) or not isinstance(one.func, ast.Attribute | ast.Name):
+    for node in excerpt.nodes:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute | ast.Name):
             continue
-        if name == (one.func.attr if isinstance(one.func, ast.Attribute) else one.func.id):
-            yield _Use(excerpt=excerpt, line=excerpt.line_of(one), value=one, outer=outer)
+        if name == (node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id):
+            yield _Use(excerpt=excerpt, line=excerpt.line_of(node), value=node, outer=outer)
 
 
 def _holds(call: _Use, line: int | None) -> bool:
@@ -342,6 +344,6 @@ def _holds(call: _Use, line: int | None) -> bool:
 def _is_conditional(use: _Use) -> bool:
     """Whether the use is under a condition on the rank, or in an `except`."""
     around = use.excerpt.blocks_around(use.line)
-    tests = [one.test for one in around if isinstance(one, ast.If)]
-    handled = any(isinstance(one, ast.ExceptHandler) for one in around)
-    return handled or any(use.excerpt.asks_rank(one) for one in tests)
+    tests = [block.test for block in around if isinstance(block, ast.If)]
+    handled = any(isinstance(block, ast.ExceptHandler) for block in around)
+    return handled or any(use.excerpt.asks_rank(test) for test in tests)

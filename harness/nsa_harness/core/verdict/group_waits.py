@@ -69,7 +69,7 @@ def job_of(
     left = frozenset(gone)
     boards = [rank.board for rank in ranks if rank.board]
     sizes = [board.world_size or 0 for board in boards]
-    recorded = (one.started for rank in ranks for one in rank.collectives)
+    recorded = (collective.started for rank in ranks for collective in rank.collectives)
     known = backend_of(backend, boards)
     return JobState(
         living={rank.rank: rank for rank in ranks if rank.rank not in left},
@@ -77,7 +77,7 @@ def job_of(
         groups={**(groups or {}), **{name: some for board in boards for name, some in board.groups.items() if some}},
         world_size=max(sizes, default=world_size),
         # Only a device's recorder records what has started, so it identifies a program of unknown backend.
-        spins="nccl" in known or (known != "gloo" and any(one is not None for one in recorded)),
+        spins="nccl" in known or (known != "gloo" and any(started is not None for started in recorded)),
     )
 
 
@@ -123,7 +123,7 @@ def _open_call(rank: RankSnapshot) -> Call | None:
     if rank.board is None:
         stack = rank_stack(rank)
         return call_of_stack(stack) if stack else None
-    return next((one for one in reversed(rank.board.calls) if one.left_s is None), None)
+    return next((call for call in reversed(rank.board.calls) if call.left_s is None), None)
 
 
 def call_of_stack(stack: Stack) -> Call | None:
@@ -255,7 +255,7 @@ def _collective(
     rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: JobState, *, inside: bool, computes: bool
 ) -> WaitState | None:
     """Return the collective that this rank waits in, and the ranks that have not entered it."""
-    pending = next((one for one in rank.collectives if not one.retired), None)
+    pending = next((collective for collective in rank.collectives if not collective.retired), None)
     in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
     others = job.others(rank.rank)
     if pending is None:
@@ -303,7 +303,7 @@ def _has_not_entered(peer: RankSnapshot, pending: Collective, *, certain: bool) 
     """Whether the peer has not entered the collective, according to its recorder."""
     if not peer.collectives and peer.board is not None and peer.board.enqueued:
         return False  # it has entered collectives, but its recorder could not be read, so nothing is known
-    in_group = {one.seq: one for one in peer.collectives if one.group == pending.group}
+    in_group = {collective.seq: collective for collective in peer.collectives if collective.group == pending.group}
     if not in_group and pending.group != "0" and peer.collectives and not certain:
         return False  # not a member of this group, as far as the evidence shows
     same = in_group.get(pending.seq)

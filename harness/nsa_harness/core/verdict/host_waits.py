@@ -90,7 +90,7 @@ class _Actor:
         tasks = {task.tid: task for task in self.process.tasks}
         in_python = {stack.tid for stack in self.stacks if stack.frames}
         native = (task for tid, task in tasks.items() if tid not in in_python)
-        python = (one for one in self.stacks if one is not self.stack and one.frames and one not in idle)
+        python = (stack for stack in self.stacks if stack is not self.stack and stack.frames and stack not in idle)
         acts = any(_may_act(stack, tasks) for stack in python) or any(_natively_busy(task) for task in native)
         return self.stack is None or acts
 
@@ -99,9 +99,9 @@ class _Actor:
         earlier_s = {task.tid: task.cpu_s for task in self.before.tasks} if self.before else {}
         used_s = {task.tid: task.cpu_s - earlier_s.get(task.tid, task.cpu_s) for task in self.process.tasks}
         busy = [
-            one
-            for one in self.stacks
-            if one is not self.stack and one.frames and used_s.get(one.tid or 0, 0.0) >= STARVED_SHARE * elapsed_s
+            stack
+            for stack in self.stacks
+            if stack is not self.stack and stack.frames and used_s.get(stack.tid or 0, 0.0) >= STARVED_SHARE * elapsed_s
         ]
         if self.stack is None or self.thread_may_act(busy):
             return ()
@@ -294,7 +294,7 @@ def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[in
 
 def _pool(family: _Family, actor: _Actor, at_work: Sequence[int], above: tuple[int, ...]) -> WaitState:
     """Return the wait for a pool: closed if every busy worker's wait is and no thread can finish or add a task."""
-    serving = [one for one in actor.stacks if serves_pool(one.frames)]
+    serving = [stack for stack in actor.stacks if serves_pool(stack.frames)]
     others = actor.thread_may_act(serving)
     all_read = not any(one.is_unread for one in family.actors.values())
     found = _wait_for_children(WaitState(kind=WaitKind.CHILD), family, at_work, above, closed=all_read and not others)

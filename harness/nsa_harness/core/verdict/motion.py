@@ -127,26 +127,26 @@ def _transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) ->
     reported = _task_bytes(after.process, tids) - _task_bytes(before.process, tids)
     idle = reported if reported < spare else 0
     # A thread of torch's worker server closes seconds after the query, with an event of a few bytes.
-    served: set[int | None] = {one.tid for one in after.process.tasks if one.comm == _WORKER_SERVER}
+    served: set[int | None] = {task.tid for task in after.process.tasks if task.comm == _WORKER_SERVER}
     closed = _task_bytes(after.process, served) - _task_bytes(before.process, served)
     if _moved_bytes(before, after) not in (None, idle, idle + closed):
         return True
     tasks = (*before.process.tasks, *after.process.tasks)
-    connected = any(one.target.startswith("socket:[") for one in tasks)
+    connected = any(task.target.startswith("socket:[") for task in tasks)
     return carried(before.process, after.process, spare if asleep and not connected else 0)
 
 
 def _sleeping_threads(snapshot: RankSnapshot) -> set[tuple[int | None, tuple[Frame, ...]]]:
     """Return the threads in a wait that ends on its own, with their frames; the training thread does not count."""
     tasks = snapshot.process.tasks if snapshot.process else ()
-    naps = {one.tid for one in tasks if one.timed and (one.syscall in SLEEPS or one.syscall == "futex")}
+    naps = {task.tid for task in tasks if task.timed and (task.syscall in SLEEPS or task.syscall == "futex")}
     trains = rank_stack(snapshot)
-    others = (one for one in snapshot.stacks if one.tid in naps and one is not trains and not is_poller(one))
+    others = (stack for stack in snapshot.stacks if stack.tid in naps and stack is not trains and not is_poller(stack))
     return {(one.tid, one.frames) for one in others}
 
 
 def _task_bytes(process: Process, tids: set[int | None]) -> int:
-    return sum(one.io_bytes or 0 for one in process.tasks if one.tid in tids)
+    return sum(task.io_bytes or 0 for task in process.tasks if task.tid in tids)
 
 
 def carried(before: Process, after: Process, spare_bytes: float = 0) -> bool:
@@ -155,11 +155,11 @@ def carried(before: Process, after: Process, spare_bytes: float = 0) -> bool:
     The kernel's count of bytes read and written does not include send and recv, which socket libraries call.
     Connections to the launcher and its store do not count, since keep-alive traffic is not training.
     """
-    earlier = {one.inode: _carried_bytes(one) for one in before.sockets}
+    earlier = {socket.inode: _carried_bytes(socket) for socket in before.sockets}
     return any(
-        _carried_bytes(one) - earlier[one.inode] > (0 if one.peer_rank is not None else spare_bytes)
-        for one in after.sockets
-        if one.inode in earlier and (one.peer_rank is not None or not one.in_job)
+        _carried_bytes(socket) - earlier[socket.inode] > (0 if socket.peer_rank is not None else spare_bytes)
+        for socket in after.sockets
+        if socket.inode in earlier and (socket.peer_rank is not None or not socket.in_job)
     )
 
 

@@ -47,7 +47,7 @@ def prove(
     `snapshots` belong to one stall episode, oldest first. `limits` are those in force, with every value set. `backend`
     decides whether ranks keep a core busy while they wait for a device.
     """
-    looks = two_looks(snapshots)
+    looks = snapshot_pair(snapshots)
     if looks is None:
         return None
     before, after = looks
@@ -61,7 +61,7 @@ def prove(
     episode = StallEpisode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
     if not all(episode.endless(root) for root in open_roots):
         return None
-    quiet_s = min(episode.quiet_s(root) for root in open_roots)
+    quiet_s = min(episode.no_progress_s(root) for root in open_roots)
     looping = next((root for root in open_roots if _computes(root)), None)
     kind, reason = HangKind.STARVED, f"an open wait of {quiet_s:.0f} s"
     if looping is not None:
@@ -74,9 +74,9 @@ def prove(
     return Proof(kind=kind, reason=reason, graph=graph)
 
 
-def two_looks(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | None:
+def snapshot_pair(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, Snapshot] | None:
     """Return the last snapshot, and the latest earlier one that is far enough away to show motion."""
-    earlier = [one for one in snapshots[:-1] if snapshots[-1].at_s - one.at_s >= SETTLE_S]
+    earlier = [snapshot for snapshot in snapshots[:-1] if snapshots[-1].at_s - snapshot.at_s >= SETTLE_S]
     return (earlier[-1], snapshots[-1]) if earlier else None
 
 
@@ -91,12 +91,14 @@ class StallEpisode:
 
     def endless(self, root: Wait) -> bool:
         """Return an open root that has shown for long enough that it does not end."""
-        quiet_s = self.quiet_s(root)
+        quiet_s = self.no_progress_s(root)
         if root.kind is WaitKind.COMPUTE or root.computing:
             busy_s = _number(self.limits.busy_s)
             if _all_loop(root, self.samples):
                 return quiet_s >= busy_s
-            turns = all(_loops(one) or _is_short_loop(one) for one in computations(root, self.samples))
+            turns = all(
+                _loops(computation) or _is_short_loop(computation) for computation in computations(root, self.samples)
+            )
             return quiet_s >= TURN_TIMES * busy_s and turns
         if quiet_s < _number(self.limits.open_wait_s):
             return False
@@ -113,15 +115,15 @@ class StallEpisode:
             return None
         else:
             limit_s = _number(self.limits.open_wait_s)
-        return max(0.0, limit_s - self.quiet_s(root))
+        return max(0.0, limit_s - self.no_progress_s(root))
 
-    def quiet_s(self, root: Wait) -> float:
+    def no_progress_s(self, root: Wait) -> float:
         """Return the seconds since the run's last progress and since this rank last moved a byte or computed."""
         stirring = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
         times = (
-            one.at_s
-            for one in self.samples
-            if one.rank == root.rank and one.motion in stirring and not one.another_line
+            sample.at_s
+            for sample in self.samples
+            if sample.rank == root.rank and sample.motion in stirring and not sample.another_line
         )
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
@@ -129,7 +131,7 @@ class StallEpisode:
         """Whether the rank slept on this line before, that sleep has ended, and it sleeps there again."""
         looks = (rank for look in self.snapshots for rank in look.ranks if rank.rank == root.rank)
         seen = [(leaf(rank), nap(rank)) for rank in looks]
-        seen += [(one.leaf, one.wakes_at_s) for one in self.samples if one.rank == root.rank]
+        seen += [(sample.leaf, sample.wakes_at_s) for sample in self.samples if sample.rank == root.rank]
         now_s = self.snapshots[-1].at_s
         before = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in seen)
         return root.kind is WaitKind.SLEEP and any(before)
@@ -153,7 +155,7 @@ def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ..
 
 def loop_lines(root: Wait, samples: Sequence[Sample]) -> set[tuple[str, int]]:
     """Return the innermost lines of the last samples that computed."""
-    return {line for one in computations(root, samples) for line in _last_lines(one)}
+    return {line for computation in computations(root, samples) for line in _last_lines(computation)}
 
 
 def _last_lines(seen: Computation) -> set[tuple[str, int]]:
@@ -167,14 +169,14 @@ def _computes(root: Wait) -> bool:
 
 def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples in which the rank computed since it last moved in any other way."""
-    own = [one for one in samples if one.rank == rank]
+    own = [sample for sample in samples if sample.rank == rank]
     moves = (number for number, one in enumerate(own, start=1) if one.motion == Motion.MOVING and not one.another_line)
     moved = max(moves, default=0)
     return [one for one in own[moved:] if one.motion == Motion.BURNING]
 
 
 def _all_loop(root: Wait, samples: Sequence[Sample]) -> bool:
-    return all(_loops(one) for one in computations(root, samples))
+    return all(_loops(computation) for computation in computations(root, samples))
 
 
 def _loops(seen: Computation) -> bool:

@@ -23,14 +23,14 @@ from nsa_harness.core.evidence.evidence import (
     Sample,
     Stack,
 )
-from nsa_harness.core.evidence.exit_messages import gave_up_as, original
+from nsa_harness.core.evidence.exit_messages import original, timeout_message
 from nsa_harness.core.evidence.stacks import in_function
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.verdict.limits import last_progress_s, limits_of
 from nsa_harness.core.verdict.motion import Motion
 from nsa_harness.core.verdict.proof import LOOP_LINES, Proof, prove
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import FOR_RANKS, left_waiting
+from nsa_harness.core.verdict.wait_graph import FOR_RANKS, post_mortem_graph
 
 _GROUPS = "torch/distributed/distributed_c10d.py"
 
@@ -59,7 +59,7 @@ _MOVED_LOOKS = 2  # one moved byte may be a library's heartbeat
 
 def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
     """Return the ranks that moved between snapshots, or computed on more lines than a loop has."""
-    return tuple(rank for rank in sorted({one.rank for one in samples}) if _moves(rank, samples))
+    return tuple(rank for rank in sorted({sample.rank for sample in samples}) if _moves(rank, samples))
 
 
 def still_moving(evidence: Evidence) -> list[int]:
@@ -80,18 +80,18 @@ def looked_at(evidence: Evidence) -> str:
         return f"MOVING: {_ranks_text(moving)} {does}{missing if blind else ''}"
     if not last:
         return "SUSPECT: no rank could be looked at"
-    motions = {one.rank: one.motion for one in evidence.samples}
+    motions = {sample.rank: sample.motion for sample in evidence.samples}
     states = ", ".join(f"rank {rank.rank} {motions.get(rank.rank, 'unseen')}" for rank in last)
     return f"SUSPECT: nothing moves, and it is not proven that nothing can: {states}{missing if blind else ''}"
 
 
 def _moves(rank: int, samples: Sequence[Sample]) -> bool:
-    own = [one for one in samples if one.rank == rank]
+    own = [sample for sample in samples if sample.rank == rank]
     moved = [one for one in own if one.motion == Motion.MOVING]
     burning = [one for one in own if one.motion == Motion.BURNING]
-    below = [child for one in burning for child in one.below]
+    below = [child for sample in burning for child in sample.below]
     lines = [_lines(burning), *(_lines([one for one in below if one.pid == pid]) for pid in {one.pid for one in below})]
-    return len(moved) >= _MOVED_LOOKS or any(len(one) > LOOP_LINES for one in lines)
+    return len(moved) >= _MOVED_LOOKS or any(len(line) > LOOP_LINES for line in lines)
 
 
 def _lines(seen: Sequence[Sample] | Sequence[ChildSample]) -> set[tuple[str, int]]:
@@ -162,7 +162,7 @@ def judge(evidence: Evidence) -> Judgement:
     """Return the verdict. A rank that died explains the ranks that wait for it, so FAIL takes precedence over HANG."""
     proof = _proof(evidence)
     failures = _failures(evidence, proof)
-    if evidence.ending is Ending.UNWATCHED:
+    if evidence.ending is Ending.POST_MORTEM:
         return _judge_post_mortem(evidence, failures)
     if evidence.launcher_error:
         return Judgement(status=Status.ERROR, failures=failures, proof=None, error=evidence.launcher_error)
@@ -177,7 +177,7 @@ def judge(evidence: Evidence) -> Judgement:
         Ending.EARLY: "ended early, and nothing is proven of it: it stood as another run did that was proven to hang",
         Ending.EXITED: _unseen_end(evidence),
         Ending.INTERRUPTED: "interrupted before it ended",
-        Ending.ABANDONED: f"the harness died before the run ended; {_without_controller(evidence)}",
+        Ending.CONTROLLER_DIED: f"the harness died before the run ended; {_without_controller(evidence)}",
         Ending.NOT_LAUNCHED: "the launcher could not be started",
         Ending.RESTARTED: "the job started its ranks anew, and nothing shows why",
         Ending.DETACHED: looked_at(evidence),
@@ -191,7 +191,7 @@ def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Jud
     Ranks that gave up waiting for each other, or were asked to end, show how a hang ends. That is no failure of their
     own.
     """
-    own = [one for one in failures if not one.collateral and one.status not in _ASKED_TO_END]
+    own = [failure for failure in failures if not failure.collateral and failure.status not in _ASKED_TO_END]
     proof = None if own else _was_blocked(evidence)
     if proof is not None:
         return Judgement(status=Status.HANG, failures=(), proof=proof)
@@ -202,11 +202,11 @@ def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Jud
 
 def _was_blocked(evidence: Evidence) -> Proof | None:
     """Whether ranks gave up waiting for others, or were dumped in waits for others in different calls."""
-    graph = left_waiting(evidence)
+    graph = post_mortem_graph(evidence)
     waiting = [wait for wait in graph.waits if wait.kind in FOR_RANKS]
     closed = all(root.closed and root.kind in FOR_RANKS for root in graph.roots)
     apart = len({_call(wait) for wait in waiting}) > 1
-    if gave_up := [rank.rank for rank in evidence.ranks if gave_up_as(rank)]:
+    if gave_up := [rank.rank for rank in evidence.ranks if timeout_message(rank)]:
         kind = HangKind.DEADLOCK if apart and closed else None
         return Proof(kind=kind, reason=f"{_ranks_text(gave_up)} gave up waiting for the others", graph=graph)
     if not len(waiting) == evidence.world_size > 1 or not closed or not apart:
@@ -217,12 +217,12 @@ def _was_blocked(evidence: Evidence) -> Proof | None:
 
 def _call(wait: Wait) -> tuple[object, ...]:
     """Return what identifies a call: its number in the recorder, else its line."""
-    return (wait.stands_in, wait.user if wait.collective is None else None)
+    return (wait.blocked_in, wait.user if wait.collective is None else None)
 
 
 def _nothing_shown(evidence: Evidence) -> str:
-    waits = left_waiting(evidence).waits
-    seen = "; ".join(f"rank {wait.rank} is blocked in {wait.stands_in}" for wait in waits)
+    waits = post_mortem_graph(evidence).waits
+    seen = "; ".join(f"rank {wait.rank} is blocked in {wait.blocked_in}" for wait in waits)
     return f"what was read shows neither a failure nor that it cannot go on{f': {seen}' if seen else ''}"
 
 
@@ -249,7 +249,7 @@ def ended_well(evidence: Evidence) -> str | None:
 
 def _ranks_without_good_end(evidence: Evidence) -> list[RankEvidence]:
     """Return the ranks whose good end is not recorded."""
-    return [one for one in evidence.ranks if one.exit is None or one.exit.status != 0 or one.exit.by_us]
+    return [rank for rank in evidence.ranks if rank.exit is None or rank.exit.status != 0 or rank.exit.by_us]
 
 
 def _unseen_end(evidence: Evidence) -> str:
@@ -293,10 +293,10 @@ def _proof(evidence: Evidence) -> Proof | None:
 
 def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
     # A rank in the last snapshot printed its exception and lived on, even if its end was not seen.
-    stood = [one.rank for look in evidence.snapshots[-1:] for one in look.ranks if evidence.ending is Ending.STALL]
-    printed = {one.rank for one in evidence.ranks if one.raised is not None and one.raised.at_s is None}
-    survived = [one.rank for one in evidence.ranks if one.rank in printed.intersection(stood) and one.exit is None]
-    over = {one.rank for look in evidence.snapshots[-1:] for one in look.ranks if is_shutting_down(one)}
+    stood = [rank.rank for look in evidence.snapshots[-1:] for rank in look.ranks if evidence.ending is Ending.STALL]
+    printed = {rank.rank for rank in evidence.ranks if rank.raised is not None and rank.raised.at_s is None}
+    survived = [rank.rank for rank in evidence.ranks if rank.rank in printed.intersection(stood) and rank.exit is None]
+    over = {rank.rank for look in evidence.snapshots[-1:] for rank in look.ranks if is_shutting_down(rank)}
     standing = [rank for rank in evidence.ranks if rank.rank not in survived]
     found = [one for rank in standing if (one := _rank_failure(rank, over=rank.rank in over))]
     found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, proof, found))]

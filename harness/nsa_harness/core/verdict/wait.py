@@ -79,7 +79,7 @@ class Wait(WaitState):
     """What one rank is blocked in."""
 
     rank: int
-    stands_in: str
+    blocked_in: str
     leaf: Frame | None = None
     user: Frame | None = None
     in_backward: bool = False

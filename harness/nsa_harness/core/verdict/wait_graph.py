@@ -49,7 +49,7 @@ def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: st
     return _graph(before, after, job_of(after.ranks, gone, backend))
 
 
-def left_waiting(evidence: Evidence) -> WaitFor:
+def post_mortem_graph(evidence: Evidence) -> WaitFor:
     """Return the graph of a post-mortem, from dumps that others took of the ranks."""
     look = evidence.snapshots[-1] if evidence.snapshots else Snapshot(number=0, at_s=0.0, ranks=())
     job = job_of(look.ranks, (), evidence.backend, world_size=evidence.world_size, groups=evidence.groups)
@@ -62,7 +62,7 @@ def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitFor:
     owners = {pid: rank.rank for rank in after.ranks for pid in (rank.pid, *(child.pid for child in rank.children))}
     waits = [_wait(earlier.get(number), rank, job, owners, elapsed_s) for number, rank in job.living.items()]
     waits += [
-        Wait(rank=rank, motion=Motion.GONE, kind=WaitKind.GONE, stands_in=_WORDS[WaitKind.GONE], closed=True)
+        Wait(rank=rank, motion=Motion.GONE, kind=WaitKind.GONE, blocked_in=_WORDS[WaitKind.GONE], closed=True)
         for rank in sorted(job.gone)
     ]
     return WaitFor(waits=tuple(waits), roots=_roots(waits))
@@ -90,7 +90,7 @@ def _wait(
     return Wait(
         **vars(found),
         rank=rank.rank,
-        stands_in=_blocked_in(rank, stack, found),
+        blocked_in=_blocked_in(rank, stack, found),
         leaf=frames[0] if frames else None,
         user=user_frame(frames),
         in_backward=in_function(frames, "torch/autograd/graph.py") is not None,

@@ -45,7 +45,7 @@ from nsa_harness.core.evidence.gradients import (
     read_traces,
     trace_lines,
 )
-from nsa_harness.core.evidence.health_records import read_looks
+from nsa_harness.core.evidence.health_records import read_health_samples
 from nsa_harness.core.evidence.health_samples import HealthSamples
 from nsa_harness.core.evidence.host import MemoryAtEvent, NcclInfo, read_nccl
 from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
@@ -377,7 +377,7 @@ class _Gather:
 
     def _looks(self, home: Path, rank: int) -> HealthSamples | None:
         try:
-            return read_looks(self.door.records(home / "looks.jsonl"))
+            return read_health_samples(self.door.records(home / "looks.jsonl"))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             self._note("looks.jsonl", repr(error), rank)
             return None

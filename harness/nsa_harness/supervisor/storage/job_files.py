@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsa_harness.core.evidence.flight import MAX_BYTES
-from nsa_harness.core.evidence.job_files import JobFile, is_document, left_file
+from nsa_harness.core.evidence.job_files import JobFile, is_document, read_job_file
 from nsa_harness.core.report import Trouble
 from nsa_harness.supervisor.storage.rundir import RunDir
 from nsa_harness.supervisor.storage.safe_directory import Budget, SafeDirectory, named
@@ -87,7 +87,7 @@ def _read(door: SafeDirectory, file: Path, shown: str, budget: Budget, files: Jo
         return
     changed_ns = door.changed_ns(file)
     files.newest_ns = max(files.newest_ns, changed_ns)
-    files.files.append(left_file(shown, data, changed_ns))
+    files.files.append(read_job_file(shown, data, changed_ns))
     files.trouble += [Trouble(what=shown, why=cut)] if cut else []
     files.trouble += [Trouble(what=shown, why=note.why) for note in door.cuts()]
 

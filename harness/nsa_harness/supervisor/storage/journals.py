@@ -136,7 +136,7 @@ class Journals:
             return Ending(ending)
         left_alone = self._events("alone") or self._events("abandoned") or not self._events("exit")
         if self.attempt.door.there(self.attempt.abandoned) or left_alone:
-            return Ending.ABANDONED
+            return Ending.CONTROLLER_DIED
         return Ending.EXITED
 
     def _events(self, event: str) -> list[dict[str, Any]]:

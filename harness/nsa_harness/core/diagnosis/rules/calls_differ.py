@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import permutations
 
-from nsa_harness.core.collectives.alignment import Difference, DifferenceKind, Link, index_of, left_routine
-from nsa_harness.core.collectives.call_history import parted_before
+from nsa_harness.core.collectives.alignment import Difference, DifferenceKind, Link, broke_pattern, index_of
+from nsa_harness.core.collectives.call_history import diverged_before_history
 from nsa_harness.core.collectives.reasons import (
     OtherModules,
     StepDifference,
     abandoned_batch,
+    diverging_modules,
     first_out_of_batches,
     other_pace,
-    parted_modules,
     still_given,
 )
 from nsa_harness.core.collectives.timeline import Event, Field, value
@@ -152,7 +152,7 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
         return None
     links = [_link_text(context, link) for link in ring]
     everyone = tuple(sorted(link.rank for link in ring))
-    other = tuple(link.rank for link in ring if left_routine(context.timelines[link.rank], link.event))
+    other = tuple(link.rank for link in ring if broke_pattern(context.timelines[link.rank], link.event))
     ranks = tuple(sorted(other)) or everyone
     told = 0 < len(other) < len(everyone)
     before = next(filter(None, (_unseen_of_group(context, link.event.group, everyone) for link in ring)), ())
@@ -176,7 +176,7 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
 def _unseen_of_group(context: DiagnosisContext, group: str, ranks: Sequence[int]) -> tuple[str, ...]:
     lost = tuple(rank for rank in ranks if group in context.timelines[rank].lost)
     boards = {rank: context.boards[rank] for rank in ranks if rank in context.boards}
-    return unseen(group, lost, parted_before=parted_before(group, boards))
+    return unseen(group, lost, diverged_before_history=diverged_before_history(group, boards))
 
 
 def _crossing(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
@@ -432,7 +432,7 @@ def _other_modules(context: DiagnosisContext, found: Difference) -> _Why | None:
     boards = {rank: context.boards[rank] for rank in found.everyone if rank in context.boards}
     if not below or len(boards) < len(found.everyone) or any(map(_evaluates, boards.values())):
         return None
-    one = parted_modules(boards)
+    one = diverging_modules(boards)
     if one is None:
         return None
     way = one.entered if one.besides else one.expected
@@ -539,7 +539,7 @@ def _explained(
 ) -> Explanation:
     ranks = why.ranks or found.ranks
     where = found.where or (found.or_swapped and _in_order_of_lines(context, found))
-    known = not found.parted_before and not found.lost
+    known = not found.diverged_before_history and not found.lost
     sure = known and (sure or (where and found.who and not found.symmetric))
     return explained(
         cause,
@@ -564,7 +564,7 @@ def _explained(
         parties=found.everyone,
         left_open=(
             *(() if why.said or why.besides else _alternatives(found)),
-            *unseen(found.group, found.lost, parted_before=found.parted_before),
+            *unseen(found.group, found.lost, diverged_before_history=found.diverged_before_history),
         ),
     )
 

@@ -34,7 +34,7 @@ from nsa_harness.core.diagnosis.progress import own_frames
 from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.diagnosis.rules.threads import died_of
 from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
-from nsa_harness.core.evidence.exit_messages import GAVE_UP, gave_up_as
+from nsa_harness.core.evidence.exit_messages import GAVE_UP, timeout_message
 from nsa_harness.core.evidence.health_samples import LastMessages
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Place, Status
@@ -145,11 +145,11 @@ def never_arrived(context: DiagnosisContext, first: Failure, said: re.Match[str]
 
 def _waited_in_vain(context: DiagnosisContext) -> tuple[list[Wait], list[int]] | None:
     """Of a hang that nobody watched: who waited for other ranks, and who was in no such wait."""
-    if context.evidence.ending is not Ending.UNWATCHED or context.judgement.status is not Status.HANG:
+    if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
     waiting = [wait for wait in context.waits.values() if wait.kind in FOR_RANKS]
     inside = {wait.rank for wait in waiting}
-    said = [words["absent"] for rank in context.evidence.ranks if (words := gave_up_as(rank)) and words["absent"]]
+    said = [words["absent"] for rank in context.evidence.ranks if (words := timeout_message(rank)) and words["absent"]]
     named = {int(rank) for words in said for rank in words.split(", ")}
     members = {peer for wait in waiting for peer in wait.peers if wait.collective}
     absent = sorted((named or members or {rank.rank for rank in context.evidence.ranks}) - inside)
@@ -161,18 +161,18 @@ def rank_absent(context: DiagnosisContext, waiting: list[Wait], absent: list[int
     """They waited for ranks that were elsewhere; where, a dump of these tells, else the last call they recorded."""
     last = waiting[0]
     gave_up = next(
-        (said[0] for wait in waiting if (rank := context.rank(wait.rank)) and (said := gave_up_as(rank))), ""
+        (said[0] for wait in waiting if (rank := context.rank(wait.rank)) and (said := timeout_message(rank))), ""
     )
     stood = [wait for rank in absent if (wait := context.waits.get(rank)) and wait.leaf]
     line = context.timelines.get(absent[0])
     before = line.events[-1] if line and line.events else None
-    call, who = f"{last.stands_in}{at(wait_place(context, last))}", ranks_text(absent)
+    call, who = f"{last.blocked_in}{at(wait_place(context, last))}", ranks_text(absent)
     others = f"{ranks_text([wait.rank for wait in waiting])} waited{f' ({gave_up})' if gave_up else ''}"
     place, claim = None, f"{who} never came to {call}, where {others}"
     left_open: tuple[str, ...] = ()
     if stood:
         place = wait_place(context, stood[0])
-        claim += f"; rank {stood[0].rank} stood in {stood[0].stands_in}{at(place)}"
+        claim += f"; rank {stood[0].rank} stood in {stood[0].blocked_in}{at(place)}"
     elif before is not None:
         place = before.place
         claim += f"; the last call that rank {absent[0]} recorded is {event_text(context, absent[0], before)}"
@@ -192,17 +192,17 @@ def rank_absent(context: DiagnosisContext, waiting: list[Wait], absent: list[int
 
 def _gave_up_for(context: DiagnosisContext, ranks: Sequence[int]) -> bool:
     """Who gave up named one of these."""
-    said = (words["absent"] or "" for rank in context.evidence.ranks if (words := gave_up_as(rank)))
+    said = (words["absent"] or "" for rank in context.evidence.ranks if (words := timeout_message(rank)))
     return any(str(rank) in words.split(", ") for words in said for rank in ranks)
 
 
 def _all_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | None:
     """Of a hang that nobody watched: every rank waited in the same call."""
     waits = list(context.waits.values())
-    if context.evidence.ending is not Ending.UNWATCHED or context.judgement.status is not Status.HANG:
+    if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
     alike = len(waits) == context.evidence.world_size > 1 and all(wait.kind in FOR_RANKS for wait in waits)
-    return (waits,) if alike and len({(wait.stands_in, wait.user) for wait in waits}) == 1 else None
+    return (waits,) if alike and len({(wait.blocked_in, wait.user) for wait in waits}) == 1 else None
 
 
 @given(_all_in_one_call)
@@ -210,7 +210,7 @@ def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
     place = wait_place(context, waits[0])
     return explained(
         Cause.TRANSPORT,
-        f"all {len(waits)} ranks that are known were in {waits[0].stands_in}{at(place)}, and it did not end: they do"
+        f"all {len(waits)} ranks that are known were in {waits[0].blocked_in}{at(place)}, and it did not end: they do"
         " not differ, so the network or a device",
         place=place,
         evidence=EvidenceKind.ABSENCE,
@@ -263,7 +263,7 @@ def _held_up(context: DiagnosisContext) -> Explanation | None:
         Cause.SLOW,
         f"{_still_there(context)}, {_pace(pace(context.evidence))}; {ranks_text(ranks)}"
         f" {'stands' if len(ranks) == 1 else 'stand'} in"
-        f" {root.stands_in}{at(place)}, which may yet end, and all others wait for it",
+        f" {root.blocked_in}{at(place)}, which may yet end, and all others wait for it",
         ranks=ranks,
         place=place,
         evidence=EvidenceKind.CLOCK,
@@ -457,7 +457,7 @@ def who_waits(context: DiagnosisContext) -> str:
     if not waiting:
         return ""
     first, ranks = waiting[0], [wait.rank for wait in waiting]
-    what = first.stands_in if len({wait.stands_in for wait in waiting}) == 1 else "calls to other ranks"
+    what = first.blocked_in if len({wait.blocked_in for wait in waiting}) == 1 else "calls to other ranks"
     blocked = f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} blocked"
     return f"; {blocked} in {what}{at(wait_place(context, first))}"
 
@@ -485,7 +485,7 @@ def killed(context: DiagnosisContext) -> Explanation | None:
     job = next((one for one in sent if not one.pid), None)
     sender = job or next((one for one in sent if one.rank == first.rank), None)
     unknown = (
-        "by nobody that a file names" if context.evidence.ending is Ending.UNWATCHED else "from outside the harness"
+        "by nobody that a file names" if context.evidence.ending is Ending.POST_MORTEM else "from outside the harness"
     )
     by = f"by {sender.sender}" if sender else unknown
     return explained(
@@ -540,15 +540,19 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
     if context.judgement.status is not Status.ERROR:
         return None
     full = context.evidence.disk_full
-    if full is not None and context.evidence.ending not in (Ending.DETACHED, Ending.INTERRUPTED, Ending.ABANDONED):
+    if full is not None and context.evidence.ending not in (
+        Ending.DETACHED,
+        Ending.INTERRUPTED,
+        Ending.CONTROLLER_DIED,
+    ):
         said = f"the disk of the run was full ({full}): {context.judgement.error}"
         return explained(Cause.DISK_FULL, said, evidence=EvidenceKind.FACT, proof=("processes.jsonl",))
     detached = Cause.STILL_RUNNING if still_moving(context.evidence) else Cause.SUSPECTED
     cause, proof = {
         Ending.DETACHED: (detached, ("watch.jsonl",)),
-        Ending.UNWATCHED: (Cause.INCONCLUSIVE, ()),
+        Ending.POST_MORTEM: (Cause.INCONCLUSIVE, ()),
         Ending.INTERRUPTED: (Cause.INTERRUPTED, ()),
-        Ending.ABANDONED: (Cause.INTERRUPTED, () if context.evidence.observed else ("interrupted",)),
+        Ending.CONTROLLER_DIED: (Cause.INTERRUPTED, () if context.evidence.observed else ("interrupted",)),
     }.get(context.evidence.ending, (Cause.HARNESS_ERROR, ()))
     said = context.judgement.error or "the run could not be judged"
     return explained(cause, said, evidence=EvidenceKind.FACT, proof=proof)
@@ -572,7 +576,7 @@ def retracted_hang(context: DiagnosisContext) -> Explanation | None:
 
 def unknown(context: DiagnosisContext) -> Explanation:
     seen = [failure.text for failure in context.judgement.failures]
-    seen += [f"rank {root.rank} is blocked in {root.stands_in}" for root in context.roots]
+    seen += [f"rank {root.rank} is blocked in {root.blocked_in}" for root in context.roots]
     return explained(
         Cause.UNKNOWN,
         "no rule names the cause; seen: " + ("; ".join(seen) or "nothing"),

@@ -236,7 +236,7 @@ def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Expl
     rank, socket = stuck[0]
     return explained(
         Cause.TRANSPORT,
-        f"all ranks are in {root.stands_in}, and the network does not deliver: rank {rank} has"
+        f"all ranks are in {root.blocked_in}, and the network does not deliver: rank {rank} has"
         f" {socket.unacked_bytes} bytes from {socket.local} to {socket.peer} that are not acknowledged"
         f" ({socket.retransmits} retransmits in a row{', and so has the other side' if both else ''})",
         ranks=tuple(sorted({one for one, _ in stuck})),
@@ -255,7 +255,7 @@ def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
 def _elsewhere(context: DiagnosisContext, ranks: Sequence[int]) -> str:
     seen = next((wait for rank, wait in context.waits.items() if rank in ranks), None)
     if seen is not None:
-        return f"; rank {seen.rank} is blocked in {seen.stands_in}"
+        return f"; rank {seen.rank} is blocked in {seen.blocked_in}"
     return "; nothing was seen of it" if context.judgement.proof else ""
 
 

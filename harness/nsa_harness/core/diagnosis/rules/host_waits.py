@@ -223,7 +223,7 @@ def blocked_io(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
         evidence=EvidenceKind.KERNEL,
         facts={
             "variant": "call",
-            "blocked_in": root.stands_in,
+            "blocked_in": root.blocked_in,
             "target": root.target if is_named else "",
             "no_progress_s": context.evidence.ended_s - (context.evidence.last_progress_s or 0.0),
             "closed": root.closed,

@@ -37,7 +37,7 @@ def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
         return None  # a rank passed over a collective: that it then waits for its partner follows from it
     waits = [f"rank {root.rank} is blocked in {_transfer(root)}{at(wait_place(context, root))}" for root in roots[:2]]
     waits += [
-        f"rank {root.rank} is blocked in {root.stands_in}{at(wait_place(context, root))}"
+        f"rank {root.rank} is blocked in {root.blocked_in}{at(wait_place(context, root))}"
         for root in hung_roots(context)
         if root.kind is not WaitKind.POINT_TO_POINT
     ][:2]
@@ -68,7 +68,7 @@ def _past_each_other(context: DiagnosisContext) -> Explanation | None:
     if not roots or any(stuck_sockets(context.evidence)):
         return None
     both = ", and ".join(
-        f"rank {root.rank} is blocked in {root.stands_in}{at(wait_place(context, root))}" for root in roots[:2]
+        f"rank {root.rank} is blocked in {root.blocked_in}{at(wait_place(context, root))}" for root in roots[:2]
     )
     return explained(
         Cause.P2P_UNMATCHED,
@@ -169,6 +169,6 @@ def _in_transfers(roots: Sequence[Wait]) -> bool:
 def _transfer(root: Wait) -> str:
     call = root.call
     if call is None:
-        return root.stands_in
+        return root.blocked_in
     half = "to" if "send" in operation(call) else "from"
     return f"{call.op} {half} {ranks_text(root.peers)}"

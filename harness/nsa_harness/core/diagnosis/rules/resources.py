@@ -285,7 +285,7 @@ def shutdown_hang(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...])
     """The program is over on this rank, and its process is not."""
     behind = line_behind(context, root)
     place = behind or wait_place(context, root)
-    what = "a thread that is no daemon waits" if behind else f"it is blocked in {root.stands_in}"
+    what = "a thread that is no daemon waits" if behind else f"it is blocked in {root.blocked_in}"
     return explained(
         Cause.SHUTDOWN_HANG,
         f"the program of {ranks_text(ranks)} is over, and its process does not end: {what}{at(place)}",
