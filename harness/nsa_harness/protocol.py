@@ -1,55 +1,57 @@
-"""What crosses into a rank: environment names, file names and the layout of the progress board.
+"""The interface between harness and rank: environment names, file names and the layout of the status file.
 
 Loaded by file path inside other people's processes, so: standard library only, Python >= 3.9.
 
-The board is one memory-mapped file per process. Writers are the threads that train; the reader is another process that
-never asks them. All integers are little-endian. Times are CLOCK_MONOTONIC nanoseconds, comparable between the
-processes of one host.
+The status file (also called board) is one memory-mapped file per process. Its writers are the threads that train; its
+reader is another process, which never asks them. All integers are little-endian. Times are CLOCK_MONOTONIC nanoseconds,
+comparable between the processes of one host.
 
     header   0 ..  256
-    gaps   256 ..  384   longest quiet after a mark of each kind, one u64 a kind
-    slots  384 .. 2432   SLOTS x 64 bytes, one per marking thread, each with a checksum
+    gaps   256 ..  384   longest pause after a progress event of each kind, one u64 per kind
+    slots  384 .. 2432   SLOTS x 64 bytes, one per writing thread, each with a checksum
     steps       ..       STEPS ring of finished optimizer steps
     calls       ..       CALLS ring of collectives and store waits called from Python
-    facts       ..       FACTS pairs of strings that hold from here on: members of process groups, place in a mesh
-    nodes       ..       NODES lines of caller chains, each with the one that called it
-    totals      ..       TOTALS counts and hashes of all that was called in a process group
-    loaders     ..       LOADERS ring of DataLoaders, and how far the newest iterator of each is
-    keys        ..       KEYS lines that set keys of a store, each with its newest key
+    facts       ..       FACTS pairs of strings, valid from then on: members of process groups, coordinates in a mesh
+    nodes       ..       NODES lines of caller chains, each with the line that called it
+    totals      ..       TOTALS counts and hashes of all calls in a process group
+    loaders     ..       LOADERS ring of DataLoaders, and how far the latest iterator of each is
+    keys        ..       KEYS lines that set keys of a store, each with its latest key
     forwards    ..       FORWARDS ring of modules whose forward began
     strings     ..       append-only table: u16 length, UTF-8 bytes
 """
 
 import struct
 
-# Environment of a rank. One underscore in front: nobody sets these by hand, and a nested harness drops them.
-ENV_RUN = "_NSA_HARNESS_RUN"  # tag of the attempt; the sweep finds every process that inherited it
-ENV_BOARDS = "_NSA_HARNESS_BOARDS"  # node-local directory that takes boards and the files below
+# Environment of a rank. The leading underscore: users do not set these, and a nested harness drops them.
+ENV_RUN = "_NSA_HARNESS_RUN"  # tag of the attempt, by which every process of the run is found
+ENV_BOARDS = "_NSA_HARNESS_BOARDS"  # node-local probe directory: status files and the files below
 ENV_PROBE = "_NSA_HARNESS_PROBE"  # one of the PROBE_ words; absent = full
-ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # set by the process that took RANK for itself; its children see it and do not
-ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is one process without RANK, which is rank 0
-ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # switch autograd's anomaly detection on; absent = leave it
-ENV_CHECKPOINT_DEBUG = "_NSA_HARNESS_CHECKPOINT_DEBUG"  # the same of activation checkpointing's debug mode
-ENV_GROWTH = "_NSA_HARNESS_GROWTH"  # count what lives after two steps, by the line that allocated it
+ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # set by the process that took RANK, so that its children do not take it
+ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is one process without RANK, rank 0
+ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # switch on autograd's anomaly detection; absent = leave it
+ENV_CHECKPOINT_DEBUG = (
+    "_NSA_HARNESS_CHECKPOINT_DEBUG"  # switch on activation checkpointing's debug mode; absent = leave it
+)
+ENV_GROWTH = "_NSA_HARNESS_GROWTH"  # count the living memory after two steps, by the line that allocated it
 ENV_FAULT = "_NSA_HARNESS_FAULT"  # JSON of the planted fault, absent without one
 ENV_PREFIX = "_NSA_HARNESS_"
 
 PROBE_OFF = "off"
-PROBE_BOARD = "board"  # marks, collectives and the beat; nothing else of the process is touched
-PROBE_FULL = "full"  # also the last words: uncaught exception, stacks on a fatal signal, flight recorder at exit
+PROBE_BOARD = "board"  # progress events, collectives and heartbeat; nothing else in the process is touched
+PROBE_FULL = "full"  # also uncaught exception, stacks on a fatal signal, flight recorder at exit
 
-# Files in the boards directory, all named by process id.
+# Files in the probe directory, all named by process id.
 BOARD = "{pid}.board"
 STACKS = "{pid}.stacks.txt"  # faulthandler: on a fatal signal, or on STACKS_SIGNAL_OFFSET
 RAISED = "{pid}.raised.json"  # the exception that ends the program
-FLIGHT = "{pid}.flight.json"  # the flight recorder in its own words (entries, pg_status), on request and at exit
-LOOKS = "{pid}.looks.jsonl"  # parameters, losses and memory at some steps, one look a line
+FLIGHT = "{pid}.flight.json"  # the flight recorder in torch's format (entries, pg_status), on request and at exit
+LOOKS = "{pid}.looks.jsonl"  # samples of parameters, losses and memory at some steps, one per line
 TROUBLE = "{pid}.trouble.jsonl"  # probe pieces that switched themselves off
 NCCL_DUMP = "nccl_trace_rank_{rank}"  # written by torch itself, in its pickled form, before it aborts a rank
-SOCKET = "{pid}.sock"  # torch's worker server: threads without Python, which answer while the GIL is held
+SOCKET = "{pid}.sock"  # torch's worker server, whose threads answer while the GIL is held
 SOCKET_PATH_LIMIT = 107  # bytes of a path that fit into sockaddr_un
 
-FLIGHT_HANDLER = "fr_trace_json"  # what the worker server is asked for: POST /handler/NAME
+FLIGHT_HANDLER = "fr_trace_json"  # the worker server's handler: POST /handler/NAME
 
 STACKS_SIGNAL_OFFSET = 7  # SIGRTMIN + 7: a real-time signal, sent only when SigCgt shows our handler
 
@@ -63,9 +65,9 @@ HEADER_SIZE = 256
 # magic, layout, size, pid, rank (-1 unknown), world_size (-1 unknown), padding, created_ns
 IDENTITY = struct.Struct("<8sIIIiiIQ")
 IDENTITY_AT = 0
-BEAT = struct.Struct("<QI")  # time of the last liveness beat, number of the last answered request
+BEAT = struct.Struct("<QI")  # time of the last heartbeat, number of the last answered request
 BEAT_AT = 64
-REQUEST = struct.Struct("<I")  # written by the controller; the beat thread answers with FLIGHT
+REQUEST = struct.Struct("<I")  # written by the controller; the heartbeat thread answers with FLIGHT
 REQUEST_AT = 80
 END = struct.Struct("<QI")  # time of the orderly end, flags
 END_AT = 96
@@ -75,26 +77,26 @@ COLLECTIVES = struct.Struct("<QQQ")  # enqueued, completed, time of the last cha
 COLLECTIVES_AT = 128
 STRINGS_USED = struct.Struct("<II")  # bytes used, entries
 STRINGS_USED_AT = 160
-SEEN = struct.Struct("<I")  # string: the main thread's innermost line outside torch, as the last beat saw it
+SEEN = struct.Struct("<I")  # string: the main thread's innermost line outside torch at the last heartbeat
 SEEN_AT = 176
-CLOCK = struct.Struct("<q")  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation; the recorder speaks the first
+CLOCK = struct.Struct("<q")  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation; the recorder uses CLOCK_REALTIME
 CLOCK_AT = 184
 FACTS_USED = struct.Struct("<I")
 FACTS_USED_AT = 192
-DEVICE = struct.Struct("<QQQ")  # events recorded at marks, reached by the device, time it reached the last one
+DEVICE = struct.Struct("<QQQ")  # events recorded, events that the device has reached, time of the last reached one
 DEVICE_AT = 200
 NODES_USED = struct.Struct("<I")
 NODES_USED_AT = 224
-MODE = struct.Struct("<I")  # MODE_ flags of the newest forward that is inside no other one, 0 = there was none
+MODE = struct.Struct("<I")  # MODE_ flags of the latest outermost forward, 0 = there was none
 MODE_AT = 228
 MODE_KNOWN = 1
 MODE_TRAINING = 2
 MODE_GRADIENTS = 4
 
-# What a mark says. The number is the index into the gap table: never renumber without a new LAYOUT.
+# Kinds of progress events. The number is the index into the gap table: never renumber without a new LAYOUT.
 KINDS = (
     "none",
-    "start",  # the probe is in
+    "start",  # the probe has started
     "imported",  # torch.distributed is imported
     "init",  # the default process group is up
     "data",  # a batch is being fetched
@@ -116,75 +118,77 @@ GAP_COUNT = 16
 SLOTS = 32
 SLOT_SIZE = 64
 SLOTS_AT = GAPS_AT + GAP_COUNT * GAP.size
-# native thread id (0 = free), time, marks so far, what, position, check = time ^ marks ^ what ^ position.
-# A thread has one slot for what training does and one for everything else (calls, start, end), so that a collective or
-# an exit does not hide the module it happened in. `position` counts training marks of the process since the step began.
-# A reader copies without a lock; a slot caught between two states fails the check, in whatever order bytes travelled.
+# native thread id (0 = free), time, events so far, what, position, check = time ^ events ^ what ^ position.
+# A thread has one slot for training events and one for all others (calls, start, end), so that a collective or an exit
+# does not hide the module in which it happened. `position` counts the process's training events in the step. A reader
+# copies without a lock: a slot between two states fails the check, in whatever order its bytes were written.
 SLOT = struct.Struct("<QQQQQQ")
-# `what` is kind, string and step in one number, so that the part known beforehand is computed once, not at each mark.
+# `what` is kind, string and step in one number. All but the step is computed once, not at each event.
 WHAT_KIND_SHIFT = 48
 WHAT_STRING_SHIFT = 32
 WHAT_STRING_MASK = 0xFFFF
 WHAT_STEP_MASK = 0xFFFFFFFF
 
 STEPS = 256
-# step (1-based, 0 = empty), time, parameters with a gradient as the optimizer began, training marks in the step
+# step (1-based, 0 = empty), time, parameters with a gradient as the optimizer began, training events in the step
 STEP = struct.Struct("<QQII")
 STEPS_AT = SLOTS_AT + SLOTS * SLOT_SIZE
 
 CALLS = 1024
 CALLS_2 = 256
 # number (1-based, 0 = empty), entered, left (0 = inside), elements, step, position, strings: op, group, place, dtype,
-# key (of a store, "" elsewhere); flags; the peer's global rank (point to point, else -1); node: chain; native thread
-# id, 0 = not known. A place is "file:line:function".
+# key (of a store, else ""); flags; the peer's global rank (point to point, else -1); node: chain; native thread id, 0 =
+# unknown. A place is "file:line:function".
 CALL = struct.Struct("<QQQQIIHHHHHBxiHxxI")
 CALL_2 = struct.Struct("<QQQQIIHHHHHxxi")
-CALL_GRADIENTS = 1  # what is computed there is recorded for a backward pass
-CALL_NO_GRADIENTS = 2  # neither flag: not known
+CALL_GRADIENTS = 1  # gradients are enabled at the call
+CALL_NO_GRADIENTS = 2  # with neither flag: unknown
 CALL_LEFT_AT = 16
 CALL_KEY_AT = 48
 STRING_NUMBER = struct.Struct("<H")
-# In front of the op of a call that is no step of the program but a wait which has lasted: for a store's key, for an
-# asynchronous collective. Short ones are never written, so these may not be counted or compared between ranks.
+# Prefix of an op that is a lasting wait, for a store's key or an asynchronous collective. Short waits are not written,
+# so waits must not be counted or compared between ranks.
 WAIT = "wait "
 CALLS_AT = STEPS_AT + STEPS * STEP.size
 
 FACTS = 128
 FACT = struct.Struct("<HH")  # strings: FACT_ word and its value
-FACT_GROUP = "group "  # and the group's name; the value its members' global ranks: "0-3,6", "0-12/4" every fourth
+FACT_GROUP = "group "  # and the group's name; the value: its members' global ranks, "0-3,6", "0-12/4" = every fourth
 FACT_BACKEND = "backend"  # of the default process group: "gloo", "cpu:gloo,cuda:nccl"
 FACT_MESH = "mesh"  # the value: "dp=0 tp=1"
-FACT_CAUGHT = "caught "  # and a number; the value what left a module's forward: "3 ValueError run.py:30:forward"
-# And the same number; the value is written over: "1 0000000012 0000000057 0000000009", that number again, how often
-# this was raised at this place, the newest step, and the node: the program's own lines from there outwards.
+FACT_CAUGHT = "caught "  # and a number; the value: step, type and place, "3 ValueError run.py:30:forward"
+# And the same number; the value is overwritten: "1 0000000012 0000000057 0000000009", the number again, how often the
+# exception was raised at this place, the latest step, and the node: the program's own lines from there outwards.
 FACT_CAUGHT_AGAIN = "again "
-# And the same number, with that of a line: "10 3.0 run.py:30:main". First whether it was caught there for good, then
-# whether it had left a module's forward; both are written over.
+# And the same number, with a handler's: "10 3.0 run.py:30:main". The first digit: it was caught there and not raised
+# again; the second: it had left a module's forward. Both are overwritten.
 FACT_HANDLED = "handled "
 FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost first: "run.py:30:step < run.py:88:main"
 STEPPED_JOIN = " < "
-FACT_LEFT = "left from"  # the lines that called sys.exit or os._exit, as those above
-FACT_UNFED = "checkpoint without gradient"  # the user's line that gave a reentrant checkpoint no input with a gradient
+FACT_LEFT = "left from"  # the lines that called sys.exit or os._exit, innermost first
+FACT_UNFED = (
+    "checkpoint without gradient"  # the line that called a reentrant checkpoint without an input that has a gradient
+)
 FACT_OPTIMIZER = (
-    "optimizer"  # "none" until one of torch's is made: what makes none takes no steps that could be counted
+    "optimizer"  # "none" until one of torch's is made: a program without one takes no steps that could be counted
 )
 FACT_NODES = "autograd nodes"  # of the first backward pass; the value: a number, NODES_LIMIT for that or more
 NODES_LIMIT = 50_000
 FACTS_AT = CALLS_AT + CALLS * CALL.size
 
 NODES = 4096
-# string: a place; the node that called it, which stands before it; 0 = nobody. Node 0 is no place: a chain not known.
+# string: a place; the node that called it, which has a smaller number, 0 = none. Node 0: an unknown chain.
 NODE = struct.Struct("<HH")
 NODES_AT = FACTS_AT + FACTS * FACT.size
 
 TOTALS = 256
-# string: group; calls so far, transfers and waits left out; their hash, equal where the same was done in the same
-# order; check = group ^ calls ^ hash. The hash is FNV-1a over 64 bits, a call at a time: (hash ^ call) * HASH_FACTOR,
-# where a call is (crc32(operation) << 32 ^ crc32(lines of its chain, innermost first)) + elements, these only of EVEN.
+# string: group; calls so far without transfers and waits; their hash, equal for equal calls in the same order; check =
+# group ^ calls ^ hash. The hash is FNV-1a over 64 bits, one call at a time: (hash ^ call) * HASH_FACTOR, with call =
+# (crc32(operation) << 32 ^ crc32(lines of its chain, innermost first)) + elements, the last only for EVEN.
 TOTAL = struct.Struct("<QQQQ")
 HASH_START, HASH_FACTOR, HASH_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
-# Elsewhere sizes rightly differ: the root of a scatter has the payload, objects have any size, all_to_all and (on NCCL)
-# all_gather and reduce_scatter may be uneven.
+# Operations with equal sizes on all ranks. In others sizes may differ: the root of a scatter has the payload, objects
+# have any size, all_to_all and (on NCCL) all_gather and reduce_scatter may be uneven.
 EVEN = frozenset((
     "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "_all_gather_base", "all_gather_into_tensor",
     "all_gather_single", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single",
@@ -192,26 +196,26 @@ EVEN = frozenset((
 TOTALS_AT = NODES_AT + NODES * NODE.size
 
 LOADERS = 64
-# number (1-based, 0 = empty), batches that the newest iterator gave, iterators so far, node: chain that made it, ended
+# number (1-based, 0 = empty), batches of the latest iterator, iterators so far, node: chain that made it, ended
 LOADER = struct.Struct("<QQIHBx")
 LOADERS_AT = TOTALS_AT + TOTALS * TOTAL.size
 
 KEYS = 32
-# how often a line set a key of a store (0 = empty), time, node: chain of that line, bytes of the key, the newest key
-KEY_LIMIT = 124  # bytes of it, its beginning cut
+# how often a line set a key of a store (0 = empty), time, node: chain of that line, bytes of the key, the latest key
+KEY_LIMIT = 124  # bytes of a key; its beginning is cut
 KEY = struct.Struct(f"<QQHH{KEY_LIMIT}s")
 KEYS_AT = LOADERS_AT + LOADERS * LOADER.size
 
 FORWARDS = 1024
-# number (1-based, 0 = empty), `what` of its mark, string: the program's line that called it, native thread id
+# number (1-based, 0 = empty), `what` of its event, string: the program's line that called it, native thread id
 FORWARD = struct.Struct("<QQHxxI")
 FORWARDS_AT = KEYS_AT + KEYS * KEY.size
 
 STRINGS_AT = FORWARDS_AT + FORWARDS * FORWARD.size
 STRINGS_SIZE = (
-    196608  # 3 bytes or more each, so an index fits into 16 bits; string 0 is "", also used when the table is full
+    196608  # 3 bytes or more per string, so an index fits into 16 bits; string 0 is "", also if the table is full
 )
-STRING_LIMIT = 400  # bytes kept of one string, its end cut
+STRING_LIMIT = 400  # bytes of one string; its end is cut
 STRING_LENGTH = struct.Struct("<H")
 
 BOARD_SIZE = STRINGS_AT + STRINGS_SIZE

@@ -289,13 +289,13 @@ def test_only_the_outermost_wait_of_a_thread_is_told_and_told_once(path: Path, w
 def test_a_wait_that_ends_while_it_is_written_down_has_ended(
     path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    enter = waits._board.enter_call
+    enter = waits._status_file.enter_call
 
     def over_meanwhile(*arguments: int, **options: int) -> int:
         waits._open.clear()
         return enter(*arguments, **options)
 
-    monkeypatch.setattr(waits._board, "enter_call", over_meanwhile)
+    monkeypatch.setattr(waits._status_file, "enter_call", over_meanwhile)
     waits._open[7] = OngoingWait(Handle("store.get"), "key", 0)
     waits.write_lasting()
     (call,) = parse(path.read_bytes(), 0).calls

@@ -33,7 +33,7 @@ step()
 
 
 @pytest.fixture
-def camera(tmp_path: Path) -> StackSampler:
+def sampler(tmp_path: Path) -> StackSampler:
     boards = tmp_path / "boards"
     boards.mkdir()
     return StackSampler(origin_ns=time.monotonic_ns(), boards=boards, dumps=tmp_path / "dumps")
@@ -52,57 +52,59 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def write_board(camera: StackSampler, pid: int, rank: int) -> Path:
+def write_board(sampler: StackSampler, pid: int, rank: int) -> Path:
     data = bytearray(protocol.BOARD_SIZE)
-    identity = (protocol.MAGIC, protocol.LAYOUT, protocol.BOARD_SIZE, pid, rank, 2, 0, camera.origin_ns)
+    identity = (protocol.MAGIC, protocol.LAYOUT, protocol.BOARD_SIZE, pid, rank, 2, 0, sampler.origin_ns)
     protocol.IDENTITY.pack_into(data, protocol.IDENTITY_AT, *identity)
-    path = camera.boards / protocol.BOARD.format(pid=pid)
+    path = sampler.boards / protocol.BOARD.format(pid=pid)
     path.write_bytes(data)
     return path
 
 
-def test_a_rank_without_a_probe_is_seen_from_outside(camera: StackSampler, rank: subprocess.Popen[bytes]) -> None:
-    snapshot = camera.take(1, {0: rank.pid})
+def test_a_rank_without_a_probe_is_seen_from_outside(sampler: StackSampler, rank: subprocess.Popen[bytes]) -> None:
+    snapshot = sampler.take(1, {0: rank.pid})
     (seen,) = snapshot.ranks
     assert (snapshot.number, seen.rank, seen.pid, seen.proof) == (1, 0, rank.pid, "dumps/rank0.1.txt")
     assert seen.process is not None
     assert (seen.process.pid, seen.process.parent) == (rank.pid, os.getpid())
     assert [frame.function for frame in seen.stacks[0].frames] == ["step", "<module>"]
-    assert (seen.board, seen.collectives, camera.trouble) == (None, (), [])
+    assert (seen.board, seen.collectives, sampler.trouble) == (None, (), [])
 
 
-def test_the_dump_of_a_rank_is_readable_and_names_its_line(camera: StackSampler, rank: subprocess.Popen[bytes]) -> None:
-    (seen,) = camera.take(3, {0: rank.pid}).ranks
-    text = (camera.dumps / "rank0.3.txt").read_text().splitlines()
+def test_the_dump_of_a_rank_is_readable_and_names_its_line(
+    sampler: StackSampler, rank: subprocess.Popen[bytes]
+) -> None:
+    (seen,) = sampler.take(3, {0: rank.pid}).ranks
+    text = (sampler.dumps / "rank0.3.txt").read_text().splitlines()
     assert text[0].startswith(f"rank 0   pid {rank.pid}   ")
     assert text[1].startswith("state ")
     innermost = next(number for number, line in enumerate(text) if line.startswith("thread ")) + 1
     assert text[innermost] == f"    step ({seen.stacks[0].frames[0].file}:6)"
-    assert json.loads((camera.dumps / "rank0.3.json").read_text())[0]["frames"][0]["name"] == "step"
+    assert json.loads((sampler.dumps / "rank0.3.json").read_text())[0]["frames"][0]["name"] == "step"
 
 
 def test_the_gpus_are_asked_for_only_where_a_process_holds_one(
-    camera: StackSampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sampler: StackSampler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'No devices were found' >&2; exit 6\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     facts = {"pid": 7, "parent": 1, "command": "", "state": "S", "cpu_s": 0.0, "io_bytes": 0, "rss_bytes": 0}
     for holds, trouble in ((), []), (("/dev/nvidia0 rw",), ["nvidia-smi: No devices were found"]):
-        camera._gpus(ProcessTree(processes={0: Process(**facts, holds=holds)}, children={}, failures=()))
-        assert [one.why for one in camera.trouble] == trouble
+        sampler._gpus(ProcessTree(processes={0: Process(**facts, holds=holds)}, children={}, failures=()))
+        assert [one.why for one in sampler.trouble] == trouble
 
 
-def test_a_rank_that_has_gone_is_told_as_gone(camera: StackSampler) -> None:
+def test_a_rank_that_has_gone_is_told_as_gone(sampler: StackSampler) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    (seen,) = camera.take(1, {0: gone.pid}).ranks
+    (seen,) = sampler.take(1, {0: gone.pid}).ranks
     assert (seen.process, seen.stacks, seen.children) == (None, (), ())
-    assert (camera.dumps / "rank0.1.txt").read_text() == f"rank 0   pid {gone.pid}   gone\n"
+    assert (sampler.dumps / "rank0.1.txt").read_text() == f"rank 0   pid {gone.pid}   gone\n"
 
 
-def test_all_ranks_are_looked_at_and_come_in_order(camera: StackSampler, rank: subprocess.Popen[bytes]) -> None:
-    seen = camera.take(1, {1: rank.pid, 0: os.getpid()})
+def test_all_ranks_are_looked_at_and_come_in_order(sampler: StackSampler, rank: subprocess.Popen[bytes]) -> None:
+    seen = sampler.take(1, {1: rank.pid, 0: os.getpid()})
     assert [(one.rank, one.pid) for one in seen.ranks] == [(0, os.getpid()), (1, rank.pid)]
 
 
@@ -116,37 +118,37 @@ def without_python() -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_process_without_python_has_no_stacks_and_the_reasons_are_told(camera: StackSampler) -> None:
+def test_a_process_without_python_has_no_stacks_and_the_reasons_are_told(sampler: StackSampler) -> None:
     with without_python() as process:
-        (seen,) = camera.take(1, {0: process.pid}).ranks
+        (seen,) = sampler.take(1, {0: process.pid}).ranks
         process.kill()
     assert seen.stacks == ()
-    assert [path.name for path in camera.dumps.iterdir()] == ["rank0.1.txt"], "no file without an answer in it"
-    (trouble,) = camera.trouble
+    assert [path.name for path in sampler.dumps.iterdir()] == ["rank0.1.txt"], "no file without an answer in it"
+    (trouble,) = sampler.trouble
     assert (trouble.what, trouble.rank) == ("stacks", 0)
     assert trouble.why.startswith("py-spy --nonblocking: ")
     assert trouble.why.endswith("; no faulthandler of ours in the process")
 
 
-def test_the_same_trouble_is_told_once(camera: StackSampler) -> None:
+def test_the_same_trouble_is_told_once(sampler: StackSampler) -> None:
     with without_python() as process:
         for number in (1, 2):
-            camera.take(number, {0: process.pid})
+            sampler.take(number, {0: process.pid})
         process.kill()
-    assert len(camera.trouble) == 1
+    assert len(sampler.trouble) == 1
 
 
-def test_a_torn_board_is_trouble_and_a_missing_one_is_not(camera: StackSampler) -> None:
-    assert camera.board(7) is None
-    assert camera.trouble == []
-    (camera.boards / "7.board").write_bytes(b"torn")
-    assert camera.board(7) is None
-    assert [one.what for one in camera.trouble] == ["board"]
+def test_a_torn_board_is_trouble_and_a_missing_one_is_not(sampler: StackSampler) -> None:
+    assert sampler.board(7) is None
+    assert sampler.trouble == []
+    (sampler.boards / "7.board").write_bytes(b"torn")
+    assert sampler.board(7) is None
+    assert [one.what for one in sampler.trouble] == ["board"]
 
 
-def test_a_board_is_read_without_asking_the_process(camera: StackSampler) -> None:
-    write_board(camera, 7, rank=1)
-    board = camera.board(7)
+def test_a_board_is_read_without_asking_the_process(sampler: StackSampler) -> None:
+    write_board(sampler, 7, rank=1)
+    board = sampler.board(7)
     assert board is not None
     assert (board.pid, board.rank, board.world_size, board.created_s) == (7, 1, 2, 0.0)
 
@@ -185,45 +187,45 @@ def answer(board: Path, flight: Path, text: str, done: threading.Event) -> None:
     ids=["whole", "torn", "nested without end"],
 )
 def test_the_flight_recorder_is_asked_through_the_board(
-    camera: StackSampler, rank: subprocess.Popen[bytes], text: str, operations: list[str], trouble: list[str]
+    sampler: StackSampler, rank: subprocess.Popen[bytes], text: str, operations: list[str], trouble: list[str]
 ) -> None:
-    board = write_board(camera, rank.pid, rank=0)
+    board = write_board(sampler, rank.pid, rank=0)
     done = threading.Event()
-    flight = camera.boards / protocol.FLIGHT.format(pid=rank.pid)
+    flight = sampler.boards / protocol.FLIGHT.format(pid=rank.pid)
     thread = threading.Thread(target=answer, args=(board, flight, text, done))
     thread.start()
-    (seen,) = camera.take(1, {0: rank.pid}).ranks
+    (seen,) = sampler.take(1, {0: rank.pid}).ranks
     done.set()
     thread.join()
     assert [one.op for one in seen.collectives] == operations
-    assert [one.what for one in camera.trouble] == trouble
+    assert [one.what for one in sampler.trouble] == trouble
     pending = "pending all_reduce #6 group 0 sizes ((4,),)"
-    assert (pending in (camera.dumps / "rank0.1.txt").read_text()) is bool(operations)
+    assert (pending in (sampler.dumps / "rank0.1.txt").read_text()) is bool(operations)
 
 
 SILENT = "no worker server in the process; no answer of the beat thread within 1 s"
 
 
-def test_a_rank_that_does_not_answer_is_not_waited_for(camera: StackSampler, rank: subprocess.Popen[bytes]) -> None:
-    write_board(camera, rank.pid, rank=0)
-    (seen,) = camera.take(1, {0: rank.pid}).ranks
+def test_a_rank_that_does_not_answer_is_not_waited_for(sampler: StackSampler, rank: subprocess.Popen[bytes]) -> None:
+    write_board(sampler, rank.pid, rank=0)
+    (seen,) = sampler.take(1, {0: rank.pid}).ranks
     assert seen.collectives == ()
-    assert camera.trouble == [Trouble(what="flight recorder", why=SILENT, rank=0)]
+    assert sampler.trouble == [Trouble(what="flight recorder", why=SILENT, rank=0)]
 
 
 def test_a_rank_that_does_not_answer_a_look_by_which_nothing_is_proven_is_no_trouble(
-    camera: StackSampler, rank: subprocess.Popen[bytes]
+    sampler: StackSampler, rank: subprocess.Popen[bytes]
 ) -> None:
-    board = write_board(camera, rank.pid, 0)
-    camera.take(0, {0: rank.pid}, written=False)
+    board = write_board(sampler, rank.pid, 0)
+    sampler.take(0, {0: rank.pid}, written=False)
     asked = protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT)
-    assert (asked, camera.trouble) == ((1,), [])
+    assert (asked, sampler.trouble) == ((1,), [])
 
 
 def test_bytes_that_our_questions_cost_are_counted_for_the_next_look(
-    camera: StackSampler, rank: subprocess.Popen[bytes]
+    sampler: StackSampler, rank: subprocess.Popen[bytes]
 ) -> None:
-    looks = [camera.take(number, {0: rank.pid}).ranks[0] for number in (1, 2)]
+    looks = [sampler.take(number, {0: rank.pid}).ranks[0] for number in (1, 2)]
     assert looks[0].asked_bytes == 0
     own = [
         look.process.io_bytes - look.asked_bytes for look in looks if look.process and look.process.io_bytes is not None
@@ -231,7 +233,7 @@ def test_bytes_that_our_questions_cost_are_counted_for_the_next_look(
     assert len(set(own)) == 1, "a sleeping rank moved no bytes of its own"
 
 
-def test_the_python_children_of_a_rank_are_looked_at_too(camera: StackSampler, tmp_path: Path) -> None:
+def test_the_python_children_of_a_rank_are_looked_at_too(sampler: StackSampler, tmp_path: Path) -> None:
     child = tmp_path / "worker.py"
     child.write_text(SLEEPER)
     program = tmp_path / "parent.py"
@@ -240,7 +242,7 @@ def test_the_python_children_of_a_rank_are_looked_at_too(camera: StackSampler, t
         assert process.stdout is not None
         ready, _, _ = select.select([process.stdout], [], [], 20.0)
         assert ready
-        (seen,) = camera.take(1, {0: process.pid}).ranks
+        (seen,) = sampler.take(1, {0: process.pid}).ranks
         for one in seen.children:
             os.kill(one.pid, 9)
     assert [one.parent for one in seen.children] == [process.pid]
@@ -257,11 +259,11 @@ while True:
 """
 
 
-def test_bytes_that_a_rank_reads_while_others_look_at_it_are_its_own(camera: StackSampler) -> None:
+def test_bytes_that_a_rank_reads_while_others_look_at_it_are_its_own(sampler: StackSampler) -> None:
     with subprocess.Popen([sys.executable, "-ISc", READER], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        looks = [camera.take(number, {0: process.pid}).ranks[0] for number in (1, 2)]
+        looks = [sampler.take(number, {0: process.pid}).ranks[0] for number in (1, 2)]
         process.kill()
     assert [look.asked_bytes for look in looks] == [0, 0]
 
@@ -276,30 +278,30 @@ def serve(listening: socket.socket, text: str) -> None:
 
 @pytest.mark.parametrize(("text", "trouble"), [(json.dumps({"entries": [ENTRY]}), []), ("[]", ["flight recorder"])])
 def test_the_worker_server_is_asked_first_and_its_answer_stays_for_the_judge(
-    camera: StackSampler, rank: subprocess.Popen[bytes], text: str, trouble: list[str]
+    sampler: StackSampler, rank: subprocess.Popen[bytes], text: str, trouble: list[str]
 ) -> None:
-    write_board(camera, rank.pid, rank=0)
+    write_board(sampler, rank.pid, rank=0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(camera.boards / protocol.SOCKET.format(pid=rank.pid)))
+        listening.bind(str(sampler.boards / protocol.SOCKET.format(pid=rank.pid)))
         listening.listen()
         thread = threading.Thread(target=serve, args=(listening, text))
         thread.start()
-        (seen,) = camera.take(1, {0: rank.pid}).ranks
+        (seen,) = sampler.take(1, {0: rank.pid}).ranks
         thread.join()
-    assert [one.what for one in camera.trouble] == trouble
+    assert [one.what for one in sampler.trouble] == trouble
     assert [one.op for one in seen.collectives] == ([] if trouble else ["all_reduce"])
-    assert (camera.boards / protocol.FLIGHT.format(pid=rank.pid)).exists() is not bool(trouble)
+    assert (sampler.boards / protocol.FLIGHT.format(pid=rank.pid)).exists() is not bool(trouble)
 
 
-def answer_as_the_beat(camera: StackSampler, pid: int) -> threading.Thread:
+def answer_as_the_beat(sampler: StackSampler, pid: int) -> threading.Thread:
     """Plays the rank's beat thread for one question."""
-    board = camera.boards / protocol.BOARD.format(pid=pid)
+    board = sampler.boards / protocol.BOARD.format(pid=pid)
 
     def answer() -> None:
         asked = 0
         while not asked:
             (asked,) = protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT)
-        (camera.boards / protocol.FLIGHT.format(pid=pid)).write_text(json.dumps({"entries": [ENTRY]}))
+        (sampler.boards / protocol.FLIGHT.format(pid=pid)).write_text(json.dumps({"entries": [ENTRY]}))
         with board.open("r+b") as file:
             file.seek(protocol.BEAT_AT)
             file.write(protocol.BEAT.pack(time.monotonic_ns(), asked))
@@ -310,32 +312,32 @@ def answer_as_the_beat(camera: StackSampler, pid: int) -> threading.Thread:
 
 
 def test_a_patient_look_asks_the_beat_of_a_rank_whose_python_runs_and_its_server_not_at_all(
-    camera: StackSampler, rank: subprocess.Popen[bytes]
+    sampler: StackSampler, rank: subprocess.Popen[bytes]
 ) -> None:
-    board = write_board(camera, rank.pid, rank=0)
+    board = write_board(sampler, rank.pid, rank=0)
     with board.open("r+b") as file:
         file.seek(protocol.BEAT_AT)
         file.write(protocol.BEAT.pack(time.monotonic_ns(), 0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(camera.boards / protocol.SOCKET.format(pid=rank.pid)))
+        listening.bind(str(sampler.boards / protocol.SOCKET.format(pid=rank.pid)))
         listening.listen()
-        beat = answer_as_the_beat(camera, rank.pid)
-        (seen,) = camera.take(1, {0: rank.pid}, patient=True).ranks
+        beat = answer_as_the_beat(sampler, rank.pid)
+        (seen,) = sampler.take(1, {0: rank.pid}, patient=True).ranks
         beat.join()
         assert select.select([listening], [], [], 0.0)[0] == [], "nobody has connected"
     assert [one.op for one in seen.collectives] == ["all_reduce"]
 
 
 def test_a_patient_look_does_not_wait_for_a_beat_that_has_stopped(
-    camera: StackSampler, rank: subprocess.Popen[bytes]
+    sampler: StackSampler, rank: subprocess.Popen[bytes]
 ) -> None:
-    board = write_board(camera, rank.pid, rank=0)
+    board = write_board(sampler, rank.pid, rank=0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(camera.boards / protocol.SOCKET.format(pid=rank.pid)))
+        listening.bind(str(sampler.boards / protocol.SOCKET.format(pid=rank.pid)))
         listening.listen()
         thread = threading.Thread(target=serve, args=(listening, json.dumps({"entries": [ENTRY]})))
         thread.start()
-        (seen,) = camera.take(1, {0: rank.pid}, patient=True).ranks
+        (seen,) = sampler.take(1, {0: rank.pid}, patient=True).ranks
         thread.join()
     assert [one.op for one in seen.collectives] == ["all_reduce"]
     assert protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT) == (0,)

@@ -43,7 +43,7 @@ class FakeRanks:
     shown: Any
     spec: Any = None
     guarded: Any = None
-    camera: Any = None
+    sampler: Any = None
     now_s: float = 1.0
     alive: dict[int, int] = field(default_factory=lambda: {0: 100, 1: 101})
     gone: set[int] = field(default_factory=set)
@@ -53,7 +53,7 @@ class FakeRanks:
     all_train: bool = False
 
     def __post_init__(self) -> None:
-        self.camera = SimpleNamespace(take=self.take, piped={}, stood=set(), trouble=[])
+        self.sampler = SimpleNamespace(take=self.take, piped={}, last_tasks=set(), trouble=[])
 
     def take(self, number: int, *_: object, **__: object) -> Snapshot:
         return Snapshot(number=number, at_s=self.now_s, ranks=self.shown(self.now_s))

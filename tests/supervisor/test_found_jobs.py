@@ -175,8 +175,8 @@ def test_what_has_no_clock_of_the_scheduler_has_no_time_that_is_known() -> None:
 def test_a_job_that_is_found_as_it_stands_has_been_quiet_since_it_ran_last(tmp_path: Path) -> None:
     with program(WAITS) as waiting:
         wait_for(lambda: procfs.all_idle_s(waiting.pid) > 0.5, "it has not run for a while")
-        camera = StackSampler(origin_ns=0, boards=tmp_path, dumps=tmp_path)
-        seen = Ranks(spec=spec(), guarded=None, camera=camera, pids={0: waiting.pid})  # type: ignore[arg-type]
+        sampler = StackSampler(origin_ns=0, boards=tmp_path, dumps=tmp_path)
+        seen = Ranks(spec=spec(), guarded=None, sampler=sampler, pids={0: waiting.pid})  # type: ignore[arg-type]
         seen.read_boards(100.0)
         assert 0.0 < seen.last_progress_s() <= 99.5
         quiet_since_s = seen.last_progress_s()

@@ -52,7 +52,7 @@ class Launched:
         wait_for(lambda: self.attempt.output.exists() and text in self.attempt.output.read_text(), text)
 
     def kill_guardian(self) -> subprocess.Popen[bytes]:
-        killed = self.guarded.guardian
+        killed = self.guarded.reaper
         assert isinstance(killed, subprocess.Popen)
         killed.kill()
         killed.wait()
@@ -91,7 +91,7 @@ def test_a_run_goes_on_under_another_guardian_and_ends_as_it_would_have(launched
     launched.prints("here")
     killed = launched.kill_guardian()
     launched.guarded.events(PATIENCE_S)
-    assert launched.guarded.guardian is not killed
+    assert launched.guarded.reaper is not killed
     assert process_of(launcher) is not None
     launched.proceed()
     left = launched.hear("exit")
@@ -138,10 +138,10 @@ class Stuck:
 
 
 def test_a_guardian_that_leaves_late_costs_a_run_that_has_ended_nothing(tmp_path: Path) -> None:
-    guardian = Stuck(b'{"event": "ended", "t_ns": 1, "outlived": [], "left": []}\n')
-    guarded = Guarded(guardian=guardian, origin_ns=0, boards=tmp_path, tag="t", order={}, probed=False)
+    reaper = Stuck(b'{"event": "ended", "t_ns": 1, "outlived": [], "left": []}\n')
+    guarded = Guarded(reaper=reaper, origin_ns=0, boards=tmp_path, tag="t", order={}, probed=False)
     assert [one["event"] for one in guarded.end(0.0)] == ["ended"]
-    os.close(guardian.kept)
+    os.close(reaper.kept)
 
 
 @pytest.mark.parametrize("launched", [WAITS], indirect=True)

@@ -556,9 +556,9 @@ def test_the_exit_code_of_a_command_that_ends_at_once_is_not_lost(
     monkeypatch.setattr(program.Reaper, "say", say)
     monkeypatch.setattr(program.Reaper, "note", say)
     order = Controller.order_of(tmp_path, "quick", ["sh", "-c", "exit 3"])
-    guardian = program.Reaper(order)
-    guardian.start()
-    guardian._reap()
+    reaper = program.Reaper(order)
+    reaper.start()
+    reaper._reap()
     # It reaps whatever this process has for children, those of other tests too.
     own = [one for one in said if one["pid"] == said[0]["pid"]]
     assert [(one["event"], one.get("status")) for one in own] == [("started", None), ("exit", 3)]
@@ -566,10 +566,10 @@ def test_the_exit_code_of_a_command_that_ends_at_once_is_not_lost(
 
 def test_a_program_has_the_umask_of_the_user_and_not_ours(home: Home) -> None:
     order = Controller.order_of(home.path, home.tag, ["/bin/sh", "-c", "umask"])
-    guardian = program.Reaper({**order, "umask": 0o027})
-    guardian.spawn()
-    assert guardian.child is not None
-    assert guardian.child.wait(PATIENCE_S) == 0
+    reaper = program.Reaper({**order, "umask": 0o027})
+    reaper.spawn()
+    assert reaper.child is not None
+    assert reaper.child.wait(PATIENCE_S) == 0
     assert (home.path / "output.log").read_text() == "0027\n"
 
 
@@ -687,9 +687,9 @@ def test_on_a_full_disk_the_reserve_gives_room_for_journal_and_boards(
     disk = Disk(run)
     monkeypatch.setattr(os, "open", disk)
     monkeypatch.setattr(os, "write", lambda one, data, write=os.write: len(data) if one == 1 else write(one, data))
-    guardian = program.Reaper(order)
-    guardian.copy_probe_files()
-    guardian.say("ended", outlived=[], left=[])
+    reaper = program.Reaper(order)
+    reaper.move_probe_files()
+    reaper.say("ended", outlived=[], left=[])
     said = [json.loads(line) for line in (run / "processes.jsonl").read_text().splitlines()]
     assert [one["event"] for one in said] == ["full", "ended"]
     assert said[0]["why"] == f"No space left on device: {run / 'boards' / '7.board'}"

@@ -29,7 +29,7 @@ CONTROLLER = """
 import json, os, signal, sys
 from pathlib import Path
 from nsa_harness.supervisor.launch.reaper import process_of
-from nsa_harness.supervisor.launch.watchdog import Keeper, start_guardian
+from nsa_harness.supervisor.launch.watchdog import Watchdog, start_reaper
 home, tag, keeps = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "keeps"
 hangs = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('hangs', flush=True); signal.pause()"
 me = process_of(os.getpid())
@@ -39,13 +39,13 @@ order = {
     "keep": str(home / "boards"), "journal": str(home / "processes.jsonl"), "interrupted": str(home / "interrupted"),
     "reserve": str(home / ".reserve"), "controller": [me.pid, me.started],
 }
-keeper = Keeper()
+watchdog = Watchdog()
 if keeps:
-    keeper.keep(Path(order["boards"]))
-guardian = start_guardian(order)
-started = json.loads(guardian.stdout.readline())
-kept = keeper._process.pid if keeps else 0
-print(json.dumps({"guardian": guardian.pid, "keeper": kept, "rank": started["pid"]}), flush=True)
+    watchdog.keep(Path(order["boards"]))
+reaper = start_reaper(order)
+started = json.loads(reaper.stdout.readline())
+kept = watchdog._process.pid if keeps else 0
+print(json.dumps({"guardian": reaper.pid, "keeper": kept, "rank": started["pid"]}), flush=True)
 signal.pause()
 """
 
@@ -63,7 +63,7 @@ class Run:
         )
         assert self.controller.stdout is not None
         pids = json.loads(self.controller.stdout.readline())
-        self.guardian, self.keeper, self.rank = pids["guardian"], pids["keeper"], pids["rank"]
+        self.reaper, self.watchdog_process, self.rank = pids["guardian"], pids["keeper"], pids["rank"]
         self.ended = os.pidfd_open(self.rank)
         wait_for(lambda: "hangs" in (home / "output.log").read_text(), "the rank hangs")
         (self.boards / "7.board").write_bytes(b"board")
@@ -113,9 +113,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Run]:
 
 @pytest.mark.parametrize("run", [True], indirect=True)
 def test_a_run_whose_controller_and_guardian_are_killed_together_is_ended_by_the_keeper(run: Run) -> None:
-    run.kill(run.controller.pid, run.guardian)
+    run.kill(run.controller.pid, run.reaper)
     run.assert_ended()
-    wait_for(lambda: not alive(run.keeper), "the keeper has nothing left to do")
+    wait_for(lambda: not alive(run.watchdog_process), "the keeper has nothing left to do")
 
 
 @pytest.mark.parametrize("run", [True], indirect=True)
@@ -126,7 +126,7 @@ def test_a_keeper_leaves_to_a_living_guardian_what_is_its_own(run: Run) -> None:
 
 @pytest.mark.parametrize("run", [True], indirect=True)
 def test_who_guards_a_run_has_neither_our_name_nor_our_place_in_its_command_line(run: Run) -> None:
-    for pid in (run.guardian, run.keeper):
+    for pid in (run.reaper, run.watchdog_process):
         words = " ".join(psutil.Process(pid).cmdline())
         assert "nsa-harness" not in words
         assert str(PACKAGE) not in words
@@ -137,7 +137,7 @@ def test_who_guards_a_run_has_neither_our_name_nor_our_place_in_its_command_line
 def test_the_next_start_ends_what_was_killed_with_all_its_guards(run: Run) -> None:
     sweep([run.boards])
     assert run.rank_lives(), "its controller and its guardian live"
-    run.kill(run.guardian)
+    run.kill(run.reaper)
     sweep([run.boards])
     assert run.rank_lives(), "its controller lives, and will replace the guardian"
     run.kill(run.controller.pid)
@@ -150,8 +150,8 @@ def test_an_owner_whose_number_another_process_has_by_now_is_dead() -> None:
     me = process_of(os.getpid())
     assert me is not None
     earlier = Process(me.pid, me.started - 1)
-    assert Owner(controller=earlier, guardian=earlier, module="", order={}).is_dead()
-    assert not Owner(controller=earlier, guardian=me, module="", order={}).is_dead()
+    assert Owner(controller=earlier, reaper=earlier, module="", order={}).is_dead()
+    assert not Owner(controller=earlier, reaper=me, module="", order={}).is_dead()
 
 
 @pytest.mark.parametrize(
@@ -226,6 +226,6 @@ def test_boards_of_another_user_are_nobodys(tmp_path: Path, monkeypatch: pytest.
     assert me is not None
     said = {"machine": this_machine(), "controller": [me.pid, me.started], "guardian": None, "module": "m", "order": {}}
     (boards / OWNER).write_text(json.dumps(said))
-    assert owner_of(boards) == Owner(controller=me, guardian=None, module="m", order={})
+    assert owner_of(boards) == Owner(controller=me, reaper=None, module="m", order={})
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert owner_of(boards) is None

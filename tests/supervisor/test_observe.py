@@ -94,7 +94,7 @@ class Ranks(WatchedRanks):
 def ranks() -> Ranks:
     unused: Any = None
     guarded: Any = SimpleNamespace(tell=lambda **_: None)
-    return Ranks(spec=unused, guarded=guarded, camera=unused)
+    return Ranks(spec=unused, guarded=guarded, sampler=unused)
 
 
 def test_ranks_that_the_same_agent_started_in_the_place_of_all_set_the_ones_before_aside(

@@ -102,10 +102,10 @@ def test_without_the_right_to_trace_stacks_and_recorder_are_those_that_the_proce
 ) -> None:
     refused(monkeypatch, tmp_path)
     answers = {"ping": b"pong", "dump_traceback": STACKS, "fr_trace_json": json.dumps(RECORDED).encode()}
-    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with worker_server(answers) as (_, asked):
         for number in (1, 2):
-            (rank,) = camera.take(number, {0: os.getpid()}).ranks
+            (rank,) = sampler.take(number, {0: os.getpid()}).ranks
     assert [(one.source, one.frames[0].file, one.frames[0].line) for one in rank.stacks] == [
         ("worker server", "train.py", 7)
     ]
@@ -114,16 +114,16 @@ def test_without_the_right_to_trace_stacks_and_recorder_are_those_that_the_proce
     ]
     assert asked.count("ping") == 1
     assert json.loads((tmp_path / f"{os.getpid()}.flight.json").read_text()) == RECORDED
-    (told,) = {trouble.why for trouble in camera.trouble if trouble.what == "stacks"}
+    (told,) = {trouble.why for trouble in sampler.trouble if trouble.what == "stacks"}
     assert told.endswith("taken by worker server instead")
 
 
 def test_an_empty_recorder_of_gloo_gives_way_to_that_of_nccl(tmp_path: Path) -> None:
     nccl = json.dumps({"entries": [{**RECORDED["entries"][0], "profiling_name": "nccl:all_reduce"}]}).encode()
     answers = {"ping": b"pong", "fr_trace_json": b'{"version":"2.10"}', "dump_nccl_trace_json": nccl}
-    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with worker_server(answers):
-        (rank,) = camera.take(1, {0: os.getpid()}).ranks
+        (rank,) = sampler.take(1, {0: os.getpid()}).ranks
     assert [(one.op, one.started) for one in rank.collectives] == [("all_reduce", False)]
 
 
@@ -167,15 +167,15 @@ def test_a_recorder_is_asked_for_by_its_pipe_and_read_at_the_next_look(
     stale = tmp_path / "trace1"
     stale.write_text("{}")
     os.utime(stale, (1, 1))
-    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(PIPED, options=("-S", "-u")) as rank:
-        first, second = (camera.take(number, {1: rank.pid}).ranks[0].collectives for number in (1, 2))
+        first, second = (sampler.take(number, {1: rank.pid}).ranks[0].collectives for number in (1, 2))
     assert first == ()
     assert [(one.op, one.seq, one.sizes, one.started, one.retired) for one in second] == [
         ("all_gather", 7, ((4,),), True, False)
     ]
-    assert [(one.rank, one.pipe) for one in camera.piped.values()] == [(1, str(tmp_path / "pipe1.pipe"))]
-    assert [trouble.why for trouble in camera.trouble if trouble.what == "flight recorder"] == []
+    assert [(one.rank, one.pipe) for one in sampler.piped.values()] == [(1, str(tmp_path / "pipe1.pipe"))]
+    assert [trouble.why for trouble in sampler.trouble if trouble.what == "flight recorder"] == []
 
 
 def test_a_pipe_that_nobody_reads_or_that_is_none_is_left_alone(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_the_servers_of_a_real_job_give_its_stacks_and_recorders(
         sleeps = lambda pid: procfs.kernel_text(f"/proc/{pid}/wchan") == "hrtimer_nanosleep"  # noqa: E731
         wait_for(lambda: any(sleeps(one.pid) for one in ranks()), "rank 1 sleeps", limit_s=60.0)
         pids = {int(one.environ()["RANK"]): one.pid for one in ranks()}
-        camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
-        looked = camera.take(1, pids).ranks
+        sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+        looked = sampler.take(1, pids).ranks
     finally:
         for one in psutil.Process(job.pid).children(recursive=True):
             one.kill()

@@ -38,7 +38,7 @@ class Film:
     piped: dict[int, object] = field(default_factory=dict)
 
     @property
-    def camera(self) -> Film:
+    def sampler(self) -> Film:
         return self
 
     def take(self, *_: object, **__: object) -> Snapshot:
@@ -189,8 +189,8 @@ def test_what_moved_before_a_suspicion_does_not_restart_its_clock_at_a_look_for_
     early = replace(still, process=replace(still.process, io_bytes=10))
     film = [snapshot(0, 1.0, early), *looks_at(still, at_s=(18.0, 20.0)), snapshot(0, 20.5, still)]
     snapshots = Snapshots(ranks=Film(film, {0: 100}), backend="gloo", write=lambda *_, **__: None)
-    snapshots.glance(patient=True)
+    snapshots.take_profile_sample(patient=True)
     snapshots.take()
     snapshots.take()
-    snapshots.glance(patient=True)
+    snapshots.take_profile_sample(patient=True)
     assert [one.motion for one in snapshots.samples] == ["unseen", "unseen", "waiting", "waiting"]

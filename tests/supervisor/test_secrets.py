@@ -89,8 +89,8 @@ def dump(attempt: AttemptDir) -> None:
         thread=f"worker {planted()['log'].popitem()[0]}", tid=101, active=False, frames=(frame,), source="py-spy"
     )
     snapshot = RankSnapshot(rank=1, pid=101, process=process, stacks=(stack,))
-    camera = StackSampler(origin_ns=0, boards=attempt.boards, dumps=attempt.dumps, redaction=attempt.redaction)
-    camera._write(snapshot, json.dumps([{"thread_name": stack.thread, "args": command}]), 1)
+    sampler = StackSampler(origin_ns=0, boards=attempt.boards, dumps=attempt.dumps, redaction=attempt.redaction)
+    sampler._write(snapshot, json.dumps([{"thread_name": stack.thread, "args": command}]), 1)
 
 
 @pytest.fixture(scope="module")

@@ -10,26 +10,26 @@ from pathlib import Path
 
 from nsa_harness.core.evidence.evidence import Frame, Stack
 from nsa_harness.core.evidence.host import Process, Task
-from nsa_harness.supervisor.capture.process_tree import look_around
+from nsa_harness.supervisor.capture.process_tree import read_process_tree
 from nsa_harness.supervisor.capture.procfs import task_io_bytes
 from nsa_harness.supervisor.capture.snapshot import with_loops
 
 LOOP = "while not done:\n    time.sleep(0.2)\n"
 
 
-def sleeper(pid: int, stood: dict[int, Task]) -> Task:
-    return next(task for task in look_around({0: pid}, 0, stood).processes[0].tasks if task.tid == pid)
+def sleeper(pid: int, last_tasks: dict[int, Task]) -> Task:
+    return next(task for task in read_process_tree({0: pid}, 0, last_tasks).processes[0].tasks if task.tid == pid)
 
 
 def test_it_is_counted_how_often_a_thread_woke_and_slept_again() -> None:
-    stood: dict[int, Task] = {}
+    last_tasks: dict[int, Task] = {}
     with subprocess.Popen(
         [sys.executable, "-c", f"import time; done = False\nprint(flush=True)\n{LOOP}"], stdout=-1
     ) as it:
         assert it.stdout is not None
         it.stdout.readline()
         deadline = time.monotonic() + 60
-        while (seen := sleeper(it.pid, stood)).woke < 3 and time.monotonic() < deadline:
+        while (seen := sleeper(it.pid, last_tasks)).woke < 3 and time.monotonic() < deadline:
             time.sleep(0.1)
         it.kill()
     assert seen.woke == 3

@@ -18,7 +18,7 @@ from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.evidence.sockets import other_ends, parse_answers, parse_table
 from nsa_harness.supervisor.capture import descriptors, procfs
 from nsa_harness.supervisor.capture.descriptors import SocketTable, owners_of
-from nsa_harness.supervisor.capture.process_tree import look_around
+from nsa_harness.supervisor.capture.process_tree import read_process_tree
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:1F90 00000000:0000 0A 00000000:00000002 00:00000000 00000000     0        0 71 1 0000000000000000 100 0
@@ -168,9 +168,9 @@ def test_two_ranks_that_talk_are_each_others_peers() -> None:
             far, _ = server.accept()
             assert other.stdout is not None
             other.stdout.readline()
-            scene = look_around({0: os.getpid(), 1: other.pid}, 0)
+            tree = read_process_tree({0: os.getpid(), 1: other.pid}, 0)
             other.kill()
         far.close()
-    (theirs,) = scene.processes[1].sockets
+    (theirs,) = tree.processes[1].sockets
     assert (theirs.peer_rank, theirs.in_job, theirs.peer.partition(":")[0]) == (0, True, "127.0.0.1")
     assert procfs.read_process(other.pid, 0) is None

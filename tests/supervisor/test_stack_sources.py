@@ -26,7 +26,7 @@ HANGS = "#!/bin/sh\nsleep 600 &\nsleep 600\n"
 REFUSED = "#!/bin/sh\necho 'Error: Permission Denied' >&2\necho '   1: trace of the tool' >&2\nexit 1\n"
 
 
-def standing(pid: int, state: str) -> Process:
+def reported_proof(pid: int, state: str) -> Process:
     """The process as soon as its main thread is in that state."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -84,15 +84,15 @@ def test_two_ranks_take_less_than_three_seconds_when_every_tool_hangs(
 ) -> None:
     use(py_spy=HANGS, pystack=HANGS)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(SLEEPER) as one, program(SLEEPER) as other:
         began_s = time.monotonic()
-        taken = camera.take(1, {0: one.pid, 1: other.pid})
+        taken = sampler.take(1, {0: one.pid, 1: other.pid})
         took_s = time.monotonic() - began_s
     assert took_s < 3.0
     assert [rank.stacks for rank in taken.ranks] == [(), ()]
-    assert {(trouble.what, trouble.rank) for trouble in camera.trouble} == {("stacks", 0), ("stacks", 1)}
-    assert all("no answer within" in trouble.why for trouble in camera.trouble)
+    assert {(trouble.what, trouble.rank) for trouble in sampler.trouble} == {("stacks", 0), ("stacks", 1)}
+    assert all("no answer within" in trouble.why for trouble in sampler.trouble)
 
 
 def test_a_command_that_leaves_a_child_with_its_output_is_not_waited_for(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_where_ptrace_is_refused_the_processs_own_faulthandler_answers(
 ) -> None:
     use(py_spy=REFUSED)
     with program(FAULTHANDLER.format(boards=str(tmp_path)) + SLEEPER) as process:
-        sources = StackSources(process=standing(process.pid, "S"), boards=tmp_path)
+        sources = StackSources(process=reported_proof(process.pid, "S"), boards=tmp_path)
         found, raw = sources.stacks()
     assert (found[0].source, functions(found)[0]) == ("faulthandler", "step")
     assert "most recent call first" in raw
@@ -134,8 +134,8 @@ def test_where_ptrace_is_refused_the_processs_own_faulthandler_answers(
 def test_a_stopped_process_is_read_without_ptrace_and_stays_stopped(tmp_path: Path) -> None:
     with program(SLEEPER) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        found, _ = StackSources(process=standing(process.pid, "T"), boards=tmp_path).stacks()
-        state = standing(process.pid, "T").state
+        found, _ = StackSources(process=reported_proof(process.pid, "T"), boards=tmp_path).stacks()
+        state = reported_proof(process.pid, "T").state
     assert (found[0].source, functions(found)[0], state) == ("py-spy --nonblocking", "step", "T")
 
 
@@ -143,7 +143,7 @@ def test_a_stopped_process_that_py_spy_cannot_read_is_sent_no_signal(use: Callab
     use(py_spy=REFUSED)
     with program(SLEEPER) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        sources = StackSources(process=standing(process.pid, "T"), boards=tmp_path)
+        sources = StackSources(process=reported_proof(process.pid, "T"), boards=tmp_path)
         assert sources.stacks() == ((), "")
     assert sources.failures == ["py-spy --nonblocking: Error: Permission Denied", "state T: it takes no signal"]
 
@@ -164,7 +164,7 @@ def test_a_process_that_stopped_itself_after_it_was_seen_running_stays_stopped(o
     failures: list[str] = []
     with program(SLEEPER) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        standing(process.pid, "T")
+        reported_proof(process.pid, "T")
         assert stacks.py_spy(process.pid, options, failures) == ((), "")
         assert stays_stopped(process.pid)
     assert len(failures) == 1
@@ -183,7 +183,7 @@ def test_a_process_that_somebody_stops_while_a_tool_holds_it_stays_stopped(use: 
     failures: list[str] = []
     with program(TWO_THREADS) as process, ThreadPoolExecutor() as pool:
         asked = pool.submit(stacks.py_spy, process.pid, [], failures, 3.0)
-        standing(process.pid, "t")
+        reported_proof(process.pid, "t")
         os.kill(process.pid, signal.SIGSTOP)
         assert asked.result() == ((), "")
         assert stays_stopped(process.pid)
@@ -201,7 +201,7 @@ def test_the_stop_of_a_tool_that_is_killed_is_taken_back(use: Callable[..., None
     use(py_spy=ATTACHES)
     os.mkfifo(tmp_path / "fifo")
     with program(SPAWNS.replace("sys.argv[1]", repr(str(tmp_path / "fifo")))) as process:
-        standing(process.pid, "D")
+        reported_proof(process.pid, "D")
         assert stacks.py_spy(process.pid, [], [], 2.0) == ((), "")
         (tmp_path / "fifo").write_bytes(b"")
         assert process.wait(PATIENCE_S) == 0
@@ -213,7 +213,7 @@ def test_a_process_in_the_kernels_hands_is_never_asked_by_ptrace(use: Callable[.
     os.mkfifo(tmp_path / "fifo")
     source = SPAWNS.replace("sys.argv[1]", repr(str(tmp_path / "fifo")))
     with program(source) as process:
-        sources = StackSources(process=standing(process.pid, "D"), boards=tmp_path)
+        sources = StackSources(process=reported_proof(process.pid, "D"), boards=tmp_path)
         sources.stacks()
     assert [failure.count("--nonblocking") for failure in sources.failures] == [2, 0]
 
@@ -221,21 +221,21 @@ def test_a_process_in_the_kernels_hands_is_never_asked_by_ptrace(use: Callable[.
 def test_a_process_that_leaves_while_it_is_asked_is_no_trouble(use: Callable[..., None], tmp_path: Path) -> None:
     """The tool itself ends the process, as a rank may at any moment."""
     use(py_spy="#!/bin/sh\nfor last; do :; done\nkill -9 $last\nexit 1\n")
-    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(SLEEPER) as process:
-        (seen,) = camera.take(1, {0: process.pid}).ranks
-    assert (seen.stacks, camera.trouble) == ((), [])
+        (seen,) = sampler.take(1, {0: process.pid}).ranks
+    assert (seen.stacks, sampler.trouble) == ((), [])
 
 
 GIL = "import ctypes\ndef step():\n    print(flush=True)\n    ctypes.PyDLL(None).sleep(600)\nstep()\n"
 
 
 def test_native_frames_are_asked_for_where_the_interpreters_lock_is_held_in_c(tmp_path: Path) -> None:
-    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(GIL) as process:
-        standing(process.pid, "S")
-        (first,) = camera.take(1, {0: process.pid}).ranks
-        (second,) = camera.take(2, {0: process.pid}).ranks
+        reported_proof(process.pid, "S")
+        (first,) = sampler.take(1, {0: process.pid}).ranks
+        (second,) = sampler.take(2, {0: process.pid}).ranks
     assert first.stacks[0].gil
     assert "sleep (libc.so.6)" in first.stacks[0].native
     assert second.stacks[0].native == first.stacks[0].native
@@ -245,10 +245,10 @@ def test_native_frames_are_asked_for_where_the_interpreters_lock_is_held_in_c(tm
 
 
 def test_a_wait_that_python_explains_is_never_asked_for_native_frames(tmp_path: Path) -> None:
-    camera = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
+    sampler = StackSampler(origin_ns=time.monotonic_ns(), boards=tmp_path, dumps=tmp_path / "dumps")
     with program(SLEEPER) as process:
-        standing(process.pid, "S")
-        looks = [camera.take(number, {0: process.pid}).ranks[0] for number in (1, 2)]
+        reported_proof(process.pid, "S")
+        looks = [sampler.take(number, {0: process.pid}).ranks[0] for number in (1, 2)]
     assert [look.stacks[0].native for look in looks] == [(), ()]
 
 
@@ -267,7 +267,7 @@ TEXT
 def test_pystack_is_asked_last_where_it_is_installed(use: Callable[..., None], tmp_path: Path) -> None:
     use(py_spy=REFUSED, pystack=PYSTACK)
     with program(SLEEPER) as process:
-        found, _ = StackSources(process=standing(process.pid, "S"), boards=tmp_path).stacks()
+        found, _ = StackSources(process=reported_proof(process.pid, "S"), boards=tmp_path).stacks()
     assert (found[0].source, found[0].tid, found[0].gil, functions(found)) == (
         "pystack",
         71,

@@ -26,8 +26,8 @@ def plan(
     "train.steps=2". `script` is a Python file, launched under torchrun with `ranks` processes and `args`. A scenario
     that this machine cannot run is a `Skip`, which says what is missing. Nothing is launched.
 
-    Raises UsageError or ScenarioError, with all mistakes at once, if a word or a scenario file is wrong, and MissingNeed
-    if a word asks for what this machine lacks.
+    Raises UsageError or ScenarioError, with all mistakes at once, if a word or a scenario file is wrong, and
+    MissingNeed if a word asks for what this machine lacks.
     """
     chosen = None if script is None else Script(file=os.fspath(script), ranks=ranks, args=tuple(args))
     invocation = Invocation(words=words, script=chosen, working_dir=Path.cwd(), environ=dict(os.environ))

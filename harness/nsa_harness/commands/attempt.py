@@ -17,7 +17,7 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.redaction import where_to_set
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.render.listener import Listener
-from nsa_harness.supervisor.launch.fork_client import ForkServer, anew
+from nsa_harness.supervisor.launch.fork_client import ForkServer, relaunched
 from nsa_harness.supervisor.launch.launcher import Guarded, command_line, launch
 from nsa_harness.supervisor.launch.machine import describe
 from nsa_harness.supervisor.storage.logs import bounded_logs
@@ -63,7 +63,7 @@ def run_one(
     of this attempt, with its traceback in `log`, and costs no other one.
     """
     if spec.launcher is Launcher.FORK:
-        spec = server.settled(spec) if server else anew(spec)
+        spec = server.settled(spec) if server else relaunched(spec)
     try:
         prepare(attempt, spec, facts)
         shown = attempt.redaction.spec(replace(spec, scenario=attempt.path.name))

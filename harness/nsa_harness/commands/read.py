@@ -1,4 +1,4 @@
-"""`nsa-harness read`: a job that nobody watched, judged from the logs and dumps that it left."""
+"""`nsa-harness read`: a job that was not watched, judged from its logs and dumps."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from nsa_harness.supervisor.storage.rundir import RunDir, create_run
 from nsa_harness.supervisor.storage.sources import quoted, text_as_launched
 from nsa_harness.texts import words
 
-_SHOWN = 6  # lines of what is missing, above the answer
+_SHOWN = 6  # lines about missing files, above the answer
 _COLUMNS, _MAX_COLUMNS = 80, 120
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadRequest:
     paths: tuple[Path, ...]
-    out: Path | None  # None: nothing is written
+    out: Path | None  # None: write no files
     json: bool
     verbose: bool
     typed: str
@@ -52,9 +52,9 @@ class ReadRequest:
 
 
 def read(request: ReadRequest) -> int:
-    """Tell what became of the job; returns 124 for a HANG, 1 for a FAIL, 125 where its files do not say.
+    """Report how the job ended. Return 124 for a HANG, 1 for a FAIL, 125 if the files do not show it.
 
-    Raises UsageError where no file could be used.
+    Raises UsageError if no file can be used.
     """
     found = left_files(request.paths)
     useful: Counter[Kind] = Counter(one.kind for one in found.files if one.kind is not Kind.NOTHING)
@@ -97,7 +97,7 @@ def _outcome(
     evidence = replace(after.evidence, trouble=(*found.trouble, *after.evidence.trouble, *lacking))
     since_s = found.newest_ns / 1e9
 
-    # What a log names is somebody's word: nothing is opened by it but a source file, older than the log.
+    # The paths in a log are not trusted: only source files that are older than the log are opened.
     def source(file: str) -> str:
         return text_as_launched(file, since_s) if file.endswith(".py") else ""
 
@@ -112,8 +112,8 @@ def _outcome(
 
 
 def _with_files(outcome: Outcome, after: PostMortem) -> Outcome:
-    """What proves it as the files that were read, in place of the names that they have in a run of ours."""
-    # Wherever the answer is kept, it leads back to them.
+    """Replace the proofs' names in a run directory by the paths of the files that were read."""
+    # Absolute, so that a stored answer still names the files.
     files = {known: os.path.abspath(name) for known, name in after.files.items()}
 
     def read(proofs: Sequence[str]) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _report(request: ReadRequest, run: RunDir | None, redaction: Redaction, outc
 
 
 def _tell(request: ReadRequest, report: Report, run: RunDir | None, missing: Sequence[Missing]) -> None:
-    """What could not be used, and what is missing; then the answer."""
+    """Print the files that could not be used or are missing, then the answer."""
     (outcome,) = report.outcomes
     width = min(shutil.get_terminal_size((_COLUMNS, 24)).columns, _MAX_COLUMNS)
     if not request.verbose:

@@ -1,4 +1,4 @@
-"""Jobs that are not ours, judged as an attempt is: `watch` observes a command to its end, `attach` looks once."""
+"""Jobs of the user's, judged like attempts: `watch` observes a command to its end, `attach` inspects a running job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,14 @@ from nsa_harness.supervisor.capture.procfs import command_words
 from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
-from nsa_harness.supervisor.observe.attach import RunningJob, find_job, jobs_of_this_user, look, onlooker, only_job
+from nsa_harness.supervisor.observe.attach import (
+    RunningJob,
+    find_job,
+    jobs_of_this_user,
+    observe_until_decided,
+    only_job,
+    passive_observer,
+)
 from nsa_harness.supervisor.observe.observed_job import (
     Hook,
     ObservedJob,
@@ -41,7 +48,7 @@ from nsa_harness.supervisor.observe.observed_job import (
     WatchedCommand,
     check_command,
     shell_status,
-    start_guest,
+    start_watched_command,
 )
 from nsa_harness.supervisor.storage.record import Record, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_run
@@ -74,13 +81,13 @@ class WatchRequest:
 
 
 def watch(request: WatchRequest) -> int:
-    """Run the command, observe it, write the report; returns the exit status of the command, 124 if we ended it."""
+    """Run and observe the command and write the report. Return the command's exit status, or 124 if it was ended."""
     check_command(request.command)
-    relay = SignalForwarder()
+    forwarder = SignalForwarder()
     run = create_run(request.out or Path("reports"), redact=request.redact, git_diff=request.git_diff)
     sweep_dead_runs()
     with locked(run):
-        return Watched(request=request, run=run, relay=relay).run_it()
+        return Watched(request=request, run=run, forwarder=forwarder).run_it()
 
 
 @dataclass(kw_only=True)
@@ -89,10 +96,10 @@ class Watched:
 
     request: WatchRequest
     run: RunDir
-    relay: SignalForwarder
+    forwarder: SignalForwarder
     outcomes: list[Outcome] = field(default_factory=list)
     number: int = 1  # of the attempt
-    starts: int = 1  # of ranks by the job itself, of which each counts
+    starts: int = 1  # how often the job itself has started its ranks
     hooks: list[Hook] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -126,50 +133,50 @@ class Watched:
         attempt = self.run.attempt(self.spec.scenario)
         self.broadcast(lambda one: one.plan(self.facts, [self.run.redaction.spec(self.spec)]))
         prepare(attempt, self.spec, self.facts)
-        guest = start_guest(self.request.command, attempt, self.request.probe, self.relay)
-        self.relay.follow(guest.child.pid)
+        watched = start_watched_command(self.request.command, attempt, self.request.probe, self.forwarder)
+        self.forwarder.follow(watched.child.pid)
         if not self.request.json:
             self.lines.begun(self.run.path)
-        ended_by_us = self._observe(guest, attempt)
-        status = _TIMED_OUT if ended_by_us else shell_status(guest.child.wait())
+        ended_by_us = self._observe(watched, attempt)
+        status = _TIMED_OUT if ended_by_us else shell_status(watched.child.wait())
         for hook in self.hooks:
             hook.wait()
         return status
 
-    def _observe(self, guest: WatchedCommand, attempt: AttemptDir) -> bool:
-        """Every attempt to its end; True where we ended the job."""
+    def _observe(self, watched: WatchedCommand, attempt: AttemptDir) -> bool:
+        """Observe every attempt to its end. Return whether nsa-harness ended the job."""
         while True:
             self.broadcast(lambda one: one.launched(self.run.redaction.spec(self.spec)))
-            observation = self._observation(guest, attempt)
+            observation = self._observation(watched, attempt)
             ending = observation.watch.run()
             if observation.ranks.restarted:
-                attempt = self._next(guest, observation)
+                attempt = self._next(watched, observation)
                 continue
-            ends_it = ending in (Ending.STALL, Ending.DEADLINE) and not observation.watch.standing
+            ends_it = ending in (Ending.STALL, Ending.DEADLINE) and not observation.watch.reported_proof
             if ends_it:
-                guest.end(_GRACE_S)
+                watched.end(_GRACE_S)
             else:
-                guest.leave()
+                watched.leave()
             outcome = self._judge(observation, self.number)
             self._report(outcome, done=True)
             if ends_it and not self.request.json:
                 self.lines.still_there(outcome, self.run.path, "the job was ended")
             return ends_it
 
-    def _observation(self, guest: WatchedCommand, attempt: AttemptDir) -> ObservedJob:
+    def _observation(self, watched: WatchedCommand, attempt: AttemptDir) -> ObservedJob:
         observation = ObservedJob(
-            guest=guest,
+            watched=watched,
             spec=self.spec,
             attempt=attempt,
             audience=AttemptAudience(name=attempt.path.name, tell=self.broadcast),
-            relay=self.relay,
+            forwarder=self.forwarder,
             on_ending=lambda ending: self._still_there(observation, ending),
             ends_it=self.request.on_hang is OnHang.KILL,
         )
         return observation
 
-    def _next(self, guest: WatchedCommand, observation: ObservedJob) -> AttemptDir:
-        """The job has started its ranks anew: an agent, as one of its attempts; a program of its own, whatever for."""
+    def _next(self, watched: WatchedCommand, observation: ObservedJob) -> AttemptDir:
+        """Begin the next attempt: the agent or the program has started the ranks again."""
         ended = self.number
         if observation.ranks.set_aside:
             self.number += 1
@@ -178,14 +185,14 @@ class Watched:
         self.spec = self._spec()
         attempt = self.run.attempt(self.spec.scenario, self.number)
         prepare(attempt, self.spec, self.facts)
-        guest.next_attempt(attempt)
+        watched.next_attempt(attempt)
         outcome = self._judge(observation, ended)
         self._report(outcome)
         self.outcomes.append(outcome)
         return attempt
 
     def _spec(self) -> RunSpec:
-        """A restart begins where the last attempt stopped: it is not the same launch, and may end otherwise."""
+        """Return the spec of this attempt. A restart continues the last attempt and does not repeat it."""
         command = self.request.command
         name = job_name(command) if self.starts == 1 else f"{job_name(command)}-{self.starts}"
         launch = json.dumps([command, os.getcwd(), self.number, self.starts]).encode()
@@ -203,7 +210,7 @@ class Watched:
             self.broadcast(lambda one: one.done(report, self.run.path))
 
     def _still_there(self, observation: ObservedJob, ending: Ending) -> None:
-        """A HANG is proven, or the deadline has passed, and the job runs on."""
+        """Report a proven HANG, or a passed deadline, while the job runs on."""
         outcome = self._judge(observation, self.number)
         self._report(outcome)
         self.broadcast(lambda one: one.outcome(outcome, self.run.path))
@@ -224,17 +231,17 @@ class Watched:
 
 
 _NAME = "nsa-harness"
-_COLUMNS = 100  # our lines stand among those of the job, on whatever shows them
+_COLUMNS = 100  # the lines appear among the job's own output
 
 
 class WatchedCommandOutput(Listener):
-    """Whole lines, each with our name; a stderr that is gone costs the words and nothing else."""
+    """Prints whole lines with nsa-harness's name. If stderr is closed, the lines are lost and nothing else happens."""
 
     def __init__(self, stream: TextIO, *, quiet: bool) -> None:
-        """`quiet`: nothing at the start, nor of a failure, which the job itself has told."""
+        """With `quiet`, print nothing at the start and nothing about a failure, which the job reports itself."""
         self._stream = stream
         self._quiet = quiet
-        self._told: tuple[str, Status, str | None] | None = None  # of which attempt
+        self._printed: tuple[str, Status, str | None] | None = None  # attempt, status and cause of the last answer
         self._columns = min(shutil.get_terminal_size((_COLUMNS, 24)).columns - len(f"{_NAME}: "), _COLUMNS)
 
     def begun(self, run_dir: Path) -> None:
@@ -248,20 +255,20 @@ class WatchedCommandOutput(Listener):
         self.say(f"moves: {text}")
 
     def outcome(self, outcome: Outcome, run_dir: Path) -> None:
-        """Whole, the first time; of a HANG that was told as it was proven nothing new is known at the end."""
+        """Print the answer the first time. A HANG that was printed when it was proven gets one line at the end."""
         verdict = outcome.verdict
         if verdict.status is not Status.HANG and (verdict.status is not Status.FAIL or self._quiet):
             return
-        told = (outcome.dir, verdict.status, verdict.cause)
-        if told == self._told:
+        answer = (outcome.dir, verdict.status, verdict.cause)
+        if answer == self._printed:
             self.still_there(outcome, run_dir, "the job has ended")
             return
-        self._told = told
+        self._printed = answer
         for line in answer_lines(outcome, self._columns):
             self._line(line)
 
     def still_there(self, outcome: Outcome, run_dir: Path, then: str) -> None:
-        """What is proven of the job, without the answer, and where the report lies."""
+        """Print the verdict in one line, with the path of the report."""
         name = outcome.verdict.status if outcome.verdict.status is Status.HANG else f"{outcome.verdict.cause}"
         self.say(f"{name}; {then}; report: {run_dir}/SUMMARY.md")
 
@@ -287,8 +294,8 @@ class AttachRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlookerAudience(AttemptAudience):
-    """Without boards nobody knows a phase of the job."""
+class ObserverAudience(AttemptAudience):
+    """Passes on phases only if the job has status files, which show them."""
 
     def phase(self, progress: Progress) -> None:
         if any(rank.quiet_s is not None for rank in progress.ranks):
@@ -296,14 +303,14 @@ class OnlookerAudience(AttemptAudience):
 
 
 def chosen_job(ask: Callable[[Sequence[str]], int | None]) -> int:
-    """The only job of this user, or the one of several that is named when asked. Raises NoSuchJob."""
+    """Return the only job of this user, or the job that `ask` chooses. Raises NoSuchJob."""
     jobs = jobs_of_this_user()
     named = ask([escape(job.text) for job in jobs]) if len(jobs) > 1 else None
     return only_job(jobs) if named is None else named
 
 
 def attach(request: AttachRequest) -> int:
-    """Look at a job; returns 124 for a HANG, 0 where it moves, 125 where that cannot be said. Raises NoSuchJob."""
+    """Inspect a job. Return 124 for a HANG, 0 if it makes progress, 125 if that is unknown. Raises NoSuchJob."""
     job = find_job(request.pid)
     spec, facts = _spec_of_job(request, job), machine_facts()
     options = RunOptions(
@@ -318,12 +325,12 @@ def attach(request: AttachRequest) -> int:
         tell(lambda one: one.plan(facts, [run.redaction.spec(spec)]))
         prepare(attempt, spec, facts)
         tell(lambda one: one.launched(run.redaction.spec(spec)))
-        with onlooker(job) as guarded:
-            look(
+        with passive_observer(job) as guarded:
+            observe_until_decided(
                 guarded,
                 spec,
                 attempt,
-                OnlookerAudience(name=spec.scenario, tell=tell),
+                ObserverAudience(name=spec.scenario, tell=tell),
                 interrupted=lambda: opened.interrupted,
                 for_s=request.for_s,
             )

@@ -1,4 +1,4 @@
-"""What the faults do. Each line that blocks, spins, raises or dies stands in a function of its own, for the stacks."""
+"""What the faults do. Each line that blocks, spins, raises or dies is in its own function, which shows in stacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTINUE_AFTER = "import os, sys, time; time.sleep(float(sys.argv[2])); os.kill(
 
 
 def take_a_held_lock(heals_s: float | None) -> None:
-    """A non-reentrant lock is taken a second time by its holder."""
+    """Take a non-reentrant lock a second time."""
     lock = threading.Lock()
     lock.acquire()
     if heals_s is not None:
@@ -33,7 +33,7 @@ def _wait_for_the_lock(lock: threading.Lock) -> None:
 
 
 def spin_in_python(heals_s: float | None) -> None:
-    """A busy loop whose condition never turns false; its twin's does."""
+    """Run a busy loop whose condition never becomes false, except in the twin."""
     _spin_until(float("inf") if heals_s is None else time.monotonic() + heals_s)
 
 
@@ -44,9 +44,9 @@ def _spin_until(end_s: float) -> None:
 
 
 def crawl_token_by_token(torch: Any, hidden: Any, heals_s: float | None) -> None:
-    """Slow, not stuck: what the selection branch of the seeds did, a Python loop over tokens with real small ops.
+    """Run slowly without being stuck: a Python loop over tokens with small operations, as in the original reports.
 
-    The graph is a side branch, and its saved tensors are kept from an enclosing checkpoint, which would count them.
+    The graph is a side branch. Its saved tensors are hidden from an enclosing checkpoint, which would count them.
     """
     end_s = time.monotonic() + (SLOW_STEP_S if heals_s is None else heals_s)
     tokens = hidden.detach().float().reshape(-1, hidden.shape[-1])[:512].clone().requires_grad_()
@@ -72,7 +72,7 @@ def _as_it_is(tensor: Any) -> Any:
 
 
 def raise_an_error(where: str, heals_s: float | None) -> None:
-    """An exception that nobody catches; the twin's is caught on the spot."""
+    """Raise an exception. The twin catches it here."""
     if heals_s is None:
         _raise(where)
     try:
@@ -90,7 +90,7 @@ def send_itself_sigkill(heals_s: float | None) -> None:
 
 
 def send_itself_sigstop(heals_s: float | None) -> None:
-    """The twin has a helper, started before, that sends SIGCONT."""
+    """Stop this process. The twin starts a helper first, which sends SIGCONT."""
     helper = None
     if heals_s is not None:
         command = [sys.executable, "-I", "-S", "-c", CONTINUE_AFTER, str(os.getpid()), str(heals_s)]
@@ -101,7 +101,7 @@ def send_itself_sigstop(heals_s: float | None) -> None:
 
 
 def leave_with_status_0(heals_s: float | None) -> None:
-    """The process is gone without a word and says that all went well; the twin sends a child to do it."""
+    """Exit with status 0 in the middle of training. The twin exits in a child process."""
     child = 0 if heals_s is None else os.fork()
     if child == 0:
         os._exit(0)
@@ -109,19 +109,19 @@ def leave_with_status_0(heals_s: float | None) -> None:
 
 
 def come_late(heals_s: float | None) -> None:
-    """The twin of a skipped collective, and a step that is slow where a layer is computed again."""
+    """Sleep: the twin of a skipped collective, and the slow step of a recomputed layer."""
     time.sleep(SLOW_STEP_S if heals_s is None else heals_s)
 
 
 def a_copy_to_keep(torch: Any, hidden: Any) -> Any:
-    """What a list that is never emptied keeps of a step: a layer's output, as often as fills some megabytes."""
+    """Return what a growing list keeps of each step: a layer's output, repeated to some megabytes."""
     times = -(-LEAK_FLOATS // hidden.numel())
     with torch.no_grad():
         return hidden.detach().float().flatten().repeat(times)
 
 
 def wait_for_a_feeder(heals_s: float | None) -> None:
-    """A loader reads from a process that has nothing for it; the twin's gives it something in time."""
+    """Read from a process that writes nothing, as a starved loader does. The twin's process writes in time."""
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", "-c", FEED_AFTER, str(writing), str(NEVER_S if heals_s is None else heals_s)]
     feeder = subprocess.Popen(command, pass_fds=(writing,))

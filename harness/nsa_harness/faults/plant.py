@@ -1,4 +1,4 @@
-"""Where and when a planted fault happens: the rank, the step in progress, the layer's module, found in any model."""
+"""Decides where and when a planted fault happens: at which rank, step and module, in any model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any
 from . import acts
 from .spec import AT_ONCE, BACKWARD, COLLECTIVE, LASTING, OF_THE_LOADER, OF_THE_MODEL, FaultSpec, every_layer
 
-# The loss is averaged by the training program itself; gradients that are averaged by hand are another collective.
+# The fault skips the all_reduce that averages the loss, which these modules call; averaging gradients does not count.
 CALLERS = ("__main__", "nsa_attention.train", "nsa_attention.world")
 LOADER = "nsa_attention.data"
 
 
 def plant(text: str) -> None:
-    """Plant the fault that `text` describes. Torch is imported by then. Raises ValueError for what is no fault."""
+    """Plant the fault that `text` describes, after torch was imported. Raises ValueError if it describes none."""
     fault = PlantedFault(FaultSpec(text), sys.modules["torch"])
     fault.count_steps()
     if fault.spec.kind in COLLECTIVE:
@@ -32,7 +32,7 @@ def plant(text: str) -> None:
 
 
 class PlantedFault:
-    """One fault in one process. It happens once, or in every step from its own on."""
+    """One fault in one process. It happens once, or in every step since its own."""
 
     def __init__(self, spec: FaultSpec, torch: Any) -> None:
         self.spec = spec
@@ -40,18 +40,18 @@ class PlantedFault:
         self._step = 1
         self._reductions = 0
         self._happened = False
-        self._possible = False  # the model and the job are such as the fault depends on
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # modules that were called, and those inside of them
+        self._possible = False  # the model and the job meet the fault's conditions
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # called modules, and the modules inside of them
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()  # the layers
         self._kept: list[Any] = []
-        self._again: set[int] = set()  # layers that the backward pass in progress has computed again
+        self._again: set[int] = set()  # layers that the backward pass in progress has recomputed
         self._pass = -1  # which backward pass that is
         self._lot = random.SystemRandom().random() < self.spec.when.chance
         self._pid = os.getpid()
         self._counting: Callable[[], object] = lambda: None
 
     def count_steps(self) -> None:
-        """Steps are those of the first optimizer that steps."""
+        """Count the steps of the first optimizer that steps."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         def after_step(optimizer: Any, _arguments: Any, _options: Any) -> None:
@@ -63,7 +63,7 @@ class PlantedFault:
         register_optimizer_step_post_hook(after_step)
 
     def cover_all_reduce(self) -> None:
-        """Outermost, so that a probe sees what a program without the call would show it: nothing."""
+        """Patch all_reduce outside of the probe's patch, so that a skipped call does not reach the probe."""
         c10d = sys.modules["torch.distributed.distributed_c10d"]
         all_reduce = self._torch.distributed.all_reduce
 
@@ -80,7 +80,7 @@ class PlantedFault:
         c10d.all_reduce = perhaps_all_reduce  # type: ignore[attr-defined]
 
     def watch_for_the_model(self) -> None:
-        """Look at each module that is called from outside of all that were seen: the model, and what wraps it later."""
+        """Find the model among the outermost modules that are called, and later modules that wrap it."""
 
         def look_at(module: Any, _arguments: Any) -> None:
             if module in self._seen:
@@ -97,12 +97,12 @@ class PlantedFault:
         return self.spec.layer in layers or (self.spec.layer < 0 and bool(layers))
 
     def _take(self, model: Any, layers: dict[int, Any]) -> None:
-        """Hook what the fault needs of a model, once."""
+        """Install the hooks that the fault needs in a model, once."""
         if self.spec.kind in OF_THE_LOADER:
             self._cover_the_loaders()
         elif self.spec.kind in OF_THE_MODEL:
             model.register_forward_pre_hook(self._before_model)
-            self._before_model(model, ())  # torch has chosen by now which hooks this call takes
+            self._before_model(model, ())  # the hook does not run in the call in progress
         elif self.spec.when.in_recomputation:
             for number, layer in layers.items():
                 if self._is_new(layer):
@@ -126,7 +126,7 @@ class PlantedFault:
                     parameter.fill_(self.spec.value)
 
     def _cover_the_loaders(self) -> None:
-        """nsa.train's own, and torch's. The first batch was fetched before there was a model."""
+        """Patch nsa.train's loader and torch's. The first batch was fetched before the model was called."""
         for loader, name in _loaders():
             fetch = getattr(loader, name)
             if not hasattr(fetch, _COVERED):
@@ -144,7 +144,7 @@ class PlantedFault:
         return perhaps_starved
 
     def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
-        """A forward inside a backward pass computes the layer again."""
+        """Note a recomputed layer: one whose forward runs inside a backward pass."""
         task = self._torch._C._current_graph_task_id()
         if task < 0 or not self._is_due() or not self._long_enough(arguments):
             return
@@ -156,12 +156,12 @@ class PlantedFault:
             self._act(f"step {self.spec.step}, layer {number}, {self.spec.who}")
 
     def _long_enough(self, arguments: Any) -> bool:
-        """The tokens of what goes into a layer, as [..., tokens, features]."""
+        """Whether a layer's input, [..., tokens, features], has as many tokens as the fault's condition requires."""
         tensor = _first_tensor(arguments, self._torch.Tensor)
         return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
 
     def say_if_it_never_happened(self) -> None:
-        """A fault that was asked for and did not happen must not look like a healthy run, unless it depends on it."""
+        """Warn if the fault never happened and has no conditions: such a run must not look healthy."""
         depends = self.spec.when.depends
         if os.getpid() == self._pid and self._is_our_rank() and not self._happened and not depends:
             print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)
@@ -175,7 +175,7 @@ class PlantedFault:
         return os.environ.get("RANK", "0") == str(self.spec.rank)
 
     def _is_the_reduction(self) -> bool:
-        """One reduction a step, before the optimizer or after it: so they are counted, not the steps."""
+        """Whether this is the all_reduce to skip. They are counted: one per step, before or after the optimizer."""
         self._reductions += 1
         return not self._happened and self._reductions == self.spec.step and self._is_our_rank()
 
@@ -206,11 +206,11 @@ class PlantedFault:
             self._happened = True
             self._kept.append(acts.a_copy_to_keep(self._torch, tensor))
         elif self.spec.kind in BACKWARD and tensor.grad_fn is not None:
-            # Where a Function.backward of the layer would run. A hook on the tensor would come before the layer's own.
+            # Here a Function.backward of the layer would run. A hook on the tensor would run before it.
             tensor.grad_fn.register_prehook(self._in_backward)
 
     def _in_backward(self, _gradients: Any) -> None:
-        """Once, however many recomputed forwards have hooked their outputs."""
+        """Act once, even if several recomputed forwards have hooked their outputs."""
         if self._happened:
             return
         self._happened = True
@@ -218,7 +218,7 @@ class PlantedFault:
 
 
 def _loaders() -> Iterator[tuple[Any, str]]:
-    """Each class that gives batches, and its method that does."""
+    """Yield each class that returns batches, with the method's name."""
     for name, module in list(sys.modules.items()):
         if name == LOADER:
             yield module.Batches, "fetch"

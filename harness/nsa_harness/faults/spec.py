@@ -1,4 +1,4 @@
-"""What a planted fault is, as the launch describes it: its kind, its place, and on what it depends."""
+"""A planted fault as the launch describes it: kind, location and conditions."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-AT_ONCE = ("raise", "sigkill", "sigstop", "exit0")  # as the layer's forward begins
+AT_ONCE = ("raise", "sigkill", "sigstop", "exit0")  # at the begin of the layer's forward
 FORWARD = (*AT_ONCE, "slow_step")
 BACKWARD = ("deadlock", "endless_loop")
 COLLECTIVE = ("skip_collective",)
-LASTING = ("leak",)  # in every step from the fault's own on
+LASTING = ("leak",)  # in every step since the fault's own
 OF_THE_MODEL = ("set_parameters",)
 OF_THE_LOADER = ("starved_loader",)
 LAYERLESS = (*COLLECTIVE, *OF_THE_MODEL, *OF_THE_LOADER)
 KINDS = (*FORWARD, *BACKWARD, *COLLECTIVE, *LASTING, *OF_THE_MODEL, *OF_THE_LOADER)
-WITHOUT_A_TWIN = (*LASTING, *OF_THE_MODEL)  # nothing of them is over after a while
+WITHOUT_A_TWIN = (*LASTING, *OF_THE_MODEL)  # their effect does not end
 
 
 class FaultSpec:
-    """Raises ValueError with the reason. `layer` is 0-based and -1 where there is none, `step` is 1-based."""
+    """A fault from JSON. Raises ValueError with the reason. `layer` is 0-based, -1 = none; `step` is 1-based."""
 
     def __init__(self, text: str) -> None:
         fields = json.loads(text)
@@ -48,7 +48,7 @@ class FaultSpec:
 
 
 class FaultCondition:
-    """On what a fault depends besides its rank and step; a key that is missing or null asks nothing."""
+    """The conditions of a fault in addition to its rank and step. A missing or null key is no condition."""
 
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
@@ -67,26 +67,26 @@ class FaultCondition:
 
     @property
     def in_recomputation(self) -> bool:
-        """It comes true where a layer is computed again."""
+        """Whether the fault happens where a layer is recomputed."""
         return bool(self.recomputed or self.any_recomputed or self.recomputed_layers)
 
     @property
     def of_the_job(self) -> bool:
-        """It is known once the model is."""
+        """Whether the fault depends on the job or the model."""
         return bool(self.layers or self.ranks or self.module or self.backend or self.of_ddp)
 
     @property
     def depends(self) -> bool:
-        """A run in which it does not happen is what was asked for."""
+        """Whether a run may end without the fault as intended."""
         return self.in_recomputation or self.of_the_job or self.seq_len > 0 or self.chance < 1.0
 
     def met_by(self, again: set[int]) -> bool:
-        """`again`: the layers that this backward pass has computed again so far."""
+        """Whether the conditions on recomputed layers hold for the layers recomputed in this backward pass so far."""
         some = not self.any_recomputed or bool(self.any_recomputed & again)
         return some and self.recomputed <= again and len(again) >= self.recomputed_layers
 
     def met_in(self, model: Any, distributed: Any) -> bool:
-        """`model`: what the program calls, wrapped as it is. `distributed`: torch's module of that name."""
+        """Whether the other conditions hold for a model, as the program calls it, and for torch.distributed."""
         grouped = distributed.is_initialized()
         if self.ranks > (distributed.get_world_size() if grouped else 1):
             return False
@@ -107,12 +107,12 @@ _OF_DDP = ("find_unused_parameters", "static_graph")
 
 
 def find_layer(root: Any, layer: int) -> Any:
-    """The shallowest module whose first number in its qualified name is `layer`, or its child `attn` if it has one."""
+    """Return the shallowest module whose qualified name has `layer` as first number, or that module's child `attn`."""
     return dict(every_layer(root)).get(layer)
 
 
 def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
-    """Each layer's number and module, as `find_layer` finds it."""
+    """Yield each layer's number and module, as `find_layer` returns it."""
     best: dict[int, tuple[int, Any]] = {}
     for path, module in root.named_modules():
         parts = path.split(".")
@@ -124,7 +124,7 @@ def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _attention(block: Any) -> Any:
-    """`attn` of a block, also where FSDP or checkpoint is wrapped around the block."""
+    """Return `attn` of a block, also if FSDP or checkpoint wraps the block, or None."""
     for path, module in block.named_modules():
         if path.split(".")[-1] == "attn":
             return module

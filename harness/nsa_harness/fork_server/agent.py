@@ -1,7 +1,7 @@
-"""torchrun's own agent, whose ranks are forked instead of started: they wait, blank, until it says what they are.
+"""torchrun's own agent, with ranks that were forked before it: blank processes, which wait for their orders.
 
-They are forked before the agent loads what it needs: a rank must find the modules that a new process would have, and a
-process with threads, which the agent soon is, is no safe parent of a fork.
+They are forked before the agent imports its modules: a rank must have only the modules of a new process, and the agent
+soon has threads, so that it is no safe parent of a fork.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOOK_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Blank:
-    """A forked process that waits at the other end of `ear`."""
+    """A forked process that waits at the other end of socket `ear`."""
 
     pid: int
     ear: int
@@ -33,14 +33,14 @@ class Blank:
 
 @dataclass(frozen=True, kw_only=True)
 class Orders:
-    """What a blank is to become."""
+    """The command line and environment of a rank."""
 
     words: list[str]
     environment: dict[str, str]
 
 
 def fork_blanks(count: int) -> list[Blank] | Orders:
-    """In the agent: its blanks. In a blank, much later: its orders; one whose agent leaves without any leaves too."""
+    """Fork `count` blanks and return them. In each blank, return its orders later, or exit if the agent exits."""
     blanks = []
     for _ in range(count):
         ear, mouth = (end.detach() for end in socket.socketpair())
@@ -48,7 +48,7 @@ def fork_blanks(count: int) -> list[Blank] | Orders:
         if pid == 0:
             return _await_orders(mouth)
         os.close(mouth)
-        os.read(ear, 1)  # it leads its session: the agent ends ranks by their group
+        os.read(ear, 1)  # wait until it leads its session: the agent ends ranks by their process group
         blanks.append(Blank(pid=pid, ear=ear))
     return blanks
 
@@ -75,12 +75,12 @@ def _received(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
 
 
 def start_ranks_by(blanks: Sequence[Blank]) -> None:
-    """From here on torchrun's agent finds its ranks among the blanks."""
+    """Make torchrun's agent start its ranks from the blanks."""
     importlib.import_module(_HANDLER).Popen = functools.partial(Rank, list(blanks))  # type: ignore[attr-defined]
 
 
 class Rank:
-    """What the agent needs of subprocess.Popen."""
+    """A blank behind the interface of subprocess.Popen that the agent uses."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Rank:
 
 
 def keep_only(*kept: int) -> int:
-    """Close everything above the three standard streams except `kept`; returns the first of them."""
+    """Close every descriptor from 3 on except `kept`, and return the first of `kept`."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     start = 3
     for descriptor in sorted(kept):

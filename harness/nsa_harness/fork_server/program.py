@@ -1,4 +1,4 @@
-"""A command of Python's in a forked process: run, and seen from outside, as a new interpreter's would be."""
+"""A Python command line in a forked process, which runs and looks from outside as in a new interpreter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTIONS = ("-u", "-P")
 
 
 class Program:
-    """PYTHON [-u] [-P] FILE | DIRECTORY | -m MODULE, and its arguments."""
+    """The command line PYTHON [-u] [-P] FILE | DIRECTORY | -m MODULE, with arguments."""
 
     def __init__(self, words: Sequence[str]) -> None:
         rest = list(words[1:])
@@ -37,7 +37,7 @@ class Program:
         self._name, *self._arguments = rest[1:] if self._is_module else rest
 
     def settle(self, environment: Mapping[str, str], *, probed: bool) -> None:
-        """Everything that a new interpreter would have set before it runs the program."""
+        """Set what a new interpreter would set before it runs the program."""
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 keeps the parent's
         os.environ.clear()
         os.environ.update(environment)
@@ -49,12 +49,12 @@ class Program:
         sys.argv = ["-m" if self._is_module else self._name, *self._arguments]
         sys.modules["__main__"] = _new_main()
         if probed:
-            _let_the_probe_in()
+            _start_probe()
         if not self._safe_path:
             sys.path.insert(0, self._home())
 
     def run(self) -> None:
-        """Raises SystemExit at the end of a program that failed or left; the interpreter does the rest."""
+        """Run the program. Raises SystemExit if it failed or exited; the interpreter does the rest."""
         try:
             if self._is_module:
                 runpy._run_module_as_main(self._name)  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ class Program:
             raise SystemExit(1) from None
 
     def run_and_leave(self) -> None:
-        """For a program without last words: taking down all that was imported costs a fork a copy of its memory."""
+        """Run a program and exit without exit handlers: destroying all modules would copy the fork's memory."""
         status: object = 0
         try:
             self.run()
@@ -87,7 +87,7 @@ class Program:
     def _code(self) -> types.CodeType:
         main = vars(sys.modules["__main__"])
         loader = importlib.machinery.SourceFileLoader("__main__", self._name)
-        whole = os.path.abspath(self._name)  # as the interpreter says it, in tracebacks too
+        whole = os.path.abspath(self._name)  # as in the interpreter's tracebacks
         main.update(__file__=whole, __cached__=None, __loader__=loader)
         try:
             with io.open_code(self._name) as file:
@@ -95,7 +95,7 @@ class Program:
         except OSError as error:
             print(f"{sys.executable}: can't open file {os.path.abspath(self._name)!r}: {error}", file=sys.stderr)
             raise SystemExit(2) from None
-        # dont_inherit: our own `from __future__` is not the program's.
+        # dont_inherit: this module's `from __future__` does not apply to the program.
         return compile(source, whole, "exec", dont_inherit=True)
 
 
@@ -106,14 +106,14 @@ def _new_main() -> types.ModuleType:
 
 
 def _draw_seeds() -> None:
-    """Python's own generator draws a new seed in every fork; these would give all ranks the same numbers."""
+    """Seed numpy and torch again, which otherwise repeat their numbers in every fork. Python's generator does so."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     sys.modules["torch"].default_generator.seed()
 
 
-def _let_the_probe_in() -> None:
-    """What the interpreter does at its start. The user's own sitecustomize has run in the server, and runs once."""
+def _start_probe() -> None:
+    """Run the bootstrap, as an interpreter does at its start. The user's sitecustomize has run in the server."""
     spec = importlib.util.spec_from_file_location("_nsa_harness_bootstrap", _BOOTSTRAP)
     assert spec is not None
     assert spec.loader is not None
@@ -121,7 +121,7 @@ def _let_the_probe_in() -> None:
 
 
 def _print_exception(error: BaseException) -> None:
-    """As the interpreter does with an exception that nobody catches, without the frames that are ours."""
+    """Print an uncaught exception as the interpreter does, without this package's frames."""
     traceback = _without_ours(error.__traceback__)
     error.__traceback__ = traceback
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
@@ -142,14 +142,14 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-# A program imports these modules later than the probe, and they take what it has covered. Preloaded ones took torch's
-# own functions, and must bind again.
+# A program imports these modules after the probe's start, so that they import the probe's patches. Preloaded modules
+# have torch's original functions, and must bind the names again.
 _COLLECTIVES = "torch.distributed.distributed_c10d"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Early:
-    """`holder` is a module's namespace or a table in it; under `key`, or as the key itself, it has the function."""
+    """A function in a module's namespace, or in a dict there, as the value of `key` or as the key itself."""
 
     holder: dict[Any, Any]
     key: Any
@@ -157,8 +157,8 @@ class Early:
 
 
 def bound_early(modules: Iterable[str]) -> list[Early]:
-    """What these modules hold of torch.distributed's own functions."""
-    # By its exact type: to ask an object of torch's for its class may make it warn (torch 2.11: reduce_op).
+    """Return where these modules hold functions of torch.distributed."""
+    # By exact type: asking an object of torch's for its class may print a warning (torch 2.11: reduce_op).
     functions = vars(sys.modules[_COLLECTIVES]).items()
     names = {function: name for name, function in functions if type(function) is types.FunctionType}
     found = []
@@ -174,7 +174,7 @@ def bound_early(modules: Iterable[str]) -> list[Early]:
 
 
 def bind_again(early: Iterable[Early]) -> None:
-    """As an import at this moment would."""
+    """Replace each function by the current one, as a new import would."""
     now = vars(sys.modules[_COLLECTIVES])
     for one in early:
         if isinstance(one.key, str):
@@ -189,11 +189,11 @@ _FIRST = b"RANK="
 
 
 class Face:
-    """What the kernel shows of this process: its command line and environment, in the memory that exec gave it.
+    """The command line and environment that the kernel shows for this process, in the memory that exec gave it.
 
-    A forked process keeps its parent's, and whoever looks from outside (ps, py-spy, the sweep by the tag) would take it
-    for the server. So the server is started with room to write in: its last argument and its last variable are long and
-    empty. Made once, before anything is changed; every fork of the process may show another face.
+    A forked process keeps its parent's, so that ps, py-spy and the search by tag take it for the server. Therefore the
+    server starts with a long empty last argument and last variable, which leave room to write in. Make this object
+    once, before anything has changed; every fork of the process may then `show` other values.
     """
 
     def __init__(self) -> None:
@@ -209,11 +209,11 @@ class Face:
         self.name_of_room = os.fsdecode(room.partition(b"=")[0])
 
     def show(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Raises ValueError where there is not room enough."""
+        """Write a command line and environment. Raises ValueError if there is not enough room."""
         new = dict.fromkeys(os.fsencode(f"{name}={value}") for name, value in environment.items())
         _write(self._words, [os.fsencode(word) for word in words])
         for at, entry in self._given:
-            # What stays the same stays where it is: a library may have kept the pointer that getenv gave it.
+            # Unchanged variables stay where they are: a library may have kept the pointer from getenv.
             kept = entry in new
             new.pop(entry, None)
             ctypes.memmove(at, entry if kept else bytes(len(entry)), len(entry))
@@ -226,7 +226,7 @@ def _region(fields: Sequence[str]) -> tuple[int, int]:
 
 
 def _write(region: tuple[int, int], entries: Sequence[bytes]) -> None:
-    """The first byte last: who reads meanwhile finds a rank whose number is complete, or none."""
+    """Write the first byte last, so that a concurrent reader finds a complete RANK or none."""
     start, end = region
     text = b"\0".join(entries)
     if len(text) >= end - start:

@@ -1,8 +1,8 @@
-"""The server's loop, and what becomes of its children: the guardian of one launch, its launcher, its ranks.
+"""The server's loop, and its children: the reaper of one launch, the launcher, the ranks.
 
-On the control socket the server says one line when it is ready: {"modules": [...]}, or {"refused": why}. Then each
-byte that comes has two descriptors with it, which are a new guardian's standard input and output; everything else the
-guardian is told there, as any guardian is. When the socket closes, the controller is gone, and so is the server.
+When it is ready, the server writes one line to the control socket: {"modules": [...]}, or {"refused": reason}. Each
+byte that it then receives comes with two descriptors, the standard input and output of a new reaper, which gets its
+order there like any reaper. When the socket closes, the controller is gone, and the server exits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .agent import Orders, fork_blanks, keep_only, start_ranks_by
 from .program import Early, Face, Program, bind_again, bound_early
 
 AWAITED = ("torch", "torch.distributed")  # the probe begins when a program has imported these
-LATER = ("torch._dynamo",)  # what the first optimizer of any program imports (torch 2.13: 1.2 s, 800 modules)
+LATER = ("torch._dynamo",)  # imported by the first optimizer of any program (torch 2.13: 1.2 s, 800 modules)
 
 
 class Reborn(BaseException):
@@ -35,7 +35,7 @@ class Reborn(BaseException):
 
 
 class ForkedReaper(reaper.Reaper):
-    """A guardian whose launcher is a fork of itself."""
+    """A reaper whose launcher is a fork of itself."""
 
     def spawn(self) -> int:
         pid = os.fork()
@@ -45,7 +45,7 @@ class ForkedReaper(reaper.Reaper):
         return pid
 
     def _let_go(self) -> None:
-        """Nothing of a guardian stays: neither its ears nor its session."""
+        """Give up the reaper's signal handlers, session and streams in the forked launcher."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -58,14 +58,14 @@ class ForkedReaper(reaper.Reaper):
 
 
 def serve(control: socket.socket) -> Program:
-    """Serve until the controller is gone. Returns only in a forked process: what it has become."""
+    """Serve until the controller is gone. Returns only in a forked process, with the program that it is to run."""
     face = Face()
     os.environ.pop(face.name_of_room, None)
     early = _preload()
     why = _unfit()
     tops = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
     control.sendall(json.dumps({"refused": why} if why else {"modules": tops}).encode() + b"\n")
-    # What the imports have said, which every new process would say again. The two streams are files in memory.
+    # The output of the imports, which every new process would print again. Both streams are files in memory.
     printed = [os.pread(stream, 1 << 20, 0) for stream in (1, 2)]
     try:
         _guard(*_a_child_of(control))
@@ -84,8 +84,8 @@ def _preload() -> list[Early]:
 
 
 def _unfit() -> str | None:
-    """Why this process is no safe parent of a fork, if it is none."""
-    # What lies still is not looked at by the collector: each look would copy a page, and an exit looks at everything.
+    """Return the reason why this process is no safe parent of a fork, or None."""
+    # The collector skips frozen objects. Otherwise each collection, and each exit, would copy their pages.
     gc.collect()
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
@@ -93,7 +93,7 @@ def _unfit() -> str | None:
 
 
 def _a_child_of(control: socket.socket) -> tuple[int, int]:
-    """Returns in a child, with the descriptors that came for it."""
+    """Fork a child per request; return in the child, with its descriptors."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     children: dict[int, int] = {}  # pidfd -> pid
@@ -119,7 +119,7 @@ def _a_child_of(control: socket.socket) -> tuple[int, int]:
 
 
 def _guard(stdin: int, stdout: int) -> None:
-    """The life of a guardian. Raises Reborn in its launcher."""
+    """Run a reaper until it ends. Raises Reborn in its launcher."""
     os.setsid()
     _stand_on(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
     try:
@@ -127,8 +127,7 @@ def _guard(stdin: int, stdout: int) -> None:
     except Reborn:
         raise
     except BaseException:
-        # Whatever it is, SystemExit too: unwound further it would end as the server does, with the exit handlers and
-        # unwritten output that the fork has copied.
+        # Also for SystemExit: unwinding further would run the server's exit handlers and write its buffered output.
         os._exit(1)
     os._exit(0)
 
@@ -140,7 +139,7 @@ def _stand_on(stdin: int, stdout: int, stderr: int) -> None:
 
 
 def _launched(order: dict[str, Any], face: Face, printed: list[bytes], early: list[Early]) -> Program:
-    """The launcher; one of its ranks later."""
+    """Become the launcher, or later one of its ranks."""
     words, environment = order["argv"], order["env"]
     face.show(words, environment)
     found = fork_blanks(order["forks"])

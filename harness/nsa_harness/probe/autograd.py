@@ -9,20 +9,20 @@ from typing import Any
 
 from .. import protocol
 from .patches import TroubleLog, after_import, before_first_call, compiling_test, patch
-from .places import foreign_code, innermost, place_text
+from .places import foreign_code, frame_place, innermost
 from .status_file import StatusFileWriter
 
 CHECKPOINT = "torch.utils.checkpoint"
 
 
-def watch_graph(torch: Any, board: StatusFileWriter, trouble: TroubleLog) -> None:
+def watch_graph(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
     """Write how many nodes the first backward graph has: a Python loop over tokens shows in this number."""
 
     def first_backward(arguments: Any, options: Any) -> None:
         tensors = arguments[0] if arguments else options.get("tensors")
         losses = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
         nodes = count_nodes(getattr(loss, "grad_fn", None) for loss in losses)
-        board.fact(protocol.FACT_NODES, str(nodes))
+        status_file.fact(protocol.FACT_NODES, str(nodes))
 
     unless = compiling_test(torch)
     before_first_call(torch.autograd, "backward", "autograd nodes", trouble, first_backward, unless=unless)
@@ -42,19 +42,19 @@ def count_nodes(roots: Iterable[Any]) -> int:
     return len(seen)
 
 
-def watch_checkpoints(torch: Any, board: StatusFileWriter, trouble: TroubleLog) -> None:
+def watch_checkpoints(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
     """Write the first line that calls a reentrant checkpoint without an input that requires a gradient.
 
     The parameters inside such a checkpoint get no gradient.
     """
 
     def loaded() -> None:
-        trouble.attempt("checkpoint inputs", lambda: _patch_checkpoint(torch, board, trouble))
+        trouble.attempt("checkpoint inputs", lambda: _patch_checkpoint(torch, status_file, trouble))
 
     after_import((CHECKPOINT,), loaded, trouble)
 
 
-def _patch_checkpoint(torch: Any, board: StatusFileWriter, trouble: TroubleLog) -> None:
+def _patch_checkpoint(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
     """Patch torch's own check, which only reentrant checkpoints call. Raises if this torch has none."""
     foreign = foreign_code(torch)
     noted: set[str] = set()
@@ -65,8 +65,8 @@ def _patch_checkpoint(torch: Any, board: StatusFileWriter, trouble: TroubleLog) 
             return
         if any(getattr(value, "requires_grad", False) for value in inputs):
             return
-        noted.add(place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        board.fact(protocol.FACT_UNFED, *noted)
+        noted.add(frame_place(frame))
+        status_file.fact(protocol.FACT_UNFED, *noted)
 
     module, unless = sys.modules[CHECKPOINT], compiling_test(torch)
     patch(module, "check_backward_validity", "checkpoint inputs", trouble, before=checked, unless=unless)

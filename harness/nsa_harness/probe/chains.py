@@ -29,8 +29,8 @@ class Chain:
 class Chains:
     """The known call paths. To recognise one costs about 0.07 us per frame."""
 
-    def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...]) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
+        self._status_file = status_file
         self._foreign = foreign
         self._near: dict[int, list[Chain]] = {}  # by the innermost instruction, latest first
         self._known: dict[tuple[int, ...], Chain] = {}  # by identity of the codes, and instructions
@@ -69,16 +69,16 @@ class Chains:
         return chain
 
     def _learn(self, frame: Any, frames: list[tuple[Any, int]]) -> Chain:
-        board, place, node, lines = self._board, 0, 0, []
+        status_file, place, node, lines = self._status_file, 0, 0, []
         for code, _ in frames:
             if not code.co_filename.startswith(self._foreign):
                 text = place_text(code.co_filename, frame.f_lineno, code.co_name)
-                place = place or board.string(text)
+                place = place or status_file.string(text)
                 if not is_installed(code.co_filename):
                     lines.append(text)
             frame = frame.f_back
         for text in reversed(lines):
-            node = board.node(board.string(text), node)
+            node = status_file.node(status_file.string(text), node)
             if not node:
                 break
         return Chain(place, node, zlib.crc32("\n".join(lines).encode("utf-8", "replace")), frames)

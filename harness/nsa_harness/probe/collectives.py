@@ -17,44 +17,14 @@ from .status_file import StatusFileWriter
 from .waits import Handle, OngoingWait, Waits
 
 OPERATIONS = (
-    "_all_gather_base",
-    "_reduce_scatter_base",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "broadcast_object_list",
-    "destroy_process_group",
-    "gather",
-    "gather_object",
-    "init_process_group",
-    "irecv",
-    "isend",
-    "monitored_barrier",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
-    "shrink_group",
+    "_all_gather_base", "_reduce_scatter_base", "all_gather", "all_gather_coalesced", "all_gather_into_tensor",
+    "all_gather_object", "all_gather_single", "all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single",
+    "barrier", "batch_isend_irecv", "broadcast", "broadcast_object_list", "destroy_process_group", "gather",
+    "gather_object", "init_process_group", "irecv", "isend", "monitored_barrier", "new_group", "new_subgroups",
+    "new_subgroups_by_enumeration", "recv", "recv_object_list", "reduce", "reduce_scatter", "reduce_scatter_single",
+    "reduce_scatter_tensor", "scatter", "scatter_object_list", "send", "send_object_list", "shrink_group",
     "split_group",
-)
+)  # fmt: skip
 GROUP_MAKERS = frozenset(
     {"init_process_group", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "shrink_group", "split_group"}
 )
@@ -64,35 +34,22 @@ BATCH = "batch_isend_irecv"
 TRANSFERS = frozenset({BATCH, "irecv", "isend", "recv", "recv_object_list", "send", "send_object_list"})
 # Functions of torch.distributed._functional_collectives, which DTensor and compiled code call, mostly asynchronous.
 FUNCTIONAL = (
-    "all_gather_into_tensor_coalesced",
-    "all_gather_single",
-    "all_gather_single_autograd",
-    "all_gather_single_coalesced",
-    "all_gather_tensor",
-    "all_gather_tensor_autograd",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all_single",
-    "all_to_all_single_autograd",
-    "broadcast",
-    "permute_tensor",
-    "reduce_scatter_single",
-    "reduce_scatter_single_autograd",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor",
-    "reduce_scatter_tensor_autograd",
-    "reduce_scatter_tensor_coalesced",
-)
+    "all_gather_into_tensor_coalesced", "all_gather_single", "all_gather_single_autograd",
+    "all_gather_single_coalesced", "all_gather_tensor", "all_gather_tensor_autograd", "all_reduce",
+    "all_reduce_coalesced", "all_to_all_single", "all_to_all_single_autograd", "broadcast", "permute_tensor",
+    "reduce_scatter_single", "reduce_scatter_single_autograd", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor", "reduce_scatter_tensor_autograd", "reduce_scatter_tensor_coalesced",
+)  # fmt: skip
 FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 
 
-def install(torch: Any, board: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups) -> None:
+def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups) -> None:
     """Patch the operations in both namespaces that programs take them from.
 
     An asynchronous operation counts as returned once the program has its handle.
     """
     c10d = sys.modules["torch.distributed.distributed_c10d"]
-    recorder = CallRecorder(torch, c10d, board, trouble, waits, groups)
+    recorder = CallRecorder(torch, c10d, status_file, trouble, waits, groups)
     for name in OPERATIONS:
         if inspect.isfunction(getattr(c10d, name, None)):
             recorder.patch(c10d, name, also=(torch.distributed,))
@@ -115,13 +72,13 @@ class CallRecorder:
     """Patches operations so that the status file shows each call. A collective inside another is part of that one."""
 
     def __init__(
-        self, torch: Any, c10d: Any, board: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups
+        self, torch: Any, c10d: Any, status_file: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups
     ) -> None:
         self.torch, self.c10d = torch, c10d
-        self.board = board
+        self.status_file = status_file
         self.trouble = trouble
         self.waits = waits
-        self.chains = Chains(board, waits.foreign)
+        self.chains = Chains(status_file, waits.foreign)
         self.group_strings: dict[int, int] = {}  # by identity, until a group is made or destroyed
         self._groups = groups
         self._is_compiling = compiling_test(torch)
@@ -159,29 +116,20 @@ class CallRecorder:
 
     def _identify(self) -> None:
         if self.c10d.is_initialized():
-            self.board.identify(self.c10d.get_rank(), self.c10d.get_world_size())
+            self.status_file.identify(self.c10d.get_rank(), self.c10d.get_world_size())
             backend = str(self.c10d.get_backend())
-            self.board.note(self.board.what("init", backend))
-            self.board.fact(protocol.FACT_BACKEND, backend)
+            self.status_file.note(self.status_file.what("init", backend))
+            self.status_file.fact(protocol.FACT_BACKEND, backend)
 
 
 # The parameters with what a rank contributes, by their names in the various operations.
 PAYLOADS = ("tensor", "input", "input_tensor", "input_list", "input_tensor_list", "tensors", "p2p_op_list", "self")
 # The parameters with the partner of a transfer or the root of a collective: a global rank, and a rank in the group.
+_FROM, _TO = ("src", "group_src"), ("dst", "group_dst")
 PARTNERS = {
-    "broadcast": ("src", "group_src"),
-    "broadcast_object_list": ("src", "group_src"),
-    "scatter": ("src", "group_src"),
-    "scatter_object_list": ("src", "group_src"),
-    "reduce": ("dst", "group_dst"),
-    "gather": ("dst", "group_dst"),
-    "gather_object": ("dst", "group_dst"),
-    "send": ("dst", "group_dst"),
-    "isend": ("dst", "group_dst"),
-    "send_object_list": ("dst", "group_dst"),
-    "recv": ("src", "group_src"),
-    "irecv": ("src", "group_src"),
-    "recv_object_list": ("src", "group_src"),
+    **dict.fromkeys(("broadcast", "broadcast_object_list", "scatter", "scatter_object_list"), _FROM),
+    **dict.fromkeys(("reduce", "gather", "gather_object", "send", "isend", "send_object_list"), _TO),
+    **dict.fromkeys(("recv", "irecv", "recv_object_list"), _FROM),
 }
 GRADIENTS, NO_GRADIENTS = protocol.CALL_GRADIENTS, protocol.CALL_NO_GRADIENTS
 SUMS_LIMIT = 4096  # before the first step; a program with more sums either has none of gradients or steps unseen
@@ -195,16 +143,19 @@ Find = Callable[[Any, Any], Any]
 class CallArguments:
     """Reads group, payload and partner from the arguments of one operation's calls."""
 
-    def __init__(self, torch: Any, c10d: Any, board: StatusFileWriter, name: str, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, torch: Any, c10d: Any, status_file: StatusFileWriter, name: str, function: Callable[..., Any]
+    ) -> None:
         self.op = name
-        self._string = board.string(name)
-        self._board = board
+        self._string = status_file.string(name)
+        self._status_file = status_file
         self._is_even = name in protocol.EVEN
         self._hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0: not comparable between ranks
         self._c10d = c10d
         self._tensor_type = torch.Tensor
         self._dtypes: dict[Any, int] = {}
         self.group = _argument(function, "group") or _nothing
+        self._group_at = _position(function, "group")
         self.payload = _argument(function, *PAYLOADS) or _nothing
         self._sums = SUMS_LIMIT if name == "all_reduce" else 0  # how many more are noted
         self._world_size = _argument(function, "world_size")
@@ -257,7 +208,7 @@ class CallArguments:
         dtype = tensors[0].dtype if tensors else None
         string = self._dtypes.get(dtype)
         if string is None:
-            string = self._dtypes[dtype] = self._board.string(str(dtype).replace("torch.", "") if tensors else "")
+            string = self._dtypes[dtype] = self._status_file.string(str(dtype).replace("torch.", "") if tensors else "")
         return min(elements, ELEMENTS_MAX), string
 
     def peer(self, arguments: Any, options: Any) -> int:
@@ -285,14 +236,17 @@ class Operation(CallArguments):
     """One operation: writes its calls to the status file. Both callbacks run at every collective, so they are quick."""
 
     def __init__(self, recorder: CallRecorder, name: str, function: Callable[..., Any]) -> None:
-        super().__init__(recorder.torch, recorder.c10d, recorder.board, name, function)
+        super().__init__(recorder.torch, recorder.c10d, recorder.status_file, name, function)
         self._recorder = recorder
         self._trouble, self._waits, self._chains = recorder.trouble, recorder.waits, recorder.chains
         self._inside, self._group_strings = recorder.waits.inside, recorder.group_strings
         self._grad_enabled: Callable[[], bool] = recorder.torch.is_grad_enabled
         self._work_type = recorder.c10d.Work
         self._no_work_type = getattr(recorder.c10d, "_IllegalWork", ())  # a coalescing manager has the handle instead
-        self._entered, self._returned = self._board.what("collective", name), self._board.what("returned", name)
+        self._entered, self._returned = (
+            self._status_file.what("collective", name),
+            self._status_file.what("returned", name),
+        )
         self._changes_groups = name in GROUP_ENDERS
 
     def enter(self, arguments: Any, options: Any) -> list[Any] | None:
@@ -308,7 +262,9 @@ class Operation(CallArguments):
         try:
             chain = self._chains.of(_getframe(2))
             place, node = chain.place, chain.node
-            group = self._group_strings.get(id(self.group(arguments, options))) or self._learn_group(arguments, options)
+            at = self._group_at
+            key = id(arguments[at] if len(arguments) > at >= 0 else options.get("group"))
+            group = self._group_strings.get(key) or self._learn_group(arguments, options)
             at = self._payload_at
             payload: Any = arguments[at] if len(arguments) > at >= 0 else None
             if type(payload) is self._tensor_type and (string := self._dtypes.get(payload.dtype)) is not None:
@@ -318,7 +274,7 @@ class Operation(CallArguments):
             if self._has_peer:
                 peer = self.peer(arguments, options)
                 if self.op == BATCH:
-                    group = self._board.string(self.group_name(arguments, options))
+                    group = self._status_file.string(self.group_name(arguments, options))
                 elif self.op == "broadcast":
                     note_broadcast(self.payload(arguments, options))
             if self._sums:
@@ -330,12 +286,12 @@ class Operation(CallArguments):
             call[0] = -1
             slot = call[1] or self._first_call(call)
             flags = GRADIENTS if self._grad_enabled() else NO_GRADIENTS
-            board = self._board
-            number = board.enter_call(
+            status_file = self._status_file
+            number = status_file.enter_call(
                 self._string, group, place, elements, dtype, 0, peer, 0, node, flags, slot, self._entered
             )
             if self._hash:
-                board.count_call(group, call_hash)
+                status_file.count_call(group, call_hash)
             call[0] = number
         except Exception as error:
             self._trouble.note("collectives", error)
@@ -346,7 +302,7 @@ class Operation(CallArguments):
         if call is None:
             return
         number, call[0] = call[0], 0
-        self._board.leave_call(number, call[1], self._returned)
+        self._status_file.leave_call(number, call[1], self._returned)
         if self._changes_groups:
             self._recorder.groups_changed(self.op)
         if result is not None:
@@ -354,18 +310,18 @@ class Operation(CallArguments):
 
     def _first_call(self, call: list[Any]) -> list[int]:
         """Return the slot of a thread at its first call."""
-        call[1] = slot = self._board.events()
+        call[1] = slot = self._status_file.events()
         return slot
 
     def _note_sum(self, arguments: Any, options: Any) -> None:
         """Note what the whole job sums until the first step is done: it may be the gradients of replicas."""
-        self._sums = 0 if self._board.step > 1 or self._board.step_done else self._sums - 1
+        self._sums = 0 if self._status_file.step > 1 or self._status_file.step_done else self._sums - 1
         if (group := self.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
             note_reduced(self.payload(arguments, options))
 
     def _learn_group(self, arguments: Any, options: Any) -> int:
         """Return the string of the group's name, and keep it while torch's own tables hold the group."""
-        group, number = self.group(arguments, options), self._board.string(self.group_name(arguments, options))
+        group, number = self.group(arguments, options), self._status_file.string(self.group_name(arguments, options))
         if group is None or group in self._c10d._world.pg_names:
             self._group_strings[id(group)] = number
         return number
@@ -376,9 +332,9 @@ class Operation(CallArguments):
             if isinstance(result, self._work_type):
                 if not isinstance(result, self._no_work_type):
                     tensors = self.tensors(arguments, options)
-                    self._remember_work(result, self.op, self._board.described(number), frame, tensors)
+                    self._remember_work(result, self.op, self._status_file.described(number), frame, tensors)
             elif self.op == BATCH:
-                group, elements, dtype, peer = self._board.described(number)
+                group, elements, dtype, peer = self._status_file.described(number)
                 parts, tensors = self.operations(arguments, options), self.tensors(arguments, options)
                 parts = parts if len(parts) == len(result) else [(self.op, peer)] * len(result)
                 for work, (op, partner) in zip(result, parts, strict=True):

@@ -17,20 +17,20 @@ from .status_file import StatusFileWriter
 PENDING_LIMIT = 64
 
 
-def install(torch: Any, board: StatusFileWriter, trouble: TroubleLog) -> DeviceEvents | None:
+def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> DeviceEvents | None:
     """Install the hooks, or return None in a torch that was built without CUDA."""
     if getattr(torch.version, "cuda", None) is None and getattr(torch.version, "hip", None) is None:
         return None
-    events = DeviceEvents(torch, board, trouble)
+    events = DeviceEvents(torch, status_file, trouble)
     events.watch_captures()
     events.hook()
     return events
 
 
 class DeviceEvents:
-    def __init__(self, torch: Any, board: StatusFileWriter, trouble: TroubleLog) -> None:
+    def __init__(self, torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
         self._torch = torch
-        self._board = board
+        self._status_file = status_file
         self._trouble = trouble
         self._is_compiling = compiling_test(torch)
         self._lock = _thread.allocate_lock()
@@ -92,7 +92,7 @@ class DeviceEvents:
                 self._pending.popleft()
                 self._completed += 1
         if self._completed != before or self._pending:
-            self._board.count_device(self._recorded, self._completed, changed=self._completed != before)
+            self._status_file.count_device(self._recorded, self._completed, changed=self._completed != before)
         self._requested = bool(self._handles) and len(self._pending) < PENDING_LIMIT
 
     def _reached(self, event: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from .. import protocol
 from .chains import Chains
 from .patches import TroubleLog
-from .places import innermost, is_installed, place_text
+from .places import frame_place, innermost, is_installed, is_own, place_text
 from .status_file import StatusFileWriter
 
 HANDLERS_LIMIT = 4  # lines per kind that handle it
@@ -25,10 +25,10 @@ CAUGHT_LIMIT = 8  # kinds; a kind is an exception type and the line that raised 
 class CaughtExceptions:
     """Writes to the status file which exceptions were raised, where, in which steps and how often."""
 
-    def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...]) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
+        self._status_file = status_file
         self._foreign = foreign
-        self._chains = Chains(board, foreign)
+        self._chains = Chains(status_file, foreign)
         self._kinds: dict[tuple[str, str], _Kind] = {}
         self._last: tuple[int, int] | None = None  # an exception passes one module's hook after the other
         # By the identity of a function's code, which is held: the last exception that the function handled.
@@ -43,7 +43,7 @@ class CaughtExceptions:
         trace = error.__traceback__ if error is not None else None
         if kind is None or trace is None or trace.tb_frame is not sys._getframe(2) or is_control_flow(kind):
             return
-        key = (id(error), self._board.step)
+        key = (id(error), self._status_file.step)
         if key == self._last and _left_another_module(trace):
             return
         inner = self._lines_inside(trace)
@@ -52,11 +52,11 @@ class CaughtExceptions:
             return  # it has passed no line of the program yet
         self._last = key
         # An exception that torch raised is attributed to the program's line that called torch.
-        place = inner[-1] if inner else place_text(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
+        place = inner[-1] if inner else frame_place(caller)
         known = self._kind(type(error).__name__, place, trace.tb_frame, inner)
         if known is not None:
             known.left_forward = True
-            known.count_again(self._board.step)
+            known.count_again(self._status_file.step)
 
     def handled(self, error: BaseException, frame: Any, offset: int) -> None:
         """Note that `frame`, in the program's code, handles `error` from this instruction on.
@@ -75,8 +75,8 @@ class CaughtExceptions:
         line = known.handled_at(frame.f_code, offset)
         self._handled[id(frame.f_code)] = frame.f_code, known, line
         # An exception counts once, however many handlers it passes. One that left a forward was counted there.
-        if known.is_first(line) and not (known.left_forward and self._last == (id(error), self._board.step)):
-            known.count_again(self._board.step)
+        if known.is_first(line) and not (known.left_forward and self._last == (id(error), self._status_file.step)):
+            known.count_again(self._status_file.step)
 
     def passed_on(self, code: Any) -> None:
         """Note that this function raised again the exception that it handled last."""
@@ -84,15 +84,15 @@ class CaughtExceptions:
             _, known, line = self._handled[id(code)]
             known.write_handler(line, handled=False)
 
-    def is_foreign(self, file: str) -> bool:
-        return file.startswith(self._foreign)
+    def is_own(self, file: str) -> bool:
+        return is_own(file, self._foreign)
 
     def _lines_inside(self, trace: Any) -> list[str]:
         """Return the program's own lines from `trace` inwards, outermost first."""
         lines: list[str] = []
         while trace is not None:
             code = trace.tb_frame.f_code
-            if not code.co_filename.startswith(self._foreign) and not is_installed(code.co_filename):
+            if is_own(code.co_filename, self._foreign):
                 lines.append(place_text(code.co_filename, trace.tb_lineno, code.co_name))
             trace = trace.tb_next
         return lines
@@ -103,8 +103,8 @@ class CaughtExceptions:
         if known is None and len(self._kinds) < CAUGHT_LIMIT:
             node = self._chains.of(outside).node if outside is not None else 0
             for line in inner:
-                node = self._board.node(self._board.string(line), node)
-            known = _Kind(self._board, len(self._kinds) + 1, f"{kind} {place}", node)
+                node = self._status_file.node(self._status_file.string(line), node)
+            known = _Kind(self._status_file, len(self._kinds) + 1, f"{kind} {place}", node)
             self._kinds[kind, place] = known
         return known
 
@@ -120,20 +120,20 @@ def _left_another_module(trace: Any) -> bool:
 class _Kind:
     """One kind of exception in the status file: the first occurrence, the count, the latest step, the handlers."""
 
-    def __init__(self, board: StatusFileWriter, number: int, text: str, node: int) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, number: int, text: str, node: int) -> None:
+        self._status_file = status_file
         self._number, self._node = number, node
         self._count = 0
         self.left_forward = False  # it left a module's forward, and was counted there
         self._lines: dict[tuple[int, int], tuple[Any, str]] = {}  # by code and instruction; the code is held
         self._handlers: dict[str, int] = {}  # line -> where its record is in the status file
-        board.fact(f"{protocol.FACT_CAUGHT}{number}", f"{board.step} {text}")
-        self._at = board.fact(f"{protocol.FACT_CAUGHT_AGAIN}{number}", self._numbers(board.step))
+        status_file.fact(f"{protocol.FACT_CAUGHT}{number}", f"{status_file.step} {text}")
+        self._at = status_file.fact(f"{protocol.FACT_CAUGHT_AGAIN}{number}", self._numbers(status_file.step))
 
     def count_again(self, step: int) -> None:
         self._count += 1
         if self._at:
-            self._board.rewrite(self._at, self._numbers(step))
+            self._status_file.rewrite(self._at, self._numbers(step))
 
     def handled_at(self, code: Any, offset: int) -> str:
         """Write that the handler at this instruction handles the exception, and return the handler's line."""
@@ -147,7 +147,7 @@ class _Kind:
     def write_handler(self, line: str, *, handled: bool) -> None:
         at = self._handlers.get(line)
         if at:
-            self._board.rewrite(at, f"{int(handled)}{int(self.left_forward)}")
+            self._status_file.rewrite(at, f"{int(handled)}{int(self.left_forward)}")
 
     def _learn(self, code: Any, offset: int) -> tuple[Any, str]:
         """Add the handler at this instruction. The end of an `except` block is a handler of its own, in its line."""
@@ -156,7 +156,7 @@ class _Kind:
         index = len(self._handlers)
         if place not in self._handlers and index < HANDLERS_LIMIT:
             label = f"{self._number}.{index}"
-            self._handlers[place] = self._board.fact(f"{protocol.FACT_HANDLED}{label}", f"00 {label} {place}")
+            self._handlers[place] = self._status_file.fact(f"{protocol.FACT_HANDLED}{label}", f"00 {label} {place}")
         if len(self._lines) < HANDLERS_LIMIT * HANDLERS_LIMIT:
             self._lines[id(code), offset] = code, place
         return code, place
@@ -232,9 +232,7 @@ class HandledExceptions:
         if known is None:
             if len(self._codes) >= CODES_LIMIT:
                 self._codes.clear()
-            file = code.co_filename
-            known = code, not self._caught.is_foreign(file) and not is_installed(file)
-            self._codes[id(code)] = known
+            known = self._codes[id(code)] = code, self._caught.is_own(code.co_filename)
         return known[1]
 
     def _give_up(self, failure: Exception) -> None:
@@ -275,8 +273,8 @@ class DroppedBatches:
     a program that runs out of memory and goes on.
     """
 
-    def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...]) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
+        self._status_file = status_file
         self._foreign = foreign
         self._kinds: dict[tuple[str, str], _DroppedBatches] = {}
         self._open: _DroppedBatches | None = None  # a pass has failed, and the next batch is not known yet
@@ -299,7 +297,7 @@ class DroppedBatches:
         key = type(error).__name__, place
         if key not in self._kinds and len(self._kinds) == KINDS_LIMIT:
             return
-        self._open = self._kinds.setdefault(key, _DroppedBatches(*key, self._board.step))
+        self._open = self._kinds.setdefault(key, _DroppedBatches(*key, self._status_file.step))
 
     def backward_done(self) -> None:
         """A backward pass is done. If no forward preceded it, the program recovered from the exception."""
@@ -341,22 +339,18 @@ class DroppedBatches:
             return ""
         if isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
             return ""
-        caller = innermost(trace.tb_frame, self._foreign)
-        while caller is not None and not self._is_own(caller.f_code):
+        caller: Any = trace.tb_frame
+        while caller is not None and not is_own(caller.f_code.co_filename, self._foreign):
             caller = caller.f_back
-        place = "" if caller is None else place_text(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name)
-        raised = False
+        place, raised = frame_place(caller), False
         while trace is not None:
             code = trace.tb_frame.f_code
-            raised = self._is_own(code)
+            raised = is_own(code.co_filename, self._foreign)
             if raised:
                 place = place_text(code.co_filename, trace.tb_lineno, code.co_name)
                 raised = code.co_code[trace.tb_lasti] == _RAISE
             trace = trace.tb_next
         return "" if raised and not isinstance(error, AssertionError) else place
-
-    def _is_own(self, code: Any) -> bool:
-        return not code.co_filename.startswith(self._foreign) and not is_installed(code.co_filename)
 
 
 def _first_numbers(arguments: Any, depth: int) -> bytes:

@@ -14,7 +14,7 @@ import time
 
 from .. import protocol
 from .patches import TroubleLog, leave_out, patch
-from .places import chain, innermost, place_text
+from .places import chain, frame_place, innermost
 from .status_file import StatusFileWriter
 
 # Importing typing takes longer than importing everything else here, so only type checkers load it.
@@ -36,8 +36,8 @@ class ExitEvidence:
     Every hook that the program installed itself is called as it would be without the probe.
     """
 
-    def __init__(self, board: StatusFileWriter, directory: str, trouble: TroubleLog) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, directory: str, trouble: TroubleLog) -> None:
+        self._status_file = status_file
         self._directory = directory
         self._trouble = trouble
         self._pid = os.getpid()
@@ -101,8 +101,8 @@ class ExitEvidence:
             self._trouble.attempt("flight at exit", self._write_flight)
 
     def _note_exit(self) -> None:
-        self._board.note(self._board.what("exit", "atexit"))
-        self._board.end(protocol.END_ATEXIT)
+        self._status_file.note(self._status_file.what("exit", "atexit"))
+        self._status_file.end(protocol.END_ATEXIT)
 
     def _write_flight(self) -> None:
         from .heartbeat import FlightRecorder
@@ -122,8 +122,8 @@ class ExitEvidence:
 
         self._raised = error
         record = _described(error, traceback)
-        self._board.note(self._board.what("raised", record["type"]))
-        self._board.end(protocol.END_RAISED)
+        self._status_file.note(self._status_file.what("raised", record["type"]))
+        self._status_file.end(protocol.END_RAISED)
         record.update(at_ns=time.monotonic_ns() if at_ns is None else at_ns, hints=[], chain=[])
         self._trouble.attempt("chain", lambda: record.update(chain=_chain(error)))
         self._trouble.attempt("hints", lambda: record.update(hints=self._hints(error, traceback)))
@@ -178,8 +178,8 @@ class ExitCalls:
     children of mp.spawn and many main functions do.
     """
 
-    def __init__(self, board: StatusFileWriter, trouble: TroubleLog, evidence: ExitEvidence) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, trouble: TroubleLog, evidence: ExitEvidence) -> None:
+        self._status_file = status_file
         self._trouble = trouble
         self._evidence = evidence
         self._pid = os.getpid()
@@ -201,9 +201,9 @@ class ExitCalls:
 
     def _shut_down(self) -> None:
         if os.getpid() == self._pid:
-            self._board.over = True
+            self._status_file.over = True
             self._trouble.attempt("raised", self._evidence.write_exited_for)
-            self._trouble.attempt("end", lambda: self._board.note(self._board.what("exit", "shutdown")))
+            self._trouble.attempt("end", lambda: self._status_file.note(self._status_file.what("exit", "shutdown")))
 
     def _exits(self, arguments: tuple[Any, ...], *, thread: bool) -> None:
         """Note the line that exits. `thread`: the call ends only the thread that makes it."""
@@ -218,5 +218,5 @@ class ExitCalls:
 
     def _note_line(self, frame: Any) -> None:
         caller = innermost(frame, self._foreign) or frame
-        self._board.saw(place_text(caller.f_code.co_filename, caller.f_lineno, caller.f_code.co_name))
-        self._board.fact(protocol.FACT_LEFT, chain(caller, self._foreign))
+        self._status_file.saw(frame_place(caller))
+        self._status_file.fact(protocol.FACT_LEFT, chain(caller, self._foreign))

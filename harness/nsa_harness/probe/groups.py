@@ -17,9 +17,9 @@ ATTEMPTS = 3  # to read a table that another thread changes meanwhile
 class Groups:
     """Writes each group's members to the status file once, and again if the name is reused for other ranks."""
 
-    def __init__(self, c10d: Any, board: StatusFileWriter) -> None:
+    def __init__(self, c10d: Any, status_file: StatusFileWriter) -> None:
         self._c10d = c10d
-        self._board = board
+        self._status_file = status_file
         self._written: dict[str, str] = {}
 
     def write(self) -> None:
@@ -31,7 +31,7 @@ class Groups:
             self._written[name] = value
             fact = protocol.FACT_GROUP + name
             if fits(fact) and fits(value):
-                self._board.fact(fact, value)
+                self._status_file.fact(fact, value)
 
     def _members(self) -> list[tuple[str, list[int]]]:
         world = self._c10d._world
@@ -49,8 +49,8 @@ class Groups:
 class MeshPlace:
     """This rank's coordinates in the largest mesh with named axes. Slices and flattened meshes do not count."""
 
-    def __init__(self, board: StatusFileWriter) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter) -> None:
+        self._status_file = status_file
         self._best = (0, 0)  # ranks and axes of the mesh in the status file
 
     def consider(self, mesh: Any) -> None:
@@ -64,7 +64,7 @@ class MeshPlace:
         value = " ".join(map(_on_axis, names, coordinate))
         if fits(value):
             self._best = size
-            self._board.fact(protocol.FACT_MESH, value)
+            self._status_file.fact(protocol.FACT_MESH, value)
 
 
 def watch_meshes(torch: Any, place: MeshPlace, trouble: TroubleLog) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .patches import TroubleLog
-from .places import foreign_code, innermost_own, is_installed, place_text
+from .places import foreign_code, innermost_own, is_own, place_text
 from .status_file import StatusFileWriter
 
 # Optimizer steps after which tracing begins: what a program and torch keep from their first steps is not followed. The
@@ -31,8 +31,8 @@ _Line = tuple[str, int]
 class Growth:
     """Counts living allocations in one process, twice. A forked child counts nothing."""
 
-    def __init__(self, torch: Any, board: StatusFileWriter, trouble: TroubleLog) -> None:
-        self._torch, self._board, self._trouble = torch, board, trouble
+    def __init__(self, torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
+        self._torch, self._status_file, self._trouble = torch, status_file, trouble
         self._foreign = foreign_code(torch)
         self._steps = 0
         self._made: dict[Any, tuple[_Line, int]] = {}  # weak reference to a storage -> its line and size
@@ -61,7 +61,7 @@ class Growth:
 
     def _after_step(self, *_: Any) -> None:
         self._steps += 1
-        if self._steps in (BEGIN, FIRST, SECOND) and self._board.live:
+        if self._steps in (BEGIN, FIRST, SECOND) and self._status_file.live:
             self._trouble.attempt("growth", self._begin if self._steps == BEGIN else self._count)
 
     def _begin(self) -> None:
@@ -115,6 +115,6 @@ def _line(traceback: Iterable[Any], foreign: tuple[str, ...]) -> _Line | None:
     for frame in traceback:
         if frame.filename.startswith(_PROBE):
             return None
-        if not frame.filename.startswith(foreign) and not is_installed(frame.filename):
+        if is_own(frame.filename, foreign):
             own = frame.filename, frame.lineno
     return own

@@ -22,7 +22,7 @@ from .gradients import GradientSamples
 from .hooks import Fetches
 from .names import ModuleNames
 from .patches import TroubleLog, compiling_test, patch
-from .places import foreign_code, innermost, innermost_own, place_text
+from .places import foreign_code, frame_place, innermost, innermost_own, place_text
 from .status_file import StatusFileWriter
 
 EVERY_STEP_UNTIL = 16
@@ -32,25 +32,6 @@ SAMPLE_BYTES = 128 << 10  # per sample of all parameters of an optimizer
 FILE_LIMIT_BYTES = 1 << 20
 NAMES_LIMIT = 8
 USUAL_AFTER = 4  # steps: in the first steps many parameters have no gradient yet
-
-
-def install(
-    torch: Any,
-    board: StatusFileWriter,
-    trouble: TroubleLog,
-    directory: str,
-    names: ModuleNames,
-    dropped_batches: DroppedBatches,
-    fetches: Fetches,
-) -> HealthSampler:
-    """Install each kind of sample. A kind that this torch lacks is noted and skipped."""
-    sampler = HealthSampler(torch, board, trouble, directory, names, dropped_batches, fetches)
-    trouble.attempt("looks at optimizers", sampler.hook_optimizers)
-    trouble.attempt("looks at losses", sampler.watch_backward)
-    trouble.attempt("looks at replicas", lambda: replicas.watch(sampler.replica_made, trouble))
-    trouble.attempt("looks at files", lambda: sampler.written.watch(torch))
-    atexit.register(sampler.at_exit)
-    return sampler
 
 
 def is_sampled(count: int) -> bool:
@@ -76,7 +57,7 @@ class HealthSampler:
     def __init__(
         self,
         torch: Any,
-        board: StatusFileWriter,
+        status_file: StatusFileWriter,
         trouble: TroubleLog,
         directory: str,
         names: ModuleNames,
@@ -84,7 +65,7 @@ class HealthSampler:
         fetches: Fetches,
     ) -> None:
         self._dropped_batches, self._gradients, self._fetches = dropped_batches, GradientSamples(names), fetches
-        self._torch, self._board, self._trouble, self._names = torch, board, trouble, names
+        self._torch, self._status_file, self._trouble, self._names = torch, status_file, trouble, names
         self._path = os.path.join(directory, protocol.LOOKS.format(pid=os.getpid()))
         self._written = 0
         self._optimizers: weakref.WeakKeyDictionary[Any, _Steps] = weakref.WeakKeyDictionary()
@@ -94,18 +75,27 @@ class HealthSampler:
         self._total_steps = 0
         self._iteration = self._iteration_key = 0
         self._foreign = foreign_code(torch)
-        self.written = WrittenFiles(board, trouble, self._foreign)
+        self._written_files = WrittenFiles(status_file, trouble, self._foreign)
         self._never_used: tuple[tuple[str, ...], str] = (), ""
         self._in_backward = getattr(torch._C, "_current_graph_task_id", lambda: -1)
         self.at_the_end: list[Callable[[], Iterable[dict[str, Any]]]] = [
-            self.written.records,
+            self._written_files.records,
             dropped_batches.records,
             lambda: self._gradients.records(by_hand=not self._total_steps),
         ]  # further records for the end of the file
 
+    def install(self) -> None:
+        """Install the hooks. A kind of sample that this torch lacks is noted and skipped."""
+        attempt = self._trouble.attempt
+        attempt("looks at optimizers", self._hook_optimizers)
+        attempt("looks at losses", self._watch_backward)
+        attempt("looks at replicas", lambda: replicas.watch(self._replica_made, self._trouble))
+        attempt("looks at files", lambda: self._written_files.watch(self._torch))
+        atexit.register(self._at_process_exit)
+
     # The hooks.
 
-    def hook_optimizers(self) -> None:
+    def _hook_optimizers(self) -> None:
         from torch.optim import optimizer as optimizers
 
         self._handles = [
@@ -113,7 +103,7 @@ class HealthSampler:
             optimizers.register_optimizer_step_post_hook(self._safely("looks at parameters", self._after_step)),
         ]
 
-    def watch_backward(self) -> None:
+    def _watch_backward(self) -> None:
         """Patch torch.autograd.backward, through which every loss goes. Costs about a microsecond each."""
         began = self._safely("looks at losses", self._backward_began)
         failed = self._safely("batches", self._dropped_batches.pass_failed)
@@ -137,17 +127,17 @@ class HealthSampler:
             unless=compiling_test(self._torch),
         )
 
-    def replica_made(self, model: Any) -> None:
-        if self._board.live and len(self._replicas) < replicas.INSTANCES_LIMIT:
+    def _replica_made(self, model: Any) -> None:
+        if self._status_file.live and len(self._replicas) < replicas.INSTANCES_LIMIT:
             self._trouble.attempt("looks at replicas", lambda: self._add_replica(model))
 
-    def at_forward(self) -> None:
+    def _at_forward(self) -> None:
         """The first forward after a step, or after a model was made, where replicas are expected to be equal."""
         self._names.at_next_forward = None
         self._trouble.attempt("looks at replicas", self._step_begins)
 
-    def at_exit(self) -> None:
-        if self._board.live:
+    def _at_process_exit(self) -> None:
+        if self._status_file.live:
             self._trouble.attempt("looks at exit", self._at_exit)
 
     # The samples.
@@ -240,7 +230,7 @@ class HealthSampler:
         if wrong is not None and self._bad_losses == 1:
             held = [pair[0] for optimizer in list(self._optimizers) for pair in self._broken(trained(optimizer))]
             names = [self._name(parameter) for parameter in held[:NAMES_LIMIT]]
-            place = _user_place(self._foreign)
+            place = frame_place(innermost(sys._getframe(), self._foreign))
             self._write({"at": "loss", "step": self._step, "value": wrong, "place": place, "held": names})
 
     def _gradients_arrived(self) -> None:
@@ -257,7 +247,7 @@ class HealthSampler:
         replica = replicas.LiveReplica(len(self._replicas), model, wrapped=wrapped)
         self._replicas.append(replica)
         self._write(replica.header())
-        self._names.at_next_forward = self.at_forward
+        self._names.at_next_forward = self._at_forward
 
     def _find_replicas(self) -> None:
         """Add models without DDP before the first step: they may be replicas, which only all ranks' files show."""
@@ -282,7 +272,7 @@ class HealthSampler:
             return
         for replica in self._living():
             replica.begins = True
-            self._names.at_next_forward = self.at_forward
+            self._names.at_next_forward = self._at_forward
             self._write(self._replica_sample(replica, "stepped"))
 
     def _living(self) -> list[replicas.LiveReplica]:
@@ -334,7 +324,7 @@ class HealthSampler:
         works = [True]
 
         def safely(*arguments: Any) -> None:
-            if not works[0] or not self._board.live:
+            if not works[0] or not self._status_file.live:
                 return
             try:
                 do(*arguments)
@@ -346,7 +336,7 @@ class HealthSampler:
 
     def _write(self, record: dict[str, Any]) -> None:
         line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
-        if not self._board.live or self._written + len(line) > FILE_LIMIT_BYTES:
+        if not self._status_file.live or self._written + len(line) > FILE_LIMIT_BYTES:
             return
         self._written += len(line)
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -354,11 +344,6 @@ class HealthSampler:
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
-
-
-def _user_place(foreign: tuple[str, ...]) -> str:
-    frame = innermost(sys._getframe(1), foreign)
-    return "" if frame is None else place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
 
 def _anonymous_bytes() -> int | None:
@@ -380,8 +365,8 @@ NO_FILES = ("/dev/", "/proc/", "/sys/")
 class WrittenFiles:
     """The files that the program truncated as it opened them, with its line. Costs one comparison per audit event."""
 
-    def __init__(self, board: StatusFileWriter, trouble: TroubleLog, foreign: tuple[str, ...]) -> None:
-        self._board, self._trouble, self._foreign = board, trouble, foreign
+    def __init__(self, status_file: StatusFileWriter, trouble: TroubleLog, foreign: tuple[str, ...]) -> None:
+        self._status_file, self._trouble, self._foreign = status_file, trouble, foreign
         self._files: dict[str, tuple[str, int]] = {}  # path -> the line, and the step in progress
 
     def watch(self, torch: Any) -> None:
@@ -389,11 +374,11 @@ class WrittenFiles:
 
         def audited(event: str, arguments: tuple[Any, ...]) -> None:
             # An exception of this hook would be raised by the program's `open`.
-            if event == "open" and self._board.live and arguments[2] & os.O_TRUNC:
+            if event == "open" and self._status_file.live and arguments[2] & os.O_TRUNC:
                 self._trouble.attempt("looks at files", lambda: self._opened(arguments[0]))
 
         def saved(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-            if self._board.live:
+            if self._status_file.live:
                 self._opened(arguments[0] if arguments else next(iter(options.values()), None))
 
         patch(torch.serialization, "_open_zipfile_writer", "looks at files", self._trouble, before=saved)
@@ -407,8 +392,7 @@ class WrittenFiles:
             return
         frame = innermost_own(sys._getframe(1), self._foreign)
         if frame is not None:
-            place = place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-            self._files[path] = place, self._board.step
+            self._files[path] = frame_place(frame), self._status_file.step
 
     def records(self) -> list[dict[str, Any]]:
         """Return the files that exist at exit and are not empty: a lock file is empty, a renamed file is gone."""

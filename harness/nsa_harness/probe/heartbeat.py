@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import protocol
 from .patches import TroubleLog
-from .places import foreign_code, innermost_own, place_text
+from .places import foreign_code, frame_place, innermost_own
 from .status_file import StatusFileWriter
 
 INTERVAL_S = 0.25
@@ -30,12 +30,12 @@ class Heartbeat:
 
     def __init__(
         self,
-        board: StatusFileWriter,
+        status_file: StatusFileWriter,
         directory: str,
         trouble: TroubleLog,
         pieces: Mapping[str, Callable[[], object]] | None = None,
     ) -> None:
-        self._board = board
+        self._status_file = status_file
         self._trouble = trouble
         self._flight = FlightRecorder(directory)
         self._pieces = {"last line": self._sample_line, **(pieces or {})}
@@ -52,37 +52,37 @@ class Heartbeat:
     def _run(self) -> None:
         # A signal to the process must interrupt the thread that the program expects, not this one.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while self._board.live:
+        while self._status_file.live:
             self._trouble.attempt("beat", self._once)
             time.sleep(INTERVAL_S)
 
     def _once(self) -> None:
-        board = self._board
-        requested = board.requested()
+        status_file = self._status_file
+        requested = status_file.requested()
         if requested > self._answered:
             self._trouble.attempt("flight", self._flight.write)
             self._answered = requested
-        board.heartbeat(self._answered)
+        status_file.heartbeat(self._answered)
         for name, piece in list(self._pieces.items()):
             if not self._trouble.attempt(name, piece):
                 del self._pieces[name]
         torch = sys.modules["torch"]
         if not torch.distributed.is_initialized():
             return
-        if board.rank < 0:
-            board.identify(torch.distributed.get_rank(), torch.distributed.get_world_size())
+        if status_file.rank < 0:
+            status_file.identify(torch.distributed.get_rank(), torch.distributed.get_world_size())
         if self._counter is not None and not self._trouble.attempt("collective counters", self._count):
             self._counter = None
 
     def _sample_line(self) -> None:
         """Write the main thread's innermost line of the program, for a rank that is killed before it can be asked."""
-        if self._board.over:
+        if self._status_file.over:
             return  # an exit handler's line is not the line that the program exited from
         frame = innermost_own(sys._current_frames().get(self._main_thread), self._foreign)
         if frame is None or (frame.f_code, frame.f_lineno) == self._seen:
             return
         self._seen = (frame.f_code, frame.f_lineno)
-        self._board.saw(place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        self._status_file.saw(frame_place(frame))
 
     def _count(self) -> None:
         """Write the sums over all process groups. Costs about 0.3 ms; sends nothing and asks no device."""
@@ -91,7 +91,7 @@ class Heartbeat:
         counted = _sum(groups, "last_enqueued_collective"), _sum(groups, "last_completed_collective")
         if counted != self._counted:
             self._counted = counted
-            self._board.count_collectives(*counted)
+            self._status_file.count_collectives(*counted)
 
 
 def _sum(groups: Any, key: str) -> int:

@@ -19,7 +19,7 @@ from .chains import Chains
 from .exceptions import CaughtExceptions, DroppedBatches
 from .names import ModuleNames
 from .patches import TroubleLog, before_first_call, compiling_test, patch
-from .places import chain, foreign_code, innermost, is_installed, place_text
+from .places import chain, foreign_code, frame_place, innermost, is_own
 from .status_file import StatusFileWriter
 
 OUTPUTS_LIMIT = 64  # tensors of one module's output that get a backward event
@@ -29,23 +29,23 @@ COMPILE_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks
 
 
 def install(
-    torch: Any, board: StatusFileWriter, trouble: TroubleLog, dropped_batches: DroppedBatches, fetches: Fetches
+    torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, dropped_batches: DroppedBatches, fetches: Fetches
 ) -> ModuleNames:
     """Install each kind of hook, and return the models that they will meet. A kind that this torch lacks is noted."""
-    names = ModuleNames(board)
-    caught = CaughtExceptions(board, foreign_code(torch))
-    trouble.attempt("module hooks", lambda: _hook_modules(torch, board, trouble, names, caught, dropped_batches))
+    names = ModuleNames(status_file)
+    caught = CaughtExceptions(status_file, foreign_code(torch))
+    trouble.attempt("module hooks", lambda: _hook_modules(torch, status_file, trouble, names, caught, dropped_batches))
     if hasattr(sys, "monitoring"):
         trouble.attempt(exceptions.PIECE, lambda: exceptions.monitor(vars(sys)["monitoring"], caught, trouble))
-    trouble.attempt("optimizer hooks", lambda: _hook_optimizers(torch, board, trouble))
-    trouble.attempt("first optimizer", lambda: _await_optimizer(board, trouble))
-    trouble.attempt("data hook", lambda: _hook_data(torch, board, trouble, dropped_batches, fetches))
+    trouble.attempt("optimizer hooks", lambda: _hook_optimizers(torch, status_file, trouble))
+    trouble.attempt("first optimizer", lambda: _await_optimizer(status_file, trouble))
+    trouble.attempt("data hook", lambda: _hook_data(torch, status_file, trouble, dropped_batches, fetches))
     return names
 
 
 def _hook_modules(
     torch: Any,
-    board: StatusFileWriter,
+    status_file: StatusFileWriter,
     trouble: TroubleLog,
     names: ModuleNames,
     caught: CaughtExceptions,
@@ -60,8 +60,8 @@ def _hook_modules(
     """
     is_compiling = compiling_test(torch)
     tensor_type = torch.Tensor
-    ready, forward = names.ready.get, board.forward
-    lines = CallingLines(board, foreign_code(torch), torch.nn.modules.module.__file__)
+    ready, forward = names.ready.get, status_file.forward
+    lines = CallingLines(status_file, foreign_code(torch), torch.nn.modules.module.__file__)
     line_of = lines.of
     handles: list[Any] = []
     inner_output: list[Callable[[], object | None]] = [lambda: None]
@@ -83,13 +83,13 @@ def _hook_modules(
             known = ready(id(module)) or names.of(module)
             if known.silent:
                 return
-            if board.step_done:
-                board.begin_step()
+            if status_file.step_done:
+                status_file.begin_step()
                 outermost[0] = None  # the end of a forward in the last step may have been missed
             if known.learns and (outermost[0] is None or outermost[0] is module):
                 outermost[0] = module
                 learning = grad_enabled()
-                board.mode(
+                status_file.mode(
                     protocol.MODE_KNOWN
                     | (protocol.MODE_TRAINING if module.training else 0)
                     | (protocol.MODE_GRADIENTS if learning else 0)
@@ -147,8 +147,8 @@ def _hook_modules(
 class CallingLines:
     """The program's lines that call modules."""
 
-    def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...], torch_file: str) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], torch_file: str) -> None:
+        self._status_file = status_file
         self._foreign = foreign
         self._torch_file = torch_file  # the file of the frames between a hook and the caller of the module
         self._depth = 0  # of the module's caller, seen from `of`; 0 = not known yet
@@ -173,8 +173,8 @@ class CallingLines:
             return 0
         self._depth = self._depth or depth
         code, line = frame.f_code, 0
-        if not code.co_filename.startswith(self._foreign) and not is_installed(code.co_filename):
-            line = self._board.string(place_text(code.co_filename, frame.f_lineno, code.co_name))
+        if is_own(code.co_filename, self._foreign):
+            line = self._status_file.string(frame_place(frame))
         self._known[id(code), frame.f_lasti] = code, line
         return line
 
@@ -198,14 +198,14 @@ def _walk(output: Any, tensor_type: type, depth: int) -> Iterator[Any]:
             yield from _walk(item, tensor_type, depth - 1)
 
 
-def _hook_optimizers(torch: Any, board: StatusFileWriter, trouble: TroubleLog) -> None:
+def _hook_optimizers(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog) -> None:
     """Count steps by the first optimizer that steps. Once it is collected, the next optimizer that steps counts."""
     from torch.optim import optimizer as optimizers
 
     counting: list[Callable[[], object | None]] = [lambda: None]
     gradients = [0]
     works = [True]  # a hook that removed itself would change the table that torch is iterating over
-    callers = StepCallers(board, foreign_code(torch))
+    callers = StepCallers(status_file, foreign_code(torch))
 
     def give_up(error: Exception) -> None:
         works[0] = False
@@ -217,7 +217,7 @@ def _hook_optimizers(torch: Any, board: StatusFileWriter, trouble: TroubleLog) -
         try:
             if counting[0]() is None:
                 counting[0] = weakref.ref(optimizer)
-            board.progress_event(board.what("optimizer", type(optimizer).__name__))
+            status_file.progress_event(status_file.what("optimizer", type(optimizer).__name__))
             if counting[0]() is optimizer:
                 gradients[0] = _gradients(optimizer)
                 callers.note_caller()
@@ -228,9 +228,9 @@ def _hook_optimizers(torch: Any, board: StatusFileWriter, trouble: TroubleLog) -
         if not works[0]:
             return
         try:
-            board.progress_event(board.what("step", type(optimizer).__name__))
+            status_file.progress_event(status_file.what("step", type(optimizer).__name__))
             if counting[0]() is optimizer:
-                board.finish_step(gradients[0])
+                status_file.finish_step(gradients[0])
         except Exception as error:
             give_up(error)
 
@@ -238,14 +238,14 @@ def _hook_optimizers(torch: Any, board: StatusFileWriter, trouble: TroubleLog) -
     optimizers.register_optimizer_step_post_hook(after_step)
 
 
-def _await_optimizer(board: StatusFileWriter, trouble: TroubleLog) -> None:
+def _await_optimizer(status_file: StatusFileWriter, trouble: TroubleLog) -> None:
     """Write whether the program has made an optimizer: a program without one takes no steps that could be counted."""
     from torch.optim.optimizer import Optimizer
 
-    board.fact(protocol.FACT_OPTIMIZER, "none")
+    status_file.fact(protocol.FACT_OPTIMIZER, "none")
 
     def made(_arguments: Any, _options: Any) -> None:
-        board.fact(protocol.FACT_OPTIMIZER, "made")
+        status_file.fact(protocol.FACT_OPTIMIZER, "made")
 
     before_first_call(Optimizer, "__init__", "first optimizer", trouble, made)
 
@@ -261,8 +261,8 @@ CALLERS_LIMIT = 4  # of a program that calls the optimizer from more lines, the 
 class StepCallers:
     """Writes which of the program's lines called the optimizer, when they change. Costs about 1 us per step."""
 
-    def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...]) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
+        self._status_file = status_file
         self._foreign = foreign
         self._seen: set[tuple[Any, int]] = set()
 
@@ -271,27 +271,27 @@ class StepCallers:
         if frame is None or (frame.f_code, frame.f_lineno) in self._seen or len(self._seen) == CALLERS_LIMIT:
             return
         self._seen.add((frame.f_code, frame.f_lineno))
-        self._board.fact(protocol.FACT_STEPPED, chain(frame, self._foreign))
+        self._status_file.fact(protocol.FACT_STEPPED, chain(frame, self._foreign))
 
 
 def _hook_data(
-    torch: Any, board: StatusFileWriter, trouble: TroubleLog, dropped_batches: DroppedBatches, fetches: Fetches
+    torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, dropped_batches: DroppedBatches, fetches: Fetches
 ) -> None:
     """Patch the iterators of DataLoader: an event when a batch is requested and when it arrives, and the counts."""
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-    loaders = Loaders(board, Chains(board, foreign_code(torch)))
-    fetch, fetched = board.what("data", "fetch"), board.what("data", "fetched")
+    loaders = Loaders(status_file, Chains(status_file, foreign_code(torch)))
+    fetch, fetched = status_file.what("data", "fetch"), status_file.what("data", "fetched")
 
     def before_next(_arguments: Any, _options: Any) -> int:
-        board.begin_step()
-        board.progress_event(fetch)
+        status_file.begin_step()
+        status_file.progress_event(fetch)
         return time.monotonic_ns()
 
     def after_next(began_ns: int, arguments: Any, _options: Any, _batch: Any, error: BaseException | None) -> None:
         iterator = arguments[0]
         if error is None:
-            board.progress_event(fetched)
+            status_file.progress_event(fetched)
             # The first batch waits for the workers to start.
             if getattr(iterator, "_num_yielded", 0) > 1:
                 fetches.waited(time.monotonic_ns() - began_ns)
@@ -329,9 +329,7 @@ class Fetches:
         self._waited_ns += wait_ns
         if wait_ns > self._longest_ns:
             self._longest_ns = wait_ns
-            frame = innermost(sys._getframe(1), self._foreign)
-            at = None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-            self._place = place_text(*at) if at else ""
+            self._place = frame_place(innermost(sys._getframe(1), self._foreign))
 
     def record(self) -> dict[str, Any]:
         """Return the waits and the time since this object was made, in seconds."""
@@ -353,8 +351,8 @@ class _Loader:
 class Loaders:
     """Writes to the status file how far each DataLoader is. Keeps no loader and no iterator alive."""
 
-    def __init__(self, board: StatusFileWriter, chains: Chains) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, chains: Chains) -> None:
+        self._status_file = status_file
         self._chains = chains
         self._count = 0
         self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
@@ -389,4 +387,4 @@ class Loaders:
         self._write(known)
 
     def _write(self, known: _Loader) -> None:
-        self._board.loader(known.number, known.batches, known.iterators, known.chain, ended=known.ended)
+        self._status_file.loader(known.number, known.batches, known.iterators, known.chain, ended=known.ended)

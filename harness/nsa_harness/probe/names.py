@@ -21,7 +21,7 @@ class Known:
     """One module, and its progress events, which are made when it is first called."""
 
     __slots__ = (
-        "_board",
+        "_status_file",
         "forward",
         "learns",
         "module",
@@ -33,8 +33,8 @@ class Known:
         "without_gradients",
     )
 
-    def __init__(self, board: StatusFileWriter, module: Callable[[], Any], name: str) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, module: Callable[[], Any], name: str) -> None:
+        self._status_file = status_file
         self.module = module
         self.name = name
         self.forward = 0
@@ -44,21 +44,23 @@ class Known:
 
     def prepare(self) -> None:
         module = self.module()
-        self.since = self._board.step
+        self.since = self._status_file.step
         self.silent = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
         self.silent_backward = self.silent or is_deep(self.name)
         self.learns = (
             next(module.parameters(), None) is not None
         )  # a loss without parameters has no training mode of its own
-        self.forward = self._board.what("forward", self.name)
-        self.on_backward = functools.partial(self._board.progress_event, self._board.what("backward", self.name))
+        self.forward = self._status_file.what("forward", self.name)
+        self.on_backward = functools.partial(
+            self._status_file.progress_event, self._status_file.what("backward", self.name)
+        )
 
 
 class ModuleNames:
     """Qualified names by identity. Each has a weak reference, which detects a new module at the same address."""
 
-    def __init__(self, board: StatusFileWriter) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter) -> None:
+        self._status_file = status_file
         self._known: dict[int, Known] = {}
         self.ready: dict[
             int, Known
@@ -85,7 +87,7 @@ class ModuleNames:
 
     def fresh(self) -> list[Any]:
         """Return the modules that were first called in the step in progress."""
-        step = self._board.step
+        step = self._status_file.step
         called = (known.module() for known in list(self.ready.values()) if known.since == step)
         return [module for module in called if module is not None]
 
@@ -115,7 +117,7 @@ class ModuleNames:
             bare = strip(path)
             name = prefix + bare if bare else type(member).__name__
             self.ready.pop(id(member), None)
-            self._known[id(member)] = Known(self._board, self._reference(member), name)
+            self._known[id(member)] = Known(self._status_file, self._reference(member), name)
 
     def _reference(self, module: Any) -> Callable[[], Any]:
         key = id(module)

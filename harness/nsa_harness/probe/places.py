@@ -20,6 +20,11 @@ def place_text(file: str, line: int, function: str) -> str:
     return f"{file[-FILE_LIMIT:]}:{line}:{function}"
 
 
+def frame_place(frame: Any) -> str:
+    """Return the place of a frame, or "" for None."""
+    return "" if frame is None else place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
 def foreign_code(torch: Any) -> tuple[str, str, str]:
     """Return how file names outside of the program begin: torch, the harness (probe and faults), frozen modules."""
     harness = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -32,6 +37,11 @@ def innermost_own(frame: Any, foreign: tuple[str, ...]) -> Any:
     while own is not None and is_installed(own.f_code.co_filename):
         own = innermost(own.f_back, foreign)
     return first if own is None else own
+
+
+def is_own(file: str, foreign: tuple[str, ...]) -> bool:
+    """Whether a file is the program's own: neither foreign, nor an installed package, nor the standard library."""
+    return not file.startswith(foreign) and not is_installed(file)
 
 
 def is_installed(file: str) -> bool:
@@ -51,7 +61,7 @@ def chain(frame: Any, foreign: tuple[str, ...]) -> str:
     length = 0
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(foreign) and not is_installed(code.co_filename):
+        if is_own(code.co_filename, foreign):
             line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}:{code.co_name}"
             length += len(line.encode("utf-8", "replace")) + len(protocol.STEPPED_JOIN)
             if length > protocol.STRING_LIMIT:

@@ -118,7 +118,7 @@ def watch(made: Callable[[Any], object], trouble: TroubleLog) -> None:
 
 
 def _replicated(model: Any) -> list[tuple[str, Any]]:
-    """What DDP reduces: it wants a gradient, is not left out by name, and is no sharded tensor."""
+    """Return the parameters that DDP reduces: with gradients, not excluded by name, not sharded."""
     ignored = getattr(model, "parameters_to_ignore", ())
     inner = model.module if hasattr(model, "parameters_to_ignore") else model
     every = [

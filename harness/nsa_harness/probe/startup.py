@@ -73,7 +73,7 @@ class ProcessProbe:
         self._directory = directory
         self._mode = mode
         self._is_rank = False
-        self._board: StatusFileWriter | None = None
+        self._status_file: StatusFileWriter | None = None
         self._exit_evidence: ExitEvidence | None = None
         self._exit_calls: ExitCalls | None = None
         self._sampler: HealthSampler | None = None
@@ -85,10 +85,10 @@ class ProcessProbe:
         os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid()))
         if self._mode == protocol.PROBE_OFF:
             return
-        self.trouble.attempt("board", self._open_board)
-        if self._board is not None and self._mode == protocol.PROBE_FULL:
-            board = self._board
-            self.trouble.attempt("endings", lambda: self._watch_exit(board))
+        self.trouble.attempt("board", self._open_status_file)
+        if self._status_file is not None and self._mode == protocol.PROBE_FULL:
+            status_file = self._status_file
+            self.trouble.attempt("endings", lambda: self._watch_exit(status_file))
 
     def torch_imported(self) -> None:
         if self._is_rank:
@@ -96,7 +96,7 @@ class ProcessProbe:
         else:
             self.trouble.attempt("late", self._wait_for_init)
 
-    def _open_board(self) -> None:
+    def _open_status_file(self) -> None:
         from .status_file import StatusFileWriter
 
         path = os.path.join(self._directory, protocol.BOARD.format(pid=os.getpid()))
@@ -105,28 +105,30 @@ class ProcessProbe:
         is_solo = "RANK" not in os.environ and protocol.ENV_SOLO in os.environ and is_first
         rank, world_size = (0, 1) if is_solo else (_number("RANK"), _number("WORLD_SIZE"))
         failed = self.trouble.note
-        board = StatusFileWriter(path, rank=rank, world_size=world_size, failed=lambda error: failed("marks", error))
-        board.note(board.what("start", os.path.basename(sys.executable or "python")))
-        self._board = board
+        status_file = StatusFileWriter(
+            path, rank=rank, world_size=world_size, failed=lambda error: failed("marks", error)
+        )
+        status_file.note(status_file.what("start", os.path.basename(sys.executable or "python")))
+        self._status_file = status_file
 
-    def _watch_exit(self, board: StatusFileWriter) -> None:
+    def _watch_exit(self, status_file: StatusFileWriter) -> None:
         from .exit_hooks import ExitCalls, ExitEvidence
 
-        evidence = self._exit_evidence = ExitEvidence(board, self._directory, self.trouble)
+        evidence = self._exit_evidence = ExitEvidence(status_file, self._directory, self.trouble)
         evidence.install()
-        self._exit_calls = ExitCalls(board, self.trouble, evidence)
+        self._exit_calls = ExitCalls(status_file, self.trouble, evidence)
         self.trouble.attempt("leaving", self._exit_calls.install)
 
     def _set_up(self) -> None:
         """Set up everything that needs torch. A piece that fails does not affect the others."""
-        if self._board is not None:
-            board = self._board
-            board.note(board.what("imported", "torch.distributed"))
+        if self._status_file is not None:
+            status_file = self._status_file
+            status_file.note(status_file.what("imported", "torch.distributed"))
             self.trouble.attempt("tracebacks", lambda: hide_probe(self.trouble))
-            self.trouble.attempt("hooks", lambda: self._set_hooks(board))
-            self.trouble.attempt("autograd", lambda: self._watch_autograd(board))
-            self.trouble.attempt("collectives", lambda: self._watch_collectives(board))
-            self.trouble.attempt("beat", lambda: self._start_heartbeat(board))
+            self.trouble.attempt("hooks", lambda: self._set_hooks(status_file))
+            self.trouble.attempt("autograd", lambda: self._watch_autograd(status_file))
+            self.trouble.attempt("collectives", lambda: self._watch_collectives(status_file))
+            self.trouble.attempt("beat", lambda: self._start_heartbeat(status_file))
             if self._exit_calls is not None:
                 self.trouble.attempt("end", self._exit_calls.watch_shutdown)
             if self._mode == protocol.PROBE_FULL:
@@ -142,71 +144,74 @@ class ProcessProbe:
 
             switch_debugging_on(sys.modules["torch"], self.trouble)
 
-    def _set_hooks(self, board: StatusFileWriter) -> None:
+    def _set_hooks(self, status_file: StatusFileWriter) -> None:
         from .exceptions import DroppedBatches
         from .hooks import Fetches, install
         from .places import foreign_code
 
         torch: Any = sys.modules["torch"]
-        dropped_batches, fetches = DroppedBatches(board, foreign_code(torch)), Fetches(foreign_code(torch))
-        names = install(torch, board, self.trouble, dropped_batches, fetches)
+        dropped_batches, fetches = DroppedBatches(status_file, foreign_code(torch)), Fetches(foreign_code(torch))
+        names = install(torch, status_file, self.trouble, dropped_batches, fetches)
         if self._exit_evidence is not None:
             self._exit_evidence.names = names
         if self._mode == protocol.PROBE_FULL:
-            self.trouble.attempt("looks", lambda: self._start_sampling(board, names, dropped_batches, fetches))
+            self.trouble.attempt("looks", lambda: self._start_sampling(status_file, names, dropped_batches, fetches))
 
     def _start_sampling(
-        self, board: StatusFileWriter, names: ModuleNames, dropped_batches: DroppedBatches, fetches: Fetches
+        self, status_file: StatusFileWriter, names: ModuleNames, dropped_batches: DroppedBatches, fetches: Fetches
     ) -> None:
-        from .health_samples import install
+        from .health_samples import HealthSampler
 
         torch = sys.modules["torch"]
-        self._sampler = install(torch, board, self.trouble, self._directory, names, dropped_batches, fetches)
+        self._sampler = HealthSampler(
+            torch, status_file, self.trouble, self._directory, names, dropped_batches, fetches
+        )
+        self._sampler.install()
         if protocol.ENV_GROWTH in os.environ:
             from .growth import Growth
 
-            growth = Growth(torch, board, self.trouble)
+            growth = Growth(torch, status_file, self.trouble)
             growth.watch()
             self._sampler.at_the_end.append(growth.records)
 
-    def _watch_autograd(self, board: StatusFileWriter) -> None:
+    def _watch_autograd(self, status_file: StatusFileWriter) -> None:
         from .autograd import watch_checkpoints, watch_graph
 
         torch, attempt = sys.modules["torch"], self.trouble.attempt
-        attempt("checkpoints", lambda: watch_checkpoints(torch, board, self.trouble))
-        attempt("autograd nodes", lambda: watch_graph(torch, board, self.trouble))
+        attempt("checkpoints", lambda: watch_checkpoints(torch, status_file, self.trouble))
+        attempt("autograd nodes", lambda: watch_graph(torch, status_file, self.trouble))
 
-    def _watch_collectives(self, board: StatusFileWriter) -> None:
+    def _watch_collectives(self, status_file: StatusFileWriter) -> None:
         from . import collectives, groups, waits
         from .places import foreign_code
 
         torch, c10d = sys.modules["torch"], sys.modules["torch.distributed.distributed_c10d"]
-        ongoing, members = waits.Waits(board, foreign_code(torch), self.trouble), groups.Groups(c10d, board)
+        ongoing, members = waits.Waits(status_file, foreign_code(torch), self.trouble), groups.Groups(c10d, status_file)
         self._pieces |= {"waits": ongoing.write_lasting, "groups": members.write}
         if self._sampler is not None:
             self._sampler.at_the_end.append(ongoing.unwaited.records)
-        attempt, place = self.trouble.attempt, groups.MeshPlace(board)
-        collectives.install(torch, board, self.trouble, ongoing, members)
+        attempt, place = self.trouble.attempt, groups.MeshPlace(status_file)
+        collectives.install(torch, status_file, self.trouble, ongoing, members)
         attempt("store waits", lambda: waits.watch_stores(c10d, ongoing))
-        attempt("store keys", lambda: waits.watch_keys(c10d, board, ongoing.foreign, self.trouble))
+        attempt("store keys", lambda: waits.watch_keys(c10d, status_file, ongoing.foreign, self.trouble))
         attempt("handles", lambda: waits.watch_handles(c10d, ongoing, compiling_test(torch)))
         attempt("mesh", lambda: groups.watch_meshes(torch, place, self.trouble))
 
-    def _start_heartbeat(self, board: StatusFileWriter) -> None:
+    def _start_heartbeat(self, status_file: StatusFileWriter) -> None:
         from .heartbeat import Heartbeat
 
-        self.trouble.attempt("device marks", lambda: self._watch_device(board))
-        Heartbeat(board, self._directory, self.trouble, self._pieces).start()
+        self.trouble.attempt("device marks", lambda: self._watch_device(status_file))
+        Heartbeat(status_file, self._directory, self.trouble, self._pieces).start()
 
     def _start_server(self) -> None:
         from .heartbeat import start_worker_server
 
         start_worker_server(sys.modules["torch"], self._directory)
 
-    def _watch_device(self, board: StatusFileWriter) -> None:
+    def _watch_device(self, status_file: StatusFileWriter) -> None:
         from .device import install
 
-        events = install(sys.modules["torch"], board, self.trouble)
+        events = install(sys.modules["torch"], status_file, self.trouble)
         if events is not None:
             self._pieces["device marks"] = events.poll
 

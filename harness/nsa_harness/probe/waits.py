@@ -16,7 +16,7 @@ from typing import Any
 from .. import protocol
 from .chains import Chains
 from .patches import TroubleLog, patch
-from .places import innermost, is_installed, place_text
+from .places import frame_place, innermost, is_own
 from .status_file import Inside, StatusFileWriter
 
 LASTING_NS = 200_000_000
@@ -24,16 +24,9 @@ SETTERS = ("set", "add", "append", "compare_set", "queue_push")
 STORE_METHODS = ("get", "multi_get", "wait", "queue_pop", "barrier")
 # A program that calls one of these on a handle will learn of the collective's end, or has another thread see to it.
 QUESTIONS = (
-    "block_current_stream",
-    "boxed",
-    "exception",
-    "get_future",
-    "get_future_result",
-    "is_completed",
-    "is_success",
-    "result",
-    "synchronize",
-)
+    "block_current_stream", "boxed", "exception", "get_future", "get_future_result", "is_completed", "is_success",
+    "result", "synchronize",
+)  # fmt: skip
 HANDLES_LIMIT = 4096  # a program that keeps more handles loses the names of the oldest
 ELLIPSIS = "..."
 
@@ -77,14 +70,14 @@ class OngoingWait:
 class Waits:
     """The waits in progress, by thread, and the handles of asynchronous collectives."""
 
-    def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
+        self._status_file = status_file
         self.trouble = trouble
         self.foreign = foreign
         self._open: dict[int, OngoingWait] = {}  # by thread
         self._handles: dict[int, tuple[Callable[[], Any], Handle]] = {}
         self.inside = Inside()
-        self.unwaited = UnwaitedHandles(board, foreign)
+        self.unwaited = UnwaitedHandles(status_file, foreign)
 
     def remember(self, work: Any, handle: Handle) -> None:
         """Keep what the collective behind `work` was called with, as long as `work` lives."""
@@ -137,23 +130,22 @@ class Waits:
         for thread, wait in list(self._open.items()):
             if wait.number or now - wait.began_ns < LASTING_NS:
                 continue
-            key = self._board.string(key_text(wait.keys)) if wait.keys is not None else 0
+            key = self._status_file.string(key_text(wait.keys)) if wait.keys is not None else 0
             if wait.outer:
                 wait.number = wait.outer
-                self._board.call_waits_for(wait.outer, key)
+                self._status_file.call_waits_for(wait.outer, key)
             else:
                 wait.number = self._enter(thread, wait, key)
             if self._open.get(thread) is not wait:
                 self._write_end(wait)
 
     def _enter(self, thread: int, wait: OngoingWait, key: int) -> int:
-        board, handle = self._board, wait.handle
-        frame = innermost(sys._current_frames().get(thread), self.foreign)
-        place = place_text(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) if frame is not None else ""
-        return board.enter_call(
-            board.string(protocol.WAIT + handle.op),
+        status_file, handle = self._status_file, wait.handle
+        place = frame_place(innermost(sys._current_frames().get(thread), self.foreign))
+        return status_file.enter_call(
+            status_file.string(protocol.WAIT + handle.op),
             handle.group,
-            board.string(place),
+            status_file.string(place),
             handle.elements,
             handle.dtype,
             key=key,
@@ -163,9 +155,9 @@ class Waits:
 
     def _write_end(self, wait: OngoingWait) -> None:
         if wait.outer:
-            self._board.call_waits_for(wait.outer, 0)
+            self._status_file.call_waits_for(wait.outer, 0)
         else:
-            self._board.leave_call(wait.number)
+            self._status_file.leave_call(wait.number)
 
 
 # What is patched.
@@ -187,9 +179,9 @@ def _store_wait(waits: Waits, name: str) -> Callable[[Any, Any], OngoingWait | N
     return begin
 
 
-def watch_keys(c10d: Any, board: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
+def watch_keys(c10d: Any, status_file: StatusFileWriter, foreign: tuple[str, ...], trouble: TroubleLog) -> None:
     """Patch the store's setters: which lines of the program, not of torch, set keys, and each line's latest key."""
-    keys = _Keys(board, foreign)
+    keys = _Keys(status_file, foreign)
 
     def was_set(_state: object, arguments: Any, options: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
@@ -201,10 +193,10 @@ def watch_keys(c10d: Any, board: StatusFileWriter, foreign: tuple[str, ...], tro
 
 
 class _Keys:
-    def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...]) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
+        self._status_file = status_file
         self._foreign = foreign
-        self._chains = Chains(board, foreign)
+        self._chains = Chains(status_file, foreign)
         self._counts: dict[int, int] = {}  # by chain, in the order of their slots
 
     def note(self, caller: Any, key: object) -> None:
@@ -214,7 +206,7 @@ class _Keys:
         if chain and (chain in self._counts or len(self._counts) < protocol.KEYS):
             self._counts[chain] = count = self._counts.get(chain, 0) + 1
             slot = list(self._counts).index(chain)
-            self._board.key_set(slot, count, chain, str(key).encode("utf-8", "replace"))
+            self._status_file.key_set(slot, count, chain, str(key).encode("utf-8", "replace"))
 
 
 def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> None:
@@ -262,24 +254,11 @@ LINES_LIMIT = 256
 NOBODY = -1  # no root is known
 # Operations with a result on every rank, on all ranks but the root, and on the root only. A rank that only sends
 # (isend) reads no result, and a barrier has none.
-TO_ALL = frozenset(
-    {
-        "_all_gather_base",
-        "_reduce_scatter_base",
-        "all_gather",
-        "all_gather_coalesced",
-        "all_gather_into_tensor",
-        "all_gather_single",
-        "all_reduce",
-        "all_reduce_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "irecv",
-        "reduce_scatter",
-        "reduce_scatter_single",
-        "reduce_scatter_tensor",
-    }
-)
+TO_ALL = frozenset({
+    "_all_gather_base", "_reduce_scatter_base", "all_gather", "all_gather_coalesced", "all_gather_into_tensor",
+    "all_gather_single", "all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "irecv",
+    "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor",
+})  # fmt: skip
 FROM_ROOT = frozenset({"broadcast", "scatter"})
 TO_ROOT = frozenset({"gather", "reduce"})
 
@@ -299,8 +278,8 @@ class CallingLine:
 class UnwaitedHandles:
     """The lines that call collectives asynchronously, by code and instruction. Keeps no handle alive."""
 
-    def __init__(self, board: StatusFileWriter, foreign: tuple[str, ...]) -> None:
-        self._board = board
+    def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
+        self._status_file = status_file
         self._foreign = foreign
         self._lines: dict[tuple[Any, int, str], CallingLine] = {}
 
@@ -308,8 +287,8 @@ class UnwaitedHandles:
         """Count a handle that `frame` got from `op`; return its line, or None if this rank gets no result."""
         if not (
             op in TO_ALL
-            or (op in FROM_ROOT and peer not in (self._board.rank, NOBODY))
-            or (op in TO_ROOT and peer == self._board.rank)
+            or (op in FROM_ROOT and peer not in (self._status_file.rank, NOBODY))
+            or (op in TO_ROOT and peer == self._status_file.rank)
         ):
             return None
         key = (frame.f_code, frame.f_lasti, op)
@@ -328,10 +307,8 @@ class UnwaitedHandles:
 
     def _place(self, frame: Any, tensors: Any) -> str:
         """Return the program's line, or "" for tensors on a device: there a later wait for the stream may cover it."""
-        file = frame.f_code.co_filename
-        if file.startswith(self._foreign) or is_installed(file) or not all(map(_on_host, tensors)):
-            return ""
-        return place_text(file, frame.f_lineno, frame.f_code.co_name)
+        is_reported = is_own(frame.f_code.co_filename, self._foreign) and all(map(_on_host, tensors))
+        return frame_place(frame) if is_reported else ""
 
 
 def _on_host(tensor: Any) -> bool:

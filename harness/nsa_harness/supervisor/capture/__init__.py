@@ -1,1 +1,1 @@
-"""Where evidence comes from: the kernel, the debuggers, the ranks themselves."""
+"""Sources of evidence: the kernel, debuggers and the ranks themselves."""

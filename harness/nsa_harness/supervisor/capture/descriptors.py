@@ -18,30 +18,30 @@ from nsa_harness.core.evidence.host import Process, Socket, Task
 from nsa_harness.core.evidence.sockets import Transferred, answers_end, other_ends, parse_answers, parse_table
 from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, link
 
-_MAX_FDS = 4096  # of one process
-_MAX_HELD = 16  # names of others that are kept
-_MAX_WAITS = 32  # threads of one process whose others are looked for
+_MAX_FDS = 4096  # per process
+_MAX_HELD = 16  # holders that are stored
+_MAX_WAITS = 32  # threads of one process whose holders are searched
 _LIMIT_S = 0.5  # for the whole host
 _ACCESS = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 _READS = {"read", "readv", "recvfrom", "recvmsg"}
 _WRITES = {"write", "writev", "sendfile", "sendto", "sendmsg"}
 _POLLS = {"poll", "ppoll", "select", "pselect6"}
 _LOCKS = {"flock", "fcntl"}
-_FIFO_OPENS = {"wait_for_partner", "fifo_open"}  # the kernel functions an open of a FIFO sleeps in
-# File systems of a server or a program, which may not answer: no file of theirs is asked what it is.
+_FIFO_OPENS = {"wait_for_partner", "fifo_open"}  # kernel functions in which the open of a FIFO sleeps
+# File systems of a server or a program, which may not answer. Their files are not inspected.
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "gpfs", "beegfs", "afs", "virtiofs")
 _GPU = re.compile(r"/dev/nvidia\d+$")
 _LOCK = re.compile(r"^(\d+):( ->)? (?:FLOCK|POSIX|OFDLCK)\s+\S+\s+\S+\s+(-?\d+)\s", re.M)
 
 
 def holds(pid: int) -> tuple[str, ...]:
-    """The pipes, FIFOs, sockets and GPUs a process has open, each with what it may do there: "pipe:[123] w"."""
+    """Return the open pipes, FIFOs, sockets and GPUs of a process with their access: "pipe:[123] w"."""
     found = {f"{target} {access}" for _, target, access in _ends(pid)}
     return tuple(sorted(found))
 
 
 def readable_descriptors(pid: int) -> bool:
-    """We may see what the process has open; a process that has left hides nothing."""
+    """Whether the process's descriptors are readable. A process that has exited hides nothing."""
     try:
         for name in os.listdir(f"/proc/{pid}/fd")[:1]:
             os.readlink(f"/proc/{pid}/fd/{name}")
@@ -54,15 +54,15 @@ def readable_descriptors(pid: int) -> bool:
 
 @dataclass(kw_only=True)
 class Holders:
-    """Who holds what on this host at this moment; read once, when the first wait asks for it."""
+    """The open files of all processes on this host, read once, at the first query."""
 
     sockets: SocketTable
     failures: list[str] = field(default_factory=list)
     _ends: dict[str, set[tuple[int, str]]] | None = None
-    _complete: bool = True  # whoever was not read may hold anything
+    _complete: bool = True  # all processes were read; one that was not may hold anything
 
     def with_holders(self, process: Process) -> Process:
-        """The process with `held_by` filled in for its threads that wait on something that others hold."""
+        """Return the process with `held_by` for its threads that wait for something that other processes hold."""
         waiting = [task.tid for task in process.tasks if task.held_by is None and task.target][:_MAX_WAITS]
         tasks = (self._task(process.pid, task) if task.tid in waiting else task for task in process.tasks)
         return replace(process, tasks=tuple(tasks))
@@ -84,9 +84,9 @@ class Holders:
         return self._other_ends(pid, task)
 
     def _other_ends(self, pid: int, task: Task) -> tuple[int, ...] | None:
-        """A read ends when the last writer leaves, a write when the last reader does: somebody holds the other end.
+        """Return the processes at the other end. A read ends when the last writer exits, a write with the last reader.
 
-        Nobody found means that we cannot see who, not that there is nobody.
+        None found means that the holders are not visible, not that there are none.
         """
         if task.syscall not in _READS | _WRITES | _POLLS:
             return None
@@ -96,14 +96,14 @@ class Holders:
         return tuple(sorted(found)) or None if self._complete else None
 
     def _opened(self, task: Task) -> tuple[int, ...] | None:
-        """An open that waits for the other side of a FIFO: who has the FIFO open, which is nobody as a rule."""
+        """Return the processes with the FIFO open that this open waits for: usually none."""
         if task.wchan not in _FIFO_OPENS:
             return None
         found = {holder for holder, _ in self._all().get(task.target, ())}
         return tuple(sorted(found)) if self._complete else None
 
     def _sharers(self, pid: int, task: Task) -> tuple[int, ...] | None:
-        """The other processes that have a semaphore in their memory: any of them may give it back."""
+        """Return the other processes that map a semaphore: each may release it."""
         found = []
         deadline = time.thread_time() + _LIMIT_S
         for other in psutil.pids():
@@ -123,14 +123,14 @@ class Holders:
         living = tuple(holder for holder in holders if Path(f"/proc/{holder}").exists())
         if living or task.fd is None:
             return living or None
-        # Taken before a fork by a process that has left: whoever inherited the open file keeps the lock.
+        # The lock was taken before a fork by a process that has exited: processes that inherited the file hold it.
         heirs = {holder for holder in _who_opened(task.target) if holder != pid}
         return tuple(sorted(heirs)) or None
 
     def _all(self) -> dict[str, set[tuple[int, str]]]:
         if self._ends is None:
             self._ends = {}
-            # Of this thread: on a crowded machine the wall clock runs on while nothing is read.
+            # This thread's time: on a busy machine, wall time also passes while it does not run.
             deadline = time.thread_time() + _LIMIT_S
             for pid in psutil.pids():
                 if time.thread_time() > deadline:
@@ -147,14 +147,14 @@ class Holders:
 
 
 def lock_holders(table: str, waiter: int) -> tuple[int, ...]:
-    """The processes that hold the file locks `waiter` is blocked on, by /proc/locks."""
+    """Return the processes that hold the file locks for which `waiter` waits, from /proc/locks."""
     lines = [(number, bool(blocked), int(pid)) for number, blocked, pid in _LOCK.findall(table)]
     wanted = {number for number, blocked, pid in lines if blocked and pid == waiter}
     return tuple(sorted({pid for number, blocked, pid in lines if number in wanted and not blocked and pid > 0}))
 
 
 def _ends(pid: int, *, sockets: bool = True) -> Iterator[tuple[int, str, str]]:
-    """Descriptor, target and access of each open pipe, FIFO, socket and GPU; nothing where we may not look."""
+    """Yield descriptor, target and access of each open pipe, FIFO, socket and GPU; nothing without permission."""
     try:
         names = sorted(map(int, os.listdir(f"/proc/{pid}/fd")))[:_MAX_FDS]
     except OSError:
@@ -185,7 +185,7 @@ def _is_fifo(pid: int, fd: int, remote: frozenset[str]) -> bool:
 
 
 def _remote_mounts(pid: int) -> frozenset[str]:
-    """The numbers of the mounts whose server may not answer."""
+    """Return the ids of mounts whose server may not answer."""
     lines = kernel_text(f"/proc/{pid}/mountinfo").splitlines()
     kinds = ((line.split()[0], line.partition(" - ")[2]) for line in lines if " - " in line)
     return frozenset(number for number, kind in kinds if kind.startswith(_REMOTE))
@@ -194,7 +194,7 @@ def _remote_mounts(pid: int) -> frozenset[str]:
 def _access(pid: int, fd: int | None) -> str:
     flags = kernel_fields(f"/proc/{pid}/fdinfo/{fd}").get("flags")
     if flags is None:
-        return "rw"  # unknown: it may do either
+        return "rw"  # unknown: both are possible
     return _ACCESS.get(int(flags, 8) & os.O_ACCMODE, "rw")
 
 
@@ -211,7 +211,7 @@ def _who_opened(path: str) -> Iterator[int]:
 # The sockets of this host, and the process at the other end of each connection.
 
 _MAX_TABLE_BYTES = 16 << 20
-_MAX_SOCKETS = 64  # of one process in the evidence; those with something in flight first
+_MAX_SOCKETS = 64  # stored per process; sockets with data in flight first
 _ANSWER_LIMIT_S = 0.5
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -222,20 +222,20 @@ _WITH_INFO = 1 << 1  # the bit of INET_DIAG_INFO, less one
 
 @dataclass(kw_only=True)
 class SocketTable:
-    """The sockets of this moment. Each network namespace is read once, whoever asks first."""
+    """The current sockets. Each network namespace is read once, at its first query."""
 
     owners: Mapping[int, tuple[int | None, int]]  # inode -> (rank, pid) of the run's process that holds it
     failures: list[str] = field(default_factory=list)
     _tables: dict[str, tuple[dict[int, Socket], dict[int, int]]] = field(default_factory=dict)
 
     def of(self, pid: int, inodes: Iterable[int]) -> tuple[Socket, ...]:
-        """The TCP sockets of a process among its `inodes`, those with bytes in flight first, bounded in number."""
+        """Return up to _MAX_SOCKETS TCP sockets of a process from its `inodes`, with data in flight first."""
         table, ends = self._table(pid)
         mine = sorted((self._whose(table[inode], ends) for inode in set(inodes) & table.keys()), key=_urgency)
         return tuple(mine[:_MAX_SOCKETS])
 
     def other_end(self, pid: int, inode: int) -> int | None:
-        """The process of the run at the other end of a connection; None = none that is known."""
+        """Return the run's process at the other end of a connection, or None if it is unknown."""
         owner = self.owners.get(self._table(pid)[1].get(inode, 0))
         return owner[1] if owner else None
 
@@ -244,7 +244,7 @@ class SocketTable:
         return replace(one, peer_rank=owner[0], in_job=True) if owner else one
 
     def _table(self, pid: int) -> tuple[dict[int, Socket], dict[int, int]]:
-        """The sockets by inode, and the inode of each one's other end."""
+        """Return the sockets by inode, and the inode of each socket's other end."""
         namespace = _namespace(pid)
         if namespace not in self._tables:
             table = _read_table(pid)
@@ -265,7 +265,7 @@ class SocketTable:
 
 
 def owners_of(processes: Iterable[tuple[int | None, Process]]) -> dict[int, tuple[int | None, int]]:
-    """Socket inode -> (rank, pid) over the processes of a run; a socket that several hold belongs to the first."""
+    """Return socket inode -> (rank, pid). A socket that several processes hold belongs to the first."""
     found: dict[int, tuple[int | None, int]] = {}
     for rank, process in processes:
         for inode in inodes(process.holds):
@@ -274,7 +274,7 @@ def owners_of(processes: Iterable[tuple[int | None, Process]]) -> dict[int, tupl
 
 
 def inodes(holds: Iterable[str]) -> Iterator[int]:
-    """The socket inodes among what a process holds open."""
+    """Yield the socket inodes in a process's list of open files."""
     for end in holds:
         if end.startswith("socket:["):
             yield int(end[len("socket:[") :].partition("]")[0])
@@ -309,7 +309,7 @@ def _read_table(pid: int) -> dict[int, Socket]:
 
 
 def _ask_kernel() -> Iterator[tuple[int, Transferred]]:
-    """Every TCP socket of this network namespace: inode and bytes. Raises OSError or ValueError when refused."""
+    """Yield inode and bytes of each TCP socket in this network namespace. Raises OSError or ValueError if refused."""
     deadline = time.monotonic() + _ANSWER_LIMIT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -323,6 +323,6 @@ def _ask_kernel() -> Iterator[tuple[int, Transferred]]:
 
 
 def _request(family: int) -> bytes:
-    """struct inet_diag_req_v2 behind its header: all states, any address, with tcp_info."""
+    """Return struct inet_diag_req_v2 after its header: all states, any address, with tcp_info."""
     body = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, _WITH_INFO, 0, _ALL_STATES)
     return struct.pack("=IHHII", 16 + len(body), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0) + body

@@ -25,9 +25,9 @@ _MAX_KILLED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWatch:
-    """What is so now, at the launch; `ended` tells what has changed. The run lives in our own control groups."""
+    """The memory at the launch. `ended` returns the changes. The run is in this process's control groups."""
 
-    # CLOCK_MONOTONIC, which is what the kernel's log counts in as long as the machine does not sleep.
+    # CLOCK_MONOTONIC, the clock of the kernel's log as long as the machine does not sleep.
     began_ns: int = field(default_factory=time.monotonic_ns)
     before: GroupMemory = field(default_factory=lambda: group_memory(os.getpid()))
 
@@ -45,7 +45,7 @@ class MemoryWatch:
 
 
 def _records(kmsg: Path) -> Iterator[str]:
-    """What the log holds now, a record a read. It never ends by itself, so it is read without waiting."""
+    """Yield the kernel log's records. The log has no end, so it is read without waiting."""
     try:
         log = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -65,16 +65,16 @@ def _next_record(log: int) -> str | None:
     try:
         return os.read(log, 8192).decode(errors="replace") or None
     except BrokenPipeError:
-        return " "  # overwritten while we read; the next one follows
+        return " "  # this record was overwritten meanwhile; the next one follows
     except OSError:
         return None
 
 
-_LIMIT_S = 2.5  # for both questions
+_LIMIT_S = 2.5  # for both queries
 
 
 def gpu_state(tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
-    """Every GPU of the node. Raises CommandFailed where there is no answer, ValueError for one of another form."""
+    """Return every GPU of the node. Raises CommandFailed without an answer, ValueError for an unknown format."""
     deadline = time.monotonic() + _LIMIT_S
     table = _ask(tool, "gpu", GPU_FIELDS, deadline)
     return parse_gpus(table, _ask(tool, "compute-apps", PROCESS_FIELDS, deadline))
@@ -94,15 +94,15 @@ _MAX_DEPTH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GroupMemory:
-    """The memory of a process's control groups; None = not readable."""
+    """The memory of a process's control groups; None = unreadable."""
 
-    limit_bytes: int | None  # the smallest of its group and those around it
-    used_bytes: int | None  # of the group that has it, else of the innermost
+    limit_bytes: int | None  # the smallest limit of its group and the groups around it
+    used_bytes: int | None  # in the group with that limit, else in the innermost group
     oom_kills: int | None  # since the groups were made
 
 
 def frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
-    """A frozen process takes no signal and shows in state D or S, whatever it slept in."""
+    """Whether a process is frozen: it receives no signal, and its state shows as D or S."""
     return any(
         kernel_text(group / "freezer.state") == "FROZEN" or _counter(group / "cgroup.events", "frozen")
         for group in groups_of(pid, "freezer", root, proc)
@@ -110,11 +110,11 @@ def frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
 
 
 def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> GroupMemory:
-    """Limit, use and kills of the groups of `pid`, with those around it."""
+    """Return limit, use and kills of the groups of `pid` and the groups around them."""
     groups = list(groups_of(pid, "memory", root, proc))
     limits = {group: limit for group in groups if (limit := limit_bytes(group)) is not None}
     tightest = min(limits, key=lambda group: limits[group], default=groups[0] if groups else None)
-    # A kill counts in its own group; version 2 counts it in all around it too, so the largest number has them all.
+    # A kill counts in its own group, in version 2 also in all groups around it: the largest number has all kills.
     kills = [count for group in groups if (count := _kills(group)) is not None]
     return GroupMemory(
         limit_bytes=min(limits.values(), default=None),
@@ -124,11 +124,10 @@ def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> Gro
 
 
 def groups_of(pid: int | str, controller: str, root: Path = ROOT, proc: Path = Path("/proc")) -> Iterator[Path]:
-    """The directories of a process's groups and of those around them, innermost first; a limit of each one counts.
+    """Yield the directories of a process's groups and the groups around them, innermost first.
 
-    Version 1 has a tree for each controller; version 2, whose line names none, has one for all. In a container the
-    kernel names the path as the host sees it, and only the container's own group is mounted: then the mount itself is
-    the group.
+    Version 1 has a tree per controller. Version 2, whose line names no controller, has one tree. In a container, the
+    kernel shows the host's path, but only the container's own group is mounted: then the mount itself is the group.
     """
     for line in kernel_text(proc / str(pid) / "cgroup").splitlines():
         _, names, path = line.split(":", 2)
@@ -141,7 +140,7 @@ def groups_of(pid: int | str, controller: str, root: Path = ROOT, proc: Path = P
 
 
 def number_in(*files: Path) -> int | None:
-    """The first of the files that holds one."""
+    """Return the number in the first of the files that contains one, or None."""
     texts = (kernel_text(file) for file in files)
     return next((int(text) for text in texts if text.isdigit()), None)
 
@@ -172,18 +171,18 @@ def _counter(file: Path, name: str) -> int | None:
 
 _MAX_OUTPUT_BYTES = 32 << 20
 _MAX_ERROR_BYTES = 1 << 14
-_DEATH_S = 0.2  # what a killed process needs to leave; one that hangs in the kernel is left behind
+_DEATH_S = 0.2  # a killed process exits within this time, unless it is stuck in the kernel
 
 
 class CommandFailed(Exception):
-    """Says which command gave no answer, and why."""
+    """The text names the command without an answer, and the reason."""
 
 
 def answer_of(command: Sequence[str], limit_s: float, before_killed: Callable[[int], None] | None = None) -> str:
-    """What the command prints. Its output goes to a file, so that no child that keeps a pipe open is waited for.
+    """Return the command's output, which goes to a file: a child that keeps a pipe open could block a reader.
 
-    `before_killed` is called with the process that is about to be killed. Raises CommandFailed when it cannot start,
-    fails, or has not ended within `limit_s`; then it is killed.
+    Raises CommandFailed if the command cannot start, fails, or has not ended within `limit_s`. Then it is killed, after
+    a call of `before_killed` with its pid.
     """
     name = os.path.basename(command[0])
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -219,7 +218,7 @@ def _output(file: int, limit_bytes: int) -> str:
 
 
 def _reason(text: str) -> str:
-    """The line that names the error; a trace of the tool's own may follow it."""
+    """Return the line with the error; the tool's own traceback may follow it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if line.lower().startswith("error")]
     return (named or lines[-1:] or [""])[0][:300]

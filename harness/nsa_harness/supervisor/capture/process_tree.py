@@ -1,4 +1,4 @@
-"""Everything /proc says of a run at one moment: the ranks, their children, what they hold, and who waits for whom."""
+"""The processes of a run at one moment, from /proc: ranks, their children, open files, and who waits for whom."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from nsa_harness.supervisor.capture.descriptors import (
 from nsa_harness.supervisor.capture.node import frozen
 from nsa_harness.supervisor.capture.syscalls import RESTARTED
 
-_MAX_CHILDREN = 64  # of one rank
+_MAX_CHILDREN = 64  # per rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessTree:
-    """Read without asking a process; what could not be read stands in `failures`."""
+    """The processes, read without asking them. `failures` lists what could not be read."""
 
-    processes: dict[int, Process]  # rank -> its process; a rank that is gone is not in it
+    processes: dict[int, Process]  # rank -> its process, for living ranks
     children: dict[int, tuple[Process, ...]]  # rank -> the processes below it, parents first
-    failures: tuple[tuple[int | None, str], ...]  # (rank, what could not be read); None = it concerns all
+    failures: tuple[tuple[int | None, str], ...]  # (rank, what could not be read); None = for all ranks
 
     @property
     def everyone(self) -> Iterator[Process]:
@@ -36,14 +36,16 @@ class ProcessTree:
             yield from below
 
 
-def look_around(ranks: Mapping[int, int], origin_ns: int, stood: dict[int, Task] | None = None) -> ProcessTree:
-    """The scene of these ranks (rank -> pid); times relative to `origin_ns`.
+def read_process_tree(
+    ranks: Mapping[int, int], origin_ns: int, last_tasks: dict[int, Task] | None = None
+) -> ProcessTree:
+    """Return the process tree of these ranks (rank -> pid), with times relative to `origin_ns`.
 
-    `stood` is the memory between looks (thread -> where it stood): a wait that goes on after a stop, such as one of our
-    own tools makes, no longer says what it waits for.
+    `last_tasks` keeps each thread's last system call from one snapshot to the next: a wait that is restarted after a
+    stop, such as py-spy's, no longer shows what it waits for.
     """
     found = {rank: procfs.read_process(pid, origin_ns) for rank, pid in ranks.items()}
-    memory = {} if stood is None else stood
+    memory = {} if last_tasks is None else last_tasks
     processes = {rank: _resumed(process, memory) for rank, process in found.items() if process is not None}
     children = {
         rank: tuple(_resumed(child, memory) for child in _below(process.pid, origin_ns))
@@ -61,7 +63,7 @@ def look_around(ranks: Mapping[int, int], origin_ns: int, stood: dict[int, Task]
 
 
 def _hidden(process: Process) -> str | None:
-    """What the kernel did not let us see of a living process, in words; None where all could be read."""
+    """Return what the kernel did not show about a living process, as text, or None."""
     main = next((task for task in process.tasks if task.tid == process.pid), None)
     if main is None or process.state in "ZX":
         return None
@@ -74,14 +76,16 @@ def _hidden(process: Process) -> str | None:
     return f"not readable without the right to trace the process: {', '.join(names)}" if names else None
 
 
-def _resumed(process: Process, stood: dict[int, Task]) -> Process:
-    tasks = tuple(_counted(_as_before(task, stood.get(task.tid)), stood.get(task.tid)) for task in process.tasks)
-    stood.update({task.tid: task for task in tasks})
+def _resumed(process: Process, last_tasks: dict[int, Task]) -> Process:
+    tasks = tuple(
+        _counted(_as_before(task, last_tasks.get(task.tid)), last_tasks.get(task.tid)) for task in process.tasks
+    )
+    last_tasks.update({task.tid: task for task in tasks})
     return replace(process, tasks=tasks)
 
 
 def _counted(task: Task, before: Task | None) -> Task:
-    """How often it woke from a sleep and went to sleep again."""
+    """Count how often the thread woke from a sleep and went to sleep again."""
     if before is None or before.wakes_at_s is None or task.wakes_at_s is None:
         return task
     return replace(task, woke=before.woke + (task.wakes_at_s > before.wakes_at_s))
@@ -91,7 +95,7 @@ def _as_before(task: Task, before: Task | None) -> Task:
     if task.syscall != RESTARTED:
         return task
     if before is None:
-        return replace(task, timed=True)  # only waits that end by themselves are restarted so
+        return replace(task, timed=True)  # only waits with a time limit are restarted like this
     return replace(before, state=task.state, wchan=task.wchan, cpu_s=task.cpu_s, io_bytes=task.io_bytes)
 
 
@@ -105,7 +109,7 @@ def _below(pid: int, origin_ns: int) -> Iterator[Process]:
 def _run(
     processes: Mapping[int, Process], children: Mapping[int, tuple[Process, ...]]
 ) -> Iterator[tuple[int | None, Process]]:
-    """The processes of the run, ranks first: a socket that a child inherited belongs to the rank."""
+    """Yield the processes of the run, ranks first: a socket that a child inherited belongs to the rank."""
     yield from processes.items()
     for rank, below in children.items():
         yield from ((rank, child) for child in below)

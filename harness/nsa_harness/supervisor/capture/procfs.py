@@ -14,18 +14,18 @@ from nsa_harness.core.verdict.host_waits import is_library
 from nsa_harness.supervisor.capture.descriptors import holds
 from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, process_names, with_system_call
 
-# psutil says who descends from whom, and what was read and written. The rest is read here: psutil does not have it
-# (system calls, wait channels, states of threads, peak memory, handled signals, the tracer), gives the start on a clock
-# that may be set, costs a snapshot of hundreds of processes several times as much (state, CPU time and memory), or ends
-# an environment at its first empty entry, which a rank of the fork server has.
+# psutil provides descendants and bytes of I/O. The rest is read here, because psutil lacks it (system calls, wait
+# channels, thread states, peak memory, handled signals, the tracer), gives the start on a clock that may be set, takes
+# several times as long for hundreds of processes (state, CPU time, memory), or ends an environment at its first empty
+# entry, which a rank of the fork server has.
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_MAX_TASKS = 256  # a process with more threads is read in part: state matters, not the census
+_MAX_TASKS = 256  # threads that are read of one process
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stat:
-    """/proc/PID/stat, the part that is used here."""
+    """The fields of /proc/PID/stat that are used here."""
 
     pid: int
     parent: int
@@ -34,11 +34,11 @@ class Stat:
     cpu_s: float
     rss_bytes: int
     started_ticks: int
-    processor: int  # on which it ran last
+    processor: int  # where it last ran
 
 
 def read_stat(pid: int, tid: int | None = None) -> Stat | None:
-    """None when the process is gone."""
+    """Return the fields, or None if the process or thread is gone."""
     path = f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat"
     text = kernel_text(path)
     if not text:
@@ -58,7 +58,7 @@ def read_stat(pid: int, tid: int | None = None) -> Stat | None:
 
 
 def exit_status(pid: int) -> int | None:
-    """Exit code, or minus the signal, of a process that has ended and that its parent has not heard of; else None."""
+    """Return the exit code, or minus the signal, of a zombie; None for any other process."""
     head, _, tail = kernel_text(f"/proc/{pid}/stat").rpartition(") ")
     fields = tail.split()
     return os.waitstatus_to_exitcode(int(fields[49])) if head and fields[0] in "ZX" and len(fields) > 49 else None
@@ -70,7 +70,7 @@ def alive(pid: int) -> bool:
 
 
 def descendants(root: int) -> list[Stat]:
-    """The living processes below `root`, parents before children."""
+    """Return the processes below `root`, parents before children."""
     try:
         below = psutil.Process(root).children(recursive=True)
     except psutil.Error:
@@ -79,7 +79,7 @@ def descendants(root: int) -> list[Stat]:
 
 
 def children(parent: int) -> list[Stat]:
-    """Those that have ended and that it has not heard of are among them."""
+    """Return the children of a process, including zombies."""
     try:
         found = psutil.Process(parent).children()
     except psutil.Error:
@@ -88,7 +88,7 @@ def children(parent: int) -> list[Stat]:
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The environment the process was started with; empty when unreadable."""
+    """Return the environment that the process was started with, empty if unreadable."""
     pairs = (item.partition(b"=") for item in _words(pid, "environ") if b"=" in item)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
@@ -98,7 +98,7 @@ def command_words(pid: int) -> list[str]:
 
 
 def _words(pid: int, file: str) -> list[bytes]:
-    """What ends with a NUL each; nothing when unreadable."""
+    """Return the NUL-terminated strings of a file, none if unreadable."""
     try:
         return Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
     except OSError:
@@ -111,12 +111,12 @@ def peak_rss_bytes(pid: int) -> int | None:
 
 
 def handles_signal(pid: int, number: int) -> bool:
-    """The process has a handler for this signal (SigCgt)."""
+    """Whether the process has a handler for this signal (SigCgt)."""
     return bool(int(kernel_fields(f"/proc/{pid}/status").get("SigCgt", "0"), 16) >> (number - 1) & 1)
 
 
 def io_bytes(pid: int) -> int | None:
-    """Bytes read and written through system calls; None where the kernel does not let us see."""
+    """Return the bytes read and written by system calls, or None without permission."""
     try:
         counters = psutil.Process(pid).io_counters()
     except (psutil.Error, OSError, RuntimeError):
@@ -125,7 +125,7 @@ def io_bytes(pid: int) -> int | None:
 
 
 def task_io_bytes(pid: int, tid: int) -> int | None:
-    """The same of one thread."""
+    """Return the bytes read and written by one thread, or None without permission."""
     counted = kernel_fields(f"/proc/{pid}/task/{tid}/io")
     return int(counted["rchar"]) + int(counted["wchar"]) if "wchar" in counted else None
 
@@ -135,7 +135,7 @@ _Clocks = dict[int, float | None]  # by processor, as read within one sweep
 
 
 def idle_s(pid: int, tid: int, clocks: _Clocks | None = None) -> float | None:
-    """Since the thread last ran on a core; None where the kernel does not say, or not of that core."""
+    """Return the time since the thread last ran on a core, or None if the kernel does not show it."""
     then, stat = _last_ran_s(f"/proc/{pid}/task/{tid}/sched"), read_stat(pid, tid)
     if then is None or stat is None:
         return None
@@ -147,9 +147,9 @@ def idle_s(pid: int, tid: int, clocks: _Clocks | None = None) -> float | None:
 
 
 def _clock_s(processor: int) -> float | None:
-    """The scheduler's clock of a core, which stands still while the machine below it gives the core to others.
+    """Return the scheduler's clock of a core, which stops while the hypervisor gives the core to other machines.
 
-    Nothing shows it but a thread that runs there, so that this one moves there for a moment.
+    Only a thread that runs on the core shows it, so this thread moves there for a moment.
     """
     home = os.sched_getaffinity(0)
     try:
@@ -169,14 +169,14 @@ def _last_ran_s(path: str) -> float | None:
 
 
 def all_idle_s(pid: int) -> float:
-    """For how long no thread of the program has run, those of torch's libraries aside; 0 where that is not known."""
+    """Return how long no thread of the program has run, without those of torch's libraries; 0 if unknown."""
     clocks: _Clocks = {}
     idle = [idle_s(pid, task.tid, clocks) for task in _tasks(pid, 0) if not is_library(task)]
-    return min((0.0 if one is None else one for one in idle), default=0.0)
+    return min((0.0 if seconds is None else seconds for seconds in idle), default=0.0)
 
 
 def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | None:
-    """One process; times relative to `origin_ns`. None when it is gone."""
+    """Return one process, with times relative to `origin_ns`, or None if it is gone."""
     stat = read_stat(pid)
     if stat is None:
         return None
@@ -197,7 +197,7 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
 
 
 def tracers(pid: int) -> dict[int, int]:
-    """By thread, the process that traces it; 0 is none."""
+    """Return thread -> pid of its tracer, 0 = none."""
     try:
         tids = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except OSError:
@@ -244,13 +244,13 @@ def _tasks(pid: int, origin_ns: int) -> Iterator[Task]:
 
 # Processes in other mount or PID namespaces: where their files are, and which number they know themselves by.
 
-_MAX_LINKS = 40  # as the kernel follows
+_MAX_LINKS = 40  # the kernel's limit
 
 
 def path_of(pid: int, file: str, proc: Path = Path("/proc")) -> Path:
-    """Where a file that the process names lies for us: below its root where that is not ours.
+    """Return the path of a file that the process names: below the process's root, if that is another one.
 
-    Links are followed within that root, as the process sees them: the kernel would follow an absolute one out of it.
+    Links are followed within that root, as the process sees them. The kernel would follow absolute links out of it.
     """
     home = proc / str(pid)
     if not _has_other_root(home, proc / "self"):
@@ -260,7 +260,7 @@ def path_of(pid: int, file: str, proc: Path = Path("/proc")) -> Path:
 
 
 def inner_pid(pid: int, proc: Path = Path("/proc")) -> int:
-    """What the process calls itself."""
+    """Return the process's pid in its own namespace."""
     return process_names(pid, proc)[-1]
 
 
@@ -271,7 +271,7 @@ def _has_other_root(home: Path, own: Path) -> bool:
 
 
 def _resolved(root: Path, file: str) -> list[str]:
-    """The names below `root` that lead to the file, none of which is a link."""
+    """Return the path components below `root` that lead to the file, with all links resolved."""
     found: list[str] = []
     left = [part for part in reversed(file.split("/")) if part not in ("", ".")]
     links = 0
@@ -286,12 +286,12 @@ def _resolved(root: Path, file: str) -> list[str]:
             found.append(part)
             continue
         found = [] if target.startswith("/") else found
-        left += [one for one in reversed(target.split("/")) if one not in ("", ".")]
+        left += [name for name in reversed(target.split("/")) if name not in ("", ".")]
     return found
 
 
 def _link(path: Path) -> str:
-    """Empty for what is no link, and where it may not be read."""
+    """Return a link's target, or "" if it is no link or unreadable."""
     try:
         return os.readlink(path)
     except OSError:

@@ -30,7 +30,7 @@ _CHUNK = 1 << 16
 
 
 def ask_flight(boards: Path, pid: int, limit_s: float = LIMIT_S) -> str:
-    """The flight recorder of a process as JSON text. Raises as `ask` does."""
+    """Return the flight recorder of a process as JSON text. Raises like `ask`."""
     return ask(boards / protocol.SOCKET.format(pid=pid), protocol.FLIGHT_HANDLER, limit_s=limit_s).decode(
         "utf-8", "replace"
     )
@@ -39,15 +39,12 @@ def ask_flight(boards: Path, pid: int, limit_s: float = LIMIT_S) -> str:
 _NCCL_HANDLER = "dump_nccl_trace_json"
 _ENV_SOCKET = "TORCH_WORKER_SERVER_SOCKET"
 _EVERYWHERE = "[::]:"  # where start_debug_server listens; gloo and NCCL listen at one address
-_MAX_PORTS = 4  # that are tried of one process
+_MAX_PORTS = 4  # tried per process
 _PING_S = 0.3
 
 
 def ask_own_flight(where: Path | int, limit_s: float = LIMIT_S) -> tuple[str, tuple[Collective, ...]]:
-    """The recorder of a process that has the server by itself: of gloo, or where that is empty of NCCL.
-
-    Raises as `ask` does.
-    """
+    """Return the recorder of a process with its own server: gloo's, or NCCL's if that is empty. Raises like `ask`."""
     text = ask(where, protocol.FLIGHT_HANDLER, limit_s=limit_s).decode("utf-8", "replace")
     recorded = parse_flight(text)
     if not recorded:
@@ -58,9 +55,9 @@ def ask_own_flight(where: Path | int, limit_s: float = LIMIT_S) -> tuple[str, tu
 
 
 def own_server(pid: int, environment: Mapping[str, str], sockets: Sequence[Socket]) -> Path | int | None:
-    """Where the job's own worker server of this process listens: a socket, or a port; None where none answers.
+    """Return the socket or port of the job's own worker server in this process, or None if none answers.
 
-    `sockets`: those of the process. A port is taken for one where it answers as such; the store's is not asked.
+    `sockets` are the process's. Its ports are tried, except the store's.
     """
     for where in _candidates(pid, environment, sockets):
         try:
@@ -82,10 +79,10 @@ def _candidates(pid: int, environment: Mapping[str, str], sockets: Sequence[Sock
 
 
 def ask(where: Path | int, handler: str, *, limit_s: float = LIMIT_S, limit_bytes: int = ANSWER_LIMIT_BYTES) -> bytes:
-    """The body of the answer, all of it within `limit_s`. `where`: a socket, or a port of this host.
+    """Return the body of the answer within `limit_s`. `where`: a unix socket, or a port of this host.
 
-    Raises FileNotFoundError where no server was started, OSError where none listens or it takes too long, and
-    ValueError where the answer is an error, too large, cut short or no HTTP.
+    Raises FileNotFoundError if no server was started, OSError if none listens or answers in time, and ValueError if the
+    answer is an error, too large, incomplete or no HTTP.
     """
     deadline_s = time.monotonic() + limit_s
     with socket.socket(socket.AF_INET if isinstance(where, int) else socket.AF_UNIX) as connection:
@@ -99,7 +96,7 @@ def ask(where: Path | int, handler: str, *, limit_s: float = LIMIT_S, limit_byte
 
 
 def _connect(connection: socket.socket, path: Path) -> None:
-    """Through the directory's descriptor where the path itself is longer than a socket's address may be."""
+    """Connect, through the directory's descriptor if the path is too long for a socket's address."""
     if len(os.fsencode(path)) <= protocol.SOCKET_PATH_LIMIT:
         connection.connect(os.fspath(path))
         return
@@ -137,7 +134,7 @@ def _more(connection: socket.socket, deadline_s: float, part: str) -> bytes:
 
 
 def _allow(connection: socket.socket, deadline_s: float) -> None:
-    """What is left of the time; a server that sends a byte now and then gets no more than that."""
+    """Set the socket's timeout to the remaining time, so that a slow server gets no more than that."""
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("the answer takes too long")
@@ -145,7 +142,7 @@ def _allow(connection: socket.socket, deadline_s: float) -> None:
 
 
 def _announced(head: bytes, limit_bytes: int) -> int:
-    """The size of the body. The server always says it."""
+    """Return the size of the body, which the server always sends."""
     if not head.startswith(b"HTTP/1."):
         raise ValueError(f"no HTTP: {_first_line(head)}")
     for line in head.split(b"\r\n")[1:]:
@@ -166,16 +163,16 @@ def _first_line(head: bytes) -> str:
 # the recorder, within about a second.
 
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # a prefix; the first one goes before
+_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # a prefix; the first variable takes precedence
 _DEFAULTS = (".cache/torch/comm_lib_trace_rank_", ".cache/torch/nccl_trace_rank_")  # in HOME
 _OLD_DEFAULT = "/tmp/nccl_trace_rank_"
 _SETTLES_S = 0.05
 
 
 def trigger(pid: int, rank: int, environment: Mapping[str, str]) -> str | None:
-    """Has the recorder written; the path of the pipe, as the process calls it, or None where it offers none.
+    """Have the recorder written. Return the pipe's path, as the process names it, or None without a pipe.
 
-    Raises OSError where it does and nobody reads there.
+    Raises OSError if no process reads the pipe.
     """
     stem = environment.get(_PIPE)
     if not stem:
@@ -195,10 +192,7 @@ def trigger(pid: int, rank: int, environment: Mapping[str, str]) -> str | None:
 
 
 def written(pid: int, rank: int, environment: Mapping[str, str], since_ns: int, limit_s: float) -> bytes:
-    """The recorder as it was written after `since_ns`, waited for. Raises OSError, TimeoutError among them.
-
-    `since_ns`: by the wall clock, as file times are.
-    """
+    """Wait for the recorder's file from after `since_ns` (wall clock), and return it. Raises OSError, TimeoutError."""
     prefix = next((environment[name] for name in _FILES if environment.get(name)), None)
     home = environment.get("HOME", "/")
     names = [prefix] if prefix else [*(os.path.join(home, name) for name in _DEFAULTS), _OLD_DEFAULT]
@@ -214,7 +208,7 @@ def written(pid: int, rank: int, environment: Mapping[str, str], since_ns: int, 
 
 
 def _is_whole(file: Path, since_ns: int) -> bool:
-    """A plain file that was written since, and for a moment no more."""
+    """Whether a plain file was written since then and has not changed for a moment."""
     try:
         seen = file.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Takes a snapshot of every rank: cheap sources first, each with its own limit, each failure recorded."""
+"""Takes a snapshot of every rank: cheap sources first, each with its own limit; every failure is recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nsa_harness.core.report import Trouble
 from nsa_harness.core.source_code.loops import innermost_loop
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.node import CommandFailed, gpu_state
-from nsa_harness.supervisor.capture.process_tree import ProcessTree, look_around
+from nsa_harness.supervisor.capture.process_tree import ProcessTree, read_process_tree
 from nsa_harness.supervisor.capture.recorder import ask_flight, ask_own_flight, own_server, trigger, written
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
 from nsa_harness.supervisor.storage.redaction import Redaction
@@ -32,7 +32,7 @@ from nsa_harness.supervisor.storage.sources import text_as_launched
 
 
 def readable(snapshot: RankSnapshot) -> Iterator[str]:
-    """The state and what the process waits on, then every Python thread, innermost frame first."""
+    """Yield a rank as text: its state and what it waits for, then each Python thread, innermost frame first."""
     process = snapshot.process
     yield f"rank {snapshot.rank}   pid {snapshot.pid}   {process.command if process else 'gone'}"
     if process:
@@ -81,62 +81,64 @@ def _socket(one: Socket) -> str:
 
 
 _FLIGHT_LIMIT_S = 1.0
-_BEATS_S = 2.0  # a beat thread that was last seen longer ago has no Python to run
+_HEARTBEAT_S = 2.0  # if the last heartbeat is older, Python does not run in the rank
 _DYING_S = 0.1
-_MAX_CHILDREN = 8  # of one rank, whose stacks are taken
+_MAX_CHILDREN = 8  # child stacks per rank
 _MAX_AT_ONCE = 32
-_UNHURRIED = 8  # so many questions at once fit into the plain limits
-_MOST_HURRIED = 3.0  # a question may stop the process it is about: not for longer than so many limits
+_UNHURRIED = 8  # queries at once that fit into the plain limits
+_MOST_HURRIED = 3.0  # maximal factor on limits: a query may stop its process that long
 
-_Recorded = tuple[tuple[Collective, ...], bool]  # and whether the beat thread was asked
+_Recorded = tuple[tuple[Collective, ...], bool]  # and whether the heartbeat thread was asked
 _Threads = tuple[Stack, ...]
-_Stacks = tuple[_Threads, str]  # and the dump they were read from
+_Stacks = tuple[_Threads, str]  # and the dump that they were read from
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piped:
-    """A recorder that was asked for by its pipe."""
+    """A recorder that was requested through its pipe."""
 
     rank: int
-    pipe: str | None  # None = the process offers none
-    at_ns: int  # by the wall clock
+    pipe: str | None  # None = the process has none
+    at_ns: int  # wall clock
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackSampler:
-    """What stays the same between the snapshots of one attempt."""
+    """Takes the snapshots of one attempt, and keeps what they have in common."""
 
     origin_ns: int
     boards: Path
     dumps: Path
-    redaction: Redaction = field(default_factory=Redaction)  # of what the dumps say
+    redaction: Redaction = field(default_factory=Redaction)  # of the dumps
     trouble: list[Trouble] = field(default_factory=list)
-    asked_bytes: dict[int, int] = field(default_factory=dict)  # by process, what our questions made it read and write
-    stood: dict[int, Task] = field(default_factory=dict)  # by thread, the system call at the last look
-    trained_in: dict[int, Stack] = field(default_factory=dict)  # by process, where its training thread stood last
-    piped: dict[int, Piped] = field(default_factory=dict)  # by process, how its recorder was asked for
+    asked_bytes: dict[int, int] = field(
+        default_factory=dict
+    )  # by process, the bytes that it read and wrote because of queries
+    last_tasks: dict[int, Task] = field(default_factory=dict)  # by thread, the system call at the last snapshot
+    trained_in: dict[int, Stack] = field(default_factory=dict)  # by process, its training thread's last stack
+    piped: dict[int, Piped] = field(default_factory=dict)  # by process, how its recorder was requested
     servers: dict[int, Path | int | None] = field(default_factory=dict)  # by process, the job's own worker server
 
     def take(self, number: int, ranks: Mapping[int, int], *, written: bool = True, patient: bool = False) -> Snapshot:
-        """Look at every rank (rank -> pid) at once, and leave the dumps for people unless told not to.
+        """Take a snapshot of all ranks (rank -> pid) at once. `written`: also write human-readable dumps.
 
-        `patient`: a rank whose Python runs is asked for its recorder where that costs it no memory, which takes up to a
-        beat. The worker server has a thread for each core, at least eight, and each keeps the memory of the largest
-        answer that it has given: 12 MB with the recorder's default size.
+        `patient`: ask the heartbeat thread of a rank for its recorder, which takes up to one heartbeat but no memory.
+        The worker server has a thread per core, at least eight, and each keeps the memory of its largest answer: 12 MB
+        with the recorder's default size.
         """
         at_s = (time.monotonic_ns() - self.origin_ns) / 1e9
-        scene = look_around(ranks, self.origin_ns, self.stood)
-        for rank, failure in scene.failures:
+        tree = read_process_tree(ranks, self.origin_ns, self.last_tasks)
+        for rank, failure in tree.failures:
             self._note("kernel", failure, rank)
         with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
-            gpus = pool.submit(self._gpus, scene)
+            gpus = pool.submit(self._gpus, tree)
             ways = {"written": written, "patient": patient}
-            asked = [self._asked(pool, scene, rank, pid, **ways) for rank, pid in sorted(ranks.items())]
+            asked = [self._asked(pool, tree, rank, pid, **ways) for rank, pid in sorted(ranks.items())]
             seen = without_lone_recorders([received(number) for received in asked])
             return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
 
     def board(self, pid: int, newest_calls: int = protocol.CALLS) -> StatusFile | None:
-        """The progress board of a process, or None where there is none (probe off, not Python, a foreign host)."""
+        """Return the status file of a process, or None without one (probe off, not Python, another host)."""
         try:
             data = (self.boards / protocol.BOARD.format(pid=pid)).read_bytes()
             return parse_board(data, self.origin_ns, newest_calls)
@@ -147,12 +149,12 @@ class StackSampler:
             return None
 
     def _asked(
-        self, pool: ThreadPoolExecutor, scene: ProcessTree, rank: int, pid: int, *, written: bool, patient: bool
+        self, pool: ThreadPoolExecutor, tree: ProcessTree, rank: int, pid: int, *, written: bool, patient: bool
     ) -> Callable[[int], RankSnapshot]:
-        """Everything of one rank is asked at once; what is returned waits for the answers and puts them together."""
-        process, board = scene.processes.get(rank), self.board(pid)
-        children = scene.children.get(rank, ())
-        patience = max(1.0, sum(1 for _ in scene.everyone) / _UNHURRIED, _hurried())
+        """Start all queries about one rank, and return a function that waits for the answers and combines them."""
+        process, board = tree.processes.get(rank), self.board(pid)
+        children = tree.children.get(rank, ())
+        patience = max(1.0, sum(1 for _ in tree.everyone) / _UNHURRIED, _hurried())
         server = self._own_server(process) if process and board is None else None
         own = pool.submit(self._stacks, rank, process, board, server, patience)
         below = {
@@ -180,7 +182,7 @@ class StackSampler:
                 asked_bytes=self.asked_bytes.get(pid, 0),
                 proof=f"{self.dumps.name}/rank{rank}.{number}.txt" if written else None,
             )
-            # Only what the process itself did for us costs it bytes: its own faulthandler, its own beat thread.
+            # Only queries that the process answers itself make it read or write: by faulthandler or heartbeat thread.
             if by_beat or not (stacks and stacks[0].source.startswith("py-spy")):
                 self._count_bytes(snapshot)
             if written:
@@ -190,14 +192,14 @@ class StackSampler:
         return received
 
     def _count_bytes(self, snapshot: RankSnapshot) -> None:
-        """What the questions of this look made the process read and write, for the next look to take off."""
+        """Note the bytes that the process read and wrote because of this snapshot, which the next one subtracts."""
         process = snapshot.process
         if process and process.io_bytes is not None:
             now = procfs.io_bytes(process.pid) or process.io_bytes
             self.asked_bytes[process.pid] = snapshot.asked_bytes + now - process.io_bytes
 
     def _own_server(self, process: Process) -> Path | int | None:
-        """Looked for once: a port that is no such server is not tried again."""
+        """Return the process's own worker server. It is searched once: other ports are not tried again."""
         if process.pid not in self.servers:
             environment = procfs.environment(process.pid)
             self.servers[process.pid] = own_server(process.pid, environment, process.sockets)
@@ -224,12 +226,12 @@ class StackSampler:
         return stacks, raw
 
     def _with_native(self, sources: StackSources, stacks: tuple[Stack, ...], marking: Sequence[int]) -> _Threads:
-        """Native frames are asked for once a line, since that stops the process; they hold while it stands there."""
+        """Read native frames once per line, since that stops the process. They are valid while it stays in the line."""
         process = sources.process
         last = self.trained_in.get(process.pid)
         now = training_stack(stacks, process.pid, marking)
         if last and now and last.native and last.frames == now.frames:
-            stacks = tuple(replace(one, native=last.native) if one is now else one for one in stacks)
+            stacks = tuple(replace(stack, native=last.native) if stack is now else stack for stack in stacks)
         elif native_wanted(stacks, process, marking, last.frames[0] if last and last.frames else None):
             stacks = sources.native(stacks)
         now = training_stack(stacks, process.pid, marking)
@@ -246,8 +248,8 @@ class StackSampler:
             self._note(f"stacks of child {child.pid}", "; ".join(sources.failures), rank)
         return stacks
 
-    def _gpus(self, scene: ProcessTree) -> tuple[Gpu, ...]:
-        if not any(end.startswith("/dev/nvidia") for process in scene.everyone for end in process.holds):
+    def _gpus(self, tree: ProcessTree) -> tuple[Gpu, ...]:
+        if not any(end.startswith("/dev/nvidia") for process in tree.everyone for end in process.holds):
             return ()
         try:
             return gpu_state()
@@ -258,7 +260,7 @@ class StackSampler:
     # The flight recorder.
 
     def _own_flight(self, rank: int, pid: int, server: Path | int | None) -> _Recorded:
-        """Of a rank without the probe, by what its program offers; what its server says is written down as ours is."""
+        """Return the recorder of a rank without the probe: from its own server, whose answer is stored, or its pipe."""
         if server is None:
             return self._piped_flight(rank, pid), False
         try:
@@ -270,7 +272,7 @@ class StackSampler:
         return essential(recorded), False
 
     def _piped_flight(self, rank: int, pid: int) -> tuple[Collective, ...]:
-        """By NCCL's pipe: the first look asks, the next one reads, so that nobody waits for the first word."""
+        """Return the recorder from NCCL's pipe: the first snapshot requests it, and the next one reads it."""
         environment = procfs.environment(pid)
         asked = self.piped.get(pid)
         try:
@@ -287,32 +289,32 @@ class StackSampler:
             return ()
 
     def _flight(self, rank: int, pid: int, *, needed: bool, patient: bool) -> _Recorded:
-        """By the worker server, which answers while Python is stuck there, else by the beat thread, which is told.
+        """Return the recorder from the worker server, which answers while Python is stuck, else from the heartbeat.
 
-        `patient`: the other way round. The answer lies in the boards directory in either case: after the run it is read
-        from there. Where nothing is proven by it, a rank that begins or ends and has no time to answer is no trouble.
+        `patient`: in the other order. The answer is stored in the probe directory in both cases. Unless it is `needed`
+        for a proof, no answer, as of a rank that starts or exits, is no trouble.
         """
-        ways = (self._by_beat, self._by_server) if patient else (self._by_server, self._by_beat)
-        refusals = tuple(takewhile(bool, (ask(pid) for ask in ways)))
+        sources = (self._by_beat, self._by_server) if patient else (self._by_server, self._by_beat)
+        refusals = tuple(takewhile(bool, (ask(pid) for ask in sources)))
         by_beat = patient or bool(refusals)
-        if len(refusals) == len(ways):
+        if len(refusals) == len(sources):
             if needed:
                 self._note("flight recorder", "; ".join(filter(None, refusals)), rank)
             return (), by_beat
         try:
             return essential(parse_flight(self._flight_file(pid).read_text(errors="replace"))), by_beat
         except FileNotFoundError:
-            return (), by_beat  # the process has not imported torch.distributed: there is nothing to tell
+            return (), by_beat  # the process has not imported torch.distributed
         except (OSError, ValueError) as error:
             self._note("flight recorder", str(error), rank)
             return (), by_beat
 
     def _beats(self, board: StatusFile) -> bool:
         now_s = (time.monotonic_ns() - self.origin_ns) / 1e9
-        return board.beat_s is not None and now_s - board.beat_s < _BEATS_S
+        return board.beat_s is not None and now_s - board.beat_s < _HEARTBEAT_S
 
     def _by_server(self, pid: int) -> str | None:
-        """None when the answer was written, else why there is none."""
+        """Have the answer written. Return None, or the reason why there is no answer."""
         try:
             answer = ask_flight(self.boards, pid, _FLIGHT_LIMIT_S)
             parse_flight(answer)
@@ -327,7 +329,7 @@ class StackSampler:
         return self.boards / protocol.FLIGHT.format(pid=pid)
 
     def _by_beat(self, pid: int) -> str | None:
-        """Raise the request number on the board and wait for the answer. None when it was written."""
+        """Request the recorder through the status file, and wait for it. Return None, or the reason without one."""
         path = self.boards / protocol.BOARD.format(pid=pid)
         with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as board:
             (asked,) = protocol.REQUEST.unpack_from(board, protocol.REQUEST_AT)
@@ -337,12 +339,12 @@ class StackSampler:
         return f"no answer of the beat thread within {_FLIGHT_LIMIT_S:g} s"
 
     def _write(self, snapshot: RankSnapshot, raw: str, number: int) -> None:
-        """For people; the judge reads the snapshot itself."""
+        """Write the human-readable dumps. The judge reads the snapshot itself."""
         stem, clean = f"rank{snapshot.rank}.{number}", self.redaction
         text = "\n".join(readable(snapshot)) + "\n"
         try:
             self.dumps.mkdir(exist_ok=True)
-            if raw:  # no way to the stacks gave an answer: an empty file would look like one
+            if raw:  # without an answer, an empty file would look like one
                 (self.dumps / f"{stem}.json").write_text(clean.json(raw), errors="backslashreplace")
             (self.dumps / f"{stem}.txt").write_text(clean.text(text), errors="backslashreplace")
         except OSError as error:
@@ -355,7 +357,7 @@ class StackSampler:
 
 
 def without_lone_recorders(seen: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
-    """Of ranks without a board all recorders or none: one that was not read would look as if it had not come."""
+    """Keep recorders of ranks without status files only if all were read: a missing one suggests a skipped call."""
     blind = [rank for rank in seen if rank.board is None and rank.process is not None]
     if all(rank.collectives for rank in blind):
         return tuple(seen)
@@ -363,24 +365,24 @@ def without_lone_recorders(seen: Sequence[RankSnapshot]) -> tuple[RankSnapshot, 
 
 
 def _hurried() -> float:
-    """How much longer a question takes where more wants to run than there are cores."""
+    """Return how much longer a query takes on a machine with more running threads than cores."""
     return min(_MOST_HURRIED, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def _left(pid: int) -> bool:
-    """The process has ended, which it may do while it is asked; one that was killed takes a moment to be gone."""
+    """Whether the process has ended during the query. A killed process takes a moment to disappear."""
     return wait_for(lambda: not procfs.alive(pid), _DYING_S)
 
 
 def with_loops(stacks: Sequence[Stack], process: Process, origin_ns: int) -> tuple[Stack, ...]:
-    """With the loop, from its file, of each thread that sleeps; none of a file that was written after the launch."""
+    """Add to each sleeping thread the loop around its line, from files that have not changed since the launch."""
     launched_s = time.time() - (time.monotonic_ns() - origin_ns) / 1e9
     asleep = {task.tid for task in process.tasks if task.wakes_at_s is not None}
     return tuple(
-        replace(one, loop=_loop(user.file, user.line, launched_s // 1 + 1, process.pid))
-        if one.tid in asleep and not is_poller(one) and (user := user_frame(one.frames))
-        else one
-        for one in stacks
+        replace(stack, loop=_loop(user.file, user.line, launched_s // 1 + 1, process.pid))
+        if stack.tid in asleep and not is_poller(stack) and (user := user_frame(stack.frames))
+        else stack
+        for stack in stacks
     )
 
 

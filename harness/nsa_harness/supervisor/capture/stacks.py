@@ -1,8 +1,8 @@
-"""Asks for the Python stacks of one process: gentle ways first, each with its own limit, all within one.
+"""Takes the Python stacks of one process by the gentlest source that answers, each with a limit, all within one limit.
 
-py-spy without stopping the process, then stopping it, then what needs no right to trace it: the faulthandler signal,
-and a worker server that the job has started by itself; then pystack where it is installed. Native frames only where the
-Python line cannot tell.
+The order: py-spy without stopping the process; py-spy with a stop; sources without permission to trace, which are the
+faulthandler signal and the job's own worker server; and pystack, if it is installed. Native frames are read only if the
+Python line does not show enough.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _SERVED_S = 1.0
 _PYSTACK_S = 0.6
 _NATIVE_S = 1.5  # measured: 0.06 to 1.0 s
 _FREEZE_S = 0.2  # a process that runs is stopped within a tick
-_ALL_S = 2.4  # for everything that is asked about one process
+_ALL_S = 2.4  # for all sources of one process
 
 
 @dataclass(kw_only=True)
 class StackSources:
-    """All ways to one process. `patience` stretches the limits where many are asked at once."""
+    """The sources for one process. `patience` multiplies the limits if many processes are queried at once."""
 
     process: Process
     boards: Path
     patience: float = 1.0
-    arguments: bool = False  # of the call between ranks it stands in: no board says them
+    arguments: bool = False  # also read the arguments of the call: without the probe no status file shows them
     server: Path | int | None = None  # the process's own worker server
     failures: list[str] = field(default_factory=list)
 
@@ -57,15 +57,15 @@ class StackSources:
         self._deadline = time.monotonic() + _ALL_S * self.patience
 
     def stacks(self) -> tuple[tuple[Stack, ...], str]:
-        """The threads, and the dump they were read from; empty where every way failed, which `failures` tells."""
-        for way in (self._nonblocking, self._blocking, self._signalled, self._served, self._pystack):
-            stacks, raw = way()
+        """Return the threads and the dump they were read from; nothing if every source failed, see `failures`."""
+        for source in (self._nonblocking, self._blocking, self._signalled, self._served, self._pystack):
+            stacks, raw = source()
             if stacks:
                 return stacks, raw
         return (), ""
 
     def native(self, stacks: Sequence[Stack]) -> tuple[Stack, ...]:
-        """The same threads with their native frames. Stops the process for up to a second."""
+        """Return the threads with their native frames. Stops the process for up to a second."""
         limit_s = self._left_s(_NATIVE_S)
         try:
             named = parse_native(_py_spy(self.process.pid, ["--native"], limit_s))
@@ -75,7 +75,7 @@ class StackSources:
         return tuple(replace(one, native=named.get(one.tid or 0, ())) for one in stacks)
 
     def _nonblocking(self) -> tuple[tuple[Stack, ...], str]:
-        # It shortens what variables hold, so that it takes no longer with them.
+        # py-spy shortens variables' values, so that they take no extra time.
         options = ["--nonblocking", *(["--locals"] if self.arguments else [])]
         return py_spy(self.process.pid, options, self.failures, self._left_s(_NONBLOCKING_S))
 
@@ -85,7 +85,7 @@ class StackSources:
         return py_spy(self.process.pid, [], self.failures, self._left_s(_BLOCKING_S))
 
     def _signalled(self) -> tuple[tuple[Stack, ...], str]:
-        """Ask the process's own faulthandler. Sent only where the handler is the probe's."""
+        """Signal the process's faulthandler, if the probe has registered it."""
         pid, number = self.process.pid, signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
         known = process_of(pid)
         target = self.boards / protocol.STACKS.format(pid=pid)
@@ -103,7 +103,7 @@ class StackSources:
         return parse_faulthandler(raw), raw
 
     def _served(self) -> tuple[tuple[Stack, ...], str]:
-        """Ask the worker server, which needs the interpreter's lock for it and no right of ours."""
+        """Ask the worker server, which needs the GIL for its answer, and no permission."""
         if self.server is None:
             return (), ""
         try:
@@ -115,7 +115,7 @@ class StackSources:
         return tuple(replace(one, source="worker server") for one in stacks if one.frames), raw
 
     def _pystack(self) -> tuple[tuple[Stack, ...], str]:
-        """An optional tool; its absence is no trouble."""
+        """Run pystack, an optional tool: its absence is not noted."""
         tool = tool_path("pystack")
         if tool is None:
             return (), ""
@@ -127,18 +127,18 @@ class StackSources:
             return (), ""
 
     def _left_s(self, limit_s: float) -> float:
-        """A source's own limit, less where the time for all of them runs out."""
+        """Return a source's own limit, or less if the time for all sources runs out."""
         return max(0.05, min(limit_s * self.patience, self._deadline - time.monotonic()))
 
 
 def py_spy(
     pid: int, options: Sequence[str], failures: list[str], limit_s: float = _NONBLOCKING_S
 ) -> tuple[tuple[Stack, ...], str]:
-    """The stacks of a process, and the dump they were read from, which holds no variable of the program.
+    """Return the stacks of a process and the dump they were read from, without variables of the program.
 
     A failure is appended to `failures`.
     """
-    source = " ".join(["py-spy", *(one for one in options if one != "--locals")])
+    source = " ".join(["py-spy", *(option for option in options if option != "--locals")])
     try:
         raw = _py_spy(pid, options, limit_s)
         return parse_py_spy(raw, source), without_variables(raw) if "--locals" in options else raw
@@ -148,7 +148,7 @@ def py_spy(
 
 
 def py_spy_path() -> str:
-    """The one that was installed with us, else the one on PATH."""
+    """Return py-spy as installed with nsa-harness, else from PATH."""
     return tool_path("py-spy") or "py-spy"
 
 
@@ -168,14 +168,14 @@ def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
         return answer_of([py_spy_path(), "dump", "--json", *options, "--pid", str(pid)], limit_s, look)
     finally:
         if held and known:
-            known.send(signal.SIGCONT)  # a tracer that is killed may leave its stop behind
+            known.send(signal.SIGCONT)  # a killed tracer may leave the process stopped
 
 
 def _is_held(pid: int, tool: int) -> bool:
-    """The tool holds threads of the process, which does not stand still of its own will.
+    """Whether the tool traces threads of the process, and the process was not stopped otherwise.
 
-    A program that has stopped itself, or that somebody stopped, must stay so: the stop of a tracer shows as t while it
-    lives, and any other as T. The tool is stopped first, so that what is seen is what it leaves behind.
+    A program that was stopped by a signal must stay stopped: that stop shows as T, a living tracer's as t. The tool is
+    stopped first, so that its state does not change while it is read.
     """
     with contextlib.suppress(OSError):
         os.kill(tool, signal.SIGSTOP)
@@ -187,7 +187,7 @@ def _is_held(pid: int, tool: int) -> bool:
 
 
 def _grown(file: Path, before: int, limit_s: float) -> str:
-    """What was written behind `before`, once it is there and grows no more."""
+    """Return what was written after position `before`, once it has stopped growing."""
     sizes = [before]
 
     def settled() -> bool:

@@ -1,4 +1,4 @@
-"""The system call that a thread stands in: its name, what it waits on, and when it ends by itself."""
+"""The system call that a thread is blocked in: its name, what it waits for, and when its time limit ends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from nsa_harness.core.evidence.host import Task
 
-RESTARTED = "restart_syscall"  # a timed wait that goes on after the process was stopped: its arguments are gone
+RESTARTED = "restart_syscall"  # a timed wait that continues after a stop of the process: its arguments are lost
 
-# Name of each call, by number. What is not here shows as its number: an unknown wait.
+# Call names by number. A call that is not listed shows as its number, as an unknown wait.
 _SYSCALLS = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 16: "ioctl", 17: "pread64", 18: "pwrite64", 19: "readv", 20: "writev",
@@ -46,13 +46,13 @@ _FD_FIRST = {
 }  # fmt: skip
 _POLLFD = struct.Struct("<ihh")
 _MAX_PATH_BYTES = 1024
-_MAX_DESCRIPTORS = 1024  # of a select
+_MAX_DESCRIPTORS = 1024  # per select
 _MAX_CHILDREN = 16
 _P_ALL, _P_PID = 0, 1
 
 
 def with_system_call(task: Task, pid: int, origin_ns: int) -> Task:
-    """The thread with what it stands in at this moment; times relative to `origin_ns`."""
+    """Return the thread with its current system call; times are relative to `origin_ns`."""
     name, arguments = _syscall(pid, task.tid)
     timed, wakes_at_s = _timeout(pid, name, arguments, origin_ns)
     fd = _descriptor(pid, name, arguments)
@@ -70,7 +70,7 @@ def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> 
 
 
 def _shared_file(pid: int, address: int) -> str:
-    """The file behind memory that processes share, as a semaphore of multiprocessing has one; "" for any other."""
+    """Return the file behind shared memory, such as a multiprocessing semaphore's, or ""."""
     for line in kernel_text(f"/proc/{pid}/maps").splitlines():
         span, access, _, _, _, *path = line.split(maxsplit=5)
         first, _, end = span.partition("-")
@@ -80,7 +80,7 @@ def _shared_file(pid: int, address: int) -> str:
 
 
 def link(pid: int, fd: int | None) -> str:
-    """What a descriptor is: "pipe:[123]", "socket:[456]", a path; "" if unreadable."""
+    """Return a descriptor's target: "pipe:[123]", "socket:[456]", a path; "" if unreadable."""
     if fd is None:
         return ""
     try:
@@ -90,7 +90,7 @@ def link(pid: int, fd: int | None) -> str:
 
 
 def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
-    """Name and arguments of the system call the thread stands in; "running" outside one, "" if unreadable."""
+    """Return name and arguments of the thread's system call; "running" outside of a call, "" if unreadable."""
     text = kernel_text(f"/proc/{pid}/task/{tid}/syscall")
     if not text or text == "running":
         return text, ()
@@ -101,7 +101,7 @@ def _syscall(pid: int, tid: int) -> tuple[str, tuple[int, ...]]:
 
 
 def _descriptor(pid: int, name: str, arguments: tuple[int, ...]) -> int | None:
-    """The descriptor of the call; of a poll or select the first one in its list."""
+    """Return the call's descriptor; for poll or select, the first in its list."""
     if len(arguments) < 3:
         return None
     if name in _FD_FIRST:
@@ -124,7 +124,7 @@ def _first_selected(pid: int, arguments: tuple[int, ...]) -> int | None:
 
 
 def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The living children that a wait is for; None where the call waits for none, or for which cannot be told."""
+    """Return the living children that the call waits for, or None if it waits for none or these are unknown."""
     if name == "wait4" and len(arguments) > 1:
         wanted = _signed(arguments[0])
         return (outer_pid(pid, wanted),) if wanted > 0 else _living_children(pid)
@@ -134,7 +134,7 @@ def _children(pid: int, name: str, arguments: tuple[int, ...]) -> tuple[int, ...
 
 
 def outer_pid(pid: int, inner: int, proc: Path = Path("/proc")) -> int:
-    """What out here is the name of a child that the process knows by another; the same where there is none."""
+    """Return the outer pid of a child that the process knows by `inner`; `inner` itself without a namespace."""
     depth = len(process_names(pid, proc))
     if depth == 1:
         return inner
@@ -144,24 +144,24 @@ def outer_pid(pid: int, inner: int, proc: Path = Path("/proc")) -> int:
 
 
 def process_names(pid: int, proc: Path = Path("/proc")) -> list[int]:
-    """A process's number in each PID namespace that it is in, from ours to its own."""
+    """Return a process's pids in its PID namespaces, from this process's to its own."""
     words = kernel_fields(proc / str(pid) / "status").get("NSpid", "").split()
     return [int(word) for word in words] or [pid]
 
 
 def _living_children(pid: int) -> tuple[int, ...] | None:
-    """Empty and unreadable look alike where the kernel lists no children; a wait without any would have returned."""
+    """Return the living children, or None without any: a wait without children would have returned."""
     words = (kernel_text(listed).split() for listed in Path(f"/proc/{pid}/task").glob("*/children"))
     return tuple(sorted(int(word) for line in words for word in line))[:_MAX_CHILDREN] or None
 
 
 def _signed(argument: int) -> int:
-    """A C int out of a register."""
+    """Return a register's value as a C int."""
     return int.from_bytes((argument & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True)
 
 
 def _memory(pid: int, address: int, size: int) -> bytes:
-    """Up to `size` bytes of the process's memory, less where it ends; empty without the right to trace it."""
+    """Return up to `size` bytes of the process's memory; none without permission to trace it."""
     try:
         with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(address)
@@ -171,7 +171,7 @@ def _memory(pid: int, address: int, size: int) -> bytes:
 
 
 def _timeout(pid: int, name: str, arguments: tuple[int, ...], origin_ns: int) -> tuple[bool | None, float | None]:
-    """Whether the wait ends by itself, and when, where that can be read."""
+    """Return whether the wait has a time limit, and when it ends; None for unknown."""
     if len(arguments) < 6:
         return None, None
     if name == "futex":
@@ -202,7 +202,7 @@ def _futex_timeout(pid: int, arguments: tuple[int, ...], origin_ns: int) -> tupl
 
 
 def _timespec(pid: int, address: int, clock: int, origin_ns: int) -> float | None:
-    """The absolute time at `address` of the process, on our axis. Needs the right to trace it."""
+    """Return the absolute time at `address` of the process, relative to `origin_ns`, or None without permission."""
     data = _memory(pid, address, _TIMESPEC.size)
     if len(data) < _TIMESPEC.size:
         return None
@@ -212,7 +212,7 @@ def _timespec(pid: int, address: int, clock: int, origin_ns: int) -> float | Non
 
 
 def kernel_text(path: str | Path) -> str:
-    """What a file of /proc or /sys holds; "" where it is gone or may not be read."""
+    """Return the contents of a file of /proc or /sys, or "" if it is gone or unreadable."""
     try:
         return Path(path).read_text(errors="replace").strip()
     except OSError:
@@ -220,6 +220,6 @@ def kernel_text(path: str | Path) -> str:
 
 
 def kernel_fields(path: str | Path) -> dict[str, str]:
-    """The same of a file with lines of "name: value"."""
+    """Return the contents of a file with lines of "name: value"."""
     pairs = (line.partition(":") for line in kernel_text(path).splitlines())
     return {name: value.strip() for name, _, value in pairs}

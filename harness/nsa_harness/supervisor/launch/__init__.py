@@ -1,1 +1,1 @@
-"""From words to running ranks under a guardian."""
+"""From command-line arguments to running ranks under a reaper."""

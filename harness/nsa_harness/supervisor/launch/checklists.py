@@ -1,4 +1,4 @@
-"""Checklist files of `ready`, read and checked, and the launches that their phases come to on this machine."""
+"""Reads checklist files of `ready`, and plans the launches of their phases on this machine."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ SHIPPED = "ready/default.readiness.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class ReadChecklist:
-    """A file with its places, for what turns out to be wrong only with the scenarios it names."""
+    """A checklist with the positions in its file, for mistakes that show only with the named scenarios."""
 
     checklist: Checklist
     tree: Node
 
 
 def load_checklist(file: Path | None, working_dir: Path) -> ReadChecklist:
-    """None: the shipped one. Raises ScenarioError with every mistake in it."""
+    """Read a checklist, by default the shipped one. Raises ScenarioError with every mistake."""
     parsed = read_tree(shipped_root() / SHIPPED if file is None else working_dir / file, working_dir)
     mistakes = list(parsed.mistakes)
     checklist = None
@@ -51,26 +51,26 @@ def load_checklist(file: Path | None, working_dir: Path) -> ReadChecklist:
     if checklist is not None and parsed.root is not None:
         mistakes += in_order(key_mistake(parsed.root, *found) for found in contradictions(checklist))
     if mistakes or checklist is None or parsed.root is None:
-        raise ScenarioError([str(one) for one in mistakes])
+        raise ScenarioError([str(mistake) for mistake in mistakes])
     return ReadChecklist(checklist=checklist, tree=parsed.root)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhasePlan:
-    """The launches of one phase, as its scenarios, the command line and the phase itself set them, in this order."""
+    """The launches of one phase, with the settings of its scenarios, the command line and the phase, in this order."""
 
     phase: Phase
     asked: tuple[SelectedScenario, ...]
     question: Invocation
     tree: Node  # of `set`
-    specs: tuple[RunSpec | Skip, ...] = ()  # with the name of an earlier run where its folder is to stand
+    specs: tuple[RunSpec | Skip, ...] = ()  # with an earlier run's name as a placeholder for its directory
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(item.name for item in self.asked)
 
     def launches(self, facts: MachineFacts, folders: Mapping[str, str]) -> tuple[RunSpec | Skip, ...]:
-        """`folders`: of the runs that were made. Raises HarnessError."""
+        """Return the launches, with the directories of earlier runs filled in. Raises HarnessError."""
         if self.specs and not any(map(folders_in, self.phase.set.values())):
             return self.specs
         overrides = [
@@ -83,7 +83,7 @@ class PhasePlan:
 
 
 def planned_phases(read: ReadChecklist, question: Invocation, facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """`question`: the words beside the phases' own. Raises ScenarioError or UsageError with every mistake."""
+    """Plan all phases, with the arguments of `question`. Raises ScenarioError or UsageError with every mistake."""
     mistakes: list[Mistake] = []
     plans = []
     for number, phase in enumerate(read.checklist.phases):
@@ -107,7 +107,7 @@ def planned_phases(read: ReadChecklist, question: Invocation, facts: MachineFact
 
 
 def _launchable(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[PhasePlan, ...]:
-    """All phases, before the first is launched."""
+    """Resolve the launches of all phases before the first one starts."""
     found, wrong = [], []
     for plan in plans:
         try:
@@ -120,7 +120,7 @@ def _launchable(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[PhaseP
 
 
 def _at(node: Node, location: Sequence[str | int]) -> Node:
-    """The node there; the last one that is there."""
+    """Return the node at a location, or the deepest existing node on the way."""
     for step in location:
         content = node.content
         if isinstance(content, dict) and step in content:

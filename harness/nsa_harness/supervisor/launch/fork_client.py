@@ -1,12 +1,12 @@
-"""Launches whose processes are forked from one that has imported torch: for probes, which spend their time importing.
+"""Launches forked from a process that has imported torch, for bisections, whose launches mostly spend time importing.
 
-What is forked is the launch as it is, guardian, torchrun's agent and ranks, so that the evidence is the same. Three
-things differ and cannot be helped: the ranks share the hash seed of their strings, and so the order of a set; they lie
-at the same addresses; and what the program sets before it imports torch comes too late. So the caller confirms under
-torchrun what it concludes from forked probes.
+The whole launch is forked, the reaper, torchrun's agent and the ranks, so that the evidence is the same. Three things
+differ: the ranks share the hash seed of strings, and so the order of sets; their memory has the same addresses; and
+settings that the program makes before it imports torch come too late. Therefore the caller confirms its conclusions
+from forked launches under torchrun.
 
-Nothing kills the server when its controller dies: it leaves when the control socket closes, whatever closed it. (A
-signal at the parent's death would come when the thread ends that has started it.)
+The server exits when its control socket closes, also when its controller is killed. (A parent-death signal would come
+when the thread ends that started the server.)
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line
 
 _SERVER = Path(__file__).resolve().parents[2] / "fork_server" / "server.py"
 _ENV_ROOM = "_NSA_HARNESS_ROOM"
-# Bytes in a launch's command line and in what its environment has beyond the server's; torchrun adds a few hundred.
+# Bytes of a launch's command line, and of its variables that the server lacks; torchrun adds a few hundred.
 _WORDS_BYTES, _VARIABLES_BYTES, _SPARE_BYTES = 32 << 10, 64 << 10, 8 << 10
 _READY_S = 120.0  # importing torch on a machine that is busy
 _START_S = 30.0  # a fork
 _LEAVE_S = 5.0
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
-# Read once, by the interpreter, libc or torch as they start: too late to change after a fork.
+# Variables that the interpreter, libc or torch read once, at their start: a fork cannot change them.
 _READ_AT_START = (
     "TORCH", "PYTORCH", "ATEN", "OMP", "GOMP", "KMP", "MKL", "OPENBLAS", "NUMEXPR", "GLOO", "NCCL", "CUDA",
     "PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "TMPDIR",
 )  # fmt: skip
-# Which a fork is told once more, in `settle` of its program.
+# Variables that `Program.settle` has torch read again in a fork.
 _READ_AGAIN = ("TORCH_DISTRIBUTED_DEBUG",)
 _SET_IN_SOURCE = re.compile(rf"(?:environ|putenv)\b.*[\"']((?:{'|'.join(_READ_AT_START)})\w*)")
-# Numpy imports OpenBLAS, which starts a thread for each core unless it is told not to; a fork must find none.
+# Numpy loads OpenBLAS, which starts a thread per core by default. A process with threads cannot be forked safely.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 _NO_SERVER = "launched anew: only a bisection has a fork server"
 
@@ -64,14 +64,14 @@ class NoFork(Exception):
 
 
 def can_fork(spec: RunSpec) -> str | None:
-    """Why this spec cannot be forked; None: it can, as far as the spec tells."""
+    """Return the reason why this spec cannot be forked, or None if it shows no reason."""
     if not sys.platform.startswith("linux"):
         return "forked launches need Linux"
     if spec.device == "cuda" or (spec.device == "any" and any(path.exists() for path in _GPUS)):
         return f"device {spec.device}: CUDA does not survive a fork"
     if spec.backend not in ("gloo", "any"):
         return f"backend {spec.backend} is not gloo"
-    # Without a GPU nobody reads what is CUDA's or NCCL's.
+    # Without a GPU no library reads the variables of CUDA and NCCL.
     read = [name for name, _ in spec.env if name.startswith(_READ_AT_START) and not name.startswith(CUDA_PREFIXES)]
     too_late = [name for name in read if name not in _READ_AGAIN]
     if too_late:
@@ -83,14 +83,14 @@ def can_fork(spec: RunSpec) -> str | None:
     return _no_program(spec) or _sets_too_late(spec)
 
 
-def anew(spec: RunSpec, why: str = _NO_SERVER) -> RunSpec:
-    """A spec that asks for a fork, as it is launched without one; says so."""
+def relaunched(spec: RunSpec, why: str = _NO_SERVER) -> RunSpec:
+    """Return a spec that asks for a fork as a launch without one, with a note of the reason."""
     launcher = Launcher.PLAIN if is_command(spec) else Launcher.TORCHRUN
     return replace(spec, launcher=launcher, notes=(*spec.notes, why))
 
 
 def _no_program(spec: RunSpec) -> str | None:
-    """Only what Python runs itself: a file, a module, a directory."""
+    """Return a reason if the program is no file, module or directory that Python runs itself."""
     if spec.launcher is Launcher.PLAIN and (spec.ranks != 1 or spec.program[0] != sys.executable):
         return "a command of the user's own is started as it is"
     file = _file(spec)
@@ -99,7 +99,7 @@ def _no_program(spec: RunSpec) -> str | None:
 
 
 def _file(spec: RunSpec) -> str:
-    """The program itself: what follows the interpreter, where there is one."""
+    """Return the program: the first argument that is not the interpreter."""
     return next((word for word in spec.program if word != sys.executable), "")
 
 
@@ -113,7 +113,7 @@ def _sets_too_late(spec: RunSpec) -> str | None:
 
 @dataclass(kw_only=True)
 class _ForkedReaper:
-    """A grandchild: when it has left, its end of the pipe is closed."""
+    """A grandchild process. Its end of the pipe closes when it exits."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -131,13 +131,13 @@ class _ForkedReaper:
 
 
 class _Server:
-    """One server process. Raises NoFork where it cannot be had."""
+    """One server process. Raises NoFork if it cannot be started."""
 
     def __init__(self, environment: dict[str, str], cwd: str | None) -> None:
         self._given = {f"{name}={value}" for name, value in environment.items()}
         self._printed = os.memfd_create("printed")
         self._control, theirs = socket.socketpair()
-        room = {_ENV_ROOM: " " * _VARIABLES_BYTES}  # the last variable, and the last word: there the server may write
+        room = {_ENV_ROOM: " " * _VARIABLES_BYTES}  # the server may write over the last variable and the last argument
         with theirs, open(os.memfd_create("printed"), "wb") as stdout:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", str(_SERVER), str(theirs.fileno()), " " * _WORDS_BYTES],
@@ -152,11 +152,11 @@ class _Server:
         self.modules = frozenset(self._ready())
 
     def start(self, order: dict[str, Any]) -> _ForkedReaper:
-        """A guardian of this server's. Returns when it has started its launcher."""
+        """Fork a reaper, and return it once it has started its launcher."""
         self._check_room(order)
         stdin, mouth = os.pipe()
         ear, stdout = os.pipe()
-        guardian = _ForkedReaper(stdin=os.fdopen(mouth, "wb"), stdout=os.fdopen(ear, "rb", buffering=0))
+        reaper = _ForkedReaper(stdin=os.fdopen(mouth, "wb"), stdout=os.fdopen(ear, "rb", buffering=0))
         try:
             socket.send_fds(self._control, [b"."], [stdin, stdout])
         except OSError as error:
@@ -164,21 +164,21 @@ class _Server:
         finally:
             os.close(stdin)
             os.close(stdout)
-        return self._started(guardian, order)
+        return self._started(reaper, order)
 
-    def _started(self, guardian: _ForkedReaper, order: dict[str, Any]) -> _ForkedReaper:
+    def _started(self, reaper: _ForkedReaper, order: dict[str, Any]) -> _ForkedReaper:
         try:
-            give_order(guardian, order)
+            give_order(reaper, order)
         except OSError as error:
             raise NoFork(f"the fork server has left: {error}") from None
         poll = select.poll()
-        poll.register(guardian.stdout.fileno() if guardian.stdout else -1, select.POLLIN)
+        poll.register(reaper.stdout.fileno() if reaper.stdout else -1, select.POLLIN)
         if not any(event & select.POLLIN for _, event in poll.poll(_START_S * 1000)):
             raise NoFork(f"the fork server has started nothing in {_START_S:.0f} s")
-        return guardian
+        return reaper
 
     def close(self) -> None:
-        """What it has forked goes on. It leaves when nobody can ask it any more."""
+        """End the server, but nothing that it forked."""
         self._control.close()
         os.close(self._printed)
         try:
@@ -216,10 +216,7 @@ class _Server:
 
 
 class ForkServer:
-    """The servers of one bisection, each started when it is first needed: one for each environment that torch reads.
-
-    May be used by several threads. Ends its servers, but nothing that they forked.
-    """
+    """The servers of one bisection: one per environment, each started at its first use. Thread-safe."""
 
     def __init__(self) -> None:
         self._servers: dict[tuple[str | None, frozenset[tuple[str, str]]], _Server | NoFork] = {}
@@ -234,7 +231,7 @@ class ForkServer:
                 server.close()
 
     def settled(self, spec: RunSpec) -> RunSpec:
-        """The spec as it will be launched: a fork where that can be, else launched anew, with a note that says why."""
+        """Return the spec as it will be launched: as a fork, or without one and with the reason as a note."""
         if spec.launcher is not Launcher.FORK:
             return spec
         why = can_fork(spec)
@@ -244,10 +241,10 @@ class ForkServer:
                 return spec
             except NoFork as error:
                 why = str(error)
-        return anew(spec, f"launched anew, not forked: {why}")
+        return relaunched(spec, f"launched anew, not forked: {why}")
 
     def launch(self, spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None) -> Guarded:
-        """As `launch` does. What cannot be forked after all is launched anew, which is noted as trouble."""
+        """Launch like `launcher.launch`. If the fork fails, launch without one and note the trouble."""
         if spec.launcher is not Launcher.FORK:
             return launch(spec, attempt, probe, devices)
         try:
@@ -280,7 +277,7 @@ class ForkServer:
 
 
 def _shadowing(spec: RunSpec, modules: frozenset[str]) -> Path | None:
-    """A file beside the program that a new process would import in place of what the server has imported."""
+    """Return a file next to the program that a new process would import instead of one of the server's modules."""
     file = _file(spec)
     place = Path(spec.cwd or ".", "" if file == "-m" else file)
     home = place if place.is_dir() else place.parent

@@ -1,4 +1,4 @@
-"""Starts one run under the guardian, and speaks with the guardian until it is over."""
+"""Starts one run under a reaper process, and exchanges messages with the reaper until the run is over."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nsa_harness.subject.files import IN_CHECKOUT
 from nsa_harness.supervisor.launch.machine import device_words
 from nsa_harness.supervisor.launch.reaper import Process, process_of
 from nsa_harness.supervisor.launch.umask import program_umask
-from nsa_harness.supervisor.launch.watchdog import Watchdog, start_guardian, sweep
+from nsa_harness.supervisor.launch.watchdog import Watchdog, start_reaper, sweep
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -33,27 +33,27 @@ BOOTSTRAP = _PACKAGE / "probe" / "bootstrap"
 _CHECKED_OUT = _PACKAGE.parents[1] / IN_CHECKOUT[0]
 SUBJECT = _CHECKED_OUT if _CHECKED_OUT.is_dir() else _PACKAGE.parent / "nsa_attention"
 _MEMORY = Path("/dev/shm")
-_BOARDS = "nsa-harness-"  # how each directory of boards is called, before its tag
+_BOARDS = "nsa-harness-"  # prefix of each probe directory's name, before the run's tag
 _PR_SET_CHILD_SUBREAPER = 36
-KEEPER = Watchdog()  # of this process, for all its runs
+WATCHDOG = Watchdog()  # one for all runs of this process
 
 
 def command_line(spec: RunSpec, python: str, attempt_dir: Path | None) -> list[str]:
-    """The command that is launched. Without an attempt directory: as one would type it."""
+    """Return the command to launch. Without an attempt directory, return it as a user would type it."""
     if is_command(spec):
         return list(spec.program)
     logs = [] if attempt_dir is None else ["--tee=3", f"--log-dir={attempt_dir / 'logs'}"]
     as_module = spec.program[0] == "-m"
     return [
         spec.python or python,
-        "-P",  # the working directory may hold a module that shadows one of torchrun's
+        "-P",  # a module in the working directory may shadow one of torchrun's
         "-m",
         "torch.distributed.run",
         "--standalone",
         f"--nproc-per-node={spec.ranks}",
         *logs,
         *(["-m"] if as_module else []),
-        "--",  # torchrun takes the beginning of one of its options for it also behind the program: --n=16
+        "--",  # torchrun also reads abbreviations of its own options after the program: --n=16
         *([_present_name(spec.program[1])] if as_module else []),
         *spec.program[2 * as_module :],
     ]
@@ -65,13 +65,13 @@ def _present_name(module: str) -> str:
 
 
 def is_command(spec: RunSpec) -> bool:
-    """The program is the whole command. torchrun is never given an interpreter, so neither is a fork in its place."""
+    """Whether the program is the whole command, without torchrun. A fork of several ranks stands in for torchrun."""
     forked_alone = spec.launcher is Launcher.FORK and spec.ranks == 1 and spec.program[0] == sys.executable
     return spec.launcher is Launcher.PLAIN or forked_alone
 
 
 class ReaperProcess(Protocol):
-    """The guardian's process, as far as it is spoken with."""
+    """The parts of a reaper's process that `Guarded` uses."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -80,12 +80,12 @@ class ReaperProcess(Protocol):
 
 
 class Watchable(Protocol):
-    """What a watch needs of whatever stands between it and the processes."""
+    """What `Watch` needs from the object that connects it with the job's processes."""
 
     origin_ns: int
     boards: Path
     tag: str
-    probed: bool  # a board is to be expected
+    probed: bool  # the ranks are expected to write status files
     lost: bool
 
     def events(self, wait_s: float) -> list[dict[str, Any]]: ...
@@ -93,30 +93,32 @@ class Watchable(Protocol):
     def tell(self, **command: object) -> None: ...
 
 
-_GUARDIANS = 5  # of one run, each of which was killed: more of them would be no better
-_END_S = 60.0  # in which the guardian says that the run is over; it needs four, and a machine may be busy
+_MAX_REAPERS = 5  # per run; if all are killed, a further one would be, too
+_END_S = 60.0  # limit for the end of a run; a reaper needs 4 s, longer on a busy machine
 _LEAVE_S = 15.0
 
 
 @dataclass(kw_only=True)
 class Guarded:
-    """A launched run: the guardian's process, and what it has said so far. One that was killed is replaced."""
+    """A launched run: its reaper process, and the reaper's messages so far. A killed reaper is replaced."""
 
-    guardian: ReaperProcess
+    reaper: ReaperProcess
     origin_ns: int
     boards: Path
     tag: str
     order: dict[str, Any]
-    probed: bool  # a board is to be expected
+    probed: bool  # the ranks are expected to write status files
     pending: bytes = b""
-    lost: bool = False  # the guardian is gone, and so were those that took its place
+    lost: bool = False  # the reaper and all its replacements were killed
     launcher: Process | None = None
-    watches: dict[int, dict[str, Any]] = field(default_factory=dict)  # what another guardian must be told again, by pid
+    watches: dict[int, dict[str, Any]] = field(
+        default_factory=dict
+    )  # by pid, commands that a new reaper must get again
     replaced: int = 0
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
-        """What the guardian has said since, waiting at most `wait_s` for the first word."""
-        out = self.guardian.stdout
+        """Return the reaper's new messages. Waits at most `wait_s` for the first one."""
+        out = self.reaper.stdout
         assert out is not None
         ready, _, _ = select.select([out], [], [], wait_s)
         if not ready:
@@ -126,13 +128,13 @@ class Guarded:
             self._replace()
             return []
         *lines, self.pending = (self.pending + chunk).split(b"\n")
-        said = [json.loads(line) for line in lines]
-        for event in said:
-            self._hear(event)
-        return said
+        events = [json.loads(line) for line in lines]
+        for event in events:
+            self._receive(event)
+        return events
 
     def tell(self, **command: Any) -> None:
-        """A guardian that is gone is noticed, and replaced, by `events`."""
+        """Send a command to the reaper. If the reaper is gone, `events` notices and replaces it."""
         if command["do"] in ("watch", "adopt"):
             watched = process_of(command["pid"])
             command["started"] = watched.started if watched else None
@@ -140,68 +142,68 @@ class Guarded:
         self._send(command)
 
     def end(self, grace_s: float, limit_s: float = _END_S) -> list[dict[str, Any]]:
-        """End every process of the run; returns what was said until then. Without "ended" nobody could end it."""
+        """End every process of the run and return the messages until then, without "ended" if that failed."""
         return self._ended(limit_s, do="end", grace_s=grace_s)
 
     def _ended(self, limit_s: float, **command: object) -> list[dict[str, Any]]:
-        """Let the guardian finish, and go. One that is killed in it is followed by another, which is told again."""
-        said: list[dict[str, Any]] = []
-        told: ReaperProcess | None = None
+        """Let the reaper carry out `command` and exit. If it is killed meanwhile, its replacement gets the command."""
+        messages: list[dict[str, Any]] = []
+        informed: ReaperProcess | None = None
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and not self.lost:
-            if told is not self.guardian:
-                told = self.guardian
+            if informed is not self.reaper:
+                informed = self.reaper
                 self.tell(**command)
-            said += self.events(0.1)
-            if any(event["event"] == "ended" for event in said):
+            messages += self.events(0.1)
+            if any(event["event"] == "ended" for event in messages):
                 break
         self.tell(do="quit")
-        # What it had to do is done; on a machine that is busy it may take long to leave.
+        # The reaper's work is done. On a busy machine its exit may take long.
         with suppress(subprocess.TimeoutExpired):
-            self.guardian.wait(timeout=_LEAVE_S)
-        return said
+            self.reaper.wait(timeout=_LEAVE_S)
+        return messages
 
     def _send(self, command: dict[str, Any]) -> None:
-        assert self.guardian.stdin is not None
+        assert self.reaper.stdin is not None
         with suppress(OSError):
-            self.guardian.stdin.write(json.dumps(command).encode() + b"\n")
-            self.guardian.stdin.flush()
+            self.reaper.stdin.write(json.dumps(command).encode() + b"\n")
+            self.reaper.stdin.flush()
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _receive(self, event: dict[str, Any]) -> None:
         if event["event"] == "started":
             self.launcher = process_of(event["pid"])
         elif event["event"] == "exit":
             self.watches.pop(event["pid"], None)
             if self.replaced and self.launcher is not None and event["pid"] == self.launcher.pid:
-                # Its parent was the killed guardian, and is this process since.
+                # This process has been its parent since the reaper was killed.
                 with suppress(ChildProcessError):
                     os.waitpid(event["pid"], os.WNOHANG)
 
     def _replace(self) -> None:
         self.replaced += 1
-        if self.replaced == _GUARDIANS:
+        if self.replaced == _MAX_REAPERS:
             self.lost = True
             return
         self.pending = b""
         with suppress(subprocess.TimeoutExpired):
-            self.guardian.wait(timeout=_LEAVE_S)
-        for pipe in (self.guardian.stdin, self.guardian.stdout):
+            self.reaper.wait(timeout=_LEAVE_S)
+        for pipe in (self.reaper.stdin, self.reaper.stdout):
             with suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        self.guardian = self._next_guardian()
+        self.reaper = self._next_reaper()
         for command in list(self.watches.values()):
             self._send(command)
 
-    def _next_guardian(self) -> ReaperProcess:
+    def _next_reaper(self) -> ReaperProcess:
         if self.launcher is not None:
             order = {**self.order, "argv": None, "launcher": [self.launcher.pid, self.launcher.started]}
-            return start_guardian(order)
-        # It was killed as it started. If there is a launcher, only its tag is known: the launch begins anew.
+            return start_reaper(order)
+        # The reaper was killed during its start. If it started a launcher, only the tag is known: launch again.
         quiet = {**self.order, "argv": None, "journal": os.devnull, "interrupted": os.devnull}
         with suppress(subprocess.TimeoutExpired):
-            start_guardian(quiet).communicate(timeout=_LEAVE_S)
-        return start_guardian(self.order)
+            start_reaper(quiet).communicate(timeout=_LEAVE_S)
+        return start_reaper(self.order)
 
 
 def launch(
@@ -211,9 +213,9 @@ def launch(
     devices: Sequence[int] | None = None,
     start: Callable[[dict[str, Any]], ReaperProcess] | None = None,
 ) -> Guarded:
-    """Start `spec`; its files go to `attempt`. With `devices` it sees only these GPUs. Returns at once.
+    """Start `spec` with its files in `attempt` and return at once. With `devices`, it sees only these GPUs.
 
-    `start` makes the guardian from its order; None: in an interpreter of its own.
+    `start` starts a reaper from its order; by default in a new interpreter.
     """
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
     boards = boards_dir(tag)
@@ -233,10 +235,10 @@ def launch(
         "controller": this_process(),
     }
     _adopt_orphans()
-    KEEPER.keep(boards)
+    WATCHDOG.keep(boards)
     origin_ns = time.monotonic_ns()
     return Guarded(
-        guardian=start(order) if start else start_guardian(order),
+        reaper=start(order) if start else start_reaper(order),
         origin_ns=origin_ns,
         boards=boards,
         tag=tag,
@@ -246,18 +248,18 @@ def launch(
 
 
 def this_process() -> list[int] | None:
-    """This process, as a guardian's order names the controller."""
+    """Return this process in the form in which a reaper's order names the controller."""
     controller = process_of(os.getpid())
     return [controller.pid, controller.started] if controller else None
 
 
 def _adopt_orphans() -> None:
-    """A launcher whose guardian was killed becomes a child of this process: nobody else's would know how it ends."""
+    """Become the parent of a launcher whose reaper is killed, so that its exit status is not lost."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def boards_dir(tag: str) -> Path:
-    """A name in memory, or in the temporary directory where there is no /dev/shm to write to. The guardian makes it."""
+    """Return the run's probe directory, which the reaper makes: in /dev/shm, else in the temporary directory."""
     return _boards_home() / f"{_BOARDS}{tag}"
 
 
@@ -266,13 +268,13 @@ def _boards_home() -> Path:
 
 
 def sweep_dead_runs() -> None:
-    """What earlier commands of ours could not end, as they and all their guards were killed, is ended here."""
+    """End runs of earlier commands that were killed together with their reaper and watchdog."""
     sweep(_boards_home().glob(f"{_BOARDS}*"))
 
 
 def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, probe: str) -> dict[str, str]:
     declared = dict(spec.env)
-    # Where NCCL's watchdog leaves the flight recorder of a rank that it is about to abort; torch appends the rank.
+    # Here NCCL's watchdog writes the flight recorder of a rank before it aborts it. torch appends the rank.
     nccl_dump = {"TORCH_FR_DUMP_TEMP_FILE": str(boards / protocol.NCCL_DUMP.format(rank=""))}
     ours = {
         **probe_environment(declared.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")), tag, boards, probe),
@@ -285,7 +287,7 @@ def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, pro
 
 
 def shared_environment(spec: RunSpec) -> dict[str, str]:
-    """What every launch of such a program finds, whatever it declares and wherever its attempt lies."""
+    """Return the environment that is the same for every launch of the spec's program."""
     subject = str(SUBJECT) in spec.program
     inherited = {
         name: value
@@ -296,7 +298,7 @@ def shared_environment(spec: RunSpec) -> dict[str, str]:
 
 
 def probe_environment(python_path: str, tag: str, boards: Path, probe: str) -> dict[str, str]:
-    """What lets the probe into every Python process that inherits it; `python_path` is what it would have otherwise."""
+    """Return the variables that start the probe in each Python process. `python_path` is the user's PYTHONPATH."""
     return {
         "PYTHONPATH": _python_path(python_path),
         protocol.ENV_RUN: tag,
@@ -310,6 +312,6 @@ def _python_path(python_path: str) -> str:
 
 
 def _unbuffered(spec: RunSpec) -> dict[str, str]:
-    """What torchrun would set itself, and say so in five lines of warning; a plain launch gets the same."""
+    """Return variables that torchrun would set with five lines of warning. A plain launch gets them, too."""
     threads = {"OMP_NUM_THREADS": "1"} if spec.ranks > 1 else {}
     return {"PYTHONUNBUFFERED": "1", **threads}

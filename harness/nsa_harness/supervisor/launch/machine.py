@@ -1,4 +1,4 @@
-"""What this machine is, and what a run was made of. Never imports torch and never raises: the unknown is absent."""
+"""Facts about this machine and a run's versions. Never imports torch and never raises: unknown facts are absent."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ANSWER_LIMIT_S = 5.0
 
 
 def machine_facts() -> MachineFacts:
-    cpus = len(os.sched_getaffinity(0))  # those this process may use; a container or a batch system may cut them down
+    cpus = len(os.sched_getaffinity(0))  # the CPUs of this process; a container or a batch system may limit them
     return MachineFacts(host=socket.gethostname(), cpus=cpus, gpus=_gpus(), torch=package_version("torch"))
 
 
 def visible_gpus(chosen: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the GPUs of this machine, those that CUDA_VISIBLE_DEVICES leaves.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES makes visible.
 
     CUDA takes devices up to the first index that does not exist; a UUID is taken as it is.
     """
@@ -44,7 +44,7 @@ def visible_gpus(chosen: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def memory_bytes() -> tuple[int | None, int | None]:
-    """All memory of the machine, and what new processes can have of it; None where the system does not say."""
+    """Return the machine's memory and the memory available to new processes; None for unknown."""
     import psutil  # here, so that a single run starts sooner
 
     try:
@@ -55,13 +55,13 @@ def memory_bytes() -> tuple[int | None, int | None]:
 
 
 def device_words(devices: Sequence[int]) -> str:
-    """CUDA_VISIBLE_DEVICES for these of the devices that this process sees."""
+    """Return the CUDA_VISIBLE_DEVICES value for these of this process's devices."""
     visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     return ",".join(visible[device] if device < len(visible) else str(device) for device in devices)
 
 
 def _gpus() -> tuple[str, ...]:
-    """The names of the GPUs that a rank would see."""
+    """Return the names of the GPUs that a rank would see."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None and chosen.split(",")[0].strip() in ("", "-1"):
         return ()  # without asking
@@ -80,7 +80,7 @@ _MAX_DIFF = 20_000
 
 
 def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str, Any]:
-    """The content of env.json: declared environment and an allow-list only, since a shell holds secrets.
+    """Return the content of env.json: declared variables and an allow-list, since a shell's environment has secrets.
 
     `git_diff`: with what is not committed, which may hold anything.
     """
@@ -101,16 +101,16 @@ def describe(spec: RunSpec, facts: MachineFacts, *, git_diff: bool) -> dict[str,
     }
 
 
-# Of CUDA 11 there are no wheels for a torch as new as the oldest that is supported.
+# The oldest supported torch has no wheels for CUDA 11.
 _CUDA_WHEELS = ("cu13", "cu12")
 _TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
 
 
 @cache
 def _cuda() -> dict[str, str | None]:
-    """What torch was built with and what drives the GPU, without importing the one or waking the other.
+    """Return the versions of CUDA, driver, NCCL and cuDNN, without importing torch or initialising a GPU.
 
-    NCCL and cuDNN are those of the wheels that torch brings along; None of a torch that was built with its own.
+    NCCL and cuDNN are read from the wheels that torch requires; None for a torch with its own build of them.
     """
     return {
         "cuda": _torch_cuda(),
@@ -124,7 +124,7 @@ _DRIVER = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 
 
 def _torch_cuda() -> str | None:
-    """As torch/version.py has it; None of a torch without CUDA, and where there is none."""
+    """Return the CUDA version in torch/version.py, or None without torch or CUDA."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -143,7 +143,7 @@ def package_version(package: str) -> str | None:
 
 
 def _git(where: Path, *, with_diff: bool) -> dict[str, str | bool | None] | None:
-    """Branch and commit of the checkout that holds the working directory, and which files differ from it."""
+    """Return branch and commit of the checkout around the working directory, and the changed files."""
     commit = _answer("git", "rev-parse", "HEAD", where=where)
     if commit is None:
         return None

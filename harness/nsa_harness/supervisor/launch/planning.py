@@ -1,4 +1,4 @@
-"""From the words of a command line to what is launched: files, environment, overrides, selection, machine."""
+"""From command-line arguments to launches: scenario files, environment, overrides, selection, machine."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Script:
 
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
-    """What was typed, and where."""
+    """A command line and its surroundings."""
 
-    words: tuple[str, ...]  # patterns and overrides, as they come
+    words: tuple[str, ...]  # patterns and overrides, in their order
     tags: tuple[str, ...] = ()
     expression: str | None = None
     script: Script | None = None
@@ -73,12 +73,12 @@ class Invocation:
     shard: tuple[int, int] | None = None  # (K, N): every N-th launch, from the K-th
     working_dir: Path
     environ: Mapping[str, str]
-    python: str | None = None  # that runs programs that are not ours; None = chosen by what is there
+    python: str | None = None  # interpreter of the user's programs; None = chosen automatically
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectedScenario:
-    """One scenario with every override on it."""
+    """One scenario with all overrides applied."""
 
     name: str
     family: str
@@ -94,11 +94,11 @@ class SelectedScenario:
 class Plan:
     specs: tuple[RunSpec | Skip, ...]
     notes: tuple[str, ...]
-    agreed: PlanText | None = None  # None: nothing was read for it, so what ships stands
+    agreed: PlanText | None = None  # None: no plan file was read, so the shipped plan applies
 
 
 def planned(invocation: Invocation, facts: MachineFacts) -> Plan:
-    """The launches a command line means. Raises HarnessError; nothing is written."""
+    """Return the launches of a command line. Raises HarnessError; writes nothing."""
     patterns = [word for word in invocation.words if not is_override(word)]
     stored = [word for word in patterns if word.endswith(".json")]
     if stored:
@@ -113,7 +113,7 @@ def planned(invocation: Invocation, facts: MachineFacts) -> Plan:
 
 
 def _with_plan(invocation: Invocation) -> tuple[Invocation, PlanText, tuple[str, ...]]:
-    """A plan file gives way to the scenarios that it runs; and what was agreed for this command, with what to say."""
+    """Replace a plan file by its scenarios; also return the plan that applies to this command, and notes."""
     here = invocation.working_dir
     words = [word for word in invocation.words if not is_override(word) and _is_path(word)]
     plans = {word: plan for word in words if (plan := plan_file(here / word, here))}
@@ -131,16 +131,16 @@ def _with_plan(invocation: Invocation) -> tuple[Invocation, PlanText, tuple[str,
 
 
 def _run_by(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
-    """The scenarios of a plan, what has priority first."""
+    """Return the scenarios of a plan by priority."""
     every = every_scenario(working_dir)[0]
     agreed = checked_plan(plan, every)
     asked = [one for one in selected(every, Selection()) if agreed.runs(one)]
-    # A variant is named by itself only where the plan does so, since its matrix may be overridden.
+    # Variants are named only if the plan names them, since their matrix may be overridden.
     return tuple(dict.fromkeys(one.name if one.name in agreed.scenarios else one.family for one in asked))
 
 
 def part(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:
-    """The launches of one shard. Raises UsageError when it has none."""
+    """Return the launches of one shard. Raises UsageError if it has none."""
     if shard is None:
         return tuple(launches)
     number, shards = shard
@@ -150,7 +150,7 @@ def part(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> t
 
 
 def selected_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """The selected scenarios with overrides, and what is worth saying about the catalog."""
+    """Return the selected scenarios with overrides, and notes about the catalog."""
     patterns = tuple(word for word in invocation.words if not is_override(word))
     changes = Changes(
         overrides=tuple(parse_override(word) for word in invocation.words if is_override(word)),
@@ -179,7 +179,7 @@ def selected_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, 
         raise UsageError(f"{error}{_meant_otherwise(patterns, invocation.working_dir)}") from None
     _check_names([item.name for item in asked])
     if any(_is_ours(item.tree) for item in asked):
-        environment_overrides(invocation.environ)  # a wrong value there is refused now
+        environment_overrides(invocation.environ)  # raises for wrong values
     return asked, notes
 
 
@@ -195,7 +195,7 @@ def _watched(command: Sequence[str]) -> str:
 
 
 def _meant_otherwise(patterns: Sequence[str], working_dir: Path) -> str:
-    """The command that works, where a word that names no scenario names a program or a launcher."""
+    """Return advice if a word names a program or a launcher instead of a scenario."""
     if patterns and _is_launcher(patterns[0]):
         return f"\n{_watched(patterns)}"
     for word in patterns:
@@ -209,7 +209,7 @@ def _meant_otherwise(patterns: Sequence[str], working_dir: Path) -> str:
 def _selected(
     invocation: Invocation, selection: Selection, changes: Changes
 ) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """Files named by their path first, then what the catalog holds; the catalog is read only if a name needs it."""
+    """Return files named by path first, then scenarios of the catalog, which is read only if a name needs it."""
     files = [word for word in selection.patterns if _is_path(word)]
     names = tuple(word for word in selection.patterns if not _is_path(word))
     declared = [load_file(invocation.working_dir / word, invocation.working_dir, shipped_root()) for word in files]
@@ -225,13 +225,13 @@ def _selected(
 
 
 def every_scenario(working_dir: Path) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
-    """All scenarios as declared, for `list`."""
+    """Return all scenarios as declared, for `list`."""
     catalog = load_catalog(working_dir, shipped_root())
     return _with_changes(catalog.declared, Changes(), {}), catalog.notes
 
 
 def checked(asked: Sequence[SelectedScenario]) -> tuple[Scenario, ...]:
-    """The scenarios, or UsageError with every mistake that an override made."""
+    """Return the scenarios. Raises UsageError with every mistake of an override."""
     results = [checked_scenario(item.tree, PROGRAM) for item in asked]
     mistakes = dict.fromkeys(str(mistake) for result in results for mistake in result.mistakes)
     if mistakes:
@@ -240,7 +240,7 @@ def checked(asked: Sequence[SelectedScenario]) -> tuple[Scenario, ...]:
 
 
 def resolved(item: SelectedScenario, scenario: Scenario, invocation: Invocation, facts: MachineFacts) -> RunSpec | Skip:
-    """The launch of one scenario here. Raises ScenarioError for a program or a layer that is not there."""
+    """Return the launch of a scenario on this machine. Raises ScenarioError for a missing program or layer."""
     beyond = PROGRAM.beyond_the_model(scenario, facts) if scenario.is_ours else ()
     wrong = [str(key_mistake(item.tree, location, what)) for location, what in beyond]
     if wrong:
@@ -262,7 +262,7 @@ _IMPORT_S = 30.0
 
 
 def interpreter(wanted: str | None, environ: Mapping[str, str], *, has_torch: bool) -> tuple[str | None, str]:
-    """Under which Python somebody else's program runs, and why; None = the harness's own.
+    """Return the interpreter for a user's program and the reason; None = the harness's own.
 
     `has_torch`: the harness's own has. Raises UsageError for one that cannot be run, MissingTorch where none has it.
     """
@@ -304,7 +304,7 @@ def _needed(item: SelectedScenario, scenario: Scenario, invocation: Invocation, 
 
 
 def _stored(invocation: Invocation, files: list[str]) -> Iterator[RunSpec]:
-    """A stored spec runs exactly as it stands."""
+    """Read stored specs, which run unchanged."""
     others = [word for word in (*invocation.words, *invocation.matrix) if word not in files]
     if others or invocation.tags or invocation.expression or invocation.script or invocation.shard:
         extra = others[0] if others else "another selection"
@@ -314,7 +314,7 @@ def _stored(invocation: Invocation, files: list[str]) -> Iterator[RunSpec]:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    # Each scenario of a run has a folder of its name.
+    # Each scenario of a run has a directory with its name.
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"two of the selected scenarios are named {shown(twice)}; run them one after the other")
@@ -325,19 +325,19 @@ def _is_path(word: str) -> bool:
 
 
 def as_path(name: str, working_dir: Path) -> str:
-    """A bare file name of the working directory is a path too."""
+    """Return a word as a path: a file name in the working directory counts as one."""
     return f"./{name}" if "/" not in name and (working_dir / name).is_file() else name
 
 
 def in_tree(spec: RunSpec, tree: Path) -> RunSpec:
-    """Launched in another checkout; our own program is the one there, where it has one."""
+    """Return the spec for another checkout, with that checkout's shipped program if it has one."""
     theirs = next((tree / place for place in IN_CHECKOUT if (tree / place / "train.py").is_file()), SUBJECT)
     program = tuple(str(theirs) if word == str(SUBJECT) else word for word in spec.program)
     return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
 
 
 def _scripted(script: Script, working_dir: Path) -> Declared:
-    """A scenario made of `FILE.py --ranks N -- ARGS`, or of `-m MODULE`."""
+    """Return the scenario of `FILE.py --ranks N -- ARGS`, or of `-m MODULE`."""
     stem = script.file.rpartition(".")[2] if script.module else _python_file(script.file, working_dir).stem
     if script.module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", script.file):
         raise UsageError(f"-m: expected a module (pkg.train), got {shown(script.file)}")
@@ -378,7 +378,7 @@ def _variants(declared: Declared, changes: Changes, environ: Mapping[str, str]) 
 
 
 def _given(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
-    """What the environment sets. A wrong value is an error only once a scenario of ours is selected."""
+    """Return the overrides from the environment. A wrong value raises only if a shipped scenario is selected."""
     try:
         return environment_overrides(environ)
     except UsageError:
@@ -411,7 +411,7 @@ def _is_ours(tree: Node) -> bool:
 
 
 def _content_hash(item: SelectedScenario, scenario: Scenario, working_dir: Path) -> str:
-    """A hash of the program's source. Raises ScenarioError when the file is not there."""
+    """Return a hash of the program's source. Raises ScenarioError if the file is missing."""
     if scenario.is_ours:
         return _hashed(sorted(SUBJECT.rglob("*.py")))
     if scenario.run.command is not None or not scenario.run.program.endswith(".py"):

@@ -1,10 +1,11 @@
-"""The guardian: starts the launcher, outlives the controller, and leaves no process behind.
+"""The reaper: starts the launcher, outlives the controller, and leaves no process behind.
 
 A program of its own (standard library only, no imports of this package): it must start in milliseconds and must not
-share the controller's fate. It runs in its own session as a child subreaper, so that every orphan of the run becomes
-its child. The controller speaks JSON lines on its standard input; when that closes, the controller is dead.
+die with the controller. It runs in its own session as a child subreaper, so that every orphan of the run becomes its
+child. The controller writes JSON lines to its standard input; when that closes, the controller is dead.
 
-It ends first and records second: what may not be signalled, read or written is told, and stops nothing.
+The reaper ends processes first and writes records second. A process that it may not signal, and a file that it cannot
+read or write, is reported and stops nothing. Stored records and orders call it "guardian".
 
     in    {"argv", "env", "cwd", "umask", "tag", "output", "boards", "keep", "journal", "interrupted", "reserve",
           "controller"}
@@ -12,8 +13,8 @@ It ends first and records second: what may not be signalled, read or written is 
     out   {"event": "started" | "failed" | "exit" | "signal" | "full" | "ended", "t_ns": ..., ...}, also appended to the
           journal
 
-One that takes the place of another has no argv; "launcher" is what that one had started, if it had. "over" says that
-nothing is left of the run but boards that could not be brought home.
+A reaper that replaces a killed one gets no argv; "launcher" is the process that the killed one had started, if any.
+"over" means that nothing is left of the run but probe files that could not be moved to the run's directory.
 """
 
 from __future__ import annotations
@@ -40,20 +41,23 @@ from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 1.0
-_SETTLE_S = 0.3  # what a launcher's own helpers (resource tracker, log threads) need to leave after it
-_KILL_LIMIT_S = 3.0  # a process that ignores SIGKILL for this long is in the kernel's hands
+_SETTLE_S = 0.3  # a launcher's own helpers (resource tracker, log threads) exit this soon after it
+_KILL_LIMIT_S = 3.0  # a process that ignores SIGKILL for this long is stuck in the kernel
 _STATE, _PARENT, _STARTED, _EXIT_CODE = 0, 1, 19, 49  # fields of /proc/PID/stat after the command's closing bracket
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_BYTES = 1 << 20  # no run can do with less
-# linux/pidfd.h: since 6.15 a pidfd tells how its process ended, even once somebody else has reaped it.
-_PIDFD_INFO, _PIDFD_INFO_EXIT = struct.Struct("=QQ11Ii"), 1 << 3  # wanted and given, cgroup, ids, wait status
+_FULL_BYTES = 1 << 20  # with less free, the disk counts as full
+# linux/pidfd.h: since 6.15 a pidfd has its process's wait status, even after another process has reaped it.
+_PIDFD_INFO, _PIDFD_INFO_EXIT = (
+    struct.Struct("=QQ11Ii"),
+    1 << 3,
+)  # requested and returned fields, cgroup, ids, wait status
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
-OWNER = "owner.json"  # in the directory of the boards: whose they are
+OWNER = "owner.json"  # next to the probe files: which controller and reaper they belong to
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process for good: its number may be given away again, but not together with its start."""
+    """The identity of one process: a pid may be reused, but not with the same start time."""
 
     pid: int
     started: int  # clock ticks since the boot
@@ -63,7 +67,7 @@ class Process:
         return found is not None and found[_STATE] not in "ZX" and int(found[_STARTED]) == self.started
 
     def send(self, number: int) -> OSError | None:
-        """Never to another one that has its number by now. Returns why it could not be sent to one that is there."""
+        """Signal this process, never a new one with its pid. Return the error if it lives and cannot be signalled."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -83,32 +87,32 @@ class Process:
 
 
 def process_of(pid: int) -> Process | None:
-    """None when it is gone; one that has ended and was not waited for is still there."""
+    """Return the identity of a process, also of a zombie; None if it is gone."""
     found = _stat(pid)
     return Process(pid, int(found[_STARTED])) if found else None
 
 
 class Reaper:
-    """One run under guard. Single-threaded: everything happens in `serve`."""
+    """Guards one run. Single-threaded: everything happens in `serve`."""
 
-    module = "nsa_harness.supervisor.launch.reaper"  # how another one is started in the place of this one
+    module = "nsa_harness.supervisor.launch.reaper"  # the program that replaces this one if it is killed
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
         self.tag = f"_NSA_HARNESS_RUN={order['tag']}".encode()
         self.launcher: int | None = None
-        self.root = os.getpid()  # whose descendants are the run: a subreaper's own
+        self.root = os.getpid()  # the run's processes descend from it: a subreaper's orphans are its children
         self.child: subprocess.Popen[bytes] | None = None
         self.poll = select.poll()
         self.watched: dict[int, tuple[int, int | None]] = {}  # pidfd -> (pid, rank); None = a launcher
         self.seen_exits: set[int] = set()
-        self.known: set[Process] = set()  # of the run, whoever its parent is by now
+        self.known: set[Process] = set()  # processes of the run, whatever their parents are by now
         self.looked_s = 0.0
-        self.over = False  # no process of it is left
-        self.refused: dict[Process, str] = {}  # may not be signalled, and why
+        self.over = False  # no process of the run is left
+        self.refused: dict[Process, str] = {}  # processes that may not be signalled -> reason
         self.journal: int | None = None
-        self.unwritten = b""  # of the journal
-        self.unsaid = b""
+        self.unwritten = b""  # lines for the journal
+        self.unsent = b""
         self.full = False
 
     def serve(self) -> None:
@@ -141,10 +145,10 @@ class Reaper:
             self.flush()
 
     def start(self) -> None:
-        if self.order["argv"] is None:  # in the place of another one
+        if self.order["argv"] is None:  # replaces a killed reaper
             self.take_over()
             return
-        # Made here, not by the controller: whoever makes it must live to remove it.
+        # Made here, not by the controller: the process that makes the directory must live to remove it.
         Path(self.order["boards"]).mkdir(mode=0o700, exist_ok=True)
         self.claim()
         try:
@@ -161,13 +165,15 @@ class Reaper:
             self.launcher = self.root = pid
             self.watch(pid, None, started)
         boards = Path(self.order["boards"])
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # that one may have written nothing
+        with contextlib.suppress(
+            OSError, ValueError, KeyError, TypeError
+        ):  # the killed reaper may have written nothing
             self.known |= {Process(*one) for one in json.loads((boards / OWNER).read_bytes())["order"]["known"]}
         if boards.is_dir():
             self.claim()
 
     def claim(self) -> None:
-        """Write beside the boards whose they are: who finds them may have to end the run, and must not do so early."""
+        """Write the owner next to the probe files: a process that finds them ends the run only if its owner is dead."""
         launcher = process_of(self.launcher) if self.launcher else None
         kept = ("tag", "boards", "keep", "journal", "interrupted", "reserve")
         owner = {
@@ -189,7 +195,7 @@ class Reaper:
             self.say("trouble", what="boards", why=f"they are nobody's: {error}")
 
     def spawn(self) -> int:
-        """Start the launcher in a session of its own; its output goes to the attempt."""
+        """Start the launcher in its own session, with its output in the attempt's directory, and return its pid."""
         with open(self.order["output"], "ab") as output:
             child = subprocess.Popen(
                 self.order["argv"],
@@ -201,12 +207,12 @@ class Reaper:
                 start_new_session=True,
                 umask=self.order["umask"],
             )
-        # Kept alive: a Popen that is collected reaps its process, and the exit code of a quick command would be lost.
+        # Referenced: a collected Popen reaps its process, and the exit code of a short command would be lost.
         self.child = child
         return child.pid
 
     def obey(self, command: dict[str, Any]) -> bool:
-        """False ends the guardian."""
+        """Carry out a command of the controller. Return False to end this reaper."""
         if command["do"] == "watch":
             self.watch(command["pid"], command["rank"], command.get("started"))
         elif command["do"] == "end":
@@ -214,7 +220,7 @@ class Reaper:
         return bool(command["do"] != "quit")
 
     def watch(self, pid: int, rank: int | None, started: int | None) -> None:
-        """Be told of this process's end. torchrun reaps a rank within 0.1 s."""
+        """Wait for the end of this process by its pidfd: torchrun reaps a rank within 0.1 s."""
         try:
             fd = os.pidfd_open(pid)
         except OSError:
@@ -248,7 +254,7 @@ class Reaper:
                 self.note("exit", pid=pid, rank=ranks.get(pid), status=os.waitstatus_to_exitcode(wait_status))
 
     def end(self, grace_s: float) -> list[str]:
-        """TERM, then KILL, to every process of the run; only then the records and the boards. Returns what is left."""
+        """End every process of the run by TERM, then KILL; then write records and move files. Return what is left."""
         if self.members():
             time.sleep(0 if self._launcher_lives() else _SETTLE_S)
         outlived = [f"{one.pid} {command_of(one.pid)}" for one in self.members() if not self._launcher_lives()]
@@ -261,7 +267,7 @@ class Reaper:
         left = [self._survivor(one) for one in self.members()]
         self.look_at_disk()
         self.flush()
-        self.copy_probe_files(over=not left)
+        self.move_probe_files(over=not left)
         self.say("ended", outlived=outlived, left=left)
         return left
 
@@ -270,7 +276,7 @@ class Reaper:
         return found is not None and found[_STATE] != "Z"
 
     def members(self) -> list[Process]:
-        """Every living process of the run: who descends from here, carries the tag in its environment, or once did."""
+        """Return every living process that descends from this one or has the run's tag, now or at an earlier call."""
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
         every = {pid: found for pid in pids if (found := _stat(pid))}
         me = os.getpid()
@@ -291,9 +297,9 @@ class Reaper:
         return members
 
     def remember(self) -> None:
-        """Write down who is of the run where neither parents nor tag may tell it to a guardian in this one's place.
+        """Write down the run's processes for a reaper that replaces this one.
 
-        An orphan becomes a child of the first guardian's, and of nobody known once another one has taken over.
+        An orphan is a child of the first reaper. After a replacement, neither its parent nor its tag may identify it.
         """
         now_s = time.monotonic()
         if now_s - self.looked_s < _LOOK_S:
@@ -322,7 +328,7 @@ class Reaper:
                 self.refused[one] = f"may not be signalled, {refused.strerror}"
                 continue
             reached.append(one.pid)
-            if also_continue:  # a stopped process takes its TERM only when it runs again
+            if also_continue:  # a stopped process receives TERM only when it runs again
                 one.send(signal.SIGCONT)
         if reached:
             self.note("signal", signal=number.name, pids=reached)
@@ -335,15 +341,15 @@ class Reaper:
                 return
             time.sleep(0.03)
 
-    # Boards.
+    # Probe files.
 
-    def copy_probe_files(self, *, over: bool = True) -> None:
-        """Boards live in memory; what the judge needs of them goes into the run's directory, and only then from there.
+    def move_probe_files(self, *, over: bool = True) -> None:
+        """Move the probe files from memory to the run's directory. A file is removed only after it was copied.
 
         `over`: no process of the run is left.
         """
         boards = Path(self.order["boards"])
-        if self.copy_boards(remove=True):
+        if self.copy_probe_files(remove=True):
             with contextlib.suppress(OSError):
                 (boards / OWNER).unlink(missing_ok=True)
                 boards.rmdir()
@@ -351,13 +357,13 @@ class Reaper:
             self.over = over
             self.claim()
 
-    def copy_boards(self, *, remove: bool = False) -> bool:
-        """Every file by itself. False where one could not be copied; it stays where it is."""
+    def copy_probe_files(self, *, remove: bool = False) -> bool:
+        """Copy every file. Return False if a file could not be copied; it stays where it is."""
         boards, home = Path(self.order["boards"]), Path(self.order["keep"])
         failed = []
         for file in _files(boards):
             try:
-                if stat.S_ISREG(file.lstat().st_mode):  # else a rank's own ear, which cannot be copied
+                if stat.S_ISREG(file.lstat().st_mode):  # a rank's socket cannot be copied
                     self._with_room(home / file.name, functools.partial(_copied, file, home / file.name))
             except OSError as error:
                 failed.append(f"{file.name}: {error.strerror or error}")
@@ -370,12 +376,12 @@ class Reaper:
             self.say("trouble", what="boards", why=f"{failed[0]}{more}; what could not be copied stays in {boards}")
         return not failed
 
-    # A controller that is gone.
+    # A dead controller.
 
     def abandoned(self) -> None:
-        """The controller is dead: its run ends with it."""
+        """End the run, since the controller is dead."""
         if self.order.get("over"):
-            self.copy_probe_files()
+            self.move_probe_files()
             return
         self.note("abandoned")
         left = self.end(0.5)
@@ -387,26 +393,26 @@ class Reaper:
         with contextlib.suppress(OSError):
             os.unlink(self.order.get("reserve", ""))
 
-    # What is told.
+    # Records.
 
     def say(self, event: str, **facts: object) -> None:
         self.note(event, **facts)
         self.flush()
 
     def note(self, event: str, **facts: object) -> None:
-        """To be told when there is time for it."""
+        """Add an event to the lines that `flush` will write."""
         line = (json.dumps({"event": event, "t_ns": time.monotonic_ns(), **facts}) + "\n").encode()
         self.unwritten += line
-        self.unsaid += line
+        self.unsent += line
 
     def flush(self) -> None:
-        """What cannot be written is kept for the next time; the controller, which may be gone, is told once."""
+        """Write events to the journal, keeping what cannot be written for later, and once to the controller."""
         if not self.unwritten:
             return
         journal = Path(self.order["journal"])
         with contextlib.suppress(OSError):
             self._with_room(journal, self._append)
-        told, self.unsaid = self.unsaid, b""
+        told, self.unsent = self.unsent, b""
         with contextlib.suppress(OSError):
             os.write(1, told)
 
@@ -417,7 +423,7 @@ class Reaper:
             self.unwritten = self.unwritten[os.write(self.journal, self.unwritten) :]
 
     def _with_room(self, place: Path, write: Callable[[], object]) -> None:
-        """Again with the room that was kept for the end, where there is none left. Raises OSError."""
+        """Call `write`; on a full disk, free the reserved space and call it again. Raises OSError."""
         try:
             write()
         except OSError as error:
@@ -429,7 +435,7 @@ class Reaper:
             write()
 
     def look_at_disk(self) -> None:
-        """Whoever met the end of it may have said so nowhere: a rank's words go to the same disk."""
+        """Report a full disk: a rank that failed because of it could not write its error to the same disk."""
         home = Path(self.order["journal"]).parent
         with contextlib.suppress(OSError):
             found = os.statvfs(home)
@@ -448,7 +454,7 @@ class Reaper:
 
 
 def this_machine() -> list[str]:
-    """Process numbers mean something between two processes that have this in common."""
+    """Return the boot and the PID namespace: pids are comparable between processes with equal values."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return [boot, os.readlink("/proc/self/ns/pid")]
 
@@ -465,7 +471,7 @@ def _files(boards: Path) -> list[Path]:
 
 
 def _copied(file: Path, target: Path) -> None:
-    """A copy that is known to be whole. Raises OSError."""
+    """Copy a file, and read the copy back to compare it. Raises OSError."""
     target.parent.mkdir(exist_ok=True)
     data = file.read_bytes()
     _write_aside(target, data)
@@ -474,7 +480,7 @@ def _copied(file: Path, target: Path) -> None:
 
 
 def _write_aside(target: Path, data: bytes) -> None:
-    """Under a name that nobody can have taken before. Raises OSError."""
+    """Write under a random name, then rename to the target. Raises OSError."""
     aside = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
@@ -487,7 +493,7 @@ def _write_aside(target: Path, data: bytes) -> None:
 
 
 def _emptied(reserve: str | None) -> bool:
-    """The file keeps its name: that it is empty says that somebody needed the room."""
+    """Truncate the reserve file. It stays as an empty file, which shows that its space was needed."""
     try:
         descriptor = os.open(reserve or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -505,7 +511,7 @@ def _emptied(reserve: str | None) -> bool:
 
 
 def _exit_status(pid: int, pidfd: int) -> int | None:
-    """Of a process that has ended: from /proc until it is reaped, by its pidfd after that; None = neither tells."""
+    """Return an ended process's status from /proc, or from its pidfd once it is reaped; None if neither has it."""
     found = _stat(pid)
     if found and found[_STATE] == "Z":
         return os.waitstatus_to_exitcode(int(found[_EXIT_CODE]))
@@ -518,7 +524,7 @@ def _exit_status(pid: int, pidfd: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat after the command, which may hold blanks and brackets itself."""
+    """Return the fields of /proc/PID/stat after the command, which may contain blanks and brackets itself."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split() or None
     except OSError:
@@ -526,7 +532,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _children() -> list[int]:
-    """Of this process, which has one thread; none where the kernel was built without that list."""
+    """Return the children of this single-threaded process; none if the kernel was built without that list."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_bytes().split()]
     except OSError:
@@ -559,7 +565,7 @@ def owner_of(pid: int) -> str:
 
 
 def first_line() -> bytes:
-    """Byte by byte: what follows the first line belongs to the poll loop, not to a buffer."""
+    """Read the first line byte by byte: what follows belongs to the poll loop, not to a buffer."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -571,7 +577,7 @@ def first_line() -> bytes:
 
 def outlive_signals() -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)  # not SIG_IGN: the run would inherit it
+        signal.signal(number, lambda *_: None)  # not SIG_IGN, which the run would inherit
 
 
 def main(kind: type[Reaper] = Reaper) -> None:

@@ -33,16 +33,16 @@ from nsa_harness.subject.program import PROGRAM
 SIZE_LIMIT_BYTES = 1_000_000
 PARENT_LIMIT = 8
 _SUFFIXES = (".yaml", ".yml")
-CHECKLISTS = (".readiness.yaml", ".readiness.yml")  # what `ready` asks: no scenarios, wherever they lie
-_PARENTS = "base"  # files in a folder of this name are parents, not scenarios
-PLANS = "plans"  # the folder of the files that say what was agreed of several scenarios
+CHECKLISTS = (".readiness.yaml", ".readiness.yml")  # checklists of `ready`, which are no scenarios
+_PARENTS = "base"  # files in a directory of this name are parents, not scenarios
+PLANS = "plans"  # the directory of plan files
 _NOT_INHERITED = ("name", "aliases", "extends", "schema")
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """One scenario file with its parents merged in; its matrix is still to be taken."""
+    """One scenario file with its parents merged in, and its matrix not yet expanded."""
 
     name: str
     file: str  # as messages show it
@@ -59,11 +59,11 @@ class Declared:
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
     declared: tuple[Declared, ...]
-    notes: tuple[str, ...]  # what shadows what
+    notes: tuple[str, ...]  # which scenarios shadow others
 
 
 def shipped_root() -> Path:
-    """A wheel carries the scenarios inside the package; a checkout has them beside it."""
+    """Return the shipped scenarios: in a wheel they are inside the package, in a checkout next to it."""
     inside = _PACKAGE / "_scenarios"
     return inside if inside.is_dir() else _PACKAGE.parents[1] / "scenarios"
 
@@ -90,12 +90,12 @@ def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) 
     if clashes or not words or not known.issuperset(words):
         reader.raise_mistakes()
     catalog = _shadowed(found)
-    # Files that nobody asked for: what is wrong in them is said, and what was asked for runs.
+    # Mistakes in files that were not requested become notes, and the requested scenarios run.
     return replace(catalog, notes=(*catalog.notes, *(f"not read: {mistake}" for mistake in reader.messages())))
 
 
 def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
-    """One scenario file named on the command line. Raises ScenarioError."""
+    """Read one scenario file named on the command line. Raises ScenarioError."""
     reader, users = ScenarioReader(working_dir), working_dir / "scenarios"
     if path.is_relative_to(users):
         reader.check_inside(path, users)
@@ -107,7 +107,7 @@ def load_file(path: Path, working_dir: Path, shipped: Path) -> Declared:
 
 
 def read_tree(path: Path, working_dir: Path) -> Parsed:
-    """The tree of a YAML file that is no scenario, with what is wrong with its text alone."""
+    """Return the tree of a YAML file that is no scenario, with the mistakes of its syntax."""
     reader = ScenarioReader(working_dir)
     text = reader.text(path)
     return Parsed(root=None, mistakes=tuple(reader.mistakes)) if text is None else parse_yaml(text, reader.label(path))
@@ -123,16 +123,16 @@ def _in_root(
         if not reader.check_inside(path, root):
             continue
         if _PARENTS in path.relative_to(root).parts[:-1]:
-            reader.tree(path)  # perhaps no scenario extends it
+            reader.tree(path)  # also parents that no scenario extends
         elif declared := reader.declared(path, tuple(parents), shipped=shipped):
             found.append(declared)
     return found
 
 
 def yaml_files(root: Path) -> Iterator[Path]:
-    """Those below it, but for its plans."""
+    """Yield the YAML files below `root`, except plans."""
     for folder, folders, files in os.walk(root):
-        # A folder named like a scenario is a slip that must not vanish: it is yielded, and reading it says so.
+        # A directory named like a scenario is a mistake: it is yielded, and reading it reports the mistake.
         slips = [name for name in folders if name.endswith(_SUFFIXES)]
         others = (*slips, PLANS) if Path(folder) == root else slips
         folders[:] = sorted(name for name in folders if name not in others and not name.startswith("."))
@@ -141,7 +141,7 @@ def yaml_files(root: Path) -> Iterator[Path]:
 
 
 class ScenarioReader:
-    """Reads files once each and gathers what is wrong with them."""
+    """Reads each file once and collects all mistakes."""
 
     def __init__(self, working_dir: Path) -> None:
         self.working_dir = working_dir
@@ -153,13 +153,13 @@ class ScenarioReader:
             raise ScenarioError(self.messages())
 
     def messages(self) -> tuple[str, ...]:
-        """By file. A mistake in a parent is met again in each of its children."""
+        """Return the mistakes by file, each once: every child of a parent reports the parent's mistakes."""
         files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
         ordered = (one for file in files for one in in_order(m for m in self.mistakes if m.origin.source == file))
         return tuple(dict.fromkeys(str(mistake) for mistake in ordered))
 
     def check_inside(self, path: Path, root: Path) -> bool:
-        """A mistake in a file is told with its text: what a folder's link leads to may be anybody's."""
+        """Check that a file is below `root`: a mistake quotes the file's text, and a link may lead to any file."""
         inside = not path.exists() or path.resolve().is_relative_to(root.resolve())
         if not inside:
             what = f"is a link that leads out of {self.label(root)}, so it is not read; put a copy there"
@@ -217,7 +217,7 @@ class ScenarioReader:
         return bool(what)
 
     def tree(self, path: Path) -> Node | None:
-        """The file's own tree, its mistakes noted; None where there is none."""
+        """Return the file's own tree, or None, and note its mistakes."""
         if path not in self._trees:
             self._trees[path] = self._read(path)
         return self._trees[path]
@@ -231,13 +231,13 @@ class ScenarioReader:
         if parsed.root is not None:
             wrong += in_order((*file_mistakes(parsed.root), *matrix_mistakes(parsed.root)))
         self.mistakes.extend(wrong)
-        return parsed.root  # with its mistakes noted: its parent may be wrong as well
+        return parsed.root  # its mistakes are noted; its parent may have more
 
     def text(self, path: Path) -> str | None:
-        """What stands in the file; None where it cannot be read, which is noted."""
+        """Return the file's text, or None if it is unreadable, which is noted."""
         try:
             content = _content(path)
-            # A byte order mark is what some editors put first; it is not part of the text.
+            # Some editors write a byte order mark, which is not part of the text.
             return content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
@@ -252,14 +252,14 @@ class ScenarioReader:
         return None
 
     def label(self, path: Path) -> str:
-        """Relative to the working directory where it lies below it, absolute elsewhere."""
+        """Return the path relative to the working directory, or absolute outside of it."""
         absolute = Path(os.path.abspath(path))
         inside = absolute.is_relative_to(self.working_dir)
         return visible(str(absolute.relative_to(self.working_dir) if inside else absolute))
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of a regular file. Raises OSError, or ValueError for what is no scenario file at all."""
+    """Return the bytes of a regular file. Raises OSError, or ValueError if it cannot be a scenario file."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise ValueError("is a directory; a scenario is a file")
@@ -272,7 +272,7 @@ def _content(path: Path) -> bytes:
 
 
 def _same_names(found: list[Declared]) -> Iterator[Mistake]:
-    """Two files of one place that claim the same word. Between the places, the user's shadows."""
+    """Yield names that two files of one place claim. A user's file shadows a shipped one."""
     claims: dict[tuple[bool, str], Declared] = {}
     for declared in found:
         for word in (declared.name, *declared.aliases):
@@ -303,12 +303,12 @@ _SHIPPED = "plan.yaml"
 
 @cache
 def shipped_plan() -> PlanText:
-    """What stands for every run that no other plan was made for."""
+    """Return the plan for every run without a plan of its own."""
     return PlanText(file=f"{PLANS}/{_SHIPPED}", text=(shipped_root() / PLANS / _SHIPPED).read_text(encoding="utf-8"))
 
 
 def plan_file(path: Path, working_dir: Path) -> PlanText | None:
-    """None where it is no plan: whoever reads it as a scenario says what is wrong with it."""
+    """Return a plan file's text, or None if it is no plan: then the scenario reader reports its mistakes."""
     reader = ScenarioReader(working_dir)
     text = reader.text(path) if path.is_file() else None
     if text is None or not is_plan(parse_yaml(text, reader.label(path)).root):
@@ -317,19 +317,19 @@ def plan_file(path: Path, working_dir: Path) -> PlanText | None:
 
 
 def checked_plan(stored: PlanText, scenarios: Sequence[Named]) -> PlanFile:
-    """Raises ScenarioError with all its mistakes."""
+    """Return a stored plan, parsed. Raises ScenarioError with all its mistakes."""
     return _without_mistakes([read_plan(stored, scenarios)])[0]
 
 
 def plans_of_tags(
     tags: Sequence[str], working_dir: Path, scenarios: Callable[[], Sequence[Named]]
 ) -> tuple[PlanText, ...]:
-    """The plans that run one of these tags, the user's before the one that ships. Raises ScenarioError."""
+    """Return the plans with one of these tags, the user's first. Raises ScenarioError."""
     users, shipped = working_dir / "scenarios", shipped_root()
     own = not (users.is_dir() and shipped.is_dir() and users.samefile(shipped))
     texts = _texts(users, working_dir) if own else ()
     every = scenarios() if texts else ()
-    theirs = _without_mistakes([read_plan(one, every) for one in texts])
+    theirs = _without_mistakes([read_plan(text, every) for text in texts])
     known = [*zip(texts, theirs, strict=True), (shipped_plan(), read_plan(shipped_plan(), None).plan)]
     return tuple(text for text, plan in known if {*plan.tags} & {*tags})
 
@@ -343,7 +343,7 @@ def _texts(root: Path, working_dir: Path) -> tuple[PlanText, ...]:
 
 
 def _without_mistakes(read: Sequence[ReadPlan]) -> list[PlanFile]:
-    wrong = [str(mistake) for one in read for mistake in one.mistakes]
-    if wrong:
-        raise ScenarioError(wrong)
-    return [one.plan for one in read]
+    mistakes = [str(mistake) for plan in read for mistake in plan.mistakes]
+    if mistakes:
+        raise ScenarioError(mistakes)
+    return [plan.plan for plan in read]

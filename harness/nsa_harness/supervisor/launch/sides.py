@@ -1,4 +1,4 @@
-"""Sides: the two launches of a claim, and the one declared thing in which they differ."""
+"""The two sides of a claim, and the one declared setting in which they differ."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from nsa_harness.supervisor.launch.planning import (
 
 COMMIT = "commit"
 _ARGS = "run.args"
-# Of what is launched, and of how it is judged: what was announced changes no verdict.
+# Keys that change neither the launch nor its verdict.
 _NO_DIFFERENCE = ("name", "about", "tags", "aliases", "priority", "expect.verdict", "expect.cause")
-_RESOLVED = ("backend", "device")  # what a key may decide besides itself
+_RESOLVED = ("backend", "device")  # settings that other keys may decide
 _LABEL = 60
 _EXAMPLE = "nsa-harness claim ddp_onestep parallel.find_unused_parameters=false,true"
 
@@ -44,16 +44,16 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """The first is the program without what is claimed to help, the second one the program with it."""
+    """The program without the claimed improvement, and the program with it."""
 
-    key: str  # in which they differ: a dotted key, `commit`, or `run.args`
+    key: str  # the difference: a dotted key, `commit`, or `run.args`
     scenario: str
     first: Side
     second: Side
     notes: tuple[str, ...] = ()
 
 
-TreeOf = Callable[[str], Path]  # from a commit to the checkout of it that corresponds to the working directory
+TreeOf = Callable[[str], Path]  # commit -> the working directory in a checkout of it
 
 
 def sides_of(
@@ -64,10 +64,10 @@ def sides_of(
     arg: tuple[str, str] | None = None,
     tree_of: TreeOf | None = None,
 ) -> Sides:
-    """What a claim compares. Raises UsageError where the sides differ in nothing, or in more than one thing.
+    """Return the two sides of a claim. Raises UsageError unless they differ in exactly one setting.
 
-    `commits`: names of both, each launched where `tree_of` says, or all in the working directory where nothing is
-    launched at all. `arg`: words of the program, of each side.
+    `commits`: both commits, each launched in the directory from `tree_of`; without `tree_of`, nothing is launched and
+    both use the working directory. `arg`: each side's additional program arguments.
     """
     axes = [word for word in question.words if _is_axis(word)]
     words = tuple(word for word in question.words if word not in axes)
@@ -90,7 +90,7 @@ def sides_of(
 
 
 def _is_axis(word: str) -> bool:
-    """ "gc.layers=none,all"; a list in brackets is one value."""
+    """Whether a word gives a key two values, as "gc.layers=none,all"; a list in brackets is one value."""
     if not is_override(word) or word.endswith("="):
         return False
     values = parse_axis(word, COMMAND_LINE).values
@@ -99,7 +99,7 @@ def _is_axis(word: str) -> bool:
     return len(values) == 2
 
 
-_NAMED = 6  # of the keys in which two sides differ
+_NAMED = 6  # differing keys that a message names
 
 
 def _differ_in(keys: Sequence[str]) -> UsageError:
@@ -111,7 +111,7 @@ def _differ_in(keys: Sequence[str]) -> UsageError:
     )
 
 
-# Each form.
+# The forms of a claim.
 
 
 def _of_key(question: Invocation, facts: MachineFacts, axis: str) -> Sides:
@@ -192,7 +192,7 @@ def _launches(question: Invocation, facts: MachineFacts) -> Iterator[_Launch]:
 
 
 def _sides(both: Sequence[_Launch], labels: dict[int, str]) -> Sides:
-    """Raises UsageError unless exactly one thing differs. `labels`: of each side, where its key does not say it."""
+    """Return both sides. Raises UsageError unless exactly one setting differs. `labels` replaces labels by side."""
     keys = _differences(*both)
     if not keys:
         same = " and ".join(dict.fromkeys(spec.scenario for _, spec in both))
@@ -200,25 +200,25 @@ def _sides(both: Sequence[_Launch], labels: dict[int, str]) -> Sides:
     if len(keys) > 1:
         raise _differ_in(keys)
     key = keys[0]
-    told = [labels.get(place) or _label(key, _declared(scenario)) for place, (scenario, _) in enumerate(both)]
+    texts = [labels.get(place) or _label(key, _declared(scenario)) for place, (scenario, _) in enumerate(both)]
     names: list[str] = [spec.scenario for _, spec in both]
     if names[0] == names[1]:
-        names = [_name(name, text) for name, text in zip(names, told, strict=True)]
+        names = [_name(name, text) for name, text in zip(names, texts, strict=True)]
         names = names if names[0] != names[1] else [_name(names[0], which) for which in ("first", "second")]
     first, second = (
         Side(label=label, spec=replace(spec, scenario=name))
-        for label, name, (_, spec) in zip(told, names, both, strict=True)
+        for label, name, (_, spec) in zip(texts, names, both, strict=True)
     )
     return Sides(key=key, scenario=_family(both[0][0]), first=first, second=second)
 
 
 def _family(scenario: Scenario) -> str:
-    """Without what a matrix adds to a name: the sides say that."""
+    """Return the scenario's name without its matrix values, which the sides' labels show."""
     return scenario.name.partition("@")[0]
 
 
 def _differences(first: _Launch, second: _Launch) -> list[str]:
-    """Every declared key of another value, and what they decide on this machine where no such key says it."""
+    """Return the keys with different declared values, and settings that resolve differently on this machine."""
     one, other = (_declared(scenario) for scenario, _ in (first, second))
     keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
     keys = list(dict.fromkeys(_whole(key, {*one, *other}) for key in keys))
@@ -232,10 +232,10 @@ def _declared(scenario: Scenario) -> dict[str, Plain]:
 
 
 def _whole(key: str, known: Collection[str]) -> str:
-    """A fault, or a condition of one, that only one side has is one thing, whatever it is made of."""
+    """Return the key that counts as one difference: a whole fault or condition, if only one side has it."""
     parts = key.split(".")
     above = (".".join(parts[:length]) for length in range(1, len(parts)))
-    return next((one for one in above if one in known), key)
+    return next((parent for parent in above if parent in known), key)
 
 
 def _label(key: str, declared: dict[str, Plain]) -> str:
@@ -246,8 +246,8 @@ def _label(key: str, declared: dict[str, Plain]) -> str:
 
 
 def _name(scenario: str, text: str) -> str:
-    """Of the folder that the attempts of a side lie in."""
+    """Return the name of the directory with a side's attempts."""
     return f"{scenario}@{re.sub(r'[^A-Za-z0-9_.:=+-]', '_', text).strip('_-')}"[:_LONGEST]
 
 
-_LONGEST = 100  # a name of a scenario may have 120 signs
+_LONGEST = 100  # the name of a scenario has at most 120 characters

@@ -1,22 +1,22 @@
-"""Whose files are whose: ours are private, those of a program as if we were not there.
+"""File permissions: nsa-harness's files are private, a launched program's are as without nsa-harness.
 
-Imports nothing, since it runs before the first word of any command.
+Imports nothing but os, since it runs at the start of every command.
 """
 
 from __future__ import annotations
 
 import os
 
-_given: list[int] = []  # the umask of this process before ours, of one that has set it
+_given: list[int] = []  # this process's umask before `keep_private`
 
 
 def keep_private() -> None:
-    """From here on nobody else may read what this process writes, nor what it starts without saying otherwise."""
+    """Make all files private that this process writes, and its children unless they get `program_umask`."""
     before = os.umask(0o077)
     if not _given:
         _given.append(before)
 
 
 def program_umask() -> int:
-    """What a program is launched with, as Popen takes it: the umask that it would have anyway; -1 leaves ours."""
+    """Return the umask that a program would have without nsa-harness, for Popen; -1 leaves the current one."""
     return _given[0] if _given else -1

@@ -1,7 +1,7 @@
-"""A running job that somebody else started: its ranks are found, looked at until it is decided, and left as they are.
+"""A running job that nsa-harness did not start: finds its ranks, and observes them until their state is known.
 
-No signal is sent, nothing is written but to a pipe that a rank reads to be asked by, and no process is held longer than
-py-spy needs for a stack.
+Sends no signal, writes only to NCCL's pipe where a rank offers it, and stops no process for longer than py-spy needs
+for a stack.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 _LOOK_S = SETTLE_S + 0.1
 _SHOWN = 120  # characters of a command
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-# Not the faulthandler's file: with it the stacks of a job of ours would be asked for by a signal.
+# Without the faulthandler's file, which would have stacks requested by a signal.
 _VIEWED = (protocol.BOARD, protocol.FLIGHT, protocol.SOCKET)
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
@@ -49,7 +49,7 @@ _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
 
 @dataclass(frozen=True, kw_only=True)
 class RunningJob:
-    """What was found at a process id."""
+    """The job found at a process id."""
 
     pid: int  # as asked for
     ranks: Mapping[int, int]
@@ -59,7 +59,7 @@ class RunningJob:
 
 
 def find_job(pid: int) -> RunningJob:
-    """The ranks at, below or beside a process. Raises NoSuchJob, with what to do."""
+    """Find the ranks at, below or next to a process. Raises NoSuchJob with advice."""
     stat = procfs.read_stat(pid)
     if stat is None or stat.state in "ZX":
         raise NoSuchJob(f"attach: no process {pid} is running here; `nsa-harness attach` without it lists the jobs")
@@ -85,7 +85,7 @@ def find_job(pid: int) -> RunningJob:
 
 
 def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tuple[int, ...]:
-    """Of a job on one node, by what its launcher has told a rank; of one on several nobody here can say."""
+    """Return the missing ranks of a job on one node, from a rank's environment; none for a job on several nodes."""
     size = environment.get("WORLD_SIZE", "")
     if not size.isdigit() or environment.get("LOCAL_WORLD_SIZE") != size:
         return ()
@@ -93,13 +93,13 @@ def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tup
 
 
 def _how_ended(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, int | None]:
-    """Exit code of each, or minus its signal; None where nothing shows it.
+    """Return each missing rank's exit code, or minus its signal; None if unknown.
 
-    A process that has ended shows it until its parent asks. torchrun asks at once, and ends all others unless it was 0.
+    A zombie shows its exit code until its parent reaps it. torchrun reaps at once, and ends all ranks unless it was 0.
     """
     parents = {stat.parent for pid in ranks.values() if (stat := procfs.read_stat(pid))}
     ended = sorted(stat.pid for parent in parents for stat in procfs.children(parent) if stat.state == "Z")
-    if missing and len(ended) == len(missing):  # they were started in the order of their ranks
+    if missing and len(ended) == len(missing):  # the ranks were started in order
         return {rank: procfs.exit_status(pid) for rank, pid in zip(missing, ended, strict=True)}
     by_agent = bool(parents) and all(starts_ranks(procfs.command_words(parent)) for parent in parents)
     return dict.fromkeys(missing, 0 if by_agent else None)
@@ -109,7 +109,7 @@ def _how_ended(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, in
 class FoundJob:
     """A job whose ranks have RANK in their environment."""
 
-    pid: int  # of what started the ranks, else of the lowest of them
+    pid: int  # of the launcher, else of the lowest rank
     command: str
     ranks: int
     age_s: float
@@ -126,7 +126,7 @@ def jobs_of_this_user() -> list[FoundJob]:
 
 
 def found_jobs(among: Iterable[procfs.Stat]) -> list[FoundJob]:
-    """The jobs that these processes hold the ranks of, the newest last."""
+    """Return the jobs of which these processes are ranks, latest last."""
     ranks: dict[tuple[object, ...], list[procfs.Stat]] = {}
     known = {stat.pid: stat for stat in among if stat.state not in "ZX"}
     trains = {pid for pid in known if rank_of(pid) is not None}
@@ -142,7 +142,7 @@ def several_jobs(jobs: Sequence[FoundJob], where: str) -> str:
 
 
 def only_job(jobs: Sequence[FoundJob]) -> int:
-    """Raises NoSuchJob where there is none, or more than one."""
+    """Return the pid of the only job. Raises NoSuchJob if there is none or more than one."""
     if not jobs:
         raise NoSuchJob(
             "attach: no job of this user is running here: no Python program has RANK in its environment;"
@@ -169,9 +169,9 @@ def _found(ranks: Sequence[procfs.Stat]) -> FoundJob:
 
 
 def _shown(words: Sequence[str]) -> str:
-    """Without the interpreter of a console script, which says nothing."""
-    told = words[1:] if len(words) > 1 and is_python_command(words) and words[1].endswith("/torchrun") else words
-    return " ".join([PurePath(told[0]).name, *told[1:]])[:_SHOWN] if told else ""
+    """Return a command as text, without the interpreter in front of torchrun."""
+    shown = words[1:] if len(words) > 1 and is_python_command(words) and words[1].endswith("/torchrun") else words
+    return " ".join([PurePath(shown[0]).name, *shown[1:]])[:_SHOWN] if shown else ""
 
 
 def _check_readable(pid: int) -> None:
@@ -195,7 +195,7 @@ def _owner(pid: int) -> str:
 
 
 def _check_stacks(rank: int, pid: int) -> None:
-    """One stack, to be refused before the look and not after it."""
+    """Read one stack, so that a missing permission is reported at the start. Raises NoSuchJob."""
     failures: list[str] = []
     py_spy(pid, ["--nonblocking"], failures)
     refused = [one for one in failures if any(word in one.lower() for word in _NO_PTRACE)]
@@ -208,13 +208,13 @@ def _check_stacks(rank: int, pid: int) -> None:
 
 
 def _serves(pid: int) -> bool:
-    """It has a server of its own, which gives its stacks to whoever asks."""
+    """Whether the process has its own worker server, which returns its stacks without permission."""
     sockets = SocketTable(owners={}).of(pid, inodes(descriptors.holds(pid)))
     return own_server(pid, procfs.environment(pid), sockets) is not None
 
 
 def _with_siblings(pid: int, parent: int, ranks: dict[int, int]) -> dict[int, int]:
-    """A rank was named: the others of its job are its parent's."""
+    """If `pid` is a rank, return all ranks of its job below its parent."""
     if list(ranks.values()) != [pid] or rank_of(pid) is None:
         return ranks
     job = _job_of(pid)
@@ -232,18 +232,18 @@ def _boards_of(ranks: Mapping[int, int]) -> Path | None:
 
 
 def _started_ns(ranks: Mapping[int, int]) -> int:
-    """Of the oldest rank; the kernel counts from the boot, time asleep included."""
+    """Return the start of the oldest rank. The kernel counts since the boot, including time asleep."""
     ticks = [stat.started_ticks for pid in ranks.values() if (stat := procfs.read_stat(pid))]
     since_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     return time.monotonic_ns() - max(0, since_boot_ns - min(ticks, default=0) * 10**9 // _CLOCK_TICKS)
 
 
 @contextmanager
-def onlooker(job: RunningJob) -> Iterator[PassiveObserver]:
-    """The boards as they are, apart from what would have a signal sent."""
+def passive_observer(job: RunningJob) -> Iterator[PassiveObserver]:
+    """Yield an observer that sees the job's probe files, except the file that would have a signal sent."""
     with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
         for pid in job.ranks.values() if job.boards else ():
-            for pattern in _VIEWED:  # a rank names its files by what it calls itself
+            for pattern in _VIEWED:  # a rank names its files by its pid in its own namespace
                 own = Path(job.boards or "") / pattern.format(pid=inner_pid(pid))
                 (Path(view) / pattern.format(pid=pid)).symlink_to(own)
         yield PassiveObserver(job=job, origin_ns=job.origin_ns, boards=Path(view))
@@ -251,7 +251,7 @@ def onlooker(job: RunningJob) -> Iterator[PassiveObserver]:
 
 @dataclass(kw_only=True)
 class PassiveObserver:
-    """In place of a guardian: it hears when a rank leaves, and cannot do anything."""
+    """Takes the place of a reaper: it notices when ranks exit, and carries out no command."""
 
     job: RunningJob
     origin_ns: int
@@ -287,7 +287,7 @@ class PassiveObserver:
 
 @dataclass(kw_only=True)
 class KnownRanks(Ranks):
-    """The ranks that were found at the start."""
+    """The ranks that were found when nsa-harness attached."""
 
     known: Mapping[int, int]
 
@@ -297,7 +297,7 @@ class KnownRanks(Ranks):
         return new
 
 
-def look(
+def observe_until_decided(
     guarded: PassiveObserver,
     spec: RunSpec,
     attempt: AttemptDir,
@@ -306,10 +306,10 @@ def look(
     interrupted: Callable[[], bool],
     for_s: float,
 ) -> Ending:
-    """Looks at a job until it is decided, or for so long."""
+    """Observe a job until its state is known, but at most for `for_s`."""
 
     def decide(now_s: float, limits: Limits) -> Ending | None:
-        """Stacks from the start on: there may be no marks that could be waited for."""
+        """Take snapshots from the start: without the probe there are no progress events to wait for."""
         if not watch.due("look", now_s, _LOOK_S):
             return None
         watch.snapshots.take()
@@ -318,7 +318,7 @@ def look(
         if now_s - watch.ranks.last_progress_s() >= watch.quiet_limit_s(limits) and watch.snapshots.proof(limits):
             return Ending.STALL
         if now_s - watch.ranks.last_progress_s() >= STALL_FLOOR_S:
-            watch.say_early(now_s, limits)
+            watch.report_stall(now_s, limits)
         decided = moving_ranks(watch.snapshots.samples) or now_s - begun_s >= for_s
         return Ending.DETACHED if decided else None
 
@@ -341,7 +341,7 @@ def look(
 
 
 def _keep_recorders(guarded: PassiveObserver, attempt: AttemptDir) -> None:
-    """What the ranks' own servers gave, where it was read of every rank; the view of the boards goes."""
+    """Store the recorders that the ranks' own servers returned, if every rank returned one."""
     files = [guarded.boards / protocol.FLIGHT.format(pid=pid) for pid in guarded.job.ranks.values()]
     if not guarded.job.boards and all(file.exists() for file in files):
         for file in files:

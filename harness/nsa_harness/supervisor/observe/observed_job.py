@@ -27,29 +27,29 @@ from nsa_harness.core.scenario.observed_job import starts_ranks, with_ranks
 from nsa_harness.core.verdict.proof import Proof
 from nsa_harness.errors import CommandNotStarted
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.launch.launcher import KEEPER, Guarded, boards_dir, probe_environment, this_process
+from nsa_harness.supervisor.launch.launcher import WATCHDOG, Guarded, boards_dir, probe_environment, this_process
 from nsa_harness.supervisor.launch.reaper import OWNER, process_of
 from nsa_harness.supervisor.launch.umask import program_umask
-from nsa_harness.supervisor.launch.watchdog import start_guardian
+from nsa_harness.supervisor.launch.watchdog import start_reaper
 from nsa_harness.supervisor.observe.observed_job_reaper import WatchedCommandReaper
 from nsa_harness.supervisor.observe.ranks import WatchedRanks, is_python_command
 from nsa_harness.supervisor.storage.record import write_spec
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
 
-_ASKED_S = 60.0  # a job that ends badly so soon after a signal was ended by it; torchrun takes 30 s for its ranks
+_ASKED_S = 60.0  # a failure within this time after a signal counts as its effect; torchrun gives its ranks 30 s
 
 
 @dataclass(kw_only=True)
 class ObservedJob:
-    """One attempt of an observed job: from its ranks' start to their end, or to the ranks that take their place."""
+    """One attempt of an observed job: from the start of its ranks to their end or their restart."""
 
-    guest: WatchedCommand
+    watched: WatchedCommand
     spec: RunSpec
     attempt: AttemptDir
     audience: WatchListener
-    relay: SignalForwarder
-    on_ending: Callable[[Ending], None]  # HANG proven, or its deadline passed, and the job is still there
+    forwarder: SignalForwarder
+    on_ending: Callable[[Ending], None]  # a HANG is proven, or the deadline has passed, and the job runs on
     ends_it: bool  # --on-hang=kill
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class ObservedJob:
             observed=True,
         )
         self.watch = Watch(
-            guarded=self.guest,
+            guarded=self.watched,
             spec=self.spec,
             attempt=self.attempt,
             audience=self.audience,
@@ -71,7 +71,7 @@ class ObservedJob:
         )
 
     def resolved_spec(self) -> RunSpec:
-        """With as many ranks as were seen; written down, as the report is about it."""
+        """Return the spec with the number of ranks that were seen, and store it for the report."""
         self.watch.spec = with_ranks(self.watch.spec, self.ranks.count)
         write_spec(self.attempt, self.watch.spec)
         return self.watch.spec
@@ -84,13 +84,13 @@ class ObservedJob:
         if self.watch.spec.ranks < self.ranks.count:
             self.resolved_spec()
         if self.ranks.restarted:
-            return Ending.STALL if self.watch.standing else Ending.RESTARTED
+            return Ending.STALL if self.watch.reported_proof else Ending.RESTARTED
         return self.watch.suspicion(now_s, limits)
 
     def _proven(self, proof: Proof) -> Ending | None:
         if self.ends_it:
             return Ending.STALL
-        self.watch.standing = proof
+        self.watch.reported_proof = proof
         self._report(Ending.STALL)
         return None
 
@@ -103,27 +103,27 @@ class ObservedJob:
         return None
 
     def _over(self) -> Ending:
-        """The command has left. A proof that stands goes before what ended the job in the end."""
-        if self.watch.standing:
+        """Return the ending after the command has exited. A reported proof takes precedence over the command's end."""
+        if self.watch.reported_proof:
             return Ending.STALL
         return Ending.INTERRUPTED if self._was_asked_to_end() else Ending.EXITED
 
     def _report(self, ending: Ending) -> None:
-        """The report of this moment, made from what a report of the end would be made from."""
+        """Write a report now, from the same files as a report at the end."""
         self.watch.close(ending)
-        self.guest.bring_boards(Path(self.attempt.boards))
+        self.watched.copy_probe_files(Path(self.attempt.boards))
         self.on_ending(ending)
 
     def _was_asked_to_end(self) -> bool:
-        asked_ns = self.relay.asked_to_end_ns
-        if asked_ns is None or not ended_as_asked(self.guest.child.wait(), asked_ns, time.monotonic_ns()):
+        asked_ns = self.forwarder.asked_to_end_ns
+        if asked_ns is None or not ended_as_asked(self.watched.child.wait(), asked_ns, time.monotonic_ns()):
             return False
-        self.watch.write("asked_to_end", t_s=(asked_ns - self.guest.origin_ns) / 1e9)
+        self.watch.write("asked_to_end", t_s=(asked_ns - self.watched.origin_ns) / 1e9)
         return True
 
 
 def ended_as_asked(status: int, asked_ns: int, ended_ns: int) -> bool:
-    """A bad end soon after somebody asked for one; a good end is the job's own, and a late one has another reason."""
+    """Whether the job failed because a signal asked it to end: with a bad status, and soon after the signal."""
     return status != 0 and ended_ns - asked_ns <= _ASKED_S * 1e9
 
 
@@ -132,9 +132,9 @@ HOOK_LIMIT_S = 60.0
 
 @dataclass(kw_only=True)
 class Hook:
-    """One call of --on-hang=exec's command, beside the watch: outcome on its input, a limit, failure as a sentence.
+    """One call of --on-hang=exec's command, in its own thread, with the outcome on its input and a time limit.
 
-    `failed` is called from another thread, at most once.
+    `failed` is called with a sentence from that thread, at most once.
     """
 
     command: str
@@ -147,7 +147,7 @@ class Hook:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until it has ended, or met its limit."""
+        """Wait until the command has ended or reached its limit."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -159,7 +159,7 @@ class Hook:
             self.failed(why)
 
     def _call(self) -> str | None:
-        """Why it failed. Its output goes to our stderr: stdout is the job's."""
+        """Run the command and return why it failed, or None. Its output goes to stderr: stdout is the job's."""
         pid = os.posix_spawn(
             "/bin/sh",
             ["sh", "-c", self.command],
@@ -169,7 +169,7 @@ class Hook:
                 (os.POSIX_SPAWN_DUP2, 2, 1),
             ],
             setpgroup=0,
-            setsigmask=(),  # ours are blocked, and a child would inherit that
+            setsigmask=(),  # a child would inherit the signals that are blocked here
         )
         descriptor = os.pidfd_open(pid)
         ended, _, _ = select.select([descriptor], [], [], self.limit_s)
@@ -184,42 +184,46 @@ class Hook:
 
 # The user's own command, with the probe, and otherwise as if the user had started it.
 
-_NO_BOARDS = shutil.ignore_patterns("*.sock", OWNER)  # a rank's own ear cannot be copied
+_NO_BOARDS = shutil.ignore_patterns("*.sock", OWNER)  # a socket cannot be copied
 _READY_S = 10.0
 
 
 @dataclass(kw_only=True)
 class WatchedCommand(Guarded):
-    """An observed job: our own child, so that nobody but us takes its status."""
+    """The observed command, a child of this process, so that no other process reaps its status."""
 
     child: subprocess.Popen[bytes]
 
-    def bring_boards(self, home: Path) -> None:
-        """Copies of the boards as they are now."""
-        with contextlib.suppress(shutil.Error, FileNotFoundError):  # a process may leave with its files meanwhile
+    def copy_probe_files(self, home: Path) -> None:
+        """Copy the probe files as they are now."""
+        with contextlib.suppress(
+            shutil.Error, FileNotFoundError
+        ):  # a process may exit meanwhile and take its files along
             shutil.copytree(self.boards, home, ignore=_NO_BOARDS, dirs_exist_ok=True)
 
     def next_attempt(self, attempt: AttemptDir) -> None:
-        """What the guardian writes from here on goes to this attempt."""
+        """Have the reaper write to this attempt from now on."""
         words = {"keep": str(attempt.boards.resolve()), "journal": str(attempt.processes.resolve())}
         self.order = {**self.order, **words}
         self.watches = {pid: command for pid, command in self.watches.items() if command["do"] == "adopt"}
         self.tell(do="journal", **words)
 
     def leave(self) -> None:
-        """Bring the boards home and let the guardian go; no process of the job is touched."""
+        """Have the reaper move the probe files and exit, without touching a process of the job."""
         self._ended(_READY_S, do="leave")
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _receive(self, event: dict[str, Any]) -> None:
         if event["event"] == "exit":
             self.watches.pop(event["pid"], None)
 
-    def _next_guardian(self) -> subprocess.Popen[bytes]:
-        return start_guardian(self.order, WatchedCommandReaper.module)
+    def _next_reaper(self) -> subprocess.Popen[bytes]:
+        return start_reaper(self.order, WatchedCommandReaper.module)
 
 
-def start_guest(command: Sequence[str], attempt: AttemptDir, probe: str, relay: SignalForwarder) -> WatchedCommand:
-    """Start `command` in our place in the terminal. Raises CommandNotStarted, and has left nothing behind then."""
+def start_watched_command(
+    command: Sequence[str], attempt: AttemptDir, probe: str, forwarder: SignalForwarder
+) -> WatchedCommand:
+    """Start `command` in the terminal's foreground. If it cannot start, raise CommandNotStarted and leave nothing."""
     tag = f"{attempt.path.parent.name}-{secrets.token_hex(4)}"
     boards = boards_dir(tag)
     order = {
@@ -231,22 +235,22 @@ def start_guest(command: Sequence[str], attempt: AttemptDir, probe: str, relay: 
         "reserve": str(attempt.ballast_file.resolve()),
         "controller": this_process(),
     }
-    KEEPER.keep(boards)
+    WATCHDOG.keep(boards)
     origin_ns = time.monotonic_ns()
-    guardian = start_guardian(order, WatchedCommandReaper.module)
-    # The guardian makes the boards' directory, and says so: the first process of the job must find it.
-    assert guardian.stdout is not None
-    guardian.stdout.readline()
+    reaper = start_reaper(order, WatchedCommandReaper.module)
+    # Wait for the reaper to make the probe directory, which the job's first process must find.
+    assert reaper.stdout is not None
+    reaper.stdout.readline()
     try:
-        child = _start(command, _environment(command, tag, boards, probe), relay)
+        child = _start(command, _environment(command, tag, boards, probe), forwarder)
     except OSError as error:
-        assert guardian.stdin is not None
+        assert reaper.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            guardian.stdin.close()  # it has adopted nothing, so that the end of its input ends it
-        guardian.wait(timeout=_READY_S)
+            reaper.stdin.close()  # the reaper has adopted no job, so that it exits at the end of its input
+        reaper.wait(timeout=_READY_S)
         raise not_started(command[0], error) from None
-    guest = WatchedCommand(
-        guardian=guardian,
+    watched = WatchedCommand(
+        reaper=reaper,
         origin_ns=origin_ns,
         boards=boards,
         tag=tag,
@@ -254,12 +258,12 @@ def start_guest(command: Sequence[str], attempt: AttemptDir, probe: str, relay: 
         probed=probe != protocol.PROBE_OFF,
         child=child,
     )
-    guest.tell(do="adopt", pid=child.pid)
-    return guest
+    watched.tell(do="adopt", pid=child.pid)
+    return watched
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raises CommandNotStarted as a shell would: 127 where there is none, 126 where it cannot be executed."""
+    """Raise CommandNotStarted with a shell's status: 127 for no such command, 126 if it is not executable."""
     if shutil.which(command[0]) is None:
         found = os.sep in command[0] and os.path.exists(command[0])
         raise not_started(command[0], PermissionError("it cannot be executed") if found else FileNotFoundError())
@@ -272,15 +276,17 @@ def not_started(name: str, error: OSError) -> CommandNotStarted:
     return CommandNotStarted(f"{name}: {why}; nothing was started; `chmod +x`, or name its interpreter", 126)
 
 
-def _start(command: Sequence[str], environment: dict[str, str], relay: SignalForwarder) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], environment: dict[str, str], forwarder: SignalForwarder) -> subprocess.Popen[bytes]:
     # No new session or group: it must stay in the foreground of the terminal. Open files are passed on as they are.
-    return subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=relay.unblock, umask=program_umask())
+    return subprocess.Popen(
+        command, env=environment, close_fds=False, preexec_fn=forwarder.unblock, umask=program_umask()
+    )
 
 
 def _environment(command: Sequence[str], tag: str, boards: Path, probe: str) -> dict[str, str]:
     ours = (protocol.ENV_PREFIX, "NSA_HARNESS_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    # `python train.py`: one process that is rank 0, unless it starts ranks of its own; their boards will say so.
+    # `python train.py` is one process, rank 0, unless it starts ranks, which their status files will show.
     trains_itself = is_python_command(command) and not starts_ranks(command)
     return {
         **inherited,
@@ -290,7 +296,7 @@ def _environment(command: Sequence[str], tag: str, boards: Path, probe: str) -> 
 
 
 def shell_status(returncode: int) -> int:
-    """As a shell says it: 128 and the signal's number for a command that a signal ended."""
+    """Return the status as a shell does: 128 plus the number of the signal that ended the command."""
     return returncode if returncode >= 0 else 128 + signal.Signals(-returncode)
 
 
@@ -311,24 +317,24 @@ _SI_KERNEL = 0x80
 
 @dataclass(kw_only=True)
 class SignalForwarder:
-    """Passes signals on to an observed job, those that it has not got already, and remembers who asked it to end.
+    """Forwards signals to an observed job, unless it has received them itself, and notes requests to end.
 
-    The signals are blocked from its making on and taken one by one by a thread: only so the kernel says who sent one.
-    A key on the terminal reaches the whole foreground group, the job included; `kill` reaches us alone.
+    The signals are blocked when this object is made, and received by a thread: only then does the kernel name the
+    sender. A key on the terminal signals the whole foreground group with the job; `kill` signals only this process.
     """
 
     before: set[signal.Signals | int] = field(default_factory=set)
-    asked_to_end_ns: int | None = None  # the first time that somebody outside the job did
+    asked_to_end_ns: int | None = None  # time of the first request from outside the job
 
     def __post_init__(self) -> None:
         self.before = set(signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED))
 
     def unblock(self) -> None:
-        """In the child, before its program begins."""
+        """Unblock the signals in the child, before its program begins."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
 
     def follow(self, pid: int) -> None:
-        """Pass on to `pid`, which is our child, as long as we live."""
+        """Forward signals to `pid`, a child of this process, until this process ends."""
         threading.Thread(target=self._run, args=(pid,), name="signals", daemon=True).start()
 
     def _run(self, pid: int) -> None:
@@ -344,5 +350,5 @@ class SignalForwarder:
 
 
 def _from_the_job(sender: int, job: int) -> bool:
-    """A job that signals its own group has reached itself."""
+    """Whether the job sent the signal: a job that signals its process group has signalled itself."""
     return sender == job or (sender != 0 and any(stat.pid == sender for stat in procfs.descendants(job)))

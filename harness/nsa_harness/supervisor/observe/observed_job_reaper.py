@@ -1,7 +1,7 @@
-"""The guardian of a job that is only observed: it starts nothing, and ends nothing unless it is told to.
+"""The reaper of an observed job: it starts no process, and ends none unless it is asked to.
 
 The controller is the job's parent, so that terminal, signals and exit status are the job's own. When the controller
-dies, the job runs on; the guardian stays until it has left by itself, and clears the boards. What it is told besides:
+dies, the job runs on. The reaper stays until the job has ended, and removes the probe files. Its further messages:
 
     in    {"do": "adopt", "pid": 7}   {"do": "journal", "keep": ..., "journal": ...}   {"do": "leave"}
     out   {"event": "ready"}   {"event": "alone"}
@@ -21,7 +21,7 @@ _LAST_TO_LEAVE_S = 1.0
 
 
 class WatchedCommandReaper(Reaper):
-    """`launcher` is the command's own process, a child of the controller."""
+    """A reaper whose `launcher` is the observed command, a child of the controller."""
 
     module = __name__
 
@@ -41,23 +41,23 @@ class WatchedCommandReaper(Reaper):
         elif command["do"] == "leave":
             self._leave()
         elif command["do"] == "quit":
-            self._hear_exits(0)
+            self._receive_exits(0)
         return super().obey(command)
 
     def abandoned(self) -> None:
         if self.order.get("over"):
-            self.copy_probe_files()
+            self.move_probe_files()
             return
         self.poll.unregister(0)
         self.say("alone")
         while self.members():
-            self._hear_exits(_LOOK_MS)
+            self._receive_exits(_LOOK_MS)
         self._leave()
 
     def remember(self) -> None:
-        """Nothing: it ends the job only where it is told to, and to look at every process each second has its cost."""
+        """Do nothing: reading every process each second costs time, and this reaper ends the job only if asked to."""
 
-    def _hear_exits(self, wait_ms: int) -> None:
+    def _receive_exits(self, wait_ms: int) -> None:
         for fd, _ in self.poll.poll(wait_ms):
             if fd in self.watched:
                 self.process_left(fd)
@@ -66,8 +66,8 @@ class WatchedCommandReaper(Reaper):
         self.say("started", pid=self.launcher, guardian=os.getpid())
 
     def _change_journal(self, keep: str, journal: str) -> None:
-        """The job has started its ranks anew: what follows belongs to the next attempt."""
-        self.copy_boards()
+        """Begin a new journal: the job has started its ranks again, which is the next attempt."""
+        self.copy_probe_files()
         self.flush()
         if self.journal is not None:
             os.close(self.journal)
@@ -77,12 +77,12 @@ class WatchedCommandReaper(Reaper):
         self._say_started()
 
     def _leave(self) -> None:
-        """The job is over, or is left alone. What ends because the job has (a resource tracker) has a moment for it."""
+        """End the observation. Processes that end after the job (a resource tracker) get a moment for it."""
         if not self._launcher_lives():
             self._wait_gone(_LAST_TO_LEAVE_S)
         outlived = [f"{one.pid} {command_of(one.pid)}" for one in self.members()]
         self.look_at_disk()
-        self.copy_probe_files()
+        self.move_probe_files()
         self.say("ended", outlived=outlived)
 
 

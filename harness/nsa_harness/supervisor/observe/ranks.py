@@ -1,4 +1,4 @@
-"""The ranks of a job that somebody else started: found by their boards, or from outside where they have none."""
+"""The ranks of a job that nsa-harness did not start: found by their status files, or from outside without these."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def is_python_command(words: Sequence[str]) -> bool:
 
 
 def ranks_below(root: int) -> dict[int, int]:
-    """rank -> process of the ranks at or below `root`: by RANK in their environment, else by who has loaded torch.
+    """Return rank -> pid of the ranks at or below `root`: by RANK in their environment, else by who has loaded torch.
 
-    Where nobody has a RANK, a LOCAL_RANK counts that a rank has given to those that it started (Lightning); else
-    (mp.spawn) they are numbered in the order in which they were started.
+    Without RANK, the LOCAL_RANK counts that rank 0 gave to the processes it started (Lightning). Without either
+    (mp.spawn), ranks are numbered in the order of their start.
     """
     first = procfs.read_stat(root)
     below = [*([first] if first else []), *procfs.descendants(root)]
@@ -36,14 +36,14 @@ def ranks_below(root: int) -> dict[int, int]:
 
 
 def rank_of(pid: int) -> int | None:
-    """RANK in the environment of a Python program that starts none itself."""
+    """Return RANK of a Python program that starts no ranks itself, or None."""
     rank = procfs.environment(pid).get("RANK", "")
     words = command_words(pid)
     return int(rank) if rank.isdigit() and _is_python(pid, words) and not starts_ranks(words) else None
 
 
 def _named(below: Iterable[procfs.Stat]) -> dict[int, int]:
-    """The topmost process of each rank: a rank's children inherit its environment."""
+    """Return the topmost process of each rank, since a rank's children inherit its environment."""
     found: dict[int, int] = {}
     inside: set[int] = set()
     for stat in below:
@@ -56,7 +56,7 @@ def _named(below: Iterable[procfs.Stat]) -> dict[int, int]:
 
 
 def _by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
-    """Programs that train; one of them may have started the others, and is rank 0."""
+    """Return training programs by LOCAL_RANK. A program that started the others is rank 0."""
     found: dict[int, procfs.Stat] = {}
     inside: set[int] = set()
     for stat in below:
@@ -74,11 +74,11 @@ def _by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
 
 
 def _with_torch(below: Sequence[procfs.Stat]) -> list[int]:
-    """The topmost programs that train; where those have spawned others by multiprocessing, the spawned ones."""
+    """Return the topmost training programs, or the programs that those have spawned by multiprocessing."""
     training = {stat.pid: stat for stat in below if loads_torch(stat.pid) and not starts_ranks(command_words(stat.pid))}
     top = [stat for stat in training.values() if stat.parent not in training]
     spawned = [stat for stat in training.values() if _SPAWNED in " ".join(command_words(stat.pid))]
-    ranks = [stat for stat in spawned if stat.parent in {one.pid for one in top}] or top
+    ranks = [stat for stat in spawned if stat.parent in {parent.pid for parent in top}] or top
     return [stat.pid for stat in sorted(ranks, key=lambda stat: (stat.started_ticks, stat.pid))]
 
 
@@ -87,7 +87,7 @@ def loads_torch(pid: int) -> bool:
 
 
 def _is_python(pid: int, words: Sequence[str]) -> bool:
-    """By its program file; by its command where that cannot be read."""
+    """Whether the process is Python, by its executable, or by its command line if that cannot be read."""
     try:
         return _PYTHON.fullmatch(os.path.basename(os.readlink(f"/proc/{pid}/exe"))) is not None
     except OSError:
@@ -103,18 +103,18 @@ _SEARCH_EVERY_S = 1.0  # reading the memory maps of every process costs some mil
 
 @dataclass(kw_only=True)
 class WatchedRanks(Ranks):
-    """Nobody says how many there will be, nor when. Ranks that take the place of all that were are another attempt."""
+    """The ranks of an observed job, whose number and start are unknown. If all are replaced, a new attempt begins."""
 
     world_size: int = 0
     restarted: bool = False
-    set_aside: bool = False  # by the agent that had started the ranks before: their end is no result of the job's
-    _solo: set[int] = field(default_factory=set)  # processes that would be rank 0 if nobody else had a rank
-    _parents: set[int] = field(default_factory=set)  # of the ranks
+    set_aside: bool = False  # the same agent restarted the ranks, so that their end is no result of the job
+    _solo: set[int] = field(default_factory=set)  # processes that are rank 0 unless other processes have ranks
+    _parents: set[int] = field(default_factory=set)  # the ranks' parents
     _searched_ns: int = 0
 
     @property
     def count(self) -> int:
-        """Ranks of the whole job, those on other hosts included."""
+        """The number of ranks of the whole job, including other hosts."""
         return max([self.world_size, *(rank + 1 for rank in self.pids)])
 
     @property
@@ -127,7 +127,7 @@ class WatchedRanks(Ranks):
         boards = dict(self._boards())
         solo = [pid for pid, board in boards.items() if board.world_size == 1 and rank_of(pid) is None]
         found = {board.rank: pid for pid, board in boards.items() if board.rank is not None and pid not in solo}
-        # Who started ranks stays no rank once they have left: what it does then is no training that began anew.
+        # A process that started ranks is no rank after they have exited: its later work is not a restart.
         if not found and solo and self._solo.issuperset(self.pids.values()):
             found = {0: min(solo)}
             self._solo |= set(solo)
@@ -141,29 +141,31 @@ class WatchedRanks(Ranks):
         return [(rank, pid) for rank, pid in sorted(found.items()) if self._takes(rank, pid)]
 
     def _take_the_place(self, found: Mapping[int, int]) -> bool:
-        """Of all that were, and these have left: one that comes for one of them is no new start of the job."""
+        """Whether new ranks replace all earlier ranks. A single replaced rank is no restart of the job."""
         replaced = any(self.pids.get(rank, pid) != pid for rank, pid in found.items())
         return replaced and not any(map(alive, self.pids.values()))
 
     def _same_agent(self, found: Mapping[int, int]) -> bool:
         parents = _parents(found.values())
         return (
-            len(parents) == 1 and parents == self._parents and all(starts_ranks(command_words(one)) for one in parents)
+            len(parents) == 1
+            and parents == self._parents
+            and all(starts_ranks(command_words(parent)) for parent in parents)
         )
 
     def _boards(self) -> Iterator[tuple[int, StatusFile]]:
-        """Boards of living processes."""
+        """Yield the status files of living processes."""
         try:
             names = os.listdir(self.guarded.boards)
         except FileNotFoundError:
             return
         for name in names:
             pid = name.removesuffix(".board")
-            if pid != name and pid.isdigit() and alive(int(pid)) and (board := self.camera.board(int(pid))):
+            if pid != name and pid.isdigit() and alive(int(pid)) and (board := self.sampler.board(int(pid))):
                 yield int(pid), board
 
     def _from_outside(self, launcher: int) -> dict[int, int]:
-        """Without boards (no probe, or no time yet to write one): RANK in environments, then whoever has torch."""
+        """Find ranks without status files (no probe, or too early): by RANK, then by who has loaded torch."""
         now_ns = self.now_ns()
         waited_s = (now_ns - self.guarded.origin_ns) / 1e9
         if (self.guarded.probed and waited_s < NO_BOARD_S) or now_ns - self._searched_ns < _SEARCH_EVERY_S * 1e9:
@@ -172,7 +174,7 @@ class WatchedRanks(Ranks):
         return ranks_below(launcher)
 
     def _drop_solo(self, found: dict[int, int]) -> None:
-        """The process that started everything looked like rank 0 until ranks of its own came."""
+        """Forget rank 0 if it was a process that has now started ranks itself."""
         if found and not self._solo & set(found.values()):
             for rank in [rank for rank, pid in self.pids.items() if pid in self._solo]:
                 del self.pids[rank]

@@ -1,1 +1,1 @@
-"""A launched run until it ends, or is proven to move no more."""
+"""Watching a run until it ends or is proven to be stuck."""

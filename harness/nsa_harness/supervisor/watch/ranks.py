@@ -1,4 +1,4 @@
-"""The ranks of a running job: which process each one is, which have left, and what their boards say."""
+"""The ranks of a running job: their processes, which of them have exited, and their status files."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.launch.launcher import Watchable
 
-NO_BOARD_S = 5.0  # a Python program writes its board within milliseconds of its start
+NO_BOARD_S = 5.0  # a Python program with the probe writes its status file within milliseconds
 
-# Enough to see whether a rank trains; read several times a second beside ranks that need every core.
+# Enough to see whether a rank trains. Read several times a second, while the ranks need every core.
 _NEWEST_CALLS = 8
 
 
 @dataclass(kw_only=True)
 class Ranks:
-    """Read from outside: neither the launcher nor a rank is asked."""
+    """The ranks, read from outside: neither the launcher nor a rank is asked."""
 
     spec: RunSpec
     guarded: Watchable
-    camera: StackSampler
+    sampler: StackSampler
     pids: dict[int, int] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     boards: dict[int, StatusFile | None] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)  # resident bytes
-    _bytes_moved: dict[int, tuple[int, float]] = field(default_factory=dict)  # without a board: io bytes, last growth
+    _bytes_moved: dict[int, tuple[int, float]] = field(
+        default_factory=dict
+    )  # without a status file: bytes of I/O, last growth
 
     @property
     def alive(self) -> dict[int, int]:
@@ -43,7 +45,7 @@ class Ranks:
 
     @property
     def some_start(self) -> bool:
-        """A rank with a board has not left start-up yet."""
+        """Whether a rank with a status file is still starting up."""
         return any(board is not None and not started(board) for board in self.boards.values())
 
     @staticmethod
@@ -54,7 +56,7 @@ class Ranks:
         self.gone |= {rank for rank, known in self.pids.items() if known == pid}
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
-        """Find each rank's process: the topmost below the launcher that was given the rank. Returns the new ones."""
+        """Find each rank's process, the topmost with that RANK below the launcher, and return the new ones."""
         if len(self.pids) == self.spec.ranks and all(map(procfs.alive, self.pids.values())):
             return []
         found = [new for stat in procfs.descendants(launcher) if (new := self._given(stat))]
@@ -66,7 +68,7 @@ class Ranks:
         return found
 
     def _alone(self, launcher: int) -> int | None:
-        """The one process of a plain launch: the one with a board, or the command itself where there is no probe."""
+        """Return the process of a plain launch: the one with a status file, or without the probe the command itself."""
         below = [launcher, *(stat.pid for stat in procfs.descendants(launcher))]
         marking = [pid for pid in below if (self.guarded.boards / protocol.BOARD.format(pid=pid)).exists()]
         waited_s = (self.now_ns() - self.guarded.origin_ns) / 1e9
@@ -90,10 +92,10 @@ class Ranks:
         for rank, pid in self.pids.items():
             if rank in self.gone:
                 continue
-            self.boards[rank] = self.camera.board(pid, _NEWEST_CALLS)
+            self.boards[rank] = self.sampler.board(pid, _NEWEST_CALLS)
             if self.boards[rank] is None:
                 moved = procfs.task_io_bytes(pid, pid) or 0
-                if rank not in self._bytes_moved:  # a job that is found as it stands has stood so before
+                if rank not in self._bytes_moved:  # a job that was attached to may have been idle before
                     self._bytes_moved[rank] = (moved, max(0.0, now_s - procfs.all_idle_s(pid)))
                 elif moved != self._bytes_moved[rank][0]:
                     self._bytes_moved[rank] = (moved, now_s)
@@ -105,14 +107,14 @@ class Ranks:
                 self.peaks[rank] = max(peak, self.peaks.get(rank, 0))
 
     def last_progress_s(self) -> float:
-        """When any living rank last moved."""
+        """The time of the last progress of any living rank."""
         living = [rank for rank in self.pids if rank not in self.gone]
         times = [last_progress_s(board) for rank in living if (board := self.boards.get(rank))]
         times += [self._bytes_moved[rank][1] for rank in living if rank in self._bytes_moved]
         return max(times, default=0.0)
 
     def progress(self, now_s: float, deadline_s: float | None) -> Progress:
-        ranks = sorted({*self.boards, *range(self.spec.ranks)})  # one that is still to come is in start-up
+        ranks = sorted({*self.boards, *range(self.spec.ranks)})  # a rank without a process yet is starting up
         rows = tuple(self._row(rank, self.boards.get(rank), now_s) for rank in ranks)
         return Progress(elapsed_s=now_s, deadline_s=deadline_s, ranks=rows)
 

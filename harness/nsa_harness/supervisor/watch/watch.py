@@ -1,7 +1,7 @@
-"""Watches one launched run until it ends, or is proven to move no more, or meets its deadline.
+"""Watches one launched run until it ends, is proven to be stuck, or reaches its deadline.
 
-Everything seen goes to the journal as it is seen. The watcher decides with the same pure functions as the judge, so a
-stored run is judged again to the same verdict.
+Every observation is written to the journal at once. The watcher decides with the same pure functions as the judge, so a
+stored run can be judged again with the same verdict.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line, write
 from nsa_harness.supervisor.storage.safe_directory import is_full, with_room
 from nsa_harness.supervisor.watch.ranks import Ranks
 
-_LOOK_S = 0.4  # between two looks at the boards, once every rank trains
-_CLOSE_LOOKS_S = 0.2  # until then, as a rank may come and go, and while there is a suspicion
+_POLL_S = 0.4  # between two reads of the status files, once every rank trains
+_CLOSE_POLL_S = 0.2  # before that, since a rank may come and go, and while a stall is suspected
 _MEMORY_S = 1.0
-_RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer than this does not end by itself
-# Where the time goes is looked at over the whole run: a look stops a rank for 10 to 30 ms, so they are far apart. A run
-# that is too short for many of them, and still there shortly before its deadline, is looked at often then.
-_PROFILE_LOOKS, _PROFILE_APART_S = 60, 5.0  # at most, at least
-_PROFILE_S, _PROFILE_SHARE, _PROFILE_EVERY_S = 8.0, 0.25, 0.25  # at most, of the deadline at most, between two looks
-_LOOKS_PER_BUSY = 24.0
+_RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer will not end by itself
+# Profile samples show where the time of a run goes. A sample stops a rank for 10 to 30 ms, so they are far apart. A run
+# with a deadline too short for many samples is sampled often shortly before its deadline.
+_MAX_PROFILE_SAMPLES, _MIN_PROFILE_INTERVAL_S = 60, 5.0
+_LATE_PROFILE_S, _LATE_PROFILE_SHARE, _LATE_PROFILE_INTERVAL_S = 8.0, 0.25, 0.25  # at most, at most of the deadline
+_SNAPSHOTS_PER_BUSY = 24.0
 _KEPT_SNAPSHOTS = 40
-_QUICK_SNAPSHOTS = 3  # of a suspicion: those that prove a closed wait; the others may take their time
-_SAY_AGAIN_S = 30.0  # what has not changed, but for the time that is left
+_QUICK_SNAPSHOTS = 3  # the first snapshots of a suspicion prove a closed wait; later ones may take longer
+_REPORT_AGAIN_S = 30.0  # an unchanged stall note, with the time that is left
 
 
 T = TypeVar("T")
 
 
 class WatchListener(Protocol):
-    """Who wants to know while it happens."""
+    """Is called while the run is watched."""
 
     def phase(self, progress: Progress) -> None: ...
     def looked(self, rows: Sequence[FirstSnapshot]) -> None: ...
@@ -54,25 +54,25 @@ class WatchListener(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchPolicy:
-    """How ranks are found, and what follows from what is seen: an ending ends the watch, None lets it go on.
+    """How ranks are found, and what ends the watch: an ending ends it, None continues it.
 
-    What stands here is the policy of a run of our own. It ends once its launcher has left, a HANG is proven, or the
-    deadline has passed; one of a bisection also where it stands as another one did that was proven to hang.
+    The defaults are those of a launched run. Its watch ends once its launcher has exited, a HANG is proven, or the
+    deadline has passed. In a bisection, it also ends if the run is stuck like an earlier run with a proven HANG.
     """
 
     find_ranks: Callable[..., Ranks] = Ranks
     over: Callable[[], Ending] = lambda: Ending.EXITED
     overdue: Callable[[], Ending | None] = lambda: Ending.DEADLINE
     proven: Callable[[Proof], Ending | None] = lambda _: Ending.STALL
-    enough: Callable[..., bool] = lambda *_, **__: False  # asked where nothing is proven yet, as `prove` is
-    decide: Callable[[float, Limits], Ending | None] | None = None  # None: suspicion by the boards, then proof
-    observed: bool = False  # the job is not ours
-    guarded: bool = True  # a guardian writes down who has left
+    enough: Callable[..., bool] = lambda *_, **__: False  # called like `prove`, if that found no proof
+    decide: Callable[[float, Limits], Ending | None] | None = None  # None: suspicion by the status files, then proof
+    observed: bool = False  # nsa-harness did not launch the job
+    guarded: bool = True  # a reaper records exits
 
 
 @dataclass(kw_only=True)
 class Snapshots:
-    """The snapshots of one attempt, and what they show of it."""
+    """The snapshots of one attempt, and the conclusions from them."""
 
     ranks: Ranks
     backend: str
@@ -80,33 +80,34 @@ class Snapshots:
     episode: list[Snapshot] = field(default_factory=list)  # since the suspicion
     samples: list[Sample] = field(default_factory=list)
     taken: int = 0
-    _glanced: Snapshot | None = None
+    _profile_sample: Snapshot | None = None
 
     def take(self) -> None:
         alive = self.ranks.alive
         if not alive:
             return
         self.taken += 1
-        snapshot = self.ranks.camera.take(self.taken, alive, patient=len(self.episode) >= _QUICK_SNAPSHOTS)
-        for one in self.ranks.camera.piped.values() if self.taken == 1 else ():
+        snapshot = self.ranks.sampler.take(self.taken, alive, patient=len(self.episode) >= _QUICK_SNAPSHOTS)
+        for one in self.ranks.sampler.piped.values() if self.taken == 1 else ():
             if one.pipe is not None:
                 self.write("asked", rank=one.rank, pipe=one.pipe)
         before = self.episode[-1] if self.episode else None
         self.episode = [*self.episode[:1], *self.episode[1:][-_KEPT_SNAPSHOTS:], snapshot]
         self._take_samples(before, snapshot)
 
-    def glance(self, *, patient: bool) -> None:
-        """A look for the profile alone: no file is written, and nothing is proven by it. `patient`: as of the camera.
+    def take_profile_sample(self, *, patient: bool) -> None:
+        """Take a snapshot only for the profile: it writes no file and proves nothing. `patient`: as in the sampler.
 
-        It tells what moved since the last look of either kind: what moved before a suspicion would restart its clock.
+        Its samples count progress since the last snapshot of either kind: progress from before a suspicion would
+        restart the suspicion's clock.
         """
-        glance = self.ranks.camera.take(0, self.ranks.alive, written=False, patient=patient)
-        before = [one for one in (self._glanced, *self.episode[-1:]) if one is not None]
-        self._take_samples(max(before, key=lambda one: one.at_s, default=None), glance)
-        self._glanced = glance
+        snapshot = self.ranks.sampler.take(0, self.ranks.alive, written=False, patient=patient)
+        before = [earlier for earlier in (self._profile_sample, *self.episode[-1:]) if earlier is not None]
+        self._take_samples(max(before, key=lambda earlier: earlier.at_s, default=None), snapshot)
+        self._profile_sample = snapshot
 
     def proof(self, limits: Limits) -> Proof | None:
-        """That the run moves no more, written down where there is one."""
+        """Return the proof that the run is stuck, if there is one, and write it to the journal."""
         proof = self.asked(prove, limits)
         if proof is not None:
             self.write("proof", kind=str(proof.kind), reason=proof.reason)
@@ -126,7 +127,7 @@ class Snapshots:
         )
 
     def kept(self, ending: Ending) -> list[Snapshot]:
-        """Those that go to disk."""
+        """Return the snapshots to store."""
         return _deciding(self.episode) if ending is Ending.STALL else [*self.episode[:1], *self.episode[1:][-2:]]
 
     def _take_samples(self, before: Snapshot | None, snapshot: Snapshot) -> None:
@@ -145,27 +146,27 @@ class Watch:
     audience: WatchListener
     interrupted: Callable[[], bool]
     policy: WatchPolicy = field(default_factory=WatchPolicy)
-    launcher: int | None = None  # its process, when it left and why it could not be started, as the guardian says
+    launcher: int | None = None  # its pid, the time of its exit, and why it could not start, as the reaper reports
     launcher_left_s: float | None = None
     launcher_error: str | None = None
-    trains: bool = False  # every rank has left start-up
-    began_s: float | None = None  # since when, of a run of our own
-    quiet_since_s: float | None = None  # the last progress before the suspicion; None = there is none
+    trains: bool = False  # every rank has finished its start-up
+    began_s: float | None = None  # since when, in a launched run
+    quiet_since_s: float | None = None  # the last progress before the suspicion; None = no suspicion
     grown_s: float = 0.0
-    said_early: tuple[tuple[str, ...], str] | None = None  # of this suspicion
-    standing: Proof | None = None  # of a job that is left alone: nothing is asked of it until it moves again
+    reported_stall: tuple[tuple[str, ...], str] | None = None  # in this suspicion
+    reported_proof: Proof | None = None  # in a job that runs on: no snapshots until it makes progress again
     next_look_s: dict[str, float] = field(default_factory=dict)
-    unwritten: list[dict[str, Any]] = field(default_factory=list)  # of the journal: the disk was full
+    unwritten: list[dict[str, Any]] = field(default_factory=list)  # journal records, while the disk is full
 
     def __post_init__(self) -> None:
         dumps = self.attempt.dumps.resolve()
-        camera = StackSampler(
+        sampler = StackSampler(
             origin_ns=self.guarded.origin_ns,
             boards=self.guarded.boards,
             dumps=dumps,
             redaction=self.attempt.redaction,
         )
-        self.ranks = self.policy.find_ranks(spec=self.spec, guarded=self.guarded, camera=camera)
+        self.ranks = self.policy.find_ranks(spec=self.spec, guarded=self.guarded, sampler=sampler)
         self.snapshots = Snapshots(ranks=self.ranks, backend=self.spec.backend, write=self.write)
         self.memory = MemoryWatch()
         self.write("origin", origin_ns=self.guarded.origin_ns)
@@ -173,20 +174,20 @@ class Watch:
             self.write("observed")
 
     def run(self) -> Ending:
-        """Watch until the end, and say why it ended. Processes may be there still: the caller ends them."""
+        """Watch until the end and return its reason. Processes may still live: the caller ends them."""
         while True:
             for event in self.guarded.events(self._wait_s):
-                self._hear(event)
+                self._receive(event)
             ending = self._look()
             if ending is None:
                 continue
-            if not (self.standing and ending is Ending.STALL):  # else it was written when it was proven
+            if not (self.reported_proof and ending is Ending.STALL):  # a reported proof was written when it was found
                 self.close(ending)
             return ending
 
     @property
     def _wait_s(self) -> float:
-        return _LOOK_S if self.trains and self.quiet_since_s is None else _CLOSE_LOOKS_S
+        return _POLL_S if self.trains and self.quiet_since_s is None else _CLOSE_POLL_S
 
     def _look(self) -> Ending | None:
         now_s = self.now_s()
@@ -210,7 +211,7 @@ class Watch:
         if limits.deadline_s is not None and now_s >= limits.deadline_s:
             self.snapshots.take()
             return self.policy.overdue()
-        self._glance(now_s, limits.deadline_s)
+        self._sample_profile(now_s, limits.deadline_s)
         return self.policy.decide(now_s, limits) if self.policy.decide else self.suspicion(now_s, limits)
 
     @property
@@ -232,14 +233,14 @@ class Watch:
         return True
 
     def quiet_limit_s(self, limits: Limits) -> float:
-        """For how long the ranks may do nothing, as far as they have come."""
+        """Return how long the ranks may make no progress, during start-up or in training."""
         limit_s = limits.start_s if self.ranks.some_start else limits.stall_s
         assert limit_s is not None
         return limit_s
 
-    # What the guardian says, and what the processes show.
+    # Events of the reaper, and the processes.
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _receive(self, event: dict[str, Any]) -> None:
         if event["event"] == "started":
             self.launcher = event["pid"]
         elif event["event"] == "failed":
@@ -253,12 +254,12 @@ class Watch:
             self.ranks.left(event["pid"])
 
     def left(self, rank: int, pid: int | None, status: int | None) -> None:
-        """A rank has ended. `pid`: None where it was not seen alive."""
+        """Note that a rank has ended. `pid`: None if the rank was never seen alive."""
         self.ranks.gone.add(rank)
         self.write("left", rank=rank, status=status, **({} if pid is None else {"pid": pid}))
 
     def _over(self, now_s: float) -> bool:
-        """The launcher has left, and so have the ranks, or they had their time to follow it."""
+        """Whether the launcher has exited, and the ranks with it or within their time."""
         if self.guarded.lost:
             return True
         left_s = self.launcher_left_s
@@ -277,7 +278,7 @@ class Watch:
         progress_s = self.ranks.last_progress_s()
         if self.quiet_since_s is not None and progress_s > self.quiet_since_s:
             self._release(progress_s, self.quiet_since_s)
-        if self.standing is not None:
+        if self.reported_proof is not None:
             return None
         quiet_s, limit_s = now_s - progress_s, self.quiet_limit_s(limits)
         if quiet_s < limit_s:
@@ -290,64 +291,64 @@ class Watch:
         proof = self.snapshots.proof(limits)
         if proof is not None:
             return self.policy.proven(proof)
-        self.say_early(now_s, limits)
+        self.report_stall(now_s, limits)
         return Ending.EARLY if self.snapshots.asked(self.policy.enough, limits) else None
 
-    def say_early(self, now_s: float, limits: Limits) -> None:
-        """What the ranks stand in: at once where that is new, else now and then with the time that is left."""
+    def report_stall(self, now_s: float, limits: Limits) -> None:
+        """Report where the ranks are blocked: at once if that is new, else now and then with the time that is left."""
         word = self.snapshots.early_word(limits)
         if word is None:
             return
         said = (word.blocked, word.could_end)
-        if said == self.said_early and not self.due("early word", now_s, _SAY_AGAIN_S):
+        if said == self.reported_stall and not self.due("early word", now_s, _REPORT_AGAIN_S):
             return
-        self.said_early, self.next_look_s["early word"] = said, now_s + _SAY_AGAIN_S
+        self.reported_stall, self.next_look_s["early word"] = said, now_s + _REPORT_AGAIN_S
         self.write("early_word", text=word.text)
         self.audience.suspect(word.text)
 
     def _suspect(self, now_s: float, progress_s: float, limit_s: float) -> None:
         quiet_s = now_s - progress_s
-        self.quiet_since_s, self.said_early = progress_s, None
+        self.quiet_since_s, self.reported_stall = progress_s, None
         self.snapshots.episode, self.next_look_s["episode"] = [], now_s
-        self.ranks.camera.stood.clear()  # what woke before, woke to some effect
+        self.ranks.sampler.last_tasks.clear()  # wake-ups before the suspicion were followed by progress
         self.write("suspect", quiet_s=round(quiet_s, 3), limit_s=limit_s)
         self.audience.suspect(f"no rank has moved for {quiet_s:.1f} s (limit {limit_s:.1f} s); taking stacks")
 
     def _release(self, progress_s: float, since_s: float) -> None:
-        """A suspect moved again: the limit grows, so that the same pause is not suspected twice."""
+        """End the suspicion: a rank made progress. The limit grows, so that the same pause is not suspected again."""
         quiet_s = progress_s - since_s
         self.grown_s = max(self.grown_s, 2 * quiet_s)
-        self.standing = None
+        self.reported_proof = None
         self.quiet_since_s, self.snapshots.episode = None, []
         self.write("released", quiet_s=round(quiet_s, 3))
         self.audience.released(f"moves again after {quiet_s:.1f} s; not a hang, the limit is {self.grown_s:.1f} s now")
 
     def _interval_s(self, limits: Limits) -> float:
-        """Twice quickly for the proof of a closed wait, then often enough to see a loop's lines."""
+        """Return the time to the next snapshot: short to prove a closed wait, then enough to see a loop's lines."""
         assert limits.busy_s is not None
         assert limits.stall_s is not None
         if len(self.snapshots.episode) < 2:
             return SETTLE_S
-        return min(3.0, max(0.1, (limits.busy_s - limits.stall_s) / _LOOKS_PER_BUSY))
+        return min(3.0, max(0.1, (limits.busy_s - limits.stall_s) / _SNAPSHOTS_PER_BUSY))
 
-    def _glance(self, now_s: float, deadline_s: float | None) -> None:
+    def _sample_profile(self, now_s: float, deadline_s: float | None) -> None:
         if deadline_s is None or not self.ranks.alive:
             return
-        apart_s = max(_PROFILE_APART_S, deadline_s / _PROFILE_LOOKS)
-        few = deadline_s < _PROFILE_LOOKS * apart_s
-        late = few and now_s >= deadline_s - min(_PROFILE_S, _PROFILE_SHARE * deadline_s)
-        if self.due("profile", now_s, _PROFILE_EVERY_S) and (late or self.due("far look", now_s, apart_s)):
-            self.snapshots.glance(patient=not late)
+        apart_s = max(_MIN_PROFILE_INTERVAL_S, deadline_s / _MAX_PROFILE_SAMPLES)
+        few = deadline_s < _MAX_PROFILE_SAMPLES * apart_s
+        late = few and now_s >= deadline_s - min(_LATE_PROFILE_S, _LATE_PROFILE_SHARE * deadline_s)
+        if self.due("profile", now_s, _LATE_PROFILE_INTERVAL_S) and (late or self.due("far look", now_s, apart_s)):
+            self.snapshots.take_profile_sample(patient=not late)
 
     # The end.
 
     def close(self, ending: Ending) -> None:
-        """Everything the judge will need and that only the watcher knows."""
+        """Write what the judge needs and only the watcher knows."""
         self.attempt.dumps.mkdir(exist_ok=True)
         for snapshot in self.snapshots.kept(ending):
             text = json_text(self.attempt.redaction.value(snapshot))
             write_document(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
-        for trouble in self.ranks.camera.trouble:
+        for trouble in self.ranks.sampler.trouble:
             self.write("trouble", what=trouble.what, why=trouble.why, rank=trouble.rank)
         self.write("memory", **plain(self.memory.ended()))
         self.write("peaks", rss_bytes={str(rank): peak for rank, peak in self.ranks.peaks.items()})
@@ -357,7 +358,7 @@ class Watch:
         with_room(self.attempt.watch, self._append)
 
     def write(self, event: str, **facts: Any) -> None:
-        """On a disk that is full it waits for the end: until then the ranks would take whatever room is made."""
+        """Write to the journal. On a full disk, keep the record: space freed now would be used up by the ranks."""
         record = {"event": event, "t_s": round(self.now_s(), 4), **facts}
         self.unwritten.append(self.attempt.redaction.value(record))
         try:
@@ -373,7 +374,7 @@ class Watch:
 
 
 def _deciding(episode: list[Snapshot]) -> list[Snapshot]:
-    """The last look, the latest one before it that is far enough away to prove that nothing moved, and the first."""
+    """Return the last snapshot, and the first and the latest that are far enough before it to prove a stop."""
     last = episode[-1]
-    before = [one for one in episode if last.at_s - one.at_s >= SETTLE_S]
+    before = [snapshot for snapshot in episode if last.at_s - snapshot.at_s >= SETTLE_S]
     return [*(before[:1] if len(before) > 1 else []), *before[-1:], last]
