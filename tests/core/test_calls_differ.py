@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,8 +32,7 @@ from lockstep import ZERO_NS, Made, Run, entered, line, rounds, run
 from test_reasons import DROPPED, NET, steps, through, training, went_through
 
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.collective_text import classes
-from nsa_harness.core.diagnosis.rules import calls_differ
+from nsa_harness.core.diagnosis.rules import call_reasons, calls_differ
 from nsa_harness.core.evidence.evidence import (
     Call,
     CaughtException,
@@ -51,6 +52,7 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.report import CollectiveRef, Finding, Place, Status
 from nsa_harness.core.source_code.collection import excerpts
 from nsa_harness.core.verdict.verdict import judge
+from nsa_harness.texts.words import ranks_by_text
 
 CERTAIN, LIKELY, OPEN = 0.95, 0.8, 0.75
 
@@ -163,8 +165,8 @@ def test_the_same_collective_on_every_rank_is_the_networks_whatever_a_ledger_say
 
 
 def test_ranks_that_did_the_same_are_told_together_and_of_many_kinds_the_rest_is_counted() -> None:
-    assert classes([(1, "a"), (0, "a"), (2, "b")]) == [("ranks 0, 1", "a"), ("rank 2", "b")]
-    told = classes([(rank, str(rank)) for rank in range(1000)])
+    assert ranks_by_text([(1, "a"), (0, "a"), (2, "b")]) == [("ranks 0, 1", "a"), ("rank 2", "b")]
+    told = ranks_by_text([(rank, str(rank)) for rank in range(1000)])
     assert (len(told), told[-1]) == (5, ("996 more ranks", "something else"))
 
 
@@ -1108,7 +1110,8 @@ def test_a_gather_that_rank_0_adds_between_its_steps_is_its_own() -> None:
 
 # Where the rule is silent.
 
-CAUSES = {*calls_differ.CAUSES.values(), Cause.RANK0_ONLY_COLLECTIVE, Cause.CROSS_GROUP_DEADLOCK}
+SOURCE_OF_RULES = inspect.getsource(calls_differ) + inspect.getsource(call_reasons)
+CAUSES = {Cause[name] for name in re.findall(r"Cause\.([A-Z0-9_]+)\b", SOURCE_OF_RULES)}
 
 ALL = {
     "cross_group_deadlock": groups_crossed,

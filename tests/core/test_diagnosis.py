@@ -37,10 +37,11 @@ from builders import (
     whole,
 )
 
-from nsa_harness.core.diagnosis.context import layer_of, shorten
+from nsa_harness.core.diagnosis.context import layer_of
 from nsa_harness.core.diagnosis.rules import RULES, failures
 from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, RankEvidence, Source
 from nsa_harness.core.evidence.gradients import RankTraces
+from nsa_harness.core.outcome.wording import shorten
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import CollectiveRef, Culprit, Finding, Place
 from nsa_harness.core.verdict.verdict import judge

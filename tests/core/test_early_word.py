@@ -20,9 +20,11 @@ from builders import (
     twice,
 )
 
-from nsa_harness.core.diagnosis.stall_note import StallNote, duration, early_word, first_look
+from nsa_harness.core.diagnosis.stall_note import StallNote, first_look, stall_note
 from nsa_harness.core.evidence.evidence import RankSnapshot, Snapshot
 from nsa_harness.core.evidence.live import FirstSnapshot
+from nsa_harness.texts.sentences import stall_text
+from nsa_harness.texts.words import duration
 
 READING = rank_snapshot(
     1,
@@ -32,14 +34,14 @@ READING = rank_snapshot(
 
 
 def word_of(looks: Sequence[Snapshot], quiet_s: float = 8.0) -> StallNote | None:
-    return early_word(looks, (), last_progress_s=looks[-1].at_s - quiet_s, limits=LIMITS, backend="gloo")
+    return stall_note(looks, (), last_progress_s=looks[-1].at_s - quiet_s, limits=LIMITS, backend="gloo")
 
 
 def test_an_open_wait_says_who_is_blocked_in_what_and_when_it_would_be_a_hang() -> None:
     waiting = [in_all_reduce(rank, collective(3)) for rank in (0, 2)]
     word = word_of(twice(*waiting, READING))
     assert word is not None
-    assert word.text == (
+    assert stall_text(word) == (
         "ranks 0, 2 are blocked in all_reduce #3 at train.py:40, waiting for rank 1;"
         " rank 1 is blocked in read in load at loader.py:13 (/job/data.fifo);"
         " what it reads or writes may still move; HANG in 4 min 52 s unless it moves"
@@ -56,8 +58,8 @@ def test_a_rank_that_moves_is_said_to_move_and_no_end_is_foretold() -> None:
     moved = replace(READING, process=process(tasks=(task(syscall="read"),), io_bytes=10**6))
     word = word_of((snapshot(1, 18.0, READING), snapshot(2, 20.0, moved)))
     assert word is not None
-    assert (word.could_end, word.left_s) == ("rank 1 still moves", None)
-    assert "blocked" not in word.text
+    assert (word.moving, word.left_s) == ((1,), None)
+    assert "blocked" not in stall_text(word)
 
 
 def test_nothing_is_said_of_a_single_look() -> None:
@@ -72,7 +74,7 @@ def asleep(until_s: float) -> RankSnapshot:
 def test_a_sleep_that_ends_in_time_has_no_date() -> None:
     word = word_of(twice(asleep(40.0)))
     assert word is not None
-    assert (word.could_end, word.left_s) == ("the sleep may end", None)
+    assert (word.open_waits, word.left_s) == (("sleep",), None)
 
 
 def test_a_duration_is_in_minutes_and_seconds() -> None:

@@ -8,7 +8,7 @@ from textwrap import dedent
 from builders import ALL_REDUCE, USER, board, call, evidence, frame, rank_evidence, rank_snapshot, stalled
 
 from nsa_harness.core.diagnosis.context import DiagnosisContext
-from nsa_harness.core.diagnosis.rules.calls_differ import _place, _rounds_of
+from nsa_harness.core.diagnosis.rules.calls_differ import _iterations_of, _place
 from nsa_harness.core.evidence.evidence import Source
 from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.collection import excerpts, program_sources
@@ -171,11 +171,11 @@ def test_how_often_a_loop_goes_that_a_rank_has_left_is_told_by_where_another_one
     case = DiagnosisContext(evidence=seen, judgement=judge(seen))
     around = ProgramSource(KEPT).loops_around(frame(at("    self.train(k)")))
     (first,) = (one for one in around if PROGRAM.splitlines()[one.line - 1].strip() == "for k in range(steps):")
-    assert line_of(_rounds_of(case, first, 1)) == "steps = len(self.table) // self.args.batch"
-    assert line_of(_rounds_of(case, around[-1], 1)) == "steps = len(self.table) // self.args.batch", "within it"
+    assert line_of(_iterations_of(case, first, 1)) == "steps = len(self.table) // self.args.batch"
+    assert line_of(_iterations_of(case, around[-1], 1)) == "steps = len(self.table) // self.args.batch", "within it"
     beyond = replace(first, line=first.last + 1, last=first.last + 3)
-    assert _rounds_of(case, beyond, 1) is None
-    assert _rounds_of(case, first, 0) is None
+    assert _iterations_of(case, beyond, 1) is None
+    assert _iterations_of(case, first, 0) is None
 
 
 def test_ranks_that_give_a_helper_unlike_shapes_are_told_the_caller_that_made_them() -> None:

@@ -24,7 +24,7 @@ from builders import (
 )
 
 from nsa_harness.core.diagnosis.confidence import CERTAIN
-from nsa_harness.core.diagnosis.progress import step_in_progress
+from nsa_harness.core.diagnosis.context import step_in_progress
 from nsa_harness.core.diagnosis.rules import failures
 from nsa_harness.core.evidence.evidence import Call, Evidence, RankEvidence, StatusFile
 from nsa_harness.core.report import Place

@@ -91,8 +91,8 @@ def test_every_criterion_met_is_go_and_what_this_machine_lacks_stands_beside_it(
     assert found.decision is Decision.GO
     assert [(one.what, one.why) for one in found.not_tested] == [
         ("device", "needs 2 GPUs; this machine has no GPU"),
-        ("nccl", "no GPU"),
-        ("bf16", "no GPU"),
+        ("nccl", "this machine has no GPU"),
+        ("bf16", "this machine has no GPU"),
     ]
     assert [row.result for row in found.phases] == [Result.MET] * 4
 

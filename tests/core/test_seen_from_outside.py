@@ -105,7 +105,7 @@ def test_of_a_hang_it_is_told_what_each_rank_does_with_a_signal_and_which_ended_
     unseen = told(hang(signals=signals, undead=None)).signals
     assert unseen[0] == "SIGTERM ends it; its stacks were read by py-spy"
     same = replace(outcome, signals=dict.fromkeys((0, 1), "SIGTERM ends it"))
-    assert dict(words.grounds(same))["signals"] == ("ranks 0-1: SIGTERM ends it",)
+    assert dict(words.grounds(same))["signals"] == ("ranks 0, 1: SIGTERM ends it",)
 
 
 def test_a_handler_that_wrote_stacks_has_answered_and_a_silent_rank_has_not() -> None:

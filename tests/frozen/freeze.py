@@ -65,8 +65,11 @@ def _judged(stored: dict[str, Any]) -> dict[str, Any]:
     evidence, spec = evidence_of(stored), _spec(len(stored["ranks"]))
     outcome = outcome_of_stored(stored)
     made = named("reproduction")(spec, evidence, outcome, "torchrun train.py")
+    values = named("outcome_values")(outcome)
+    for finding in values["findings"]:
+        finding.pop("facts", None)  # frozen as the sentence that is made of them
     return {
-        "outcome": _without_the_empty(named("outcome_values")(outcome)),
+        "outcome": _without_the_empty(values),
         "severity": [str(named("severity")(finding, outcome)) for finding in outcome.findings],
         "deepening": list(_changes(spec, outcome)),
         "reproduction": made and [made.script, made.why_not],

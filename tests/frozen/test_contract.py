@@ -79,8 +79,8 @@ WORDS_ADDED = {
 }
 # What a value of such a key holds is new as a whole.
 ADDED_BELOW = (
-    "detail.stacks", "detail.divergence", "detail.cost", ".left_open", "detail.memory", "detail.signals", "detail.nccl",
-    "detail.files",
+    "detail.stacks", "detail.divergence", "detail.cost", ".left_open", ".facts", "detail.memory", "detail.signals",
+    "detail.nccl", "detail.files", "detail.own_status",
 )  # fmt: skip
 
 

@@ -197,6 +197,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
         "the one table of causes, with that of the subject, which docs and `expect.cause` are read from",
     ),
     "harness/nsa_harness/core/diagnosis/rules/autograd.py": ({"branch"}, "of the user's code"),
+    "harness/nsa_harness/core/diagnosis/rules/call_reasons.py": ({"branch"}, "of the user's code"),
     "harness/nsa_harness/core/diagnosis/rules/calls_differ.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/diagnosis/rules/failures.py": (
         {"nsa"},
@@ -204,7 +205,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     ),
     "harness/nsa_harness/core/diagnosis/rules/group_waits.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/diagnosis/rules/p2p.py": ({"branch"}, "of the user's code"),
-    "harness/nsa_harness/core/diagnosis/call_paths.py": ({"branch"}, "of the user's code"),
+    "harness/nsa_harness/core/diagnosis/call_paths.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/source_code/excerpt.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/source_code/program_source.py": ({"branch", "branches"}, "of the user's code"),
     "harness/nsa_harness/core/report.py": ({"gate", "gates"}, "a gate of a decision"),

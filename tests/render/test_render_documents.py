@@ -28,7 +28,7 @@ from render_samples import (
     judged,
 )
 
-from nsa_harness.core.report import HangKind, Outcome, Report, Status
+from nsa_harness.core.report import Finding, HangKind, Outcome, Report, Status
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render import answer
 from nsa_harness.render.documents.case_reports import junit_xml
@@ -135,6 +135,7 @@ def test_the_contract_of_report_json_is_complete() -> None:
         "proof",
         "advice",
         "left_open",
+        "facts",
     ]
     assert hang["exit_codes"] == {"0": None, "1": None}
     assert hang["timing"] == {"launch_s": 2.8, "wall_s": 14.2, "quiet_s": 5.2, "detected_s": 5.2, "teardown_s": 0.4}
@@ -146,6 +147,21 @@ def test_a_number_json_cannot_say_is_named_in_the_detail_and_null_in_the_contrac
     assert stored["usage"]["tokens_per_s"] is None
     assert stored["detail"]["metrics"] == {"loss_first": "nan"}
     assert stored["detail"]["vitals"][0]["loss"] == "nan"
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=9),
+    lambda values: st.lists(values, max_size=2) | st.dictionaries(st.text(max_size=9), values, max_size=2),
+    max_leaves=3,
+)
+st.register_type_strategy(
+    Finding,
+    st.builds(
+        Finding,
+        left_open=st.from_type(tuple[str, ...]),
+        facts=st.dictionaries(st.text(max_size=9), JSON_VALUES, max_size=2),
+    ),
+)
 
 
 def _finite(value: Any) -> Any:

@@ -147,6 +147,10 @@ class Finding:
     left_open: Annotated[
         tuple[str, ...], doc("other readings of the evidence, and what was not observed; empty where it is certain")
     ] = ()
+    facts: Annotated[
+        Mapping[str, object],
+        doc("values that the claim is made from, by name; they differ between causes, and more may be added"),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,6 +375,7 @@ class Outcome:
     memory: tuple[MemoryAt, ...] = ()
     signals: dict[int, str] = field(default_factory=dict)
     nccl: NcclInfo | None = None
+    own_status: Status | None = None
 
 
 class GateState(StrEnum):

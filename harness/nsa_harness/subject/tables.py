@@ -1,4 +1,4 @@
-"""What nsa.train tells of itself in its own tables: numbers of its training, gates of its attention, cost of a step."""
+"""The tables that nsa.train writes: numbers of its training, gates of its attention, the cost of a step; and rules."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from statistics import median
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import DiagnosisContext, bytes_text, counted
-from nsa_harness.core.diagnosis.explanation import Explanation, explained, given
+from nsa_harness.core.diagnosis.context import DiagnosisContext
+from nsa_harness.core.diagnosis.explanation import Explanation, given
 from nsa_harness.core.report import Place
 from nsa_harness.core.scenario.program import Row, Table
 from nsa_harness.subject.files import SHARDED
@@ -24,7 +24,7 @@ _SHUT, _SATURATED = 0.01, 0.99
 
 
 def reported(table: Table) -> tuple[dict[str, float], tuple[Row, ...]]:
-    """Its metrics, by the names that `expect.metrics` takes, and the rows that the rules below read."""
+    """Return the metrics, by the names that `expect.metrics` takes, and the rows that the rules below read."""
     return _metrics(table), (*_gates(table), *_step_cost(table))
 
 
@@ -42,12 +42,12 @@ def _metrics(table: Table) -> dict[str, float]:
     found |= _of_steps(rows)
     held_out = [value for row in table("evaluation.csv") or () if isinstance(value := row.get("loss"), float)]
     found |= {"eval_loss_first": held_out[:1], "eval_loss_last": held_out[-1:]}
-    # A run that goes on from a checkpoint has done the steps before it as well.
+    # A run that continues from a checkpoint has done the steps before it as well.
     return {"steps": max(columns["step"], default=0.0), **{name: values[0] for name, values in found.items() if values}}
 
 
 def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Of the steps after the first, which warms up; of a single one that one."""
+    """Return the metrics of the steps after the first, which warms up; of the first if there is no other."""
     after = rows[1:] or rows
     seconds, rates = ([value for row in after if isinstance(value := row.get(name), float)] for name in _RATES)
     return {
@@ -58,7 +58,7 @@ def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def _gates(table: Table) -> tuple[Row, ...]:
-    """One for each branch and layer, as the newest step had them; a torn last line does not count."""
+    """Return a row for each branch and layer, as of the latest step. A torn last line does not count."""
     whole = [row for row in table("gate_health.csv") or () if isinstance(row.get("branch"), str) and _is_of_a_gate(row)]
     newest = max((float(row["step"]) for row in whole), default=None)
     kept = [row for row in whole if row["step"] == newest][:_MAX_GATES]
@@ -70,13 +70,13 @@ def _is_of_a_gate(row: Row) -> bool:
     return all(isinstance(number, float) and math.isfinite(number) for number in numbers)
 
 
-_LONGEST_S = 1e9  # of a step; a sum of several stays a number
+_LONGEST_S = 1e9  # of a step; the sum of several is still finite
 _SIZES = ("batch", "seq_len", "layers")
 _COUNTED = ("nodes", "saved_bytes", "square_bytes", "expected_bytes", "begin_bytes", "peak_bytes")
 
 
 def _step_cost(table: Table) -> Iterator[Row]:
-    """One: what a step was seen to cost, with the size that it had and who computed it."""
+    """Yield one row: the cost of a step, its size and the implementations that computed it."""
     rows = [row for row in table("step_cost.csv") or () if all(_is_number(row.get(name)) for name in _SIZES)]
     if not rows:
         return
@@ -88,16 +88,16 @@ def _step_cost(table: Table) -> Iterator[Row]:
 
 
 def _implementations(table: Table) -> Row:
-    """Those that compute; of one that was chosen for its length also where that ends."""
-    told = table("fallback_counters.csv") or table(f"fallback_counters{SHARDED}.csv") or ()
-    rows = [row for row in told if "implementation" in row][:_MAX_PARTS]
+    """Return the implementations of all parts, and from how many tokens on one of them is replaced."""
+    counters = table("fallback_counters.csv") or table(f"fallback_counters{SHARDED}.csv") or ()
+    rows = [row for row in counters if "implementation" in row][:_MAX_PARTS]
     named = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
     ends = _finite(rows, "until_tokens")
     return {"implementations": ", ".join(named)} | ({"until_tokens": min(ends)} if ends else {})
 
 
 def _time(table: Table) -> Row:
-    """The median of the steps after the first, which is none like the others, and how sure it is."""
+    """Return the median time of the steps after the first, which differs from all others, with its error."""
     rows = (table("training.csv") or ())[1:]
     wall, processor = (_median(rows, name) for name in ("seconds", "cpu_s"))
     timed: Row = {"seconds": wall[0], "error": wall[1], "steps": float(len(rows))} if wall else {}
@@ -105,9 +105,9 @@ def _time(table: Table) -> Row:
 
 
 def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
-    """With its standard error as a share of it: 1.25 times that of a mean.
+    """Return the median and its standard error as a share of it, which is 1.25 times that of a mean.
 
-    The spread comes from the quartiles, which a step that was held up does not move.
+    The spread comes from the quartiles, which a delayed step does not move.
     """
     values = sorted(value for value in _finite(rows, name) if 0 < value < _LONGEST_S)
     if not values:
@@ -118,7 +118,7 @@ def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
 
 
 def _finite(rows: Sequence[Row], name: str) -> list[float]:
-    """What stands in a column, but for what no program of ours writes: a table may be torn, or somebody else's."""
+    """Return the finite numbers of a column: a table may be torn, or written by another program."""
     return [value for row in rows if isinstance(value := row.get(name), float) and math.isfinite(value)]
 
 
@@ -137,12 +137,17 @@ def gate_collapse(context: DiagnosisContext) -> Explanation | None:
         return None
     first = min(shut, key=lambda gate: (gate["layer"], gate["branch"]))
     layer = int(first["layer"])
-    return explained(
-        Cause.GATE_COLLAPSE,
-        f"{counted(len(shut), 'gate')} shut for every token in step {int(first['step'])}: first branch"
-        f" {first['branch']} of layer {layer}, mean {float(first['mean']):.2g}",
-        place=Place(layer=layer, module=f"blocks.{layer}.attn"),
+    return Explanation(
+        cause=Cause.GATE_COLLAPSE,
         evidence=EvidenceKind.PART,
+        facts={
+            "gates": len(shut),
+            "at_step": int(first["step"]),
+            "branch": first["branch"],
+            "layer": layer,
+            "mean": float(first["mean"]),
+        },
+        place=Place(layer=layer, module=f"blocks.{layer}.attn"),
         proof=("gate_health.csv",),
     )
 
@@ -153,7 +158,7 @@ _COST_PROOF = ("step_cost.csv",)
 
 
 def _counted(context: DiagnosisContext) -> tuple[dict[str, float]] | None:
-    """What the step was seen to cost: its numbers."""
+    """Return the numbers of the step's cost."""
     row = next((row for row in context.evidence.reported if "step_cost" in row), None)
     return ({name: float(value) for name, value in row.items() if not isinstance(value, str)},) if row else None
 
@@ -165,11 +170,10 @@ def per_token_nodes(_: DiagnosisContext, cost: dict[str, float]) -> Explanation 
     each = nodes / (tokens * layers)
     if each < _NODES_OF_A_TOKEN or nodes < _NODES_OF_A_LAYER * layers:
         return None
-    return explained(
-        Cause.PER_TOKEN_NODES,
-        f"the graph of the first step has {nodes:.0f} autograd nodes, {each:.0f} for each of {tokens:.0f} tokens in"
-        f" each of {counted(int(layers), 'layer')}: the program computes token by token",
+    return Explanation(
+        cause=Cause.PER_TOKEN_NODES,
         evidence=EvidenceKind.FACT,
+        facts={"nodes": nodes, "nodes_of_a_token": each, "tokens": tokens, "layers": int(layers)},
         proof=_COST_PROOF,
     )
 
@@ -183,17 +187,16 @@ def quadratic_cost(_: DiagnosisContext, cost: dict[str, float]) -> Explanation |
     square, kept = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
     if square < max(_SQUARE_BYTES, _SQUARE_SHARE * kept):
         return None
-    return explained(
-        Cause.QUADRATIC_COST,
-        f"of {bytes_text(kept)} that the graph of the first step keeps, {bytes_text(square)} are of tensors with a row"
-        f" and a column for each of {cost['seq_len']:.0f} tokens: twice the tokens take four times that",
+    return Explanation(
+        cause=Cause.QUADRATIC_COST,
         evidence=EvidenceKind.FACT,
+        facts={"variant": "memory", "kept_bytes": kept, "square_bytes": square, "tokens": cost["seq_len"]},
         proof=_COST_PROOF,
     )
 
 
 _TIMES = 4
-_KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # above what is expected; of a process other things grow as well
+_KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # above the expected; other things of a process grow as well
 
 
 @given(_counted)
@@ -202,17 +205,23 @@ def memory_excess(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | 
     expected = cost.get("expected_bytes", math.inf)
     kept, grown = cost.get("saved_bytes", 0.0), cost.get("peak_bytes", 0.0) - cost.get("begin_bytes", math.inf)
     if kept > max(_TIMES * expected, expected + _KEPT_BYTES):
-        what, taken, seen = "the graph of the first step keeps", kept, EvidenceKind.FACT
+        variant, taken, seen = "graph", kept, EvidenceKind.FACT
     elif grown > max(_TIMES * expected, expected + _GROWN_BYTES):
-        what, taken, seen = "the first step took", grown, EvidenceKind.PART
+        variant, taken, seen = "step", grown, EvidenceKind.PART
     else:
         return None
-    return explained(
-        Cause.MEMORY_EXCESS,
-        f"{what} {bytes_text(taken)}, {taken / expected:.0f} times the {bytes_text(expected)} that parameters,"
-        f" gradients, optimizer and activations of {counted(int(cost['layers']), 'layer')} and"
-        f" {cost['batch']:.0f} x {cost['seq_len']:.0f} tokens need",
+    return Explanation(
+        cause=Cause.MEMORY_EXCESS,
         evidence=seen,
+        facts={
+            "variant": variant,
+            "taken_bytes": taken,
+            "expected_bytes": expected,
+            "times": taken / expected,
+            "layers": int(cost["layers"]),
+            "batch": cost["batch"],
+            "tokens": cost["seq_len"],
+        },
         proof=_COST_PROOF,
     )
 

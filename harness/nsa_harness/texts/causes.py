@@ -9,7 +9,8 @@ from importlib.resources import files
 
 from nsa_harness.core.diagnosis.causes import Cause
 
-LEFT_OPEN = "left_open"  # the section that belongs to no cause
+LEFT_OPEN = "left_open"  # sections that belong to no cause
+SHARED = "shared"
 
 
 @cache

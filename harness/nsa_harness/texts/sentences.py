@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion
-from nsa_harness.core.diagnosis.rank_text import with_coordinates, without_steps
+from nsa_harness.core.diagnosis.stall_note import StalledRanks, StallNote
+from nsa_harness.core.outcome.wording import shorten
 from nsa_harness.core.report import Finding, Outcome, Place, Trouble
-from nsa_harness.texts.causes import LEFT_OPEN, remedy, text_of
+from nsa_harness.texts.causes import LEFT_OPEN, remedy, sections, text_of
 from nsa_harness.texts.templates import rendered
-from nsa_harness.texts.words import place_name
+from nsa_harness.texts.words import agree, duration, place_name, ranks, with_coordinates, without_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,29 @@ _OF_NO_RULE = frozenset({Cause.EXPECTATION_MISSED, Cause.SAME_PLACE, Cause.QUADR
 def advised(finding: Finding) -> Finding:
     """Return a finding that no rule made with the advice of its cause."""
     return replace(finding, advice=text_of(finding.code, "advice") or remedy(finding.code))
+
+
+def stall_text(note: StallNote) -> str:
+    """Return "rank 1 is blocked in a read of data.fifo at loader.py:13; ...; HANG in 4 min 52 s unless it moves"."""
+    kinds = sections()["could_end"]
+    ends = [kinds.get(kind, kinds["unknown"]) for kind in note.open_waits]
+    if note.moving:
+        ends = [f"{ranks(note.moving)} still {agree('moves', note.moving)}"]
+    parts = [*map(_stalled_text, note.stalled), *dict.fromkeys(ends)]
+    parts += [] if note.left_s is None else [f"HANG in {duration(note.left_s)} unless it moves"]
+    return "; ".join(parts)
+
+
+def _stalled_text(one: StalledRanks) -> str:
+    """Return "ranks 0, 2 are blocked in all_reduce #3 at train.py:18, waiting for rank 1"."""
+    # "is blocked" changes in its first word, and "moves" in its last letter.
+    verb, _, rest = one.does.partition(" ")
+    text = f"{ranks(one.ranks)} {agree(verb, one.ranks)}{rest and f' {rest}'}"
+    text += f" in {one.blocked_in}" if one.blocked_in else ""
+    text += f" at {one.line.file.rpartition('/')[2]}:{one.line.line}" if one.line else ""
+    text += f" ({shorten(one.target, 80)})" if one.target else ""
+    text += "" if one.child_pid is None else f", of its child process {one.child_pid}"
+    return text + (f", waiting for {ranks(one.peers)}" if one.peers else "")
 
 
 def _in_words(explanation: Explanation, diagnosis: Diagnosis, trouble: list[Trouble]) -> Finding:
@@ -78,8 +102,6 @@ def _facts_of(explanation: Explanation) -> dict[str, object]:
 
 
 def _sentence(cause: Cause, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
-    if key in facts:  # a rule that still makes its own sentence
-        return str(facts[key])
     return _made(cause.value, key, facts, trouble)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from jinja2 import Environment, StrictUndefined, Template, UndefinedError
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template, UndefinedError
 
-from nsa_harness.texts.causes import sections
+from nsa_harness.texts.causes import SHARED, sections
 from nsa_harness.texts.words import FILTERS
 
 
@@ -27,7 +27,9 @@ def template(section: str, key: str) -> Template:
 def environment() -> Environment:
     """Return the one environment of all templates."""
     # Sentences are plain text; whoever writes HTML or Markdown escapes them there.
-    environment = Environment(undefined=StrictUndefined, autoescape=False, finalize=_printed)
+    # `{% include "name" %}` puts in a sentence of [shared], with the facts of the template around it.
+    shared = FunctionLoader(lambda name: sections()[SHARED].get(name))
+    environment = Environment(undefined=StrictUndefined, autoescape=False, finalize=_printed, loader=shared)
     environment.filters.update(FILTERS)
     return environment
 

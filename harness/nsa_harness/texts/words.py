@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from string import Formatter
+from typing import Any
 
 from nsa_harness.core.comparison.contrasts import Endings
 from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side
 from nsa_harness.core.diagnosis.confidence import CERTAIN
-from nsa_harness.core.diagnosis.context import at, bytes_text, counted, shorten
-from nsa_harness.core.diagnosis.rank_text import ranks_text
 from nsa_harness.core.evidence.host import NcclInfo
+from nsa_harness.core.outcome.wording import Meshes, at, bytes_text, counted, located_rank, ranks_text, shorten
 from nsa_harness.core.report import (
     INCONCLUSIVE,
     STILL_RUNNING,
@@ -115,16 +117,8 @@ def certainty(confidence: float) -> str:
 
 
 def ranks(numbers: Iterable[int]) -> str:
-    """ "rank 1", "ranks 0-2, 5": inclusive, for people."""
-    spans: list[list[int]] = []
-    for rank in sorted(set(numbers)):
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    single = len(spans) == 1 and spans[0][0] == spans[0][1]
-    return f"rank {text}" if single else f"ranks {text}"
+    """Return "rank 1", "ranks 0, 2", "ranks 0-511 and 3 more": inclusive, and never longer than a line."""
+    return ranks_text(tuple(numbers))
 
 
 def standing_rank(row: RankStatus) -> str:
@@ -492,10 +486,19 @@ def _counted(side: Side) -> str:
     return f" ({counts})" if counts else ""
 
 
+def duration(value_s: float) -> str:
+    """ "4 min 52 s"."""
+    minutes, rest = divmod(round(value_s), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
 def agree(verb: str, subject: int | Sequence[int]) -> str:
     """Return the verb as it follows its subject: "waits" for one rank, "wait" for several."""
     count = subject if isinstance(subject, int) else len(subject)
-    return verb if count == 1 else {"is": "are", "does": "do", "has": "have"}.get(verb, verb.removesuffix("s"))
+    return verb if count == 1 else _PLURAL_VERBS.get(verb, verb.removesuffix("s"))
+
+
+_PLURAL_VERBS = {"is": "are", "was": "were", "does": "do", "has": "have"}
 
 
 def inside(function: str) -> str:
@@ -509,22 +512,214 @@ def child_wait(kind: str) -> str:
     return waits.get(kind, waits["unknown"])
 
 
-def process(child: Mapping[str, object]) -> str:
+def process(child: Mapping[str, Any]) -> str:
     """Return "4711 (python worker.py)" for a process of which pid and command are known."""
-    return f"{child['pid']} ({shorten(str(child['command']), 60)})"
+    return f"{child['pid']} ({shorten(child['command'], 60)})"
+
+
+def wait(found: Mapping[str, Any]) -> str:
+    """Return "rank 1 is blocked in recv from rank 0 at train.py:12" for a wait, and the half of its transfer."""
+    half = found.get("transfer")
+    what = f"{half['op']} {'to' if half['sends'] else 'from'} {ranks(half['peers'])}" if half else found["blocked_in"]
+    return f"rank {found['rank']} is blocked in {what}{at(found.get('line'))}"
+
+
+def operation(call: Mapping[str, Any]) -> str:
+    """Return "all_reduce #13 of group tp" for a collective. The group of all ranks goes without saying."""
+    number = "" if call["number"] is None else f" #{call['number']}"
+    group = "" if call["group"] in ("", "0") else f" of group {call['group']}"
+    return f"{call['op']}{number}{group}"
+
+
+def call_text(call: Mapping[str, Any]) -> str:
+    """Return "all_reduce #13 of group tp at own/train.py:30" for a collective."""
+    return f"{operation(call)}{at(call['line'])}"
+
+
+def last_seen(seen: Mapping[str, Any]) -> str:
+    """Return "last seen in forward blocks.0, step 3", or why a rank was not seen: the section [unseen]."""
+    if "unseen" in seen:
+        return sections()["unseen"][seen["unseen"]]
+    name = f" {seen['name']}" if seen["name"] else ""
+    return f"last seen in {seen['in']}{name}, step {seen['step']}"
+
+
+def last_line(seen: Mapping[str, Any] | None) -> str:
+    """Return "; its last line seen, 0.25 s before the end, is own/train.py:12"; "" for None."""
+    if seen is None:
+        return ""
+    line = at(seen["line"]).removeprefix(" at ")
+    return f"; its last line seen, {seen['before_end_s']:.2f} s before the end, is {line}"
+
+
+def blocked(waiting: Mapping[str, Any] | None) -> str:
+    """Return "; ranks 0, 2 are blocked in all_reduce at own/train.py:18"; "" for None."""
+    if waiting is None:
+        return ""
+    those, call = waiting["ranks"], waiting["blocked_in"] or "calls to other ranks"
+    return f"; {ranks(those)} {agree('is', those)} blocked in {call}{at(waiting['line'])}"
+
+
+_SHORT_S = 0.1  # of a step; below, tenths of a second say nothing
+
+
+def pace(speed: Mapping[str, Any]) -> str:
+    """Return "3 steps done, 4.0 s a step, 20 s more for all 8"."""
+    text, step_s = f"{counted(speed['steps_done'], 'step')} done", speed["step_s"]
+    if step_s is not None:
+        text += f", {step_s * 1000:.1f} ms a step" if step_s < _SHORT_S else f", {step_s:.1f} s a step"
+    if speed["left_s"] is not None:
+        text += f", {speed['left_s']:.0f} s more for all {speed['steps_planned']}"
+    return text
+
+
+def hot_part(part: Mapping[str, Any]) -> str:
+    """Return "step at own/train.py:12, in the loop of line 10, (90 %)"."""
+    loop = "" if part["loop_line"] is None else f", in the loop of line {part['loop_line']},"
+    return f"{part['function']}{at(part['line'])}{loop} ({100 * part['samples'] // part['of']} %)"
+
+
+def refused(code: str) -> str:
+    """Return what the machine refused: the section of that name in causes.toml."""
+    return sections()["refused"][code]
+
+
+def gpu(seen: Mapping[str, Any]) -> str:
+    """Return "GPU 1 is at 97 % and holds 512 MiB"."""
+    return f"GPU {seen['index']} is at {100 * seen['utilisation']:.0f} % and holds {seen['used_bytes'] >> 20} MiB"
+
+
+def in_step(step: int | None) -> str:
+    """Return " in step 3" with its leading space; "" for None."""
+    return "" if step is None else f" in step {step}"
+
+
+def of_step(step: int | None) -> str:
+    """Return " of step 3" with its leading space; "" for None."""
+    return "" if step is None else f" of step {step}"
+
+
+def first_few(names: Sequence[str], count: int | None = None, *, shown: int = 3, of: str = "") -> str:
+    """Return "a, b, c and 2 more" for `count` names, of which `names` has the first."""
+    count = len(names) if count is None else count
+    return ", ".join(names[:shown]) + (f" and {count - shown} more{of}" if count > shown else "")
+
+
+def parameter_names(names: Sequence[str]) -> str:
+    """Return "a.weight" for one parameter and "2 parameters (a.weight, a.bias)" for several."""
+    if not names:
+        return "some of its parameters"
+    return f"{counted(len(names), 'parameter')} ({first_few(names)})" if len(names) > 1 else names[0]
+
+
+def callers(entered: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str:
+    """Return "rank 0 called all_reduce #6, rank 1 called barrier #6"; only of `ranks` if they are given."""
+    texts = [(rank, call_text(call)) for call in entered for rank in call["ranks"] if ranks is None or rank in ranks]
+    return ", ".join(f"{some} called {text}" for some, text in ranks_by_text(texts))
+
+
+_MAX_CYCLE_LINKS = 4  # waits that a sentence spells out; all others are counted
+
+
+def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
+    """Return "rank 0 is blocked in all_reduce #3 for rank 1, rank 1 is blocked in barrier #9 for rank 0"."""
+    texts = []
+    for one in waits[:_MAX_CYCLE_LINKS]:
+        never = ", which never entered that group" if one["never_entered"] else ""
+        texts.append(f"rank {one['rank']} is blocked in {call_text(one['call'])} for rank {one['waits_for']}{never}")
+    return first_few(texts, len(waits), shown=_MAX_CYCLE_LINKS)
+
+
+def on_ranks(values: Sequence[Mapping[str, Any]], *patterns: str) -> str:
+    """Return "4 elements on rank 0, 2 elements on rank 1".
+
+    A value is worded by the first pattern whose names it has: "{elements} elements". `{line}` is " at own/train.py:12".
+    """
+    texts = [(rank, _filled(patterns, one)) for one in values for rank in one["ranks"]]
+    return ", ".join(f"{text} on {some}" for some, text in ranks_by_text(texts))
+
+
+def _filled(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
+    *first, last = patterns
+    for pattern in first:
+        if all(name is None or name in facts for _, name, _, _ in Formatter().parse(pattern)):
+            return _filled([pattern], facts)
+    return last.format(**{**facts, "line": at(facts.get("line"))})
+
+
+def counts_by_rank(counts: Sequence[Mapping[str, Any]]) -> str:
+    """Return "rank 0 x1 · rank 1 x0"."""
+    texts = [(rank, f"x{one['count']}") for one in counts for rank in one["ranks"]]
+    return " · ".join(f"{some} {text}" for some, text in ranks_by_text(texts))
+
+
+_MAX_TEXTS = 4  # texts that a sentence spells out; the ranks of all others are counted
+
+
+def ranks_by_text(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
+    """Return each text once with the names of its ranks, in the order of the lowest rank."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in sorted(texts):
+        ranks.setdefault(text, []).append(rank)
+    shown = [(ranks_text(some), text) for text, some in list(ranks.items())[:_MAX_TEXTS]]
+    rest = sum(map(len, list(ranks.values())[_MAX_TEXTS:]))
+    return [*shown, (f"{rest} more ranks", "something else")] if rest else shown
+
+
+_MENTION = re.compile(r"\branks? (?:\d+(?:, \d+){0,3}(?: and \d+)?)(?![-\d]|\.\d)(?!, \d| and \d| \()")
+_NUMBER = re.compile(r"\d+")
+_STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? done, ")
+
+
+def with_coordinates(claim: str, places: Meshes) -> str:
+    """Return the claim with each rank's mesh coordinates after the first mention of its number."""
+    mentioned: set[int] = set()
+
+    def located(number: re.Match[str]) -> str:
+        rank = int(number[0])
+        if rank in mentioned or rank not in places:
+            return number[0]
+        mentioned.add(rank)
+        return located_rank(rank, places)
+
+    return _MENTION.sub(lambda mention: _NUMBER.sub(located, mention[0]), claim) if places else claim
+
+
+def without_steps(claim: str) -> str:
+    """Return the claim without step numbers: a program without an optimizer never leaves its first step."""
+    return _STEP.sub("", claim)
 
 
 # What templates may do with a fact.
 FILTERS: dict[str, Callable[..., str]] = {
     "agree": agree,
     "at": at,
+    "blocked": blocked,
     "bytes": bytes_text,
+    "call": call_text,
+    "callers": callers,
     "child_wait": child_wait,
     "counted": counted,
+    "counts_by_rank": counts_by_rank,
+    "first_few": first_few,
     "fixed": lambda value, decimals: f"{value:.{decimals}f}",
-    "general": lambda value: f"{value:g}",
+    "general": lambda value, digits=6: f"{value:.{digits}g}",
+    "gib": lambda value: f"{value / 2**30:.1f} GiB",
+    "gpu": gpu,
+    "hot_part": hot_part,
+    "in_step": in_step,
     "inside": inside,
+    "last_line": last_line,
+    "last_seen": last_seen,
+    "of_step": of_step,
+    "on_ranks": on_ranks,
+    "operation": operation,
+    "pace": pace,
+    "parameter_names": parameter_names,
     "process": process,
-    "ranks": ranks_text,
+    "ranks": ranks,
+    "refused": refused,
     "shorten": shorten,
+    "wait_cycle": wait_cycle,
+    "wait": wait,
 }

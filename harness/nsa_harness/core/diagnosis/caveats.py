@@ -20,9 +20,9 @@ from nsa_harness.core.verdict.verdict import FailureKind
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import waited_for
 
-_RACE_S = 1.0  # two ranks that fail of themselves so close together: the later one need not follow from the first
+_RACE_S = 1.0  # failures closer than this may be independent
 _BETWEEN_FILES = ("torch/distributed/", "torch/nn/parallel/")
-_TO_THE_EYE = frozenset({WaitKind.STOPPED, WaitKind.GONE})  # the kernel says so, without a stack
+_SHOWN_BY_KERNEL = frozenset({WaitKind.STOPPED, WaitKind.GONE})  # needs no stack
 
 Check = Callable[[DiagnosisContext, Explanation], "OpenQuestion | None"]
 
@@ -59,7 +59,7 @@ def _left_open(caveat: Caveat, **facts: Fact) -> OpenQuestion:
 
 
 def _all_are_blamed(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Where ranks do not go together and no party is left that did right."""
+    """Check whether every rank of a disagreement is at fault, so that no party is left that did right."""
     blamed = set(explanation.ranks)
     everyone = [rank.rank for rank in context.evidence.ranks] if explanation.parties is None else explanation.parties
     alone = len(blamed) > 1 and blamed.issuperset(everyone)
@@ -67,10 +67,10 @@ def _all_are_blamed(context: DiagnosisContext, explanation: Explanation) -> Open
 
 
 def _some_rank_stands_elsewhere(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """A root that does not wait for those who are blamed, and that they do not wait for: it hangs by itself."""
+    """Check for a root that waits for no rank at fault, and for which none of them waits: it hangs on its own."""
     if context.judgement.status is not Status.HANG or not explanation.ranks:
         return None
-    # Neither blamed itself, nor in one circle of waits with a rank that is.
+    # Neither at fault itself, nor in one cycle of waits with a rank that is.
     apart = (one for one in context.roots if waited_for(one.rank, context.roots).isdisjoint(explanation.ranks))
     alone = next((one for one in apart if one.kind is not WaitKind.GONE), None)
     if alone is None:
@@ -79,7 +79,7 @@ def _some_rank_stands_elsewhere(context: DiagnosisContext, explanation: Explanat
 
 
 def _some_rank_is_unseen(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """A rank of which nothing is known may be the one that the others wait for."""
+    """Check for a rank of which nothing is known: the others may wait for it."""
     if context.judgement.status is not Status.HANG:
         return None
     others = (rank.rank for rank in context.evidence.ranks if rank.rank not in explanation.ranks)
@@ -91,11 +91,11 @@ def _some_rank_is_unseen(context: DiagnosisContext, explanation: Explanation) ->
 def _is_seen(wait: Wait | None, looked: RankSnapshot | None) -> bool:
     if wait is None:
         return False
-    return wait.kind in _TO_THE_EYE or (looked is not None and (bool(looked.stacks) or looked.board is not None))
+    return wait.kind in _SHOWN_BY_KERNEL or (looked is not None and (bool(looked.stacks) or looked.board is not None))
 
 
 def _another_failed_too(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """A rank that failed of itself just after: what came first in time need not be what came first in cause."""
+    """Check for a rank that failed on its own just after: the first failure need not be the cause of the second."""
     first = context.first_failure
     if first is None or first.collateral:
         return None
@@ -106,7 +106,7 @@ def _another_failed_too(context: DiagnosisContext, explanation: Explanation) -> 
 
 
 def _ended_in_a_collective(context: DiagnosisContext, _: Explanation) -> OpenQuestion | None:
-    """What a rank is told there, or dies of, may be about another one."""
+    """Check whether the failure came out of a collective: its message may be about another rank."""
     first = context.first_failure
     board = context.board(first.rank) if first else None
     if first is not None and first.raised is not None:
@@ -118,7 +118,7 @@ def _ended_in_a_collective(context: DiagnosisContext, _: Explanation) -> OpenQue
 
 
 def _no_line_of_the_program(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Of a hang whose place is inside a library the cause may lie in what led there."""
+    """Check whether the place of a hang is inside a library: the cause may be in what led there."""
     if context.judgement.status is not Status.HANG or (
         explanation.place is not None and explanation.place.file is not None
     ):
@@ -127,7 +127,7 @@ def _no_line_of_the_program(context: DiagnosisContext, explanation: Explanation)
 
 
 def _caught_something(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """An exception that only the blamed ranks caught may be why they went another way."""
+    """Check for an exception that only ranks at fault caught: it may be why they took another path."""
     others = {
         one.type for rank, board in context.boards.items() if rank not in explanation.ranks for one in board.caught
     }
@@ -138,7 +138,7 @@ def _caught_something(context: DiagnosisContext, explanation: Explanation) -> Op
 
 
 def _a_lost_wake_up(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """A lock has a holder. A condition, an event or a queue waits for what was never done, for whatever reason."""
+    """Check for a wait on a condition, event or queue, which has no holder: why it is never ended is unknown."""
     root = next((one for one in context.roots if one.rank in explanation.ranks), None)
     leaf = root.leaf if root else None
     waits = leaf is not None and leaf.function.rpartition(".")[2] in ("wait", "get", "put", "result")
@@ -146,7 +146,7 @@ def _a_lost_wake_up(context: DiagnosisContext, explanation: Explanation) -> Open
 
 
 def _of_a_loop_without_a_beat(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """Only the beat of the process tells a loop in Python from a call that keeps the interpreter's lock."""
+    """Check for a missing heartbeat, which alone tells a loop in Python from a call that keeps the GIL."""
     boards = [context.boards.get(rank) for rank in explanation.ranks]
     below = any(root.computing for root in context.roots if root.rank in explanation.ranks)
     blind = below or any(board is None or board.beat_s is None for board in boards)
@@ -154,7 +154,7 @@ def _of_a_loop_without_a_beat(context: DiagnosisContext, explanation: Explanatio
 
 
 def _ended_as_if_done(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
-    """A rank that left between two steps may have had fewer of them to do."""
+    """Check for a rank that left between two steps: it may have had fewer steps to do."""
     boards = [board for rank in explanation.ranks if (board := context.boards.get(rank))]
     if any(board.left_from for board in boards):
         return None

@@ -1,6 +1,6 @@
-"""What a rule has seen of the cause that it names, and how sure that can make it.
+"""Confidence: the kinds of evidence that a rule can go by, and how sure each can make a cause.
 
-A rule says what it goes by, the row of the cause says which of that proves it, and nobody else says a number.
+A rule names the kind, the row of the cause lists the kinds that prove it, and the number is made here and nowhere else.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-CERTAIN = 0.9  # and above: of that nothing else is possible
+CERTAIN = 0.9  # and above: the evidence allows no other reading
 
 
 class EvidenceKind(StrEnum):
-    """What a rule goes by."""
+    """What a rule goes by, the strongest first."""
 
     FACT = "what the harness did or counted itself, or a process that is stopped or left"
     RAISED = "the rank's own exception"
@@ -53,7 +53,7 @@ LIKELY = _WORTH[EvidenceKind.EFFECT]  # what might be certain, and is not
 
 
 def confidence(seen: EvidenceKind, certain_by: Collection[EvidenceKind], *, left_open: bool = False) -> float:
-    """Certain is only what its row holds for a proof, and nothing of the run leaves open."""
+    """Return how sure a cause is: certain only if its row accepts this kind as proof, and no caveat is left open."""
     worth = _WORTH[seen]
     proven = seen in certain_by and not left_open
     return worth if proven else min(worth, LIKELY)

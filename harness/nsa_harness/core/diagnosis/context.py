@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import PurePath
 
 from nsa_harness.core.collectives.alignment import (
     Difference,
@@ -18,7 +19,7 @@ from nsa_harness.core.collectives.alignment import (
     groups_of,
 )
 from nsa_harness.core.collectives.reasons import StepDifference, first_step_of_difference
-from nsa_harness.core.collectives.timeline import Timeline, comparable, stacked, timeline
+from nsa_harness.core.collectives.timeline import UNTOLD_GROUP, Event, Timeline, comparable, stacked, timeline
 from nsa_harness.core.evidence.evidence import (
     Collective,
     Ending,
@@ -30,7 +31,8 @@ from nsa_harness.core.evidence.evidence import (
     StatusFile,
 )
 from nsa_harness.core.evidence.flight import missing_numbers
-from nsa_harness.core.evidence.stacks import is_library, user_frame
+from nsa_harness.core.evidence.stacks import is_library, training_stack, user_frame
+from nsa_harness.core.outcome.wording import Meshes
 from nsa_harness.core.report import Facts, Place, Status
 from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.group_waits import backend_of
@@ -44,7 +46,7 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisContext:
-    """What a rule may look at."""
+    """The evidence and the judgement of a run, and what follows from them."""
 
     evidence: Evidence
     judgement: Judgement
@@ -62,12 +64,12 @@ class DiagnosisContext:
 
     @cached_property
     def looked(self) -> dict[int, RankSnapshot]:
-        """Each rank at the last look."""
+        """The state of each rank in the last snapshot."""
         return {one.rank: one for look in self.evidence.snapshots[-1:] for one in look.ranks}
 
     @property
     def waits(self) -> dict[int, Wait]:
-        """What each rank stands in, where the run is proven to hang."""
+        """The wait of each rank, if the run is proven to hang; else empty."""
         return {one.rank: one for one in self.judgement.proof.graph.waits} if self.judgement.proof else {}
 
     @property
@@ -84,14 +86,14 @@ class DiagnosisContext:
 
     @property
     def counts_steps(self) -> bool:
-        """A number of a step means something: some rank has an optimizer, or had one that is not torch's."""
+        """Whether step numbers mean something: a rank has an optimizer, or had one that is not torch's."""
         boards = self.boards.values()
         return not boards or any(board.optimizer or board.steps_s for board in boards)
 
     @cached_property
     def stacks_only(self) -> bool:
-        """A hang of ranks without boards whose recorders, if there are any, do not differ: the stacks alone say in what
-        each of them waits.
+        """Whether only the stacks show what the ranks wait in: no rank has a status file, and the flight recorders, if
+        there are any, do not differ.
         """
         if self.judgement.status is not Status.HANG or not self.looked or self.boards:
             return False
@@ -125,7 +127,7 @@ class DiagnosisContext:
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
-        """Where the ranks part, at most once a group."""
+        """Where the ranks diverge, at most once per group."""
         if self.stacks_only:
             found = difference_of_stacks(self.timelines)
             return (found,) if found else ()
@@ -137,7 +139,7 @@ class DiagnosisContext:
 
     @property
     def difference(self) -> Difference | None:
-        """The first one that is more than a rank on its way."""
+        """The first difference that is more than a rank that is still on its way."""
         return next((one for one in self.differences if one.kind is not DifferenceKind.LATE), None)
 
     @cached_property
@@ -146,7 +148,7 @@ class DiagnosisContext:
 
     @cached_property
     def backend(self) -> str:
-        """Where nobody was asked, what the ranks found; a recorder that never says what has started is that of gloo."""
+        """The backend that was requested or that the ranks use. A recorder without start times is that of gloo."""
         backend = backend_of(self.evidence.backend, self.boards.values())
         recorded = [one for rank in self.evidence.ranks for one in collectives_of(self.evidence, rank)]
         if backend in ("gloo", "nccl") or not recorded:
@@ -159,7 +161,7 @@ class DiagnosisContext:
 
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:
-    """From the file at the end and the last look before it; of one seen twice the later state counts."""
+    """Return the collectives from the file at the end and from the last snapshot, each in its later state."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     looked = next((one.collectives for one in last if one.rank == rank.rank), ())
     known = {(one.group, one.seq): one for one in rank.collectives}
@@ -170,26 +172,26 @@ def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, 
 
 
 def lost_groups(evidence: Evidence, rank: RankEvidence) -> frozenset[str]:
-    """Groups of which a recorder of the rank lacks numbers between others. Two looks may well have some in between."""
+    """Return the groups of which a recorder of the rank lacks numbers. Between two snapshots numbers may be missing."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     recorders = [rank.collectives, *(one.collectives for one in last if one.rank == rank.rank)]
     return frozenset(group for one in recorders for group, _, _ in missing_numbers(one))
 
 
 def layer_of(module: str | None) -> int | None:
-    """The first number in a qualified module name: blocks.7.attn is in layer 7."""
+    """Return the first number in a qualified module name: 7 for blocks.7.attn."""
     found = _LAYER.search(module or "")
     return int(found[1]) if found else None
 
 
 def parameter_place(name: str | None, line: Place | None = None) -> Place:
-    """The line, of a parameter: its name tells the module and the layer."""
+    """Return the line with the parameter, and the module and layer that its name shows."""
     module = name.rpartition(".")[0] or None if name else None
     return replace(line or Place(), parameter=name, module=module, layer=layer_of(name))
 
 
 def module_of(context: DiagnosisContext, rank: int | None) -> str | None:
-    """In the forward or backward pass of which the rank is."""
+    """Return the module whose forward or backward pass the rank is in, or None."""
     board = context.board(rank)
     mark = board.training if board else None
     return mark.name if mark and mark.kind in ("forward", "backward") else None
@@ -207,7 +209,7 @@ def wait_place(context: DiagnosisContext, wait: Wait) -> Place | None:
 
 
 def last_place(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Where a rank that could not be asked was seen last: by its beat thread, else in what it marked or called last."""
+    """Return where a rank that shows no stack was last: by its heartbeat, else by its last progress event or call."""
     board = context.board(rank)
     if board is None or (board.seen is not None and not is_library(board.seen.file)):
         return place_of(context, rank, board.seen if board else None)
@@ -218,31 +220,30 @@ def last_place(context: DiagnosisContext, rank: int | None) -> Place | None:
     return called.place
 
 
-def last_line(context: DiagnosisContext, rank: int | None) -> str:
-    """The line the beat thread saw last, and how long before the end; a killed rank cannot be asked."""
+def last_line(context: DiagnosisContext, rank: int | None) -> Facts | None:
+    """Return the line that the beat thread saw last, and how long before the end; a killed rank cannot be asked."""
     known, board = context.rank(rank), context.board(rank)
     if known is None or board is None or board.seen is None or board.beat_s is None or known.exit is None:
-        return ""
-    before_s = max(0.0, known.exit.at_s - board.beat_s)
+        return None
     place = Place(file=board.seen.file, line=board.seen.line)
-    return f"; its last line seen, {before_s:.2f} s before the end, is{at(place)[3:]}"
+    return {"line": place, "before_end_s": max(0.0, known.exit.at_s - board.beat_s)}
 
 
-def last_seen(context: DiagnosisContext, rank: int | None) -> str:
+def last_seen(context: DiagnosisContext, rank: int | None) -> Facts:
+    """Return the last progress event of a rank; if there is none, why: a key of [unseen] in causes.toml."""
     board = context.board(rank)
     mark = board.training or board.newest if board else None
-    if mark is None and context.evidence.ending is Ending.POST_MORTEM:
-        return "and no file says where it was"
-    if mark is None and rank is not None and context.evidence.attached:
-        return "before it was looked at"
-    if mark is None:
-        return "before its first mark" if rank is not None else "while its ranks were running"
-    name = f" {mark.name}" if mark.name else ""
-    return f"last seen in {mark.kind}{name}, step {mark.step}"
+    if mark is not None:
+        return {"in": mark.kind, "name": mark.name, "step": mark.step}
+    if context.evidence.ending is Ending.POST_MORTEM:
+        return {"unseen": "no_file"}
+    if rank is None:
+        return {"unseen": "launcher"}
+    return {"unseen": "not_inspected" if context.evidence.attached else "no_progress"}
 
 
 def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
-    """The loop's user line that most samples show; the rank's own where its child has none."""
+    """Return the line of the loop that most samples show; the rank's own line if its child has none."""
     own = [one.user for one in context.evidence.samples if one.rank == root.rank]
     below = [one.user for one in computations(root, context.evidence.samples)[0]] if root.computing else []
     lines = Counter(user for user in below or own if user)
@@ -256,9 +257,9 @@ def hung_roots(context: DiagnosisContext) -> Sequence[Wait]:
 def standing(
     stands: Callable[[Wait], bool], *, anywhere: bool = False
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...]] | None]:
-    """Finds the first root of a hang that stands so, and the ranks of those that stand in the same on the same line.
+    """Find the first root of a hang that `stands` accepts, with the ranks of those in the same wait on the same line.
 
-    `anywhere`: the ranks of all that stand so.
+    `anywhere`: with the ranks of all roots that it accepts.
     """
 
     def found(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
@@ -270,7 +271,7 @@ def standing(
 
 
 def failed_as(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure] | None]:
-    """Finds what failed first, where that was of itself and so."""
+    """Find the first failure, if it is of one of these kinds and no consequence of another failure."""
 
     def found(context: DiagnosisContext) -> tuple[Failure] | None:
         first = context.first_failure
@@ -279,17 +280,41 @@ def failed_as(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure
     return found
 
 
-failed_first = failed_as(*FailureKind)  # of itself, however
+failed_first = failed_as(*FailureKind)
 
 
 def raised_first(context: DiagnosisContext) -> tuple[Failure, Raised] | None:
-    """What failed first, of itself and with an exception."""
+    """Find the first failure, if it is an exception and no consequence of another failure."""
     first = context.first_failure
     return (first, first.raised) if first and first.raised and not first.collateral else None
 
 
 def raised_at(context: DiagnosisContext, rank: int | None, raised: Raised) -> Place | None:
     return place_of(context, rank, user_frame(raised.frames))
+
+
+def call_facts(context: DiagnosisContext, rank: int, event: Event) -> Facts:
+    """Return what a sentence may say of a collective that the rank entered. A stack alone shows no group."""
+    group = "" if event.group == UNTOLD_GROUP else event.group
+    return {"op": event.op, "number": event.seq, "group": group, "line": event_place(context, rank, event)}
+
+
+def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | None:
+    """Return the line that entered the collective: of its call, or of the rank's stack if it is still open."""
+    if event.called:
+        return event.place
+    if event.done:
+        return None
+    if rank in context.waits:
+        return wait_place(context, context.waits[rank])
+    known = context.rank(rank)
+    return place_of(context, rank, user_frame(known.raised.frames) if known and known.raised else None)
+
+
+def flight_proof(context: DiagnosisContext, ranks: Sequence[int]) -> tuple[str, ...]:
+    """Return the recorder files of these ranks, as far as they were read."""
+    known = (context.rank(rank) for rank in ranks)
+    return tuple(f"rank{rank.rank}/flight.json" for rank in known if rank and collectives_of(context.evidence, rank))
 
 
 def dump_proof(context: DiagnosisContext, wait: Wait) -> tuple[str, ...]:
@@ -302,7 +327,7 @@ def ledger_proof(context: DiagnosisContext, rank: int) -> tuple[str, ...]:
 
 
 def raised_alike(one: Failure, other: Failure) -> bool:
-    """The same kind of exception in the same line of the program: neither is the other's victim."""
+    """Return whether both raised the same type on the same line, so that neither is a consequence of the other."""
     if one.raised is None or other.raised is None or one.collateral or other.collateral:
         return False
     if one.raised.type != other.raised.type:
@@ -312,12 +337,6 @@ def raised_alike(one: Failure, other: Failure) -> bool:
 
 def ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
     return tuple(sorted(one.rank for one in failures if one.rank is not None))
-
-
-def at(place: Place | None) -> str:
-    if place is None or place.file is None:
-        return ""
-    return f" at {'/'.join(place.file.split('/')[-2:])}:{place.line}"
 
 
 def function_of(wait: Wait) -> str:
@@ -332,23 +351,66 @@ def process_facts(child: ChildWait | None) -> Facts | None:
     )
 
 
-def in_function(wait: Wait) -> str:
-    return f" in {wait.user.function}" if wait.user else ""
+def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
+    """Return each of these facts once, with the ranks that have it: ({"ranks": (0, 2), "gradients": 4}, ...)."""
+    ranks: dict[str, list[int]] = {}
+    by_text: dict[str, Facts] = {}
+    for rank, fact in facts:
+        by_text[repr(fact)] = fact
+        ranks.setdefault(repr(fact), []).append(rank)
+    return tuple({"ranks": tuple(ranks[text]), **fact} for text, fact in by_text.items())
 
 
-def shorten(text: str, limit: int = 200) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+def meshes(evidence: Evidence) -> Meshes:
+    """Return the mesh coordinates of each rank that reported them."""
+    return {rank.rank: rank.board.mesh for rank in evidence.ranks if rank.board and rank.board.mesh}
 
 
-def counted(number: int, one: str, several: str | None = None) -> str:
-    return f"{number} {one if number == 1 else several or one + 's'}"
+def step_in_progress(context: DiagnosisContext, rank: RankEvidence) -> int | None:
+    """Return the step from 1, or None without a status file. Between two steps the line that it is at decides."""
+    board = rank.board
+    if board is None:
+        return None
+    between = board.training is not None and board.training.kind == "step"
+    # Where no forward or batch of a step was marked, its number is only known when it is done.
+    done = board.steps_s[-1][0] if between and board.steps_s else board.step
+    return done + 1 if between and _stands_before(frames_of(context, rank), board.stepped_from) else done
 
 
-_GIB, _MIB = 1 << 30, 1 << 20
+def frames_of(context: DiagnosisContext, rank: RankEvidence) -> Sequence[Frame]:
+    """Return its frames, innermost first: of its failure or exit, else of the last snapshot, else of its heartbeat."""
+    looked, board = context.looked.get(rank.rank), rank.board
+    stack = training_stack(looked.stacks, looked.pid) if looked else None
+    known = (
+        rank.raised.frames
+        if rank.raised and not hung_roots(context)
+        else (),  # a rank that hangs has printed it, and went on
+        board.left_from if board else (),
+        rank.death_stacks[-1].frames if rank.death_stacks and rank.exit else (),
+        stack.frames if stack else (),
+        (board.seen,) if board and board.seen else (),
+    )
+    return next(filter(None, known), ())
 
 
-def bytes_text(amount: float) -> str:
-    if amount >= _GIB:
-        return f"{amount / _GIB:.1f} GiB"
-    return f"{amount / _MIB:.1f} MiB" if amount >= _MIB / 10 else f"{amount / 1024:.1f} KiB"
+def own_frames(context: DiagnosisContext, rank: int) -> list[Frame]:
+    """Return the frames of the program, outermost first."""
+    known = context.rank(rank)
+    frames = frames_of(context, known) if known else ()
+    return [one for one in reversed(frames) if not is_library(one.file)]
+
+
+def _stands_before(stands: Sequence[Frame], stepped: Sequence[Frame]) -> bool:
+    """Return whether the rank is before the line that leads to the optimizer, in the outermost function they share."""
+    own = [frame for frame in stands if not is_library(frame.file)]
+    for there in reversed(stepped):
+        here = next((frame for frame in reversed(own) if _same_function(frame, there)), None)
+        if here is not None and here.line != there.line:
+            return here.line < there.line
+    return False
+
+
+def _same_function(frame: Frame, other: Frame) -> bool:
+    """Compare file and function; py-spy names a method with its class, the probe without."""
+    functions = {one.function.rpartition(".")[2] for one in (frame, other)}
+    return len(functions) == 1 and PurePath(frame.file).name == PurePath(other.file).name

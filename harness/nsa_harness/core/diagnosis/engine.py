@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 
 from nsa_harness.core.collectives.divergence import divergence
 from nsa_harness.core.diagnosis.caveats import with_caveat, with_reason
-from nsa_harness.core.diagnosis.context import DiagnosisContext
+from nsa_harness.core.diagnosis.context import DiagnosisContext, meshes, step_in_progress
 from nsa_harness.core.diagnosis.explanation import Explanation, Rule
-from nsa_harness.core.diagnosis.progress import step_in_progress
-from nsa_harness.core.diagnosis.rank_text import Meshes, meshes
 from nsa_harness.core.diagnosis.rules import CAUSES, NOTED, RULES, RulePhase
 from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.outcome.wording import Meshes
 from nsa_harness.core.report import Culprit, Divergence, Status
 from nsa_harness.core.verdict.verdict import Judgement
 

@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import wraps
 from typing import TypeVarTuple
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import LIKELY, EvidenceKind, confidence
 from nsa_harness.core.diagnosis.context import DiagnosisContext
-from nsa_harness.core.report import CollectiveRef, Facts, Finding, Place
+from nsa_harness.core.report import CollectiveRef, Fact, Facts, Finding, Place
 
 Rule = Callable[[DiagnosisContext], "Explanation | None"]
 Match = TypeVarTuple("Match")
@@ -64,7 +64,22 @@ class Explanation:
             proof=self.proof,
             advice=advice,
             left_open=left_open,
+            facts={name: _stored(fact) for name, fact in self.facts.items()},
         )
+
+
+def _stored(fact: Fact) -> object:
+    """Return the fact as a value of JSON; of a place what is known."""
+    match fact:
+        case Place():
+            return {name: value for name, value in asdict(fact).items() if value is not None}
+        case Mapping():
+            return {name: _stored(value) for name, value in fact.items()}
+        case str():
+            return fact
+        case Sequence():
+            return [_stored(value) for value in fact]
+    return fact
 
 
 def given(
@@ -81,38 +96,6 @@ def given(
         return rule
 
     return rule_of
-
-
-def explained(
-    cause: Cause,
-    claim: str,
-    *,
-    evidence: EvidenceKind,
-    advice: str | None = None,
-    ranks: tuple[int, ...] = (),
-    place: Place | None = None,
-    proof: tuple[str, ...] = (),
-    step: int | None = None,
-    collective: CollectiveRef | None = None,
-    parties: tuple[int, ...] | None = None,
-    left_open: tuple[str, ...] = (),
-) -> Explanation:
-    """Return the answer of a rule that still makes its own sentence, which is its only fact.
-
-    It goes with the last family of rules that has no templates.
-    """
-    return Explanation(
-        cause=cause,
-        facts={"claim": claim} | ({} if advice is None else {"advice": advice}),
-        evidence=evidence,
-        ranks=ranks,
-        place=place,
-        proof=proof,
-        step=step,
-        collective=collective,
-        parties=parties,
-        left_open=tuple(OpenQuestion(code="text", facts={"text": text}) for text in left_open),
-    )
 
 
 def stated(

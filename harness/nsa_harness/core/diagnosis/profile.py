@@ -12,13 +12,13 @@ from nsa_harness.core.evidence.steps import step_s
 
 PROFILE_FILE = "profile.txt"
 _AT_WORK = {"burning", "moving"}
-_LINES_TOLD = 12
+_MAX_LINES = 12
 _TORCH_DISTRIBUTED, _TORCH_DATA = "torch/distributed/", "torch/utils/data/"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HotLine:
-    """A line of the user's, how often it was seen, and what it was waiting for or computing most often."""
+    """A line of the program, how often it was sampled, and the innermost frame below it in most samples."""
 
     user: Frame
     seen: int
@@ -27,7 +27,7 @@ class HotLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How fast the slowest rank goes. `step_s` None: fewer than two steps were done."""
+    """How fast the slowest rank is. `step_s` is None if fewer than two steps were done."""
 
     done: int
     step_s: float | None  # median between finished ones
@@ -36,7 +36,7 @@ class Pace:
 
     @property
     def left_s(self) -> float | None:
-        """Until the last planned step would be done, if the others take no longer than this one already has."""
+        """The time until the last planned step is done, if no step takes longer than this one already has."""
         if self.planned is None or self.step_s is None or self.planned <= self.done:
             return None
         each_s = max(self.step_s, self.running_s)
@@ -47,16 +47,16 @@ class Pace:
 class RankProfile:
     rank: int
     samples: int
-    working: int  # of them, those that showed it at work
-    computing: int  # of these, those in which it was in no call that waits for other ranks
-    fetching: int  # of these, in a data loader
+    working: int  # samples that showed it at work
+    computing: int  # working samples outside of calls that wait for other ranks
+    fetching: int  # working samples in a data loader
     cpu_share: float | None  # of one core, from the first sample to the last
     lines: tuple[HotLine, ...]  # most often seen first
     nodes: int | None  # autograd nodes of its first backward pass, where the probe could count them
 
 
 def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
-    """One for each rank that was sampled with a stack."""
+    """Return a profile of each rank that was sampled with a stack."""
     found = []
     for rank in evidence.ranks:
         samples = [one for one in evidence.samples if one.rank == rank.rank and one.user is not None]
@@ -67,13 +67,13 @@ def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
 
 
 def busiest(made: Sequence[RankProfile]) -> RankProfile | None:
-    """The rank the others wait for: at work in most samples, and not in a call that ends when another rank comes."""
+    """Return the rank that the others wait for: most often at work outside of calls that wait for ranks."""
     working = [one for one in made if one.working]
     return min(working, key=lambda one: (-one.computing, -one.working, one.rank)) if working else None
 
 
 def pace(evidence: Evidence) -> Pace | None:
-    """Of the rank with the fewest steps; None where no rank has a board."""
+    """Return the pace of the rank with the fewest steps; None if no rank has a status file."""
     boards = [rank for rank in evidence.ranks if rank.board is not None]
     if not boards:
         return None
@@ -90,7 +90,7 @@ def pace(evidence: Evidence) -> Pace | None:
 
 
 def _began_s(board: StatusFile | None) -> float:
-    """When the first step was done: what came before is the start of the program, where much takes time once."""
+    """Return when the first step was done: before it, much takes time only once."""
     return board.steps_s[0][1] if board and board.steps_s and board.steps_s[0][0] == 1 else 0.0
 
 
@@ -99,7 +99,7 @@ def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
     users = Counter(one.user for one in working or samples if one.user is not None)
     lines = tuple(
         HotLine(user=user, seen=seen, leaf=_usual_leaf(user, working or samples))
-        for user, seen in users.most_common(_LINES_TOLD)
+        for user, seen in users.most_common(_MAX_LINES)
     )
     nodes = rank.board.autograd_nodes if rank.board else None
     spent = [(one.at_s, one.cpu_s) for one in samples if one.cpu_s is not None]
@@ -117,7 +117,7 @@ def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
 
 
 def _meets_others(sample: Sample) -> bool:
-    """Its innermost Python frame is a collective's, or the probe's around one; a rank in it moves when others do."""
+    """Return whether the innermost Python frame is a collective's, or the probe's around one."""
     return sample.leaf is not None and (_TORCH_DISTRIBUTED in sample.leaf.file or in_probe(sample.leaf.file))
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from nsa_harness.core.comparison.severity import severity, silent_faults
 from nsa_harness.core.diagnosis.causes import Cause
-from nsa_harness.core.diagnosis.rules.silent_faults import first_parting
+from nsa_harness.core.diagnosis.rules.silent_faults import first_divergence
 from nsa_harness.core.evidence.evidence import Evidence
 from nsa_harness.core.evidence.health_samples import Replica
 from nsa_harness.core.report import Finding, MachineFacts, Outcome, Place, Severity, Status
@@ -215,10 +215,10 @@ def _of_evidence(evidence: Evidence) -> dict[str, Number]:
     for rank in evidence.ranks:
         for one in rank.looks.replicas if rank.looks else ():
             groups.setdefault((one.number, one.ranks), {})[rank.rank] = one
-    complete = [held for (_, members), held in groups.items() if len(members) > 1 and set(members) == set(held)]
-    if complete:
-        found["replicas_apart"] = Number(value=float(sum(first_parting(held) is not None for held in complete)))
-        found["replica_looks"] = Number(value=float(min(len(one.looks) for held in complete for one in held.values())))
+    told = [held for (_, members), held in groups.items() if len(members) > 1 and set(members) == set(held)]
+    if told:
+        found["replicas_apart"] = Number(value=float(sum(first_divergence(held) is not None for held in told)))
+        found["replica_looks"] = Number(value=float(min(len(one.looks) for held in told for one in held.values())))
     return found
 
 
@@ -377,7 +377,10 @@ def readiness(checklist: Checklist, done: Sequence[PhaseRuns], facts: MachineFac
         results[phase.name] = row.result
         phases.append(row)
     return Readiness(
-        decision=_decision(rows, phases), criteria=rows, phases=tuple(phases), not_tested=tuple(_not_tested(rows, done))
+        decision=_decision(rows, phases),
+        criteria=rows,
+        phases=tuple(phases),
+        not_tested=tuple(_not_tested(rows, done, facts)),
     )
 
 
@@ -543,18 +546,16 @@ _HOLDS: Mapping[str, Callable[[float, float], bool]] = {
 }  # fmt: skip
 
 
-def _not_tested(rows: Sequence[CriterionRow], done: Sequence[PhaseRuns]) -> Iterator[Untested]:
-    """Yield what this machine lacks: for criteria, for skipped runs, and because others ran in their CPU form."""
+def _not_tested(rows: Sequence[CriterionRow], done: Sequence[PhaseRuns], facts: MachineFacts) -> Iterator[Untested]:
+    """What this machine lacks: of criteria, of runs that were skipped, and of the form in which the others ran."""
     yield from (Untested(what=row.name, why=row.why) for row in rows if row.result is Result.NOT_TESTED)
     outcomes = [outcome for one in done for outcome in one.outcomes]
     skipped = [outcome for outcome in outcomes if outcome.verdict.status is Status.SKIP]
     yield from (Untested(what=outcome.spec.scenario, why=outcome.verdict.summary) for outcome in skipped)
     missing = dict.fromkeys(what for outcome in outcomes for what in outcome.spec.not_covered)
-    notes = dict.fromkeys(note for outcome in outcomes for note in outcome.spec.notes if note.startswith(_CPU_FORM))
-    why = next(iter(notes), "")
-    yield from (
-        Untested(what=what, why=why.partition("because ")[2] or "the form that ran has none") for what in missing
+    on_cpu = next(
+        (outcome.spec.ranks for outcome in outcomes if outcome.spec.not_covered and outcome.spec.device == "cpu"), None
     )
-
-
-_CPU_FORM = "CPU form"
+    lacking = f"this machine has {gpus_text(len(facts.gpus))}" + (f" for {on_cpu} ranks" if facts.gpus else "")
+    why = "the form that ran has none" if on_cpu is None else lacking
+    yield from (Untested(what=what, why=why) for what in missing)

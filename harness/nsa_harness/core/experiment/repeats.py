@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -85,11 +84,8 @@ def repetitions(attempts: Sequence[Outcome]) -> Sequence[Outcome]:
 
 
 def own_status(outcome: Outcome) -> Status:
-    """Return how this attempt ended on its own, even if its verdict is that of all attempts together."""
-    if outcome.verdict.cause != Cause.FLAKY:
-        return outcome.verdict.status
-    own = re.search(rf"\battempt {outcome.attempt} ([A-Z]+)\b", outcome.verdict.summary)
-    return Status(own[1]) if own else outcome.verdict.status
+    """Return how this attempt ended by itself, also where its verdict is that of all attempts together."""
+    return outcome.own_status or outcome.verdict.status
 
 
 def _seen_together(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
@@ -104,7 +100,8 @@ def _seen_together(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     if not (final and flaky) or outcome.verdict.status not in _SAYS_SOMETHING or outcome.verdict.cause == Cause.FLAKY:
         return replace(outcome, final=final, flaky=flaky)
     verdict = Verdict(status=Status.FAIL, kind=None, cause=Cause.FLAKY, summary=_summary(same))
-    return replace(outcome, final=final, flaky=flaky, verdict=verdict, expected=_announced(outcome))
+    own, expected = outcome.verdict.status, _announced(outcome)
+    return replace(outcome, final=final, flaky=flaky, verdict=verdict, own_status=own, expected=expected)
 
 
 def _placed(outcome: Outcome, same: Sequence[Outcome]) -> Outcome:

@@ -13,14 +13,14 @@ from dataclasses import asdict, replace
 from nsa_harness.core.collectives.reasons import last_agreed
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import at, bytes_text, counted, layer_of, shorten
+from nsa_harness.core.diagnosis.context import layer_of, meshes
 from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.diagnosis.explanation import stated
-from nsa_harness.core.diagnosis.rank_text import Meshes, coordinates, meshes, rank_names
 from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, would_act
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
+from nsa_harness.core.outcome.wording import Meshes, at, bytes_text, coordinates, counted, rank_names, shorten
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import (
     RUNS_ON,

@@ -118,6 +118,9 @@ class OutcomeDetail(_FirstDetail, total=False):
         dict[int, str], doc("how each rank of a HANG reacts to a signal, as the kernel says; none was sent for this")
     ]
     nccl: Annotated[NcclInfo | None, doc("how NCCL connected the ranks, as its log says; null: no log")]
+    own_status: Annotated[
+        Status | None, doc("how the attempt ended, where its verdict is that of all attempts together; else null")
+    ]
     place_text: Required[Annotated[PlaceText, doc("the statements at the places of culprit and findings")]]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from nsa_harness import protocol
-from nsa_harness.core.diagnosis.stall_note import duration, first_look
+from nsa_harness.core.diagnosis.stall_note import first_look
 from nsa_harness.core.evidence.evidence import Ending
 from nsa_harness.core.plan import Limits, RunSpec
 from nsa_harness.core.scenario.observed_job import starts_ranks
@@ -37,6 +37,7 @@ from nsa_harness.supervisor.observe.ranks import is_python_command, rank_of, ran
 from nsa_harness.supervisor.storage.rundir import AttemptDir, write_document
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
+from nsa_harness.texts.words import duration
 
 _LOOK_S = SETTLE_S + 0.1
 _SHOWN = 120  # characters of a command

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from nsa_harness.core.diagnosis.stall_note import StallNote, early_word
+from nsa_harness.core.diagnosis.stall_note import StallNote, stall_note
 from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
 from nsa_harness.core.plan import Limits, RunSpec
@@ -25,6 +25,7 @@ from nsa_harness.supervisor.storage.adapters import json_text, plain
 from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line, write_document
 from nsa_harness.supervisor.storage.safe_directory import is_full, with_room
 from nsa_harness.supervisor.watch.ranks import Ranks
+from nsa_harness.texts.sentences import stall_text
 
 _POLL_S = 0.4  # between two reads of the status files, once every rank trains
 _CLOSE_POLL_S = 0.2  # before that, since a rank may come and go, and while a stall is suspected
@@ -113,8 +114,8 @@ class Snapshots:
             self.write("proof", kind=str(proof.kind), reason=proof.reason)
         return proof
 
-    def early_word(self, limits: Limits) -> StallNote | None:
-        return self.asked(early_word, limits)
+    def stall_note(self, limits: Limits) -> StallNote | None:
+        return self.asked(stall_note, limits)
 
     def asked(self, ask: Callable[..., T], limits: Limits) -> T:
         return ask(
@@ -153,7 +154,7 @@ class Watch:
     began_s: float | None = None  # since when, in a launched run
     quiet_since_s: float | None = None  # the last progress before the suspicion; None = no suspicion
     grown_s: float = 0.0
-    reported_stall: tuple[tuple[str, ...], str] | None = None  # in this suspicion
+    reported_stall: object = None  # the state of this suspicion that was reported last
     reported_proof: Proof | None = None  # in a job that runs on: no snapshots until it makes progress again
     next_look_s: dict[str, float] = field(default_factory=dict)
     unwritten: list[dict[str, Any]] = field(default_factory=list)  # journal records, while the disk is full
@@ -296,15 +297,16 @@ class Watch:
 
     def report_stall(self, now_s: float, limits: Limits) -> None:
         """Report where the ranks are blocked: at once if that is new, else now and then with the time that is left."""
-        word = self.snapshots.early_word(limits)
-        if word is None:
+        note = self.snapshots.stall_note(limits)
+        if note is None:
             return
-        said = (word.blocked, word.could_end)
-        if said == self.reported_stall and not self.due("early word", now_s, _REPORT_AGAIN_S):
+        state = (note.stalled, note.moving, note.open_waits)
+        if state == self.reported_stall and not self.due("early word", now_s, _REPORT_AGAIN_S):
             return
-        self.reported_stall, self.next_look_s["early word"] = said, now_s + _REPORT_AGAIN_S
-        self.write("early_word", text=word.text)
-        self.audience.suspect(word.text)
+        self.reported_stall, self.next_look_s["early word"] = state, now_s + _REPORT_AGAIN_S
+        text = stall_text(note)
+        self.write("early_word", text=text)
+        self.audience.suspect(text)
 
     def _suspect(self, now_s: float, progress_s: float, limit_s: float) -> None:
         quiet_s = now_s - progress_s

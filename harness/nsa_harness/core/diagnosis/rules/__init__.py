@@ -39,17 +39,29 @@ texts of known programs, and it returns None if the run does not show that mecha
        {{ ranks|ranks }}               rank 1; ranks 0, 2; ranks 0-511 and 3 more
        {{ "waits"|agree(ranks) }}      waits for one rank, wait for several; also for "is", "does", and for a number
        {{ line|at }}                   " at own/train.py:12" with its leading space; "" for None
+       {{ function|inside }}           " in step"; "" for ""
        {{ seen|counted("step") }}      1 step, 3 steps; a second argument is the plural
        {{ message|shorten(120) }}      one line of at most so many characters
        {{ kept|bytes }}                1.5 GiB
        {{ quiet_s|fixed(0) }}          a number with so many decimals; `general` is Python's "g"
-       {{ child|process }}             4711 (python worker.py): of a fact with pid and command
+       {{ child|process }}             4711 (python worker.py), of the facts that `process_facts` returns
+       {{ child.blocked_in|child_wait }}   a read or write: the words of [child_wait] in causes.toml
+       {{ step|in_step }}              " in step 3"; "" for None; `of_step` likewise
+       {{ names|first_few(count) }}    a, b, c and 2 more
+       {{ own|call }}                  all_reduce #13 of group tp at own/train.py:30, of `call_facts`
+       {{ entered|callers }}           rank 0 called all_reduce #6, ranks 1, 2 called barrier #6, of `ranks_by_facts`
+       {{ sizes|on_ranks("{n} B") }}   4 B on rank 0, 2 B on ranks 1, 2, of `ranks_by_facts`
 
-   A fact that is missing, and None where it is printed, are errors: the report then shows the cause with its facts, and
-   notes the error among what could not be captured. So print an optional fact within `{% if %}` only.
+   If several causes share their claims, these are in `[shared]` by variant, and each cause has `{% include variant %}`.
+   Whatever else words a value becomes a filter there, and never code in a rule. A fact that is missing, and None where
+   it is printed, are errors: the report then shows the cause with its facts, and notes the error among what could not
+   be captured. So print an optional fact within `{% if %}` only.
 5. **Order.** Enter the rule in `RULES` below. The first answer is the cause.
 6. **Fault.** Show it by a program in tests/faults with a healthy twin (`shown_by` in the row), and write tests in
    tests/core that the rule answers, and that something else explains the run.
+
+`python tests/frozen/freeze.py` shows which frozen judgements a change touches, and tests/texts renders every template
+with and without each optional fact.
 
 What the evidence leaves open besides is an `OpenQuestion(code=..., facts={...})` in `left_open=`; its code is a key of
 `[left_open]` in `texts/causes.toml`, with a template of the same kind.

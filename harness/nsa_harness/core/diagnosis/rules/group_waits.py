@@ -5,27 +5,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from nsa_harness.core.diagnosis.call_paths import passer, turned_off_at
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
     DiagnosisContext,
-    at,
     dump_proof,
     hung_roots,
+    own_frames,
     place_of,
     raised_at,
-    shorten,
     standing,
     wait_place,
 )
-from nsa_harness.core.diagnosis.explanation import Explanation, explained, given
-from nsa_harness.core.diagnosis.progress import own_frames
-from nsa_harness.core.diagnosis.rank_text import ranks_text
+from nsa_harness.core.diagnosis.explanation import Explanation, given
 from nsa_harness.core.evidence.evidence import Call, Evidence, KeySet
 from nsa_harness.core.evidence.host import Socket
-from nsa_harness.core.report import Place
+from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.group_waits import missing_rank
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
@@ -35,31 +33,34 @@ _RETRANSMITS = 3  # of one segment in a row: seconds without an answer
 
 
 def _making(entrance: bool) -> Callable[[DiagnosisContext], tuple[list[Wait], Call] | None]:
-    """Finds all waits in the making of the first group, or of a later one, if one is at the root of a hang."""
+    """Find all waits in the making of the first group, or of a later one, if one is at the root of a hang."""
 
-    def found(context: DiagnosisContext) -> tuple[list[Wait], Call] | None:
+    def find(context: DiagnosisContext) -> tuple[list[Wait], Call] | None:
         at_root = any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context))
         waits = [wait for wait in context.waits.values() if at_root and wait.kind is WaitKind.GROUP_CREATION]
         calls = [(wait, wait.call) for wait in waits if wait.call and (wait.call.op == _ENTRANCE) is entrance]
         return ([wait for wait, _ in calls], calls[0][1]) if calls else None
 
-    return found
+    return find
 
 
 @given(_making(True))
 def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: Call) -> Explanation:
     """Some rank never came to init_process_group, and the others wait for it."""
     absent = _absent(waiting)
-    place = wait_place(context, waiting[0])
-    return explained(
-        Cause.RENDEZVOUS_MISSING_RANK,
-        f"{ranks_text(absent)} never entered init_process_group{at(place)}, in which"
-        f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'}"
-        f"{_elsewhere(context, absent)}",
-        ranks=absent,
-        place=next((wait_place(context, wait) for rank, wait in context.waits.items() if rank in absent), None)
-        or place,
+    line = wait_place(context, waiting[0])
+    elsewhere = _elsewhere(context, absent)
+    return Explanation(
+        cause=Cause.RENDEZVOUS_MISSING_RANK,
         evidence=EvidenceKind.RECORD,
+        facts={
+            "variant": "waits",
+            "line": line,
+            "waiting": [wait.rank for wait in waiting],
+            "elsewhere": _whereabouts(elsewhere),
+        },
+        ranks=absent,
+        place=(wait_place(context, elsewhere) if elsewhere else None) or line,
         proof=dump_proof(context, waiting[0]),
     )
 
@@ -69,14 +70,20 @@ def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: 
     absent = _behind(context, waiting) or _absent(waiting)
     waiting = [wait for wait in waiting if wait.rank not in absent] or waiting
     call = _never_made(context, waiting, absent) or waiting[0].call or call
-    return explained(
-        Cause.GROUP_CREATION_SUBSET,
-        f"{ranks_text(absent)} never called {call.op}{at(call.place)}{_since(call, waiting[0])}, in which"
-        f" {ranks_text([wait.rank for wait in waiting])} {'waits' if len(waiting) == 1 else 'wait'} for all ranks of"
-        f" the job{_elsewhere(context, absent)}",
+    later = waiting[0].call  # of a later group, whose number is another one on the ranks that skipped this call
+    renumbered = later is not None and later.number != call.number
+    return Explanation(
+        cause=Cause.GROUP_CREATION_SUBSET,
+        evidence=EvidenceKind.RECORD,
+        facts={
+            "op": call.op,
+            "line": call.place,
+            "later": {"op": later.op, "line": later.place} if later and renumbered else None,
+            "waiting": [wait.rank for wait in waiting],
+            "elsewhere": _whereabouts(_elsewhere(context, absent)),
+        },
         ranks=absent,
         place=call.place or wait_place(context, waiting[0]),
-        evidence=EvidenceKind.RECORD,
         proof=dump_proof(context, waiting[0]),
     )
 
@@ -106,23 +113,20 @@ def _never_made(context: DiagnosisContext, waiting: Sequence[Wait], absent: Sequ
     return None
 
 
-def _since(call: Call, waiting: Wait) -> str:
-    """Where the others wait for a later group, whose number is another one on the ranks that left out this."""
-    later = waiting.call
-    if later is None or later.number == call.number:
-        return ""
-    return f", so that {later.op}{at(later.place)} makes a group of another number there"
-
-
 def store_key_missing(context: DiagnosisContext) -> Explanation | None:
+    """A rank waits for a key of the store that no rank has set."""
     roots = [(root, root.call) for root in hung_roots(context) if root.kind is WaitKind.STORE and root.call is not None]
     if not roots:
         return None
     root, call = roots[0]
-    others = " and every other rank waits too" if root.closed else ""
-    place = call.place or wait_place(context, root)
-    seen = EvidenceKind.CLOSED if root.closed else EvidenceKind.OPEN
-    return _unset(context, call.key, [one.rank for one, _ in roots], place, others, seen, dump_proof(context, root))
+    return _unset(
+        context,
+        call.key,
+        [one.rank for one, _ in roots],
+        call.place or wait_place(context, root),
+        evidence=EvidenceKind.CLOSED if root.closed else EvidenceKind.OPEN,
+        proof=dump_proof(context, root),
+    )
 
 
 def store_given_up(context: DiagnosisContext) -> Explanation | None:
@@ -131,23 +135,20 @@ def store_given_up(context: DiagnosisContext) -> Explanation | None:
     raised = first.raised if first and "DistStoreError" in first.text else None
     if first is None or first.rank is None or raised is None:
         return None
-    place = raised_at(context, first.rank, raised)
+    line = raised_at(context, first.rank, raised)
     absent, key = missing_rank(raised.message), _KEY.search(raised.message)
-    if absent is None:
-        return (
-            _unset(context, key[1], [first.rank], place, " in time", EvidenceKind.RAISED, (raised.proof,))
-            if key
-            else None
+    if absent is not None:
+        return Explanation(
+            cause=Cause.RENDEZVOUS_MISSING_RANK,
+            evidence=EvidenceKind.RAISED,
+            facts={"variant": "gave up", "waiting_rank": first.rank, "message": raised.message},
+            ranks=(absent,),
+            place=line,
+            proof=(raised.proof,),
         )
-    return explained(
-        Cause.RENDEZVOUS_MISSING_RANK,
-        f"rank {absent} never reached the creation of a process group; rank {first.rank} waited for it and gave up:"
-        f" {shorten(raised.message, 120)}",
-        ranks=(absent,),
-        place=place,
-        evidence=EvidenceKind.RAISED,
-        proof=(raised.proof,),
-    )
+    if key is None:
+        return None
+    return _unset(context, key[1], [first.rank], line, evidence=EvidenceKind.RAISED, proof=(raised.proof,))
 
 
 _KEY = re.compile(r"wait timeout after \d+ ?ms, keys: (\S+)")
@@ -159,35 +160,45 @@ def _unset(
     context: DiagnosisContext,
     key: str,
     waiting: Sequence[int],
-    place: Place | None,
-    others: str,
-    seen: EvidenceKind,
+    line: Place | None,
+    *,
+    evidence: EvidenceKind,
     proof: tuple[str, ...],
 ) -> Explanation:
-    """Beside the line that waits: who set such keys before and where it turned off, else what the source says."""
-    said = f"{ranks_text(waiting[:1])} waits for the store key {shorten(key, 80)}{at(place)}; nobody has set it{others}"
-    setter = _setter(context, key)
-    who: tuple[int, ...]
-    if setter is not None:
+    """Explain with the rank that set such keys before, and where it turned off, else with what the source shows."""
+    who: tuple[int, ...] = ()
+    before: Facts | None = None
+    written: _Written | None = None
+    where: Place | None
+    if (setter := _setter(context, key)) is not None:
         rank, last = setter
         turned = turned_off_at(context, rank, tuple(reversed(last.chain)), own=True)
-        who, where = (rank,), turned or place_of(context, rank, last.chain[0])
-        by = (
-            f"; rank {rank} set such a key before ({shorten(last.key, 80)}{at(place_of(context, rank, last.chain[0]))})"
-        )
-        by += f"{' and turned off' if turned else ''}{at(turned)}"
+        set_at = place_of(context, rank, last.chain[0])
+        who, where = (rank,), turned or set_at
+        before = {"rank": rank, "key": last.key, "line": set_at, "turned_off_at": turned}
     else:
-        who, where, by = _written(context, key)
+        written = _written(context, key)
+        who, where = (written.ranks, written.turns_off_at or written.line) if written else ((), None)
     past = None if who else passer(context, waiting)
     if past is not None and not (context.boards.get(past) and context.boards[past].keys_set):
-        turned = where or turned_off_at(context, past, own_frames(context, waiting[0]))
-        who, where, by = (past,), turned, f"{by}; rank {past} went past it"
-    return explained(
-        Cause.STORE_KEY_MISSING,
-        said + by,
+        who, where = (past,), where or turned_off_at(context, past, own_frames(context, waiting[0]))
+    else:
+        past = None
+    return Explanation(
+        cause=Cause.STORE_KEY_MISSING,
+        evidence=EvidenceKind.SOURCE if where and evidence is not EvidenceKind.OPEN else evidence,
+        facts={
+            "waiting_rank": waiting[0],
+            "key": key,
+            "line": line,
+            "others_wait": evidence is EvidenceKind.CLOSED,
+            "gave_up": evidence is EvidenceKind.RAISED,
+            "set_before": before,
+            "setter": dict(vars(written)) if written else None,
+            "went_past": past,
+        },
         ranks=who or tuple(waiting),
-        place=where or place,
-        evidence=EvidenceKind.SOURCE if where and seen is not EvidenceKind.OPEN else seen,
+        place=where or line,
         proof=proof,
     )
 
@@ -205,43 +216,60 @@ def _setter(context: DiagnosisContext, keys: str) -> tuple[int, KeySet] | None:
     return behind[0] if len(behind) == 1 else None
 
 
-def _written(context: DiagnosisContext, key: str) -> tuple[tuple[int, ...], Place | None, str]:
-    """The line of the source that sets such a key, and the rank of which it says so."""
-    line, found = next(context.program.key_setters(key), (None, None))
-    way = list(context.program.only_call_path(line)) if line else []
-    tests = [one for each in way for one in context.program.branches(each) if one.of_rank]
-    decides = (
-        one for each in way if (one := context.program.deciding_branch(each, None, same_rank=True)) and one.varies
-    )
+@dataclass(frozen=True, kw_only=True)
+class _Written:
+    """The line of the source that sets such a key."""
+
+    line: Place
+    ranks: tuple[int, ...]  # which the source names; empty: any
+    under: str | None  # the test on the rank under which the line is reached
+    turns_off_at: Place | None  # what may keep a rank from it
+
+
+def _written(context: DiagnosisContext, key: str) -> _Written | None:
+    program = context.program
+    line, found = next(program.key_setters(key), (None, None))
+    if line is None:
+        return None
+    way = list(program.only_call_path(line))
+    tests = [one for each in way for one in program.branches(each) if one.of_rank]
+    decides = (one for each in way if (one := program.deciding_branch(each, None, same_rank=True)) and one.varies)
     numbers = [
         *(found.groups() if found else ()),
         *(one[1] for test in tests for one in _THIS_RANK.finditer(test.text)),
     ]
-    who = tuple(int(one) for one in numbers if one.isdigit() and int(one) < context.evidence.world_size)[:1]
-    only = f", reached only under `{tests[0].text}`" if tests else ""
-    off = next((one.place for one in decides if not one.of_rank), None)
-    only += f", unless it turns off{at(off)}" if off else ""
-    by = f"; {ranks_text(who) if who else 'a rank'} should set it{at(line)}{only}"
-    return who, off or line, by if line else ""
+    return _Written(
+        line=line,
+        ranks=tuple(int(one) for one in numbers if one.isdigit() and int(one) < context.evidence.world_size)[:1],
+        under=tests[0].text if tests else None,
+        turns_off_at=next((one.place for one in decides if not one.of_rank), None),
+    )
 
 
 @given(standing(lambda root: root.kind is WaitKind.TRANSPORT))
 def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Explanation | None:
-    """All ranks are in the same collective, nothing differs, and the kernel has data that nobody acknowledges."""
+    """All ranks are in one collective, nothing differs, and the kernel has data that no peer acknowledges."""
     stuck = sorted(stuck_sockets(context.evidence), key=lambda pair: pair[0])
     if not stuck:
         return None
     ends = {(socket.local, socket.peer) for _, socket in stuck}
     both = any((peer, local) in ends for local, peer in ends)
-    rank, socket = stuck[0]
-    return explained(
-        Cause.TRANSPORT,
-        f"all ranks are in {root.blocked_in}, and the network does not deliver: rank {rank} has"
-        f" {socket.unacked_bytes} bytes from {socket.local} to {socket.peer} that are not acknowledged"
-        f" ({socket.retransmits} retransmits in a row{', and so has the other side' if both else ''})",
+    sender, socket = stuck[0]
+    return Explanation(
+        cause=Cause.TRANSPORT,
+        evidence=EvidenceKind.KERNEL if both else EvidenceKind.OPEN,
+        facts={
+            "variant": "not acknowledged",
+            "blocked_in": root.blocked_in,
+            "sender": sender,
+            "unacked_bytes": socket.unacked_bytes,
+            "local": socket.local,
+            "peer": socket.peer,
+            "retransmits": socket.retransmits,
+            "both_sides": both,
+        },
         ranks=tuple(sorted({one for one, _ in stuck})),
         place=wait_place(context, root),
-        evidence=EvidenceKind.KERNEL if both else EvidenceKind.OPEN,
         proof=dump_proof(context, root),
     )
 
@@ -252,11 +280,13 @@ def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
     return tuple(sorted({peer for wait in waiting for peer in wait.peers} - inside)) or waiting[0].peers
 
 
-def _elsewhere(context: DiagnosisContext, ranks: Sequence[int]) -> str:
-    seen = next((wait for rank, wait in context.waits.items() if rank in ranks), None)
-    if seen is not None:
-        return f"; rank {seen.rank} is blocked in {seen.blocked_in}"
-    return "; nothing was seen of it" if context.judgement.proof else ""
+def _elsewhere(context: DiagnosisContext, ranks: Sequence[int]) -> Wait | None:
+    """Return what the first of these ranks that was seen waits in."""
+    return next((wait for rank, wait in context.waits.items() if rank in ranks), None)
+
+
+def _whereabouts(wait: Wait | None) -> Facts | None:
+    return None if wait is None else {"rank": wait.rank, "blocked_in": wait.blocked_in}
 
 
 def stuck_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from nsa_harness.core.collectives.alignment import departure, last_round
 from nsa_harness.core.collectives.call_history import other_partner
@@ -12,22 +13,21 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
     DiagnosisContext,
-    at,
     dump_proof,
     hung_roots,
+    own_frames,
     wait_place,
 )
-from nsa_harness.core.diagnosis.explanation import Explanation, explained
-from nsa_harness.core.diagnosis.progress import own_frames
-from nsa_harness.core.diagnosis.rank_text import ranks_text
+from nsa_harness.core.diagnosis.explanation import Explanation
 from nsa_harness.core.diagnosis.rules.group_waits import stuck_sockets
-from nsa_harness.core.report import Place
+from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.source_code.value_origin import origin_of_arguments, origin_of_loop
 from nsa_harness.core.verdict.group_waits import TRANSFERS, operation
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 
 def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
+    """A rank waits in a transfer of which no rank calls the other half."""
     roots = [root for root in hung_roots(context) if root.kind is WaitKind.POINT_TO_POINT and root.closed]
     if any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context)):
         return None
@@ -35,29 +35,24 @@ def p2p_unmatched(context: DiagnosisContext) -> Explanation | None:
         return _past_each_other(context)
     if context.difference is not None and any(root.kind is WaitKind.COLLECTIVE for root in hung_roots(context)):
         return None  # a rank passed over a collective: that it then waits for its partner follows from it
-    waits = [f"rank {root.rank} is blocked in {_transfer(root)}{at(wait_place(context, root))}" for root in roots[:2]]
-    waits += [
-        f"rank {root.rank} is blocked in {root.blocked_in}{at(wait_place(context, root))}"
-        for root in hung_roots(context)
-        if root.kind is not WaitKind.POINT_TO_POINT
-    ][:2]
-    more = f"; so do {len(roots) - 2} more" if len(roots) > 2 else ""
+    others = [root for root in hung_roots(context) if root.kind is not WaitKind.POINT_TO_POINT]
     departed = _departed(context, roots)
-    ranks = (departed[0],) if departed else tuple(sorted(root.rank for root in roots))
-    why = f"; rank {departed[0]} {departed[2]}" if departed else ""
-    return explained(
-        Cause.P2P_UNMATCHED,
-        f"no rank calls the matching half of a transfer: {', and '.join(waits)}{more}{why}",
-        ranks=ranks,
-        place=(departed[1] if departed else _made_otherwise(context, roots)) or wait_place(context, roots[0]),
-        step=departed[3] if departed else None,
+    place = departed.place if departed else _made_otherwise(context, roots)
+    known = departed is not None and departed.step is not None
+    return Explanation(
+        cause=Cause.P2P_UNMATCHED,
+        evidence=EvidenceKind.CLOSED if known or _in_transfers(roots) else EvidenceKind.PART,
+        facts={
+            "variant": "half is missing",
+            "waits": [_wait_facts(context, root) for root in (*roots[:2], *others[:2])],
+            "more_waits": max(len(roots) - 2, 0),
+            "departed": departed.facts if departed else None,
+        },
+        ranks=(departed.rank,) if departed else tuple(sorted(root.rank for root in roots)),
+        place=place or wait_place(context, roots[0]),
+        step=departed.step if departed else None,
         parties=_parties(context),
-        evidence=EvidenceKind.CLOSED
-        if (departed and departed[3] is not None) or _in_transfers(roots)
-        else EvidenceKind.PART,
         proof=dump_proof(context, roots[0]),
-        advice="Pair each recv with a send of the partner, in the same order on both. Where both sides begin with the"
-        " same half, let one of them begin with the other, or use batch_isend_irecv.",
     )
 
 
@@ -67,47 +62,64 @@ def _past_each_other(context: DiagnosisContext) -> Explanation | None:
     roots = [root for root in roots if root.call is not None and operation(root.call) in TRANSFERS]
     if not roots or any(stuck_sockets(context.evidence)):
         return None
-    both = ", and ".join(
-        f"rank {root.rank} is blocked in {root.blocked_in}{at(wait_place(context, root))}" for root in roots[:2]
-    )
-    return explained(
-        Cause.P2P_UNMATCHED,
-        f"{both}; nothing is under way between them: these are no two halves of one transfer",
+    return Explanation(
+        cause=Cause.P2P_UNMATCHED,
+        evidence=EvidenceKind.OPEN,
+        facts={
+            "variant": "halves do not match",
+            "waits": [{**_wait_facts(context, root), "transfer": None} for root in roots[:2]],
+        },
         ranks=tuple(sorted(root.rank for root in roots)),
         place=_made_otherwise(context, roots) or wait_place(context, roots[0]),
         parties=_parties(context),
-        evidence=EvidenceKind.OPEN,
         proof=dump_proof(context, roots[0]),
-        advice="Compare tag, group and order of both sides: a receive with another tag waits for another message.",
     )
 
 
-def _departed(context: DiagnosisContext, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:
+def _wait_facts(context: DiagnosisContext, root: Wait) -> Facts:
+    """Return what a rank waits in; of an unmatched transfer which half, and with which ranks."""
+    call = root.call if root.kind is WaitKind.POINT_TO_POINT else None
+    half: Facts | None = {"op": call.op, "sends": "send" in operation(call), "peers": root.peers} if call else None
+    return {"rank": root.rank, "blocked_in": root.blocked_in, "transfer": half, "line": wait_place(context, root)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Departed:
     """The one rank, of those that are waited for, that did not do as in its rounds before."""
+
+    rank: int
+    place: Place | None
+    step: int | None
+    facts: Facts  # what it did
+
+
+def _departed(context: DiagnosisContext, roots: Sequence[Wait]) -> _Departed | None:
     concerned = sorted({rank for root in roots for rank in (root.rank, *root.peers)})
     lines = {rank: context.timelines[rank] for rank in concerned if rank in context.timelines}
     awaited = {rank: line for rank, line in lines.items() if any(rank in root.peers for root in roots)}
     gone = {rank: event for rank, line in awaited.items() if (event := last_round(line))}
     if len(gone) == 1:
         ((rank, last),) = gone.items()
-        why = f"went on from the rounds in which it last called {last.op}{at(last.place)}"
-        return rank, _exit(context, last.place), why, last.step
+        facts: Facts = {"did": "left its rounds", "op": last.op, "line": last.place}
+        return _Departed(rank=rank, place=_exit(context, last.place), step=last.step, facts=facts)
     left = {rank: one for rank, line in awaited.items() if (one := departure(line))}
     left = {rank: one for rank, one in left.items() if one.due.transfer}
     if len(left) == 1:
         ((rank, found),) = left.items()
-        why = f"skipped {found.due.op}{at(found.due.place)} in its round"
         way = tuple(reversed(found.due.chain))
         off = turned_off_at(context, rank, way, own=True) if way else None
-        return rank, off or _decided_at(context, found.due.place), why, found.made.step
+        place = off or _decided_at(context, found.due.place)
+        facts = {"did": "skipped", "op": found.due.op, "line": found.due.place}
+        return _Departed(rank=rank, place=place, step=found.made.step, facts=facts)
     turned = {rank: call for rank in lines if rank in context.boards and (call := other_partner(context.boards[rank]))}
     if len(turned) == 1:
         ((rank, call),) = turned.items()
-        return rank, call.place, f"had another peer each time before in {call.op}{at(call.place)}", call.step
+        facts = {"did": "took another peer", "op": call.op, "line": call.place}
+        return _Departed(rank=rank, place=call.place, step=call.step, facts=facts)
     return None if gone or left or turned else _went_past(context, roots)
 
 
-def _went_past(context: DiagnosisContext, roots: Sequence[Wait]) -> tuple[int, Place | None, str, int | None] | None:
+def _went_past(context: DiagnosisContext, roots: Sequence[Wait]) -> _Departed | None:
     rank = passer(context, [root.rank for root in roots])
     if rank is None:
         return None
@@ -115,7 +127,7 @@ def _went_past(context: DiagnosisContext, roots: Sequence[Wait]) -> tuple[int, P
     made = _transfers(context, rank, waiting) or _transfers(context, waiting, rank)
     way = tuple(reversed(made[-1].chain)) if made else own_frames(context, waiting)
     place = turned_off_at(context, rank, way)
-    return rank, place, f"went past it without the matching call, unless rank {waiting} makes one too many", None
+    return _Departed(rank=rank, place=place, step=None, facts={"did": "went past", "waiting_rank": waiting})
 
 
 def _transfers(context: DiagnosisContext, rank: int, partner: int) -> list[Event]:
@@ -164,11 +176,3 @@ def _parties(context: DiagnosisContext) -> tuple[int, ...]:
 def _in_transfers(roots: Sequence[Wait]) -> bool:
     """All whom they wait for stand in a transfer too: each side is wrong by itself, and not by what it left out."""
     return {peer for root in roots for peer in root.peers} <= {root.rank for root in roots}
-
-
-def _transfer(root: Wait) -> str:
-    call = root.call
-    if call is None:
-        return root.blocked_in
-    half = "to" if "send" in operation(call) else "from"
-    return f"{call.op} {half} {ranks_text(root.peers)}"

@@ -1,8 +1,7 @@
-"""Why a run could not go on, or could not end: memory, what the machine refused, a shutdown that never finishes."""
+"""Why a run could not continue or end: memory, requests that the machine refused, a shutdown that never finishes."""
 
 from __future__ import annotations
 
-import errno
 import re
 import signal
 
@@ -10,7 +9,6 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
     DiagnosisContext,
-    at,
     dump_proof,
     failed_first,
     last_line,
@@ -19,50 +17,52 @@ from nsa_harness.core.diagnosis.context import (
     raised_at,
     raised_first,
     ranks_of,
-    shorten,
     standing,
     wait_place,
 )
-from nsa_harness.core.diagnosis.explanation import Explanation, explained, given
-from nsa_harness.core.diagnosis.rank_text import ranks_text
+from nsa_harness.core.diagnosis.explanation import Explanation, given
 from nsa_harness.core.diagnosis.rules.threads import line_behind
 from nsa_harness.core.evidence.evidence import Raised, Snapshot
 from nsa_harness.core.evidence.host import Gpu, killed_pids
+from nsa_harness.core.report import Facts
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, is_shutting_down
 from nsa_harness.core.verdict.wait import Wait
 
 _ASSERTION = re.compile(r"Assertion [`'].*?['`] failed")
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _OS_ERRORS = frozenset({"OSError", "IOError", "BlockingIOError", "socket.error"})
-# Numbers as Linux has them; what the machine has run out of, or refuses.
+# The errors of a machine that has run out of something or refuses it, by their numbers on Linux. Each is a key of
+# [refused] in causes.toml.
+_ENOSPC, _EDQUOT = "ENOSPC", "EDQUOT"
 _REFUSED = {
-    5: "a device reports an input/output error",
-    11: "a resource is used up for the moment",
-    23: "the machine has no file descriptor left",
-    24: "the process has no file descriptor left",
-    27: "a file would grow past the size that is allowed",
-    28: "no space is left on the device",
-    30: "the file system is read-only",
-    98: "the address is taken by another process",
-    99: "the address does not belong to this machine",
-    101: "the network cannot be reached",
-    113: "the other machine cannot be reached",
-    116: "the file handle of a network file system is stale",
-    122: "the disk quota is used up",
+    5: "EIO",
+    11: "EAGAIN",
+    23: "ENFILE",
+    24: "EMFILE",
+    27: "EFBIG",
+    28: _ENOSPC,
+    30: "EROFS",
+    98: "EADDRINUSE",
+    99: "EADDRNOTAVAIL",
+    101: "ENETUNREACH",
+    113: "EHOSTUNREACH",
+    116: "ESTALE",
+    122: _EDQUOT,
 }
-# torch's own texts, alike in 2.11 and 2.13, where no errno comes with the exception.
+# The messages of torch 2.11 and 2.13 that come without an error number.
 _REFUSED_TEXTS = (
-    (re.compile(r"\bEADDRINUSE\b"), _REFUSED[98]),
-    (re.compile(r"No space left on device"), _REFUSED[28]),
-    (re.compile(r"Too many open files"), _REFUSED[24]),
-    (re.compile(r"RendezvousConnectionError"), "the rendezvous of the launcher cannot be reached"),
-    (re.compile(r"can't start new thread"), "no further thread may be started"),
-    (re.compile(r"out of shared memory|unable to open shared memory object"), "/dev/shm is full"),
+    (re.compile(r"\bEADDRINUSE\b"), "EADDRINUSE"),
+    (re.compile(r"No space left on device"), _ENOSPC),
+    (re.compile(r"Too many open files"), "EMFILE"),
+    (re.compile(r"RendezvousConnectionError"), "rendezvous"),
+    (re.compile(r"can't start new thread"), "threads"),
+    (re.compile(r"out of shared memory|unable to open shared memory object"), "shared_memory"),
 )
 
 
 @given(failed_first)
 def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
+    """The host had no memory for a rank: an allocation failed, or the kernel killed the rank or its process."""
     if first.raised is not None:
         return _could_not_allocate(context, first, first.raised)
     return _killed_for_memory(context, first) if first.status == -signal.SIGKILL else None
@@ -72,39 +72,41 @@ def _could_not_allocate(context: DiagnosisContext, first: Failure, raised: Raise
     worker = next((pid for pid in _kernel_killed(context) if f"(pid {pid})" in raised.message), None)
     if raised.type != "MemoryError" and worker is None and not Cause.HOST_OOM.said_in(raised.message):
         return None
-    place = raised_at(context, first.rank, raised)
-    what = "could not get memory" if worker is None else f"lost its process {worker}, killed by the kernel"
-    return explained(
-        Cause.HOST_OOM,
-        f"rank {first.rank} {what}: {shorten(first.text)}{at(place)}{_memory(context)}",
-        ranks=ranks_of([first]),
-        place=place,
+    return Explanation(
+        cause=Cause.HOST_OOM,
         evidence=EvidenceKind.RAISED,
+        facts={
+            "variant": "raised",
+            "killed_process": worker,
+            "error": first.text,
+            "limit_bytes": _memory_limit_bytes(context),
+        },
+        ranks=ranks_of([first]),
+        place=raised_at(context, first.rank, raised),
         proof=(raised.proof,),
-        advice="Make what this line allocates smaller (batch, sequence length, a list that grows), or raise the limit:"
-        " `ulimit -v`, the control group's memory.max.",
     )
 
 
 def _killed_for_memory(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """SIGKILL alone may come from anyone: the kernel's log names the process, its counter only says that one died."""
+    """Any process may send SIGKILL. The kernel's log names the killed process; its counter shows only that one died."""
     rank = context.rank(first.rank)
     named = rank is not None and rank.pid in _kernel_killed(context)
     memory = context.evidence.memory
     if not named and not (memory is not None and memory.oom_kills):
         return None
-    who = f"rank {first.rank}" if rank else "the launcher"
-    why = "the kernel's log says that it ran out of memory" if named else "the kernel killed for want of memory there"
-    return explained(
-        Cause.HOST_OOM,
-        f"{who} was killed by SIGKILL, and {why}{_memory(context)}; {last_seen(context, first.rank)}"
-        f"{last_line(context, first.rank)}",
+    return Explanation(
+        cause=Cause.HOST_OOM,
+        evidence=EvidenceKind.KERNEL if named else EvidenceKind.PART,
+        facts={
+            "variant": "killed",
+            "named_in_kernel_log": named,
+            "limit_bytes": _memory_limit_bytes(context),
+            "last_seen": last_seen(context, first.rank),
+            "last_line": last_line(context, first.rank),
+        },
         ranks=ranks_of([first]),
         place=last_place(context, first.rank),
-        evidence=EvidenceKind.KERNEL if named else EvidenceKind.PART,
         proof=("watch.jsonl", "processes.jsonl"),
-        advice="Compare the peak of each rank's memory in the report with the limit; look for a list that grows, for"
-        " workers that copy the data set, or raise the limit.",
     )
 
 
@@ -114,121 +116,111 @@ def _kernel_killed(context: DiagnosisContext) -> set[int]:
     return killed | {one.pid for one in context.evidence.signals if one.sender.startswith("kernel")}
 
 
-def _memory(context: DiagnosisContext) -> str:
+def _memory_limit_bytes(context: DiagnosisContext) -> int | None:
     memory = context.evidence.memory
-    limit = memory.limit_bytes or memory.total_bytes if memory else None
-    return "" if limit is None else f" (limit {limit / 2**30:.1f} GiB)"
+    return memory.limit_bytes or memory.total_bytes if memory else None
 
 
 @given(raised_first)
 def cuda_oom(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation | None:
+    """A rank ran out of GPU memory."""
     if not raised.type.endswith("OutOfMemoryError") and not Cause.CUDA_OOM.said_in(raised.message):
         return None
-    place = raised_at(context, first.rank, raised)
-    return explained(
-        Cause.CUDA_OOM,
-        f"rank {first.rank} ran out of GPU memory{at(place)}: {shorten(raised.message)}",
-        ranks=ranks_of([first]),
-        place=place,
+    return Explanation(
+        cause=Cause.CUDA_OOM,
         evidence=EvidenceKind.RAISED,
+        facts={"message": raised.message},
+        ranks=ranks_of([first]),
+        place=raised_at(context, first.rank, raised),
         proof=(raised.proof,),
     )
 
 
 @given(failed_first)
 def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None:
+    """An assertion failed inside a kernel on the GPU."""
     rank = context.rank(first.rank)
-    said = " ".join(rank.error_lines) if rank else ""
-    if not Cause.CUDA_ASSERT.said_in(f"{first.text} {said}"):
+    printed = " ".join(rank.error_lines) if rank else ""
+    if not Cause.CUDA_ASSERT.said_in(f"{first.text} {printed}"):
         return None
-    place = raised_at(context, first.rank, first.raised) if first.raised else None
-    failed = _ASSERTION.search(said)
-    return explained(
-        Cause.CUDA_ASSERT,
-        f"an assertion failed inside a kernel on the GPU of rank {first.rank}{f': {failed[0]}' if failed else ''};"
-        f" rank {first.rank} noticed it{at(place) or ' later'}, and the kernel was launched there or earlier",
+    assertion = _ASSERTION.search(printed)
+    return Explanation(
+        cause=Cause.CUDA_ASSERT,
+        evidence=EvidenceKind.EFFECT,  # the cause is certain, but the line is where the rank noticed it
+        facts={"assertion": assertion[0] if assertion else ""},
         ranks=ranks_of([first]),
-        place=place,
-        evidence=EvidenceKind.EFFECT,  # of the cause more: but the line is where it was noticed
+        place=raised_at(context, first.rank, first.raised) if first.raised else None,
         proof=(first.raised.proof if first.raised else f"rank{first.rank}/stderr.log",),
     )
 
 
 @given(raised_first)
 def dataloader_worker_died(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation | None:
-    """torch's handler of a lost child raises in whatever the rank does; its words alone tell it from the rank's own."""
+    """torch's handler of a lost child raises wherever the rank is; only its message tells it from the rank's errors."""
     lost = Cause.DATALOADER_WORKER_DIED.said_in(raised.message)
     if lost is None:
         return None
-    noticed = raised_at(context, first.rank, raised)
-    return explained(
-        Cause.DATALOADER_WORKER_DIED,
-        f"rank {first.rank} lost a worker of its DataLoader: process {lost[1]} {lost[2]}; it was noticed{at(noticed)},"
-        " wherever the rank was",
-        ranks=ranks_of([first]),
+    return Explanation(
+        cause=Cause.DATALOADER_WORKER_DIED,
         evidence=EvidenceKind.RAISED,
+        facts={"worker": lost[1], "ended": lost[2], "noticed_at": raised_at(context, first.rank, raised)},
+        ranks=ranks_of([first]),
         proof=(raised.proof,),
     )
 
 
 @given(failed_first)
 def infra(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """The machine refused, not the program's logic: disk, descriptors, ports, shared memory."""
-    raised = first.raised
-    if raised is None:
+    """The machine refused a request: disk, descriptors, ports, shared memory. The program's logic is not at fault."""
+    if first.raised is None:
         return _launcher_refused(context, first)
-    place = raised_at(context, first.rank, raised)
-    refused = _refused(raised)
-    return (
-        None
-        if refused is None
-        else explained(
-            Cause.INFRA,
-            f"rank {first.rank} was refused{at(place)}: {refused} ({shorten(first.text, 120)})",
-            ranks=ranks_of([first]),
-            place=place,
-            evidence=EvidenceKind.EFFECT,  # a limit of the machine, or a program that takes and never gives back
-            proof=(raised.proof,),
-        )
+    refused = _refused(first.raised)
+    if refused is None:
+        return None
+    return Explanation(
+        cause=Cause.INFRA,
+        evidence=EvidenceKind.EFFECT,  # a limit of the machine, or a program that takes and never gives back
+        facts={"variant": "rank", "refused": refused, "message": first.text},
+        ranks=ranks_of([first]),
+        place=raised_at(context, first.rank, first.raised),
+        proof=(first.raised.proof,),
     )
 
 
 @given(failed_first)
 def disk_full(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Only of a failure that says nothing else: what a program wants to say of a full disk goes to that disk."""
+    """The disk was full, and the failure shows nothing else: a program writes its messages to that disk too."""
     full = context.evidence.disk_full
     if full is None or not _may_be_of_disk(first):
         return None
-    return explained(
-        Cause.DISK_FULL,
-        f"{first.text}, and the disk of the run was full ({full})",
+    return Explanation(
+        cause=Cause.DISK_FULL,
+        evidence=EvidenceKind.PART,
+        facts={"variant": "failed", "disk": full, "failure": first.text},
         ranks=ranks_of([first]),
         place=raised_at(context, first.rank, first.raised) if first.raised else None,
-        evidence=EvidenceKind.PART,
         proof=("processes.jsonl",),
     )
 
 
 def _may_be_of_disk(first: Failure) -> bool:
     if first.raised is not None:
-        return _refused(first.raised) in (_REFUSED[errno.ENOSPC], _REFUSED[errno.EDQUOT])
-    # SIGBUS: a page of a mapped file that has no room on the disk.
+        return _refused(first.raised) in (_ENOSPC, _EDQUOT)
+    # SIGBUS: there is no room on the disk for a page of a mapped file.
     return first.kind in (FailureKind.CODE, FailureKind.LAUNCHER) or first.status == -signal.SIGBUS
 
 
 def _launcher_refused(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """The launcher ended before it had a rank."""
     lines = context.evidence.last_lines if first.kind is FailureKind.LAUNCHER else ()
-    line, refused = next(((line, words) for line in lines if (words := _words(line))), ("", None))
-    return (
-        None
-        if refused is None
-        else explained(
-            Cause.INFRA,
-            f"{first.text} before it started a rank: {refused} ({shorten(line, 120)})",
-            evidence=EvidenceKind.PART,
-            proof=("output.log",),
-        )
+    line, refused = next(((line, code) for line in lines if (code := _refused_in(line))), ("", None))
+    if refused is None:
+        return None
+    return Explanation(
+        cause=Cause.INFRA,
+        evidence=EvidenceKind.PART,
+        facts={"variant": "launcher", "refused": refused, "message": line, "failure": first.text},
+        proof=("output.log",),
     )
 
 
@@ -236,14 +228,14 @@ def _refused(raised: Raised) -> str | None:
     number = _ERRNO.search(raised.message)
     if number and (raised.type in _OS_ERRORS or "DataLoader worker" in raised.message):
         return _REFUSED.get(int(number[1]))
-    return _words(raised.message)
+    return _refused_in(raised.message)
 
 
-def _words(text: str) -> str | None:
-    return next((words for known, words in _REFUSED_TEXTS if known.search(text)), None)
+def _refused_in(text: str) -> str | None:
+    return next((code for known, code in _REFUSED_TEXTS if known.search(text)), None)
 
 
-_AT_WORK, _NOTHING_BYTES = 0.5, 64 << 20  # of a driver alone, which holds some MiB on each GPU
+_AT_WORK, _NOTHING_BYTES = 0.5, 64 << 20  # the driver alone holds some MiB on each GPU
 
 
 def idle_device(context: DiagnosisContext) -> Explanation | None:
@@ -255,11 +247,16 @@ def idle_device(context: DiagnosisContext) -> Explanation | None:
     if not idle or not 0 < len(used) < len(ranks) or not any((gpu.utilisation or 0) >= _AT_WORK for gpu in used):
         return None
     busy = max(used, key=lambda gpu: gpu.utilisation or 0)
-    return explained(
-        Cause.IDLE_DEVICE,
-        f"{_gpu(idle[0])}, and no process uses it, while {len(ranks)} ranks share {len(used)}: {_gpu(busy)}",
-        ranks=tuple(rank.rank for rank in context.evidence.ranks if rank.pid in busy.pids),
+    return Explanation(
+        cause=Cause.IDLE_DEVICE,
         evidence=EvidenceKind.PART,
+        facts={
+            "idle_gpu": _gpu_facts(idle[0]),
+            "shared_gpu": _gpu_facts(busy),
+            "ranks_sharing": len(ranks),
+            "gpus_shared": len(used),
+        },
+        ranks=tuple(rank.rank for rank in context.evidence.ranks if rank.pid in busy.pids),
         proof=tuple(rank.proof for rank in looks[-1].ranks if rank.proof),
     )
 
@@ -269,28 +266,26 @@ def _is_idle(look: Snapshot, index: int) -> bool:
     return gpu is not None and gpu.utilisation == 0 and not gpu.pids and (gpu.used_bytes or 0) <= _NOTHING_BYTES
 
 
-def _gpu(gpu: Gpu) -> str:
-    used, share = gpu.used_bytes or 0, gpu.utilisation or 0
-    return f"GPU {gpu.index} is at {100 * share:.0f} % and holds {used >> 20} MiB"
+def _gpu_facts(gpu: Gpu) -> Facts:
+    return {"index": gpu.index, "utilisation": gpu.utilisation or 0, "used_bytes": gpu.used_bytes or 0}
 
 
 def _over(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
-    """The first root whose program is over, and the ranks of all such."""
+    """Find the first root whose program has finished, and the ranks of all such roots."""
     looked = context.looked
     return standing(lambda root: root.rank in looked and is_shutting_down(looked[root.rank]), anywhere=True)(context)
 
 
 @given(_over)
 def shutdown_hang(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """The program is over on this rank, and its process is not."""
+    """A rank's program has finished, and its process does not end."""
     behind = line_behind(context, root)
     place = behind or wait_place(context, root)
-    what = "a thread that is no daemon waits" if behind else f"it is blocked in {root.blocked_in}"
-    return explained(
-        Cause.SHUTDOWN_HANG,
-        f"the program of {ranks_text(ranks)} is over, and its process does not end: {what}{at(place)}",
+    return Explanation(
+        cause=Cause.SHUTDOWN_HANG,
+        evidence=EvidenceKind.CLOSED if root.closed and place else EvidenceKind.PART,
+        facts={"joins_thread": behind is not None, "blocked_in": root.blocked_in},
         ranks=ranks,
         place=place,
-        evidence=EvidenceKind.CLOSED if root.closed and place else EvidenceKind.PART,
         proof=dump_proof(context, root),
     )

@@ -1,6 +1,6 @@
-"""Rules about what is wrong in a run that says nothing of it: numbers, replicas, memory, what it never waited for.
+"""Rules about faults that fail nothing: numbers that are not finite, replicas that differ, memory that grows.
 
-They speak beside the verdict, a PASS included. Each has a doubt it must respect: what a program may do on purpose.
+Their findings are noted beside any verdict, a PASS included. Each rule respects what a program may do on purpose.
 """
 
 from __future__ import annotations
@@ -15,23 +15,13 @@ from typing import TypeVar
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.context import (
-    DiagnosisContext,
-    at,
-    bytes_text,
-    counted,
-    layer_of,
-    parameter_place,
-    shorten,
-)
-from nsa_harness.core.diagnosis.explanation import Explanation, explained, given
-from nsa_harness.core.diagnosis.rank_text import ranks_text
+from nsa_harness.core.diagnosis.context import DiagnosisContext, layer_of, parameter_place
+from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, given
 from nsa_harness.core.evidence.health_samples import (
     Arrived,
     Fetched,
     GivenUp,
     HealthSamples,
-    LastMessages,
     Memory,
     OverwrittenFile,
     Part,
@@ -39,63 +29,68 @@ from nsa_harness.core.evidence.health_samples import (
     ReplicaSample,
     Unwaited,
 )
-from nsa_harness.core.report import Place, Status
+from nsa_harness.core.report import Facts, Place, Status
 
-_BAD_LOSSES = 3  # in a row, up to the last one: a batch that is skipped is no lost run
-_LOOKS_WITHOUT = 4  # at gradients, before "never" is said
-# Growth: over at least this many steps, seen in so many looks, in the later half as fast as before it.
-_GROWTH_STEPS, _GROWTH_LOOKS = 32, 8
+_BAD_LOSSES = 3  # in a row, up to the last one: one broken batch that is skipped does not count
+_MIN_GRADIENT_SAMPLES = 4  # before a rule says that a gradient "never" came
+# Memory grows if it rose over so many steps, in so many samples, and in the later half about as fast as before.
+_GROWTH_STEPS, _GROWTH_SAMPLES = 32, 8
 _GROWTH_BYTES, _GROWTH_SHARE = 48 << 20, 0.15
-_FEWER_STEPS, _LARGE_SHARE, _STEADY = 20, 0.5, 0.98  # of less steps more is asked: growth, and no look without it
-_GOES_ON = 0.6  # of the earlier slope
-_RISING = 0.8  # of all pairs of looks
-# Waiting for data: the share of the time, in each half of it; seconds in all; in how many steps; behind the first ones,
-# in which everything is slow.
+_FEWER_STEPS, _LARGE_SHARE, _STEADY = 20, 0.5, 0.98  # a shorter run has to grow more, and in nearly every sample
+_GOES_ON = 0.6  # smallest slope of the later half, as a share of the earlier one's
+_RISING = 0.8  # smallest share of pairs of samples of which the later one is larger
+# Waiting for data: smallest share of the time, in each half of it; seconds in all; steps. The first steps do not count.
 _WAITING, _WAITED_S, _WAITED_STEPS, _WARM_STEPS = 0.5, 5.0, 8, 2
 
-Looked = TypeVar("Looked")
-ByRank = list[tuple[int, Looked]]
+Sample = TypeVar("Sample")
+ByRank = list[tuple[int, Sample]]
 
 
-def _looked(context: DiagnosisContext, of: Callable[[HealthSamples], Iterable[Looked]]) -> ByRank[Looked]:
-    """What the looks at each rank found of it."""
+def _samples(context: DiagnosisContext, of: Callable[[HealthSamples], Iterable[Sample]]) -> ByRank[Sample]:
+    """Return what `of` takes from the health samples of each rank."""
     return [(rank.rank, one) for rank in context.evidence.ranks if rank.looks for one in of(rank.looks)]
 
 
 def _any_of(
-    of: Callable[[HealthSamples], Iterable[Looked]],
-) -> Callable[[DiagnosisContext], tuple[ByRank[Looked]] | None]:
-    """Finds what the looks at the ranks found of it, unless that is nothing."""
+    of: Callable[[HealthSamples], Iterable[Sample]],
+) -> Callable[[DiagnosisContext], tuple[ByRank[Sample]] | None]:
+    """Find what `of` takes from the health samples of each rank, unless that is nothing."""
 
-    def found(context: DiagnosisContext) -> tuple[ByRank[Looked]] | None:
-        looked = _looked(context, of)
-        return (looked,) if looked else None
+    def find(context: DiagnosisContext) -> tuple[ByRank[Sample]] | None:
+        samples = _samples(context, of)
+        return (samples,) if samples else None
 
-    return found
+    return find
 
 
-def _any_looks(
-    wanted: Callable[[HealthSamples], object],
+def _any_rank(
+    matches: Callable[[HealthSamples], object],
 ) -> Callable[[DiagnosisContext], tuple[ByRank[HealthSamples]] | None]:
-    """Finds the looks at those ranks of which that is true."""
-    return _any_of(lambda looks: [looks] if wanted(looks) else [])
+    """Find the ranks whose health samples match."""
+    return _any_of(lambda looks: [looks] if matches(looks) else [])
 
 
 def _noted(
     cause: Cause,
     ranks: Iterable[int],
-    claim: str,
+    facts: Facts,
     *,
     place: Place | None = None,
+    step: int | None = None,
     evidence: EvidenceKind = EvidenceKind.EFFECT,
-    advice: str | None = None,
-    left_open: tuple[str, ...] = (),
+    left_open: tuple[OpenQuestion, ...] = (),
 ) -> Explanation:
-    """What the looks at these ranks prove."""
-    some = tuple(sorted(set(ranks)))
-    proof = tuple(f"rank{rank}/looks.jsonl" for rank in some)
-    return explained(
-        cause, claim, ranks=some, place=place, evidence=evidence, proof=proof, advice=advice, left_open=left_open
+    """Return the explanation that the health samples of these ranks prove."""
+    ranks = tuple(sorted(set(ranks)))
+    return Explanation(
+        cause=cause,
+        evidence=evidence,
+        facts=facts,
+        ranks=ranks,
+        place=place,
+        step=step,
+        proof=tuple(f"rank{rank}/looks.jsonl" for rank in ranks),
+        left_open=left_open,
     )
 
 
@@ -103,122 +98,90 @@ def _is_broken(looks: HealthSamples) -> bool:
     return looks.parameters is not None or (looks.loss is not None and looks.bad_in_a_row >= _BAD_LOSSES)
 
 
-@given(_any_looks(_is_broken))
+@given(_any_rank(_is_broken))
 def nan(_: DiagnosisContext, broken: ByRank[HealthSamples]) -> Explanation:
-    """Parameters that are not finite at the end, or losses that are not, up to the last."""
+    """Parameters that are not finite at the end, or losses that are not, up to the last one."""
     losses = {rank: one.loss for rank, one in broken if one.loss is not None}
     parameters = {rank: one.parameters for rank, one in broken if one.parameters is not None}
     # In one step the loss comes before the parameters: its backward pass is what reached them.
     first = min((*losses.values(), *parameters.values()), key=lambda one: one.step)
-    ranks = [rank for rank, one in losses.items() if one.step == first.step]
-    if ranks:
-        noun, was = ("loss", "was") if len(ranks) == 1 else ("losses", "were")
-        alone = "" if len(ranks) == len(broken) else ", before any other rank was"
-        told = f"the {noun} of {ranks_text(ranks)} {was} {first.value} in step {first.step}{at(first.place)}{alone}"
-    else:
-        ranks = [rank for rank, one in parameters.items() if one.step == first.step]
-        together = "; gradients are averaged, so it may have begun on one of them" if len(ranks) > 1 else ""
-        told = (
-            f"the parameters of {ranks_text(ranks)} hold {first.value} since step {first.step} at the latest, and no"
-            f" loss before had it: it came out of a backward pass{together}"
-        )
+    by_loss = [rank for rank, one in losses.items() if one.step == first.step]
+    ranks = by_loss or [rank for rank, one in parameters.items() if one.step == first.step]
     name = next((one.names[0] for one in parameters.values() if one.names), None)
+    # Parameters that broke on several ranks at once may have broken on one of them first: gradients are averaged.
+    is_alone = bool(first.place) or len(ranks) == 1
+    certain_part = EvidenceKind.RECORD if is_alone else EvidenceKind.EFFECT
     return _noted(
         Cause.NAN,
         ranks,
-        f"{told}; {name} and other parameters hold it at the end" if name else told,
+        {
+            "variant": "loss" if by_loss else "parameters",
+            "value": first.value,
+            "other_ranks_broke_later": len(ranks) < len(broken),
+            "parameter": name,
+        },
         place=first.place or (Place(parameter=name, layer=layer_of(name)) if name else None),
-        # What parameters hold on several ranks at once may have begun on one of them.
-        evidence=EvidenceKind.PART
-        if not name
-        else EvidenceKind.RECORD
-        if first.place or len(ranks) == 1
-        else EvidenceKind.EFFECT,
+        step=first.step,
+        evidence=certain_part if name else EvidenceKind.PART,
     )
 
 
-def _partings(context: DiagnosisContext) -> tuple[list[Parting]] | None:
-    """Of each model of each group of ranks, as those ranks hold it; only where all of them told."""
+def _divergences(context: DiagnosisContext) -> tuple[list[Divergence]] | None:
+    """Find the divergence of each model in each group of ranks, if all ranks of the group have samples of it."""
     groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
-    for rank, one in _looked(context, lambda looks: looks.replicas):
+    for rank, one in _samples(context, lambda looks: looks.replicas):
         groups.setdefault((one.number, one.ranks), {})[rank] = one
-    told = (held for (_, members), held in groups.items() if set(members) == set(held))
-    partings = [found for held in told if (found := first_parting(held)) is not None]
-    return (partings,) if partings else None
+    complete = (replicas for (_, members), replicas in groups.items() if set(members) == set(replicas))
+    divergences = [match for replicas in complete if (match := first_divergence(replicas)) is not None]
+    return (divergences,) if divergences else None
 
 
-@given(_partings)
-def replica_divergence(_: DiagnosisContext, partings: Sequence[Parting]) -> Explanation:
-    """Replicas that DDP made equal, or the program, differ at the last look that all ranks have."""
-    first = min(partings, key=lambda one: one.round)
+@given(_divergences)
+def replica_divergence(_: DiagnosisContext, divergences: Sequence[Divergence]) -> Explanation:
+    """Replicas that DDP or the program made equal differ in the last sample that all ranks have."""
+    first = min(divergences, key=lambda one: one.round)
     name = first.names[0] if first.names else None
     return _noted(
         Cause.REPLICA_DIVERGENCE,
         first.ranks,
-        f"the replicas differ since {_moment(first)}: {_departed(first)};"
-        f" at the last look {_some(first.names, len(first.names), shown=2, of=' parts')}"
-        f" differ{'s' if len(first.names) == 1 else ''} {_amount(first.apart)}",
+        {
+            "in_ddp": first.wrapped,
+            "since": first.at,
+            "last_step": first.round,
+            "identified_by": first.identified_by,
+            "parts": first.names,
+            "difference": first.difference if math.isfinite(first.difference) else None,
+        },
         place=Place(parameter=name, layer=layer_of(name)) if name else None,
-        evidence=EvidenceKind.RECORD if first.told and first.wrapped else EvidenceKind.EFFECT,
-        advice=None if first.wrapped else _UNLIKE if first.at == "made" else _UNWRAPPED,
+        evidence=EvidenceKind.RECORD if first.identified_by and first.wrapped else EvidenceKind.EFFECT,
     )
-
-
-_UNWRAPPED = (
-    "Call the model through DistributedDataParallel, or all_reduce the gradient of every parameter before each step."
-    " What one rank alone changes, broadcast. If each rank is to learn a model of its own, this is none."
-)
-
-
-_UNLIKE = (
-    "Broadcast every parameter from one rank before the first step, or seed all ranks alike before the model is made:"
-    " gradients that are reduced keep equal models equal, and others apart."
-)
 
 
 @given(_any_of(lambda looks: looks.wrote))
 def shared_file(_: DiagnosisContext, wrote: ByRank[OverwrittenFile]) -> Explanation | None:
-    """Ranks that began one file anew, each: who comes last has written it, or parts of several stand in it."""
+    """Several ranks wrote one file from its beginning: the last one wins, or the file holds parts of several."""
     writers: dict[str, dict[int, OverwrittenFile]] = {}
     for rank, one in wrote:
         writers.setdefault(one.path, {})[rank] = one
-    several = [(path, found) for path, found in writers.items() if len(found) > 1]
+    several = [(path, by_rank) for path, by_rank in writers.items() if len(by_rank) > 1]
     if not several:
         return None
-    path, found = several[0]
-    place = found[min(found)].place
-    more = "" if len(several) == 1 else f", and {counted(len(several) - 1, 'more file')}"
-    claim = f"{ranks_text(list(found))} each wrote {shorten(path, 120)} from its beginning{at(place)}{more}"
-    return _noted(Cause.SHARED_FILE, found, claim, place=place, evidence=EvidenceKind.PART)
+    path, by_rank = several[0]
+    return _noted(
+        Cause.SHARED_FILE,
+        by_rank,
+        {"path": path, "more_files": len(several) - 1},
+        place=by_rank[min(by_rank)].place,
+        evidence=EvidenceKind.PART,
+    )
 
 
-def _moment(first: Parting) -> str:
-    made = "DDP's constructor" if first.wrapped else "the start, before the first step"
-    begun = f"the time between step {first.round} and the next forward" if first.round else _AT_FIRST
-    words = {"made": made, "begun": begun, "before": f"step {first.round} or earlier"}
-    return words.get(first.at, f"the end of step {first.round}")
-
-
-_AT_FIRST = "the time before the first step"
-
-
-def _departed(first: Parting) -> str:
-    told = _TOLD[first.told]
-    if first.at == "made" and not first.wrapped:
-        told = f"began with {'other values' if first.told else 'values of their own'}, and reduce gradients alike"
-    return f"{ranks_text(first.ranks)} {told}"
-
-
-_TOLD = {
-    "outside": "changed parameters outside of an optimizer step, and the others did not",
-    "extra step": "took another number of optimizer steps than backward passes",
-    "fewer": "came out of it unlike the others",
-    "": "came out of it unequal, and which one changed cannot be told",
-}
-
-
-def _amount(apart: float) -> str:
-    return "in being finite" if apart == float("inf") else f"by {apart:.2g} of the size"
+@dataclass(frozen=True, kw_only=True)
+class _Growth:
+    slope_bytes: float  # per step
+    grown_bytes: int
+    first_step: int
+    last_step: int
 
 
 def memory_growth(context: DiagnosisContext) -> Explanation | None:
@@ -230,28 +193,32 @@ def memory_growth(context: DiagnosisContext) -> Explanation | None:
     growing = [
         (rank, kind, growth)
         for kind, of in kinds.items()
-        for rank, memory in _looked(context, lambda looks: [looks.memory])
+        for rank, memory in _samples(context, lambda looks: [looks.memory])
         if (growth := _growth(memory, of)) is not None
     ]
     if not growing:
         return None
-    _, kind, (slope, grown, begin, end) = max(growing, key=lambda one: one[2][1])
-    ranks = [rank for rank, one, _ in growing if one == kind]
+    _, kind, most = max(growing, key=lambda one: one[2].grown_bytes)
     return _noted(
         Cause.MEMORY_GROWTH,
-        ranks,
-        f"the {kind} memory of {ranks_text(ranks)} grows by {bytes_text(slope)} a step and does not level off:"
-        f" {bytes_text(grown)} more from step {begin} to {end}",
+        [rank for rank, one, _ in growing if one == kind],
+        {
+            "memory": kind,
+            "bytes_per_step": most.slope_bytes,
+            "grown_bytes": most.grown_bytes,
+            "first_step": most.first_step,
+            "last_step": most.last_step,
+        },
         evidence=EvidenceKind.PART,
     )
 
 
-def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> tuple[float, float, int, int] | None:
-    """Slope a step, bytes in all, first and last step; None where it does not grow, or levels off."""
+def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> _Growth | None:
+    """Return the growth of one rank's memory, or None if it does not grow or levels off."""
     points = [(one.step, amount) for one in memory if (amount := of(one)) is not None]
     last = points[-1][0] if points else 0
-    points = [(step, amount) for step, amount in points if step >= last / 8]  # what warms up does so before
-    if last < _FEWER_STEPS or len(points) < _GROWTH_LOOKS:
+    points = [(step, amount) for step, amount in points if step >= last / 8]  # caches and pools fill before that
+    if last < _FEWER_STEPS or len(points) < _GROWTH_SAMPLES:
         return None
     late = [point for point in points if point[0] >= last / 2]
     early = [point for point in points if point[0] <= last / 2]
@@ -264,19 +231,19 @@ def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> tup
     rising = [b > a for (_, a), (_, b) in combinations(points, 2)]
     if not enough or slope <= 0 or slope < _GOES_ON * before or sum(rising) < steady * len(rising):
         return None
-    return slope, float(grown), points[0][0], last
+    return _Growth(slope_bytes=slope, grown_bytes=grown, first_step=points[0][0], last_step=last)
 
 
 def _slope(points: Sequence[tuple[int, int]]) -> float:
-    """Of Theil and Sen: the median over all pairs, which a few outliers do not move."""
+    """Return the slope of Theil and Sen: the median over all pairs, which a few outliers do not move."""
     return median((b - a) / (y - x) for (x, a), (y, b) in combinations(points, 2) if y > x)
 
 
 def input_bound(context: DiagnosisContext) -> Explanation | None:
-    """Most of the time goes by in waiting for the data loader, from the beginning to the end."""
+    """A rank spends most of its time waiting for its data loader, from the beginning to the end."""
     waits = {
         rank: wait
-        for rank, fetched in _looked(context, lambda looks: [looks.fetched])
+        for rank, fetched in _samples(context, lambda looks: [looks.fetched])
         if (wait := _wait(fetched)) is not None
     }
     if not waits:
@@ -285,16 +252,20 @@ def input_bound(context: DiagnosisContext) -> Explanation | None:
     most = waits[worst]
     return _noted(
         Cause.INPUT_BOUND,
-        sorted(waits),
-        f"rank {worst} waited for its data loader for {most.waited_s:.1f} of {most.passed_s:.1f} s of its steps up to"
-        f" {most.step}{at(most.place)}",
+        waits,
+        {
+            "slowest_rank": worst,
+            "waited_s": most.waited_s,
+            "passed_s": most.passed_s,
+            "last_step": most.step,
+        },
         place=most.place,
         evidence=EvidenceKind.PART,
     )
 
 
 def _wait(fetched: Sequence[Fetched]) -> Fetched | None:
-    """What was waited since the first steps; None where that is little, or was not so all the time."""
+    """Return what a rank waited since its first steps, or None if that is little or was not so all the time."""
     points = [one for one in fetched if one.step > _WARM_STEPS]
     if not points or points[-1].step - points[0].step < _WAITED_STEPS:
         return None
@@ -311,9 +282,9 @@ def _wait(fetched: Sequence[Fetched]) -> Fetched | None:
 
 
 def no_gradient(context: DiagnosisContext) -> Explanation | None:
-    """What says it most closely: a trace, the looks at an optimizer's parameters, those at what a backward left."""
-    asked = (ask(context) for ask in (_traced, _never_trained, _trained_by_zeros, _left_zeros, _left_none))
-    return next((found for found in asked if found is not None), None)
+    """Return the most specific answer: of a trace, of an optimizer's parameters, or of what a backward pass left."""
+    answers = (ask(context) for ask in (_traced, _never_trained, _trained_by_zeros, _left_zeros, _left_none))
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def _lacking(context: DiagnosisContext) -> tuple[dict[int, tuple[str, ...]]] | None:
@@ -325,255 +296,238 @@ def _lacking(context: DiagnosisContext) -> tuple[dict[int, tuple[str, ...]]] | N
 @given(_lacking)
 def _traced(_: DiagnosisContext, lacking: Mapping[int, Sequence[str]]) -> Explanation:
     missing = sorted({name for names in lacking.values() for name in names})
-    return explained(
-        Cause.NO_GRADIENT,
-        f"{counted(len(missing), 'parameter')} received no gradient: {_some(missing, len(missing))}",
+    return Explanation(
+        cause=Cause.NO_GRADIENT,
+        evidence=EvidenceKind.FACT,
+        facts={"variant": "traced", "parameters": missing},
         ranks=tuple(lacking),
         place=parameter_place(missing[0]),
-        evidence=EvidenceKind.FACT,
         proof=("traces.log",),
-        advice="Frozen on purpose, or not reached by the loss; under DDP the second kind needs find_unused_parameters"
-        " or a term of zero.",
     )
 
 
-@given(_any_looks(lambda looks: looks.never_count and looks.looks >= _LOOKS_WITHOUT))
+@given(_any_rank(lambda looks: looks.never_count and looks.looks >= _MIN_GRADIENT_SAMPLES))
 def _never_trained(_: DiagnosisContext, without: ByRank[HealthSamples]) -> Explanation:
-    """Parameters that an optimizer is to train and whose module ran, but that no look found with a gradient."""
+    """An optimizer's parameters whose module ran, but that had a gradient in no sample."""
     names = list(dict.fromkeys(name for _, looks in without for name in looks.never))
-    most = max(looks.never_count for _, looks in without)
     used = next((looks.never_place for _, looks in without if looks.never_place), Place())
     return _noted(
         Cause.NO_GRADIENT,
         [rank for rank, _ in without],
-        f"{counted(most, 'parameter')} of the optimizer never had a gradient at any look, although the module ran:"
-        f" {_some(names, most)}{f'; used{at(used)}' if used.file else ''}",
+        {
+            "variant": "optimizer_has_none",
+            "parameters": names,
+            "count": max(looks.never_count for _, looks in without),
+        },
         place=parameter_place(names[0], used),
-        advice=_NOT_REACHED + " If that is meant, leave its parameters out of the optimizer.",
     )
 
 
-@given(_any_looks(lambda looks: looks.still_count and looks.still_looks >= _LOOKS_WITHOUT))
+@given(_any_rank(lambda looks: looks.still_count and looks.still_looks >= _MIN_GRADIENT_SAMPLES))
 def _trained_by_zeros(_: DiagnosisContext, still: ByRank[HealthSamples]) -> Explanation:
-    """Every gradient that an optimizer was given was zero, at every look: it changes nothing."""
-    ranks = [rank for rank, _ in still]
+    """Every gradient that an optimizer got was zero in every sample, so it changes nothing."""
     most = max((looks for _, looks in still), key=lambda looks: looks.still_count)
     return _noted(
         Cause.NO_GRADIENT,
-        ranks,
-        f"the gradients of all {counted(most.still_count, 'parameter')} of the optimizer were zero at each of"
-        f" {most.still_looks} looks on {ranks_text(ranks)}",
-        advice="Nothing is learnt there: look for a loss that is multiplied by zero, a mask or a clamp that cuts"
-        " everything, activations that are dead, or a loss too small for the type of its gradients.",
+        [rank for rank, _ in still],
+        {"variant": "optimizer_has_zeros", "count": most.still_count, "samples": most.still_looks},
     )
 
 
 def _left_by_backward(
-    wanted: Callable[[Arrived], object],
+    matches: Callable[[Arrived], object],
 ) -> Callable[[DiagnosisContext], tuple[list[int], Arrived] | None]:
-    """Finds the first model whose gradients are so as a backward pass leaves them, and its ranks.
+    """Find the first model whose gradients match after a backward pass, and its ranks.
 
-    Nobody has said there what is to be trained: the probe leaves out what the program runs or writes as if it were not.
+    No optimizer shows there what is to be trained: the probe skips what the program runs or writes without training.
     """
 
-    def found(context: DiagnosisContext) -> tuple[list[int], Arrived] | None:
-        looked = _looked(context, lambda looks: looks.arrived)
-        left = [(rank, one) for rank, one in looked if one.looks >= _LOOKS_WITHOUT and wanted(one)]
+    def find(context: DiagnosisContext) -> tuple[list[int], Arrived] | None:
+        looked = _samples(context, lambda looks: looks.arrived)
+        left = [(rank, one) for rank, one in looked if one.looks >= _MIN_GRADIENT_SAMPLES and matches(one)]
         return ([rank for rank, one in left if one.model == left[0][1].model], left[0][1]) if left else None
 
-    return found
+    return find
 
 
 @given(_left_by_backward(lambda one: one.still))
 def _left_zeros(_: DiagnosisContext, ranks: Sequence[int], first: Arrived) -> Explanation:
     return _noted(
-        Cause.NO_GRADIENT,
-        ranks,
-        f"each backward pass that was looked at, {first.looks} of them, left {first.model} on {ranks_text(ranks)}"
-        " with gradients that were all zero",
-        advice="Nothing is learnt from the data of these ranks, even where gradients are summed over all: look for a"
-        " loss that is multiplied by zero, or a mask or a clamp that cuts everything.",
+        Cause.NO_GRADIENT, ranks, {"variant": "backward_left_zeros", "model": first.model, "samples": first.looks}
     )
 
 
 @given(_left_by_backward(lambda one: one.never_count))
 def _left_none(context: DiagnosisContext, ranks: Sequence[int], first: Arrived) -> Explanation:
-    # A part that every rank keeps out by detach alone looks as one that is detached by mistake.
+    # A part that every rank keeps out by detach alone looks like one that is detached by mistake.
     chosen = set(ranks) == {rank.rank for rank in context.evidence.ranks if rank.looks}
     return _noted(
         Cause.NO_GRADIENT,
         ranks,
-        f"{counted(first.never_count, 'parameter')} of {first.model} never had a gradient at any of {first.looks} looks"
-        f" on {ranks_text(ranks)}, although the module ran: {_some(first.never, first.never_count)}",
+        {
+            "variant": "backward_left_none",
+            "parameters": first.never,
+            "count": first.never_count,
+            "model": first.model,
+            "samples": first.looks,
+        },
         evidence=EvidenceKind.OPEN if chosen else EvidenceKind.EFFECT,
-        left_open=("they are kept out of training on purpose, by detach",) if chosen else (),
+        left_open=(OpenQuestion(code="detached_on_purpose"),) if chosen else (),
         place=parameter_place(first.never[0]) if first.never else None,
-        advice=_NOT_REACHED + " If that is meant, set requires_grad_(False).",
     )
-
-
-_NOT_REACHED = "What the module returns does not reach the loss: look for detach, no_grad, .item() or .data behind it."
-
-
-def _some(names: Sequence[str], count: int, *, shown: int = 3, of: str = "") -> str:
-    return ", ".join(names[:shown]) + (f" and {count - shown} more{of}" if count > shown else "")
 
 
 @given(_any_of(lambda looks: looks.unwaited))
 def unwaited_collective(_: DiagnosisContext, lines: ByRank[Unwaited]) -> Explanation:
-    """A line of the program that calls a collective asynchronously, and never asked any of its handles."""
+    """A line of the program calls a collective asynchronously, and never uses any of the handles."""
     first = lines[0][1]
-    ranks = [rank for rank, one in lines if (one.op, one.place) == (first.op, first.place)]
-    others = len({one.place for _, one in lines}) - 1
-    more = f", and {counted(others, 'more line')} did not either" if others else ""
-    claim = (
-        f"{ranks_text(ranks)} started {counted(first.calls, f'asynchronous {first.op}')}{at(first.place)}, and asked"
-        f" none of them whether it is done{more}"
+    return _noted(
+        Cause.UNWAITED_COLLECTIVE,
+        [rank for rank, one in lines if (one.op, one.place) == (first.op, first.place)],
+        {"op": first.op, "calls": first.calls, "more_lines": len({one.place for _, one in lines}) - 1},
+        place=first.place,
     )
-    return _noted(Cause.UNWAITED_COLLECTIVE, ranks, claim, place=first.place)
 
 
 @given(_any_of(lambda looks: looks.given_up))
 def batches_given_up(context: DiagnosisContext, lost: ByRank[GivenUp]) -> Explanation | None:
-    """An exception that ended training passes, was caught, and cost their batches; alike on all ranks it stops none.
+    """An exception that ended training passes was caught and cost their batches. If all ranks do so, nothing stops.
 
-    Of a rank that did not end by itself nobody knows that it was caught: another one's end may just have reached it.
+    Only ranks that exited with code 0 count: of any other, the exception may have been the consequence of another end.
     """
-    lost = [(rank, one) for rank, one in lost if _went_on(context, rank)]
+    lost = [(rank, one) for rank, one in lost if _exited_well(context, rank)]
     if not lost:
         return None
     first = min((one for _, one in lost), key=lambda one: one.step)
     alike = [(rank, one) for rank, one in lost if (one.type, one.place) == (first.type, first.place)]
-    ranks, most = [rank for rank, _ in alike], max(one.batches for _, one in alike)
-    others = len({(one.type, one.place) for _, one in lost}) - 1
-    more = f", as did {counted(others, 'other exception')}" if others else ""
-    claim = (
-        f"{first.type} was raised{at(first.place)} in step {first.step} on {ranks_text(ranks)} and caught; it cost"
-        f" {counted(most, 'batch', 'batches')}, with no step for {'it' if most == 1 else 'them'}{more}"
+    return _noted(
+        Cause.SWALLOWED_EXCEPTION,
+        [rank for rank, _ in alike],
+        {
+            "variant": "lost_batches",
+            "exception": first.type,
+            "batches": max(one.batches for _, one in alike),
+            "other_exceptions": len({(one.type, one.place) for _, one in lost}) - 1,
+        },
+        place=first.place,
+        step=first.step,
     )
-    return _noted(Cause.SWALLOWED_EXCEPTION, ranks, claim, place=first.place)
 
 
-def _went_on(context: DiagnosisContext, rank: int) -> bool:
+def _exited_well(context: DiagnosisContext, rank: int) -> bool:
     known = context.rank(rank)
     return known is not None and known.exit is not None and known.exit.status == 0
 
 
-def _unset(looks: HealthSamples) -> list[Arrived]:
-    return [one for one in looks.arrived if one.unset]
-
-
-@given(_any_of(_unset))
+@given(_any_of(lambda looks: [one for one in looks.arrived if one.unset]))
 def uninitialised_parameters(_: DiagnosisContext, unset: ByRank[Arrived]) -> Explanation:
-    """Parameters that had a gradient, and held before any step what no program begins with."""
+    """Parameters with a gradient that held, before any step, values which no program begins with."""
     first = unset[0][1]
-    ranks = [rank for rank, _ in unset]
-    more = f" and {counted(len(first.unset) - 1, 'more parameter')}" if len(first.unset) > 1 else ""
-    claim = (
-        f"{first.unset[0]}{more} of {first.model} held {first.unset_value} on {ranks_text(ranks)} before the first"
-        " step: memory that was given out and never written, it seems"
+    return _noted(
+        Cause.UNINITIALISED_PARAMETERS,
+        [rank for rank, _ in unset],
+        {
+            "parameter": first.unset[0],
+            "more_parameters": len(first.unset) - 1,
+            "model": first.model,
+            "value": first.unset_value,
+        },
+        place=parameter_place(first.unset[0]),
     )
-    return _noted(Cause.UNINITIALISED_PARAMETERS, ranks, claim, place=parameter_place(first.unset[0]))
+
+
+_EXIT_KINDS = ("atexit", "left", "process group")  # of messages, the most telling first
 
 
 def dirty_exit(context: DiagnosisContext) -> Explanation | None:
-    """An end that failed or left something behind, although every rank left with 0."""
+    """A rank failed or left something behind at its very end, although every rank exited with code 0."""
     if context.judgement.status is not Status.PASS:
         return None
-    said = [(rank.rank, words) for rank in context.evidence.ranks for words in rank.last_words]
-    if not said:
+    messages = [(rank.rank, message) for rank in context.evidence.ranks for message in rank.last_words]
+    if not messages:
         return None
-    rank, first = min(said, key=lambda one: _KINDS.index(one[1].kind))
-    ranks = tuple(sorted({one for one, words in said if words.kind == first.kind}))
-    more = f", and {counted(len(said) - len(ranks), 'more thing')}" if len(said) > len(ranks) else ""
-    return explained(
-        Cause.DIRTY_EXIT,
-        f"{ranks_text(ranks)} left with exit code 0, but {_left_behind(first)}{more}",
+    rank, first = min(messages, key=lambda one: _EXIT_KINDS.index(one[1].kind))
+    ranks = tuple(sorted({one for one, message in messages if message.kind == first.kind}))
+    return Explanation(
+        cause=Cause.DIRTY_EXIT,
+        evidence=EvidenceKind.ENDED,
+        facts={
+            "variant": first.kind,
+            "name": first.name,
+            "error": first.error,
+            "more_messages": len(messages) - len(ranks),
+        },
         ranks=ranks,
         place=first.place,
-        evidence=EvidenceKind.ENDED,
         proof=(f"rank{rank}/stderr.log",),
     )
 
 
-_KINDS = ("atexit", "left", "process group")
-
-
-def _left_behind(words: LastMessages) -> str:
-    raised = f"{shorten(words.error, 120) or 'an error'}{at(words.place)}"
-    return {
-        "atexit": f"a function called at exit ended with {raised}",
-        "left": f"{words.name} objects were left to the resource tracker",
-        "process group": "its process group was never destroyed",
-    }.get(words.kind, words.name)
-
-
-MATERIAL = 1e-4  # of the size of the parameters: more than another order of summation explains
+MATERIAL = 1e-4  # smallest difference that counts, as a share of the parameters' size: another summation order is less
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parting:
-    """Replicas that differ at their last common look, and since when."""
+class Divergence:
+    """Replicas that differ in their last common sample, and since when."""
 
-    ranks: tuple[int, ...]  # that changed what the others did not, or that are fewer; else all
-    told: str  # how the ranks were told apart: "outside", "extra step", "fewer", "" = not
-    at: str  # of the first look at which they differ; "before" where no look before it is kept
+    ranks: tuple[int, ...]  # ranks that changed what the others did not, or the minority; else all
+    identified_by: str  # how these ranks differ from the others: "outside", "extra step", "fewer", "" = they do not
+    at: str  # moment of the first sample in which they differ; "before": no sample before it is kept
     round: int
-    names: tuple[str, ...]  # of parameters that differ at the last look
-    apart: float  # largest difference, as a share of the size
+    names: tuple[str, ...]  # of parameters that differ in the last sample
+    difference: float  # the largest, as a share of the size
     wrapped: bool  # in DDP
 
 
-_Key = tuple[str, int]
+_Moment = tuple[str, int]  # `at` and `round` of a sample
 
 
-def first_parting(replicas: Mapping[int, Replica]) -> Parting | None:
-    """The parting of one model's replicas, by rank; None where they are equal in the end, or need not be."""
+def first_divergence(replicas: Mapping[int, Replica]) -> Divergence | None:
+    """Return how the replicas of one model differ, by rank; None if they end equal, or need not be equal."""
     if len(replicas) < 2 or any(one.hook or one.names != _any(replicas).names for one in replicas.values()):
         return None
     looks = {rank: {(look.at, look.round): look for look in one.looks} for rank, one in replicas.items()}
-    common = [key for key in _order(replicas) if all(key in found for found in looks.values())]
+    common = [key for key in _moments(replicas) if all(key in found for found in looks.values())]
     if not common or len({one.looks[-1].round for one in replicas.values()}) > 1:
         return None
     differing = [key for key in common if len({found[key].checksum for found in looks.values()}) > 1]
     if not differing or differing[-1] != common[-1]:
         return None
-    since = list(takewhile(lambda key: key in differing, reversed(common)))
-    first = since[-1]
-    names, apart = _difference([replicas[rank] for rank in sorted(replicas)])
+    first = list(takewhile(lambda key: key in differing, reversed(common)))[-1]
+    names, difference = _difference([replicas[rank] for rank in sorted(replicas)])
     wrapped = all(one.wrapped for one in replicas.values())
-    if apart < MATERIAL or not (wrapped or _meant_to_be_equal(replicas, looks, common, differing)):
+    if difference < MATERIAL or not (wrapped or _meant_to_be_equal(replicas, looks, common, differing)):
         return None
-    ranks, told = _who(looks, common, first)
-    at = "before" if first == common[0] and first[0] != "made" else first[0]
-    return Parting(
+    ranks, identified_by = _differing_ranks(looks, common, first)
+    return Divergence(
         ranks=ranks,
-        told=told,
-        at=at,
+        identified_by=identified_by,
+        at="before" if first == common[0] and first[0] != "made" else first[0],
         round=first[1],
         names=names,
-        apart=apart,
+        difference=difference,
         wrapped=wrapped,
     )
 
 
 def _meant_to_be_equal(
     replicas: Mapping[int, Replica],
-    looks: Mapping[int, Mapping[_Key, ReplicaSample]],
-    common: Sequence[_Key],
-    differing: Sequence[_Key],
+    looks: Mapping[int, Mapping[_Moment, ReplicaSample]],
+    common: Sequence[_Moment],
+    differing: Sequence[_Moment],
 ) -> bool:
-    """Outside of DDP: equal up to some step and never again, after a broadcast or a step that changed all alike.
+    """Outside DDP, replicas count as meant to be equal if they were equal up to some step and never again.
 
-    Equal at first alone is one seed: parts of one model, or models of their own, begin so too. What is equal again
-    between two differences is averaged now and then, and what differs only at the end was put there for an evaluation.
-    What was never equal is meant to be where every gradient is summed over all ranks.
+    Before that, all parameters were broadcast, or a step changed all replicas in the same way. Equality at the start
+    only means one seed, which parts of one model may share too. Replicas that are equal again between two differences
+    are averaged now and then, and those that differ only at the end were changed for an evaluation. Replicas that were
+    never equal are meant to be if the program sums every gradient over all ranks.
     """
     parted = common.index(differing[0])
     if len(differing) < len(common) - parted or differing[0][0] == "over":
         return False
     if not parted:
-        return len(common) >= _LOOKS_WITHOUT and all(one.reduced for one in replicas.values())
+        return len(common) >= _MIN_GRADIENT_SAMPLES and all(one.reduced for one in replicas.values())
     of_one = next(iter(looks.values()))
     equal = {of_one[key].checksum for key in common[:parted]}
     return len(equal) > 1 or (bool(equal) and all(one.broadcast for one in replicas.values()))
@@ -583,16 +537,16 @@ def _any(replicas: Mapping[int, Replica]) -> Replica:
     return next(iter(replicas.values()))
 
 
-def _order(replicas: Mapping[int, Replica]) -> list[_Key]:
-    """The moments in their order, as one rank had them; of a moment that came twice the later one."""
+def _moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
+    """Return the moments in the order in which one rank had them. A moment that came twice counts as the later one."""
     moments = [(look.at, look.round) for look in _any(replicas).looks]
     return list(dict.fromkeys(reversed(moments)))[::-1]
 
 
-def _who(
-    looks: Mapping[int, Mapping[_Key, ReplicaSample]], common: Sequence[_Key], first: _Key
+def _differing_ranks(
+    looks: Mapping[int, Mapping[_Moment, ReplicaSample]], common: Sequence[_Moment], first: _Moment
 ) -> tuple[tuple[int, ...], str]:
-    """Whose parameters changed between a step and the next forward while others' did not; else who are fewer."""
+    """Return the ranks whose parameters changed outside a step, or in more steps; else the minority; else all."""
     every = tuple(sorted(looks))
     place = common.index(first)
     before = common[place - 1] if place else None
@@ -614,19 +568,19 @@ def _who(
 
 
 def _difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], float]:
-    """The parts that differ at the last look, and by how much at most."""
+    """Return the parts that differ in the last sample, and the largest difference."""
     names: list[str] = []
     largest = 0.0
     for number, (first_name, last_name) in enumerate(replicas[0].names):
         parts = [one.parts[number] for one in replicas if number < len(one.parts)]
         if len({part.checksum for part in parts}) > 1:
             names.append(first_name if first_name == last_name else f"{first_name} .. {last_name}")
-            largest = max(largest, _apart(parts))
+            largest = max(largest, _relative_difference(parts))
     return tuple(names), largest
 
 
-def _apart(parts: Sequence[Part]) -> float:
-    """As a share of their size; infinite where some are finite and others are not, none where none is."""
+def _relative_difference(parts: Sequence[Part]) -> float:
+    """Return the difference as a share of the parts' size: infinite if only some parts are finite, 0 if none is."""
     finite = [part for part in parts if math.isfinite(part.size) and math.isfinite(part.total)]
     if len(finite) < len(parts):
         return math.inf if finite else 0.0

@@ -8,17 +8,15 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
     DiagnosisContext,
-    at,
     dump_proof,
+    function_of,
     hung_roots,
-    in_function,
     loop_place,
     place_of,
-    shorten,
     standing,
     wait_place,
 )
-from nsa_harness.core.diagnosis.explanation import Explanation, explained, given
+from nsa_harness.core.diagnosis.explanation import Explanation, given
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
 from nsa_harness.core.evidence.health_samples import LastMessages
 from nsa_harness.core.evidence.stacks import (
@@ -30,7 +28,7 @@ from nsa_harness.core.evidence.stacks import (
     training_stack,
     user_frame,
 )
-from nsa_harness.core.report import HangKind, Place
+from nsa_harness.core.report import Facts, HangKind, Place
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
 from nsa_harness.core.verdict.wait import Wait, WaitKind
@@ -56,19 +54,19 @@ def _bereft(context: DiagnosisContext) -> tuple[Wait, LastMessages] | None:
 @given(_bereft)
 def thread_died(context: DiagnosisContext, root: Wait, dead: LastMessages) -> Explanation:
     """An exception ended a thread or child, which printed it and was gone, and the rank waits for what it would do."""
-    return explained(
-        Cause.THREAD_DIED,
-        f"{died_of(dead, root.rank)}; rank {root.rank} waits{in_function(root)}{at(wait_place(context, root))}, and no"
-        " thread is left that could end that",
-        ranks=(root.rank,),
-        place=dead.entered or dead.place,  # what it raised, others may raise too: it is there that nobody is told
+    return Explanation(
+        cause=Cause.THREAD_DIED,
         evidence=EvidenceKind.PRINTED,
+        facts={**death_facts(dead), "function": function_of(root), "line": wait_place(context, root)},
+        ranks=(root.rank,),
+        place=dead.entered or dead.place,  # others may raise the same: it is there that no thread hears of it
         proof=(f"rank{root.rank}/stderr.log", *dump_proof(context, root)),
     )
 
 
-def died_of(dead: LastMessages, rank: int | None) -> str:
-    return f"a {dead.kind} of rank {rank} ended with {shorten(dead.error, 120)}{at(dead.place)}"
+def death_facts(dead: LastMessages) -> Facts:
+    """Return what a sentence may say of a thread or child that an exception ended."""
+    return {"died": dead.kind, "error": dead.error, "raised_at": dead.place}
 
 
 def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
@@ -77,14 +75,12 @@ def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
     root = next((root for root, seen in looked if seen and _awaits_pool(seen)), None)
     if root is None:
         return None
-    place = wait_place(context, root)
-    return explained(
-        Cause.POOL_WORKER_LOST,
-        f"rank {root.rank} waits for a task of its process pool{in_function(root)}{at(place)}, and every worker of the"
-        " pool waits for work: the worker that had the task is gone, and its result never comes",
-        ranks=(root.rank,),
-        place=place,
+    return Explanation(
+        cause=Cause.POOL_WORKER_LOST,
         evidence=EvidenceKind.CLOSED,
+        facts={"function": function_of(root)},
+        ranks=(root.rank,),
+        place=wait_place(context, root),
         proof=dump_proof(context, root),
     )
 
@@ -94,14 +90,12 @@ def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> E
     """A rank that sleeps, looks and sleeps again on the same line: it moves, and comes no further."""
     if context.judgement.proof is None or context.judgement.proof.kind is not HangKind.LIVELOCK:
         return None
-    place = loop_place(context, root)
-    return explained(
-        Cause.LIVELOCK,
-        f"rank {root.rank} polls{in_function(root)}{at(place)}, over and over: what it looks for never"
-        " comes, and no step is done",
-        ranks=ranks,
-        place=place,
+    return Explanation(
+        cause=Cause.LIVELOCK,
         evidence=EvidenceKind.SAMPLES,
+        facts={"function": function_of(root)},
+        ranks=ranks,
+        place=loop_place(context, root),
         proof=(*dump_proof(context, root), "watch.jsonl"),
     )
 
@@ -114,16 +108,18 @@ def _openly_behind(context: DiagnosisContext) -> tuple[Wait, Stack, str] | None:
 @given(_openly_behind)
 def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscall: str) -> Explanation:
     """A rank waits for the end of another thread, which may still act, and has not for longer than an open wait."""
-    place = place_of(context, None, user_frame(stack.frames))
-    return explained(
-        Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
-        f"rank {root.rank} waits{at(wait_place(context, root))} for its thread {stack.thread or stack.tid}, which"
-        f" stands in {syscall or 'a wait'}{at(place)}",
-        ranks=(root.rank,),
-        place=place,
+    return Explanation(
+        cause=Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
         evidence=EvidenceKind.OPEN,
+        facts={
+            "variant": "joined thread",
+            "line": wait_place(context, root),
+            "thread": stack.thread or stack.tid,
+            "syscall": syscall,
+        },
+        ranks=(root.rank,),
+        place=place_of(context, None, user_frame(stack.frames)),
         proof=dump_proof(context, root),
-        advice="Look at what the thread waits for. Give its wait a limit, or tell it to stop before it is joined.",
     )
 
 
@@ -199,29 +195,16 @@ def _keeping(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
 
 @given(_keeping)
 def gil_held_native(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
+    """A rank is in native code and keeps the interpreter's lock."""
     computes = root.kind is WaitKind.COMPUTE
-    place = loop_place(context, root) if computes else wait_place(context, root)
-    does = "computes without end" if computes else "stands"
-    return explained(
-        Cause.GIL_HELD_NATIVE,
-        f"rank {root.rank} {does} in native code{_named(stack)} called{in_function(root)}{at(place)} and keeps the"
-        " interpreter's lock: no other Python thread of the process can run",
-        ranks=(root.rank,),
-        place=place,
+    return Explanation(
+        cause=Cause.GIL_HELD_NATIVE,
         evidence=EvidenceKind.SAMPLES if computes else EvidenceKind.HOLDER if stack.native else EvidenceKind.STACKS,
+        facts={"computes": computes, "native": _native(stack), "function": function_of(root)},
+        ranks=(root.rank,),
+        place=loop_place(context, root) if computes else wait_place(context, root),
         proof=dump_proof(context, root),
-        advice=_SMALLER if computes else _RELEASE,
     )
-
-
-_RELEASE = (
-    "Release the GIL around what may wait (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS, pybind11's"
-    " call_guard), and give the wait a limit."
-)
-_SMALLER = (
-    "Look at what the call is given: a regular expression with nested repetitions, a number with very many"
-    " digits, a huge list. Check sizes before it, or run it in a process that can be ended."
-)
 
 
 def _silent_in_all_samples(context: DiagnosisContext, root: Wait) -> bool:
@@ -238,16 +221,13 @@ def _in_native_loop(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
 
 @given(_in_native_loop)
 def native_busy_loop(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
-    place = loop_place(context, root)
-    return explained(
-        Cause.NATIVE_BUSY_LOOP,
-        f"rank {root.rank} computes without end in native code ({_called(stack)}), called{in_function(root)}"
-        f"{at(place)}: no progress, no step",
+    return Explanation(
+        cause=Cause.NATIVE_BUSY_LOOP,
+        # A lock that is kept is a fault of its own.
+        evidence=EvidenceKind.STACKS if stack.gil else EvidenceKind.SAMPLES,
+        facts={"native": _native(stack), "function": function_of(root)},
         ranks=(root.rank,),
-        place=place,
-        evidence=EvidenceKind.STACKS
-        if stack.gil
-        else EvidenceKind.SAMPLES,  # a lock that is kept is a fault of its own
+        place=loop_place(context, root),
         proof=dump_proof(context, root),
     )
 
@@ -282,12 +262,7 @@ def _in_library(stack: Stack) -> bool:
     return bool(stack.native) and not any(word in stack.native[0] for word in ("libpython", "_PyEval"))
 
 
-def _named(stack: Stack) -> str:
-    return f" ({_called(stack)})" if stack.native else ""
-
-
-def _called(stack: Stack) -> str:
-    """The native function nearest to Python that is no bridge, and the innermost one."""
-    named = [name for name in stack.native if not any(word in name for word in _BRIDGES)]
-    outermost, innermost = (named or list(stack.native))[-1], (named or list(stack.native))[0]
-    return outermost if outermost == innermost else f"{outermost}, in {innermost}"
+def _native(stack: Stack) -> tuple[str, ...]:
+    """Return the native function nearest to Python that is no bridge, and the innermost one if that is another."""
+    named = [name for name in stack.native if not any(word in name for word in _BRIDGES)] or [*stack.native]
+    return tuple(dict.fromkeys((named[-1], named[0]))) if named else ()

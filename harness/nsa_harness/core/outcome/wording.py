@@ -1,0 +1,87 @@
+"""Wording of the values in an outcome: ranks, places, sizes and counts.
+
+`texts/words.py` offers these to every document; they are here because core may not import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nsa_harness.core.report import Place
+
+Coordinates = tuple[tuple[str, int], ...]
+Meshes = Mapping[int, Coordinates]
+
+_MAX_SPANS = 4  # ranges and single ranks shown; the rest are counted
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+def coordinates(rank: int, places: Meshes) -> str:
+    """Return "dp=1 tp=1", or "" if the job has no mesh."""
+    return _coordinates_text(places.get(rank, ()))
+
+
+def rank_names(ranks: Sequence[int], places: Meshes) -> str:
+    """Return "ranks 1 (dp=0), 3 (dp=1)"; for many ranks the ranges with what they share: "ranks 0-511 (pp=1)"."""
+    wanted = sorted(set(ranks))
+    if len(wanted) <= _MAX_SPANS and any(rank in places for rank in wanted):
+        return f"{'rank' if len(wanted) == 1 else 'ranks'} {', '.join(located_rank(rank, places) for rank in wanted)}"
+    shared = set(places.get(wanted[0], ())).intersection(*(places.get(rank, ()) for rank in wanted)) if wanted else ()
+    common = _coordinates_text(tuple(pair for pair in places.get(wanted[0], ()) if pair in shared)) if wanted else ""
+    return ranks_text(wanted) + (f" ({common})" if common else "")
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return "rank 1", "ranks 0, 2", "ranks 0-511 and 3 more": inclusive, and never longer than a line."""
+    spans = _spans(ranks)
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in spans[:_MAX_SPANS]]
+    rest = sum(last - first + 1 for first, last in spans[_MAX_SPANS:])
+    more = f" and {rest} more" if rest else ""
+    word = "rank" if len(spans) == 1 and spans[0][0] == spans[0][1] else "ranks"
+    return f"{word} {', '.join(shown)}{more}"
+
+
+def at(place: Place | None) -> str:
+    if place is None or place.file is None:
+        return ""
+    return f" at {'/'.join(place.file.split('/')[-2:])}:{place.line}"
+
+
+def shorten(text: str, limit: int = 200) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def counted(number: int, one: str, several: str | None = None) -> str:
+    return f"{number} {one if number == 1 else several or one + 's'}"
+
+
+def bytes_text(amount: float) -> str:
+    if amount >= _GIB:
+        return f"{amount / _GIB:.1f} GiB"
+    return f"{amount / _MIB:.1f} MiB" if amount >= _MIB / 10 else f"{amount / 1024:.1f} KiB"
+
+
+def _spans(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the ranges, three ranks or more each, in order; the longest first if not all can be shown."""
+    spans: list[tuple[int, int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1] = (spans[-1][0], rank)
+        else:
+            spans.append((rank, rank))
+    spans = [
+        part
+        for first, last in spans
+        for part in ([(first, last)] if last - first != 1 else [(first, first), (last, last)])
+    ]
+    return spans if len(spans) <= _MAX_SPANS else sorted(spans, key=lambda span: (span[0] - span[1], span[0]))
+
+
+def located_rank(rank: int, places: Meshes) -> str:
+    where = coordinates(rank, places)
+    return f"{rank} ({where})" if where else str(rank)
+
+
+def _coordinates_text(place: Coordinates) -> str:
+    return " ".join(f"{axis}={coordinate}" for axis, coordinate in place)
