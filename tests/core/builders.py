@@ -28,8 +28,9 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
-from nsa_harness.core.report import Culprit, Divergence, Finding, Place
+from nsa_harness.core.report import Culprit, Divergence, Finding, Place, Trouble
 from nsa_harness.core.verdict.verdict import Judgement, judge
+from nsa_harness.texts import sentences
 from nsa_harness.texts.sentences import in_words
 
 SITE = "/usr/lib/python3.11/site-packages"
@@ -210,6 +211,14 @@ def finding_of(explanation: Explanation) -> Finding:
     )
     (finding,) = in_words(only).findings
     return finding
+
+
+def worded(finding: Finding) -> Finding:
+    """A finding that no rule made, with its sentences."""
+    trouble: list[Trouble] = []
+    found = sentences.worded(finding, trouble)
+    assert trouble == []
+    return found
 
 
 def whole(found: Finding) -> str:

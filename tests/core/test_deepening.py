@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from builders import evidence as evidence_of
-from builders import frame, raised, rank_evidence, spec
+from builders import frame, raised, rank_evidence, spec, worded
 from hypothesis import given
 from runs import RUNS, run
 
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.evidence.evidence import Debugged
 from nsa_harness.core.evidence.health_samples import Grown, HealthSamples
+from nsa_harness.core.experiment import diagnostic_rerun
 from nsa_harness.core.experiment.diagnostic_rerun import (
     AGAIN,
     GROWTH,
     MOST_RUNS,
     deepened,
-    lesson,
     next_change,
-    with_deeper_runs,
 )
 from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.outcome.outcome import shown_deeper
 from nsa_harness.core.plan import DiagnosticRerun, Expect, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
 from nsa_harness.core.schedule import Policy, another_wanted, failed_enough
-from nsa_harness.subject.playbook import WHAT_FOLLOWS, second_runs
+from nsa_harness.subject.playbook import second_runs
+from nsa_harness.texts.sentences import with_words
 
 PASS, FAIL, HANG = Status.PASS, Status.FAIL, Status.HANG
 IN_BACKWARD = Place(file="/home/ada/train.py", line=20, function="main", text="loss.backward()")
@@ -60,6 +61,14 @@ def found(code: str, claim: str = "", *, confidence: float = 0.95, place: Place 
 
 def launch(**changes: Any) -> RunSpec:
     return replace(spec(), **{"ranks": 2, "scenario": "ddp", **changes})
+
+
+def lesson(base: Outcome, deeper: Outcome) -> Finding:
+    return worded(diagnostic_rerun.lesson(base, deeper))
+
+
+def with_deeper_runs(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    return with_words(diagnostic_rerun.with_deeper_runs(outcomes))
 
 
 def planned(outcome: Outcome, probe: str = "full", **changes: Any) -> list[str]:
@@ -215,7 +224,7 @@ def test_where_it_was_allocated_is_said_by_the_run_that_passed_too() -> None:
     seen = evidence_of(
         rank_evidence(0, looks=HealthSamples(grown=(small,))), rank_evidence(1, looks=HealthSamples(grown=(grown,)))
     )
-    (own,) = shown_deeper(spent, seen)
+    own = worded(*shown_deeper(spent, seen))
     assert own.claim == "8.0 MiB more live after step 17 than after step 9, allocated at ada/model.py:11"
     base, _ = with_deeper_runs([leaking(), look("growth", PASS, says="tracemalloc", findings=(own,))])
     assert [one.code for one in base.findings] == ["memory_growth", "deepened"]
@@ -263,7 +272,7 @@ def test_a_name_goes_beside_the_line_that_was_known() -> None:
     ],
 )
 def test_what_follows_from_a_pair_of_runs_is_said_as_likely(deeper: Outcome, said: str) -> None:
-    told = lesson(bad("transport", HANG), deeper, WHAT_FOLLOWS)
+    told = lesson(bad("transport", HANG), deeper)
     assert told.claim == f"with this (attempt 2) {said}"
     assert told.confidence < 0.9
 
@@ -285,7 +294,7 @@ def test_another_line_is_named_beside_the_first_one() -> None:
 
 def shown(change: str, *ranks: Any) -> list[Finding]:
     asked = DiagnosticRerun(of=1, change=change, says="this")
-    return list(shown_deeper(launch(deepening=asked), evidence_of(*ranks)))
+    return list(map(worded, shown_deeper(launch(deepening=asked), evidence_of(*ranks))))
 
 
 def test_the_first_rank_to_fail_says_where_the_forward_was() -> None:

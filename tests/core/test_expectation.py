@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from builders import evidence, rank_evidence
+from builders import evidence, rank_evidence, worded
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +13,6 @@ from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.outcome.outcome import is_expected, missed
 from nsa_harness.core.plan import Bound, Expect
 from nsa_harness.core.report import Finding, Status
-from nsa_harness.texts.sentences import advised
 
 
 def traced(missing: int) -> RankTraces:
@@ -22,12 +21,12 @@ def traced(missing: int) -> RankTraces:
 
 def claims(bound: Bound, **metrics: float) -> list[str]:
     expect = Expect(metrics=(("loss_last", bound),))
-    return [one.claim for one in missed(expect, evidence(), metrics)]
+    return [worded(one).claim for one in missed(expect, evidence(), metrics)]
 
 
 def test_a_missed_number_is_a_finding_with_proof_and_advice() -> None:
     expect = Expect(metrics=(("loss_last", Bound(lt=5.6)),))
-    assert [advised(one) for one in missed(expect, evidence(), {"loss_last": 5.7})] == [
+    assert [worded(one) for one in missed(expect, evidence(), {"loss_last": 5.7})] == [
         Finding(
             code="expectation_missed",
             claim="expect.metrics.loss_last: 5.7 is not < 5.6",
@@ -36,6 +35,7 @@ def test_a_missed_number_is_a_finding_with_proof_and_advice() -> None:
             confidence=1.0,
             proof=("spec.json",),
             advice="The run itself ended well. Correct the number in the scenario, or find what changed it.",
+            facts={"variant": "metric", "metric": "loss_last", "value": 5.7, "sign": "<", "limit": 5.6},
         ),
     ]
 
@@ -76,7 +76,7 @@ def test_missing_gradients_are_counted_on_every_rank() -> None:
     assert missed(expect, good, {}) == ()
     bad = evidence(*[rank_evidence(rank, traces=traced(count)) for rank, count in enumerate((2, 0, 1))])
     found = missed(expect, bad, {})
-    assert [(one.claim, one.ranks) for one in found] == [
+    assert [(worded(one).claim, one.ranks) for one in found] == [
         ("expect.missing_grads is 0, seen rank 0: 2, rank 2: 1", (0, 2))
     ]
 
@@ -84,7 +84,7 @@ def test_missing_gradients_are_counted_on_every_rank() -> None:
 def test_gradients_that_nobody_traced_are_missed_and_not_zero() -> None:
     seen = evidence(rank_evidence(0, traces=traced(0)), rank_evidence(1))
     found = missed(Expect(missing_grads=0), seen, {})
-    assert [(one.claim, one.ranks) for one in found] == [
+    assert [(worded(one).claim, one.ranks) for one in found] == [
         ("expect.missing_grads is 0, and no [GRAD-TRACE] line was printed", (1,))
     ]
 
@@ -114,7 +114,7 @@ def test_verdict_and_cause_are_compared_with_what_was_announced(
 
 def test_what_must_be_found_and_was_not_is_missed_by_name() -> None:
     expect = Expect(findings=("memory_growth", "nan"))
-    told = [one.claim for one in missed(expect, evidence(), {}, {"nan", "dirty_exit"})]
+    told = [worded(one).claim for one in missed(expect, evidence(), {}, {"nan", "dirty_exit"})]
     assert told == ["expect.findings: memory_growth was not found"]
     assert missed(expect, evidence(), {}, {"nan", "memory_growth"}) == ()
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from builders import worded
 from runs import run
 
 from nsa_harness.core.comparison.sweeps import Refused, Sweep, sweeps, unfitted, with_growth
@@ -256,6 +257,8 @@ def test_the_largest_run_of_a_sweep_says_that_its_time_grows_with_the_square() -
     square = [cell(tokens, 1e-7 * tokens**2, "sel dense") for tokens in (256, 512, 1024, 2048)]
     told = with_growth(square)
     assert [[one.code for one in run.findings] for run in told] == [[], [], [], ["quadratic_cost"]]
-    assert told[-1].findings[0].claim == "the time of a step grows as T^2.0 (2.0 to 2.0) from 256 to 2048 tokens"
+    assert (
+        worded(told[-1].findings[0]).claim == "the time of a step grows as T^2.0 (2.0 to 2.0) from 256 to 2048 tokens"
+    )
     assert with_growth(told) == told
     assert with_growth(LONG) == tuple(LONG)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from builders import worded
 from runs import run
 
 from nsa_harness.core.experiment.repeats import same_place, with_flakiness
@@ -42,7 +43,7 @@ def ended(number: int, status: Status, line: int | None) -> Outcome:
 def test_the_line_is_compared_over_all_attempts(ends: list[tuple[Status, int | None]], said: str) -> None:
     told = same_place(attempts(*ends))
     assert told is not None
-    assert told.claim == said
+    assert worded(told).claim == said
 
 
 @pytest.mark.parametrize(

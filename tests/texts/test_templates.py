@@ -27,7 +27,7 @@ from nsa_harness.texts.sentences import in_words
 from nsa_harness.texts.templates import environment, rendered
 
 FROZEN = Path(__file__).resolve().parents[1] / "frozen"
-TABLES = {LEFT_OPEN, SHARED, "child_wait", "could_end", "refused", "unseen"}  # sections of no cause
+TABLES = {LEFT_OPEN, SHARED, "child_wait", "could_end", "refused", "what_follows", "unseen"}  # sections of no cause
 
 LINE = Place(file="/own/train.py", line=31)
 # Facts of causes that no frozen evidence shows, or not in each variant.
@@ -44,6 +44,50 @@ BY_HAND: dict[str, list[dict[str, Any]]] = {
             "went_past": None,
         }
         for ranks, under, off in (((0,), "rank == 0", LINE), ((), None, None))
+    ],
+    "deepened": [
+        {"variant": "forward", "function": "forward", "operation": "MulBackward0"},
+        {"variant": "recomputation", "function": "forward", "operation": "aten.tanh", "instead": "aten.addmm"},
+        {"variant": "parameters", "names": ("a.weight", "a.bias", "b.weight", "b.bias")},
+        {"variant": "growth", "grown_bytes": 8 << 20, "first_step": 9, "last_step": 17},
+        *(
+            {
+                "variant": "rerun",
+                "change": "again",
+                "changed": "nothing changed, the same seed",
+                "attempt": 2,
+                "shown": shown,
+                "shown_advice": "Start at that line.",
+                "ended": ended,
+                "verdict": "FAIL",
+                "cause": "exception",
+                "line_before": LINE,
+                "line_now": None,
+                "losses": {"before": 5.5, "now": 5.25},
+                "repeat": "nsa-harness run a.yaml",
+            }
+            for ended in ("passed", "the same", "otherwise")
+            for shown in ("", "the forward line is model.py:11")
+        ),
+    ],
+    "expectation_missed": [
+        {"variant": "finding", "finding": "nan"},
+        {"variant": "gradients not traced", "missing_gradients": 0},
+        {"variant": "gradients", "missing_gradients": 0, "seen": ({"rank": 1, "missing": 2},)},
+        {"variant": "not reported", "metric": "loss_last", "reported": ()},
+        {"variant": "metric", "metric": "loss_last", "value": 5.7, "sign": "<", "limit": 5.6},
+    ],
+    "same_place": [
+        {
+            "attempts": 5,
+            "count": count,
+            "verb": "hangs",
+            "others": ({"count": 1, "verb": "fails", "line": LINE},),
+            "elsewhere": 1,
+            "at_no_known_line": 1,
+            "passed": 1,
+        }
+        for count in (1, 2)
     ],
     "disk_full": [
         {"variant": "not judged", "disk": "quota", "error": "the launcher could not be started"},
@@ -72,7 +116,17 @@ BY_HAND: dict[str, list[dict[str, Any]]] = {
     ],
     "per_token_nodes": [{"nodes": 9e5, "nodes_of_a_token": 8.0, "tokens": 512.0, "layers": 2}],
     "quadratic_cost": [
-        {"variant": "memory", "kept_bytes": float(1 << 30), "square_bytes": float(9 << 29), "tokens": 512.0}
+        {"variant": "memory", "kept_bytes": float(1 << 30), "square_bytes": float(9 << 29), "tokens": 512.0},
+        {
+            "variant": "time",
+            "quantity": "time",
+            "exponent": 2.0,
+            "exponent_low": 1.9,
+            "exponent_high": 2.1,
+            "tokens_from": 256,
+            "tokens_to": 2048,
+            "implementations": "sel triton",
+        },
     ],
     "rank_absent": [
         {

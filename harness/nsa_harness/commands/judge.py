@@ -39,7 +39,7 @@ from nsa_harness.supervisor.storage.redacted_files import redact_files
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 from nsa_harness.supervisor.storage.safe_directory import Budget
 from nsa_harness.supervisor.storage.sources import quoted, with_sources
-from nsa_harness.texts.sentences import in_words, with_advice
+from nsa_harness.texts.sentences import in_words, with_words
 
 _NUMBER_DIGITS = 9
 
@@ -71,7 +71,8 @@ def judge_evidence(
         metrics=metrics,
         repeat=repeat,
     )
-    return with_advice(replace(outcome, trouble=(*outcome.trouble, *words.trouble)))
+    (outcome,) = with_words([replace(outcome, trouble=(*outcome.trouble, *words.trouble))])
+    return outcome
 
 
 def judge_attempt(

@@ -15,9 +15,10 @@ from nsa_harness.core.experiment.repeats import with_flakiness
 from nsa_harness.core.plan import MAX_RANKS, RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.core.schedule import ONCE, Load, Policy, Room, another_wanted, failed_enough, first_that_fits
-from nsa_harness.subject.playbook import WHAT_FOLLOWS, second_runs
+from nsa_harness.subject.playbook import second_runs
 from nsa_harness.supervisor.launch.machine import memory_bytes
 from nsa_harness.supervisor.storage.rundir import RunOptions
+from nsa_harness.texts.sentences import with_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ class Execution:
         """Launch again with one change. This attempt explains another one and does not count itself."""
         changed = deepened(spec, change, open_attempt.attempt)
         deeper = self.session.launch(changed, self._next_number(spec), devices=devices)
-        return with_deeper_runs([open_attempt, replace(deeper, final=False)], WHAT_FOLLOWS)[1]
+        return with_words(with_deeper_runs([open_attempt, replace(deeper, final=False)]))[1]
 
     def _open_question(self, spec: RunSpec) -> tuple[Outcome, Change] | None:
         """Return the attempt that counts, and the change that would explain more of it; None: nothing is open."""

@@ -34,14 +34,14 @@ from nsa_harness.render.events import SCHEMA, Events
 from nsa_harness.render.experiments.live import ExperimentScreen
 from nsa_harness.render.listener import Broadcast, Listener
 from nsa_harness.render.terminal.terminal import Terminal
-from nsa_harness.subject.playbook import PLAYBOOK, WHAT_FOLLOWS
+from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.fork_client import ForkServer
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.record import Record, write_record
 from nsa_harness.supervisor.storage.redacted_files import redact_run
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, create_run, locked
-from nsa_harness.texts.sentences import with_advice
+from nsa_harness.texts.sentences import with_words
 
 if TYPE_CHECKING:
     from nsa_harness.core.search.report import BisectReport
@@ -312,7 +312,7 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
         machine=record.machine,
         command=run.redaction.typed(record.command),
         interrupted=record.interrupted,
-        outcomes=tuple(map(with_advice, with_growth(with_deeper_runs(with_flakiness(in_order), WHAT_FOLLOWS)))),
+        outcomes=with_words(with_growth(with_deeper_runs(with_flakiness(in_order)))),
         not_run=tuple(spec.scenario for spec in record.plan if spec.scenario not in started),
     )
     return run.redaction.value(with_decisions(report, _plan_file(run, record)))

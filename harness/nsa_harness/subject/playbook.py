@@ -28,7 +28,7 @@ from nsa_harness.core.comparison.hypotheses import (
     switch,
 )
 from nsa_harness.core.diagnosis.causes import SecondRun
-from nsa_harness.core.experiment.diagnostic_rerun import ANOMALY, FOLLOWS, PASSED, SAME, Change, Follows
+from nsa_harness.core.experiment.diagnostic_rerun import ANOMALY, Change
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import Outcome
 from nsa_harness.subject.files import is_launched_by
@@ -145,11 +145,6 @@ PLAYBOOK = Playbook(hypotheses=tuple(_hypotheses()), onward="nsa-harness run -t 
 
 
 _VANILLA = "vanilla"
-WHAT_FOLLOWS: Follows = {
-    **FOLLOWS,
-    (_VANILLA, PASSED): "so the fault lies in NSA's attention",
-    (_VANILLA, SAME): "so it does not need NSA's attention",
-}
 
 
 def second_runs(spec: RunSpec) -> tuple[Change, ...]:

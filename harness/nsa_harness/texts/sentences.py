@@ -5,12 +5,12 @@ A sentence that cannot be made costs no verdict: the finding then shows its caus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis
-from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion
+from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, stored_facts
 from nsa_harness.core.diagnosis.stall_note import StalledRanks, StallNote
 from nsa_harness.core.outcome.wording import shorten
 from nsa_harness.core.report import Finding, Outcome, Place, Trouble
@@ -34,18 +34,38 @@ def in_words(diagnosis: Diagnosis) -> Words:
     return Words(findings=findings, trouble=tuple(trouble))
 
 
-def with_advice(outcome: Outcome) -> Outcome:
-    """Return the outcome with the advice of the cause for each finding that no rule made and that has none."""
-    findings = (advised(one) if one.code in _OF_NO_RULE and not one.advice else one for one in outcome.findings)
-    return replace(outcome, findings=tuple(findings))
+def with_words(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Return the outcomes with the sentences of the findings that no rule made. Applied twice it changes nothing."""
+    worded = tuple(map(_with_own_words, outcomes))
+    return tuple(replace(one, showed=one.showed or _showed(one, worded)) for one in worded)
 
 
-_OF_NO_RULE = frozenset({Cause.EXPECTATION_MISSED, Cause.SAME_PLACE, Cause.QUADRATIC_COST})
+def _with_own_words(outcome: Outcome) -> Outcome:
+    trouble: list[Trouble] = []
+    findings = tuple(one if one.claim else worded(one, trouble) for one in outcome.findings)
+    verdict = outcome.verdict
+    if verdict.cause == Cause.EXPECTATION_MISSED and not verdict.summary:
+        claims = [one.claim for one in findings if one.code == verdict.cause]
+        more = f" (and {len(claims) - 1} more)" if len(claims) > 1 else ""
+        verdict = replace(verdict, summary=claims[0] + more)
+    return replace(outcome, findings=findings, verdict=verdict, trouble=(*outcome.trouble, *trouble))
 
 
-def advised(finding: Finding) -> Finding:
-    """Return a finding that no rule made with the advice of its cause."""
-    return replace(finding, advice=text_of(finding.code, "advice") or remedy(finding.code))
+def worded(finding: Finding, trouble: list[Trouble]) -> Finding:
+    """Return the finding with the sentences made of its facts."""
+    facts = _template_facts(finding.code, finding.facts, finding.ranks, finding.place)
+    claim, advice = (_made(finding.code, key, facts, trouble) for key in ("claim", "advice"))
+    return replace(finding, claim=claim, advice=advice, facts=stored_facts(finding.facts))
+
+
+def _showed(outcome: Outcome, worded: Sequence[Outcome]) -> str | None:
+    """Return the claim of the finding that the diagnostic rerun `outcome` led to, or None."""
+    asked = outcome.spec.deepening
+    if asked is None:
+        return None
+    bases = (one for one in worded if (one.spec.scenario, one.attempt) == (outcome.spec.scenario, asked.of))
+    found = (finding for base in bases for finding in base.findings if finding.code == Cause.DEEPENED)
+    return next((one.claim for one in found if one.facts.get("attempt") == outcome.attempt), None)
 
 
 def stall_text(note: StallNote) -> str:
@@ -91,14 +111,16 @@ def _claim(explanation: Explanation, trouble: list[Trouble]) -> str:
 
 
 def _facts_of(explanation: Explanation) -> dict[str, object]:
-    return {
-        **explanation.facts,
-        "ranks": explanation.ranks,
-        "rank": explanation.ranks[0] if explanation.ranks else None,
-        "place": explanation.place,
-        "step": explanation.step,
-        "remedy": remedy(explanation.cause.value),
-    }
+    return _template_facts(
+        explanation.cause.value, explanation.facts, explanation.ranks, explanation.place, explanation.step
+    )
+
+
+def _template_facts(
+    code: str, facts: Mapping[str, object], ranks: tuple[int, ...], place: Place | None, step: int | None = None
+) -> dict[str, object]:
+    rank = ranks[0] if ranks else None
+    return {**facts, "ranks": ranks, "rank": rank, "place": place, "step": step, "remedy": remedy(code)}
 
 
 def _sentence(cause: Cause, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:

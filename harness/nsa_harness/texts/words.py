@@ -15,7 +15,16 @@ from nsa_harness.core.comparison.contrasts import Endings
 from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side
 from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.evidence.host import NcclInfo
-from nsa_harness.core.outcome.wording import Meshes, at, bytes_text, counted, located_rank, ranks_text, shorten
+from nsa_harness.core.outcome.wording import (
+    Meshes,
+    at,
+    bytes_text,
+    counted,
+    located_rank,
+    location,
+    ranks_text,
+    shorten,
+)
 from nsa_harness.core.report import (
     INCONCLUSIVE,
     STILL_RUNNING,
@@ -37,12 +46,12 @@ from nsa_harness.texts.causes import sections, text_of
 
 
 def verdict(outcome: Outcome) -> str:
-    """For people: a job that was only looked at has no verdict, and nothing about it is an error."""
+    """Return the verdict as people read it: a job that was only inspected has none, and that is no error."""
     return _LOOKED_AT.get(outcome.verdict.cause or "", outcome.verdict.status.value)
 
 
 def meaning(outcome: Outcome) -> str:
-    """What the verdict says, and what it does not say, in the same words everywhere."""
+    """Return what the verdict means, and what it does not mean."""
     verdict = outcome.verdict
     if verdict.status is Status.HANG and outcome.ended == UNWATCHED:
         return "Its ranks stood in waits for each other that, by the files, could not end. More time would not help."
@@ -99,7 +108,7 @@ def loss(value: float | None) -> str:
 
 
 def middle(text: str, limit: int) -> str:
-    """At most so many characters, without what stands in the middle: a name differs from its like at both ends."""
+    """Return at most `limit` characters; the middle goes, because similar names differ at their ends."""
     if len(text) <= limit:
         return text
     tail = (limit - 1) // 2
@@ -122,19 +131,19 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def standing_rank(row: RankStatus) -> str:
-    """ "3 (dp=1 tp=1)"; where the job has no mesh "3"."""
+    """Return "3 (dp=1 tp=1)", or "3" if the job has no mesh."""
     return f"{row.rank} ({row.coordinates})" if row.coordinates else str(row.rank)
 
 
 def place_name(place: Place) -> str:
-    """ "nsa/model.py:212"; empty where only the module or parameter is known."""
+    """Return "nsa/model.py:212", or "" if only the module or parameter is known."""
     if place.file is None:
         return ""
     return place.file if place.line is None else f"{place.file}:{place.line}"
 
 
 def place_details(place: Place, step: int | None = None) -> str:
-    """What belongs to the place: function, layer, module, parameter, step."""
+    """Return what is known of the place: function, layer, module, parameter, step."""
     known = (
         place.function,
         None if place.layer is None else f"layer {place.layer}",
@@ -146,12 +155,12 @@ def place_details(place: Place, step: int | None = None) -> str:
 
 
 def statement(place: Place) -> str:
-    """The line itself. A text of several lines ends in the line of the place."""
+    """Return the line itself. A text of several lines ends in the line of the place."""
     return (place.text or "").rpartition("\n")[2].strip()
 
 
 def source_lines(place: Place) -> Iterator[str]:
-    """The statement with its line numbers. A text of several lines ends in the line of the place."""
+    """Yield the statement with its line numbers. A text of several lines ends in the line of the place."""
     lines = textwrap.dedent(place.text).split("\n") if place.text else []
     digits = len(str(place.line or ""))
     for offset, line in enumerate(lines, start=1 - len(lines)):
@@ -160,7 +169,7 @@ def source_lines(place: Place) -> Iterator[str]:
 
 
 def numbered_lines(around: Place, marked: int | None) -> Iterator[str]:
-    """Lines of source with their numbers, of which the last is the place's own; one of them is marked."""
+    """Yield lines of source with their numbers, the line `marked` with a mark. The last line is that of the place."""
     lines = textwrap.dedent(around.text or "").split("\n")
     first = (around.line or 0) - len(lines) + 1
     digits = len(str(around.line or 0))
@@ -169,13 +178,13 @@ def numbered_lines(around: Place, marked: int | None) -> Iterator[str]:
 
 
 def headline_tag(outcome: Outcome) -> str:
-    """What stands beside the verdict: the kind of a HANG, else the cause."""
+    """Return the text next to the verdict: the kind of a HANG, else the cause."""
     kind = outcome.verdict.kind
     return kind.value if kind is not None else outcome.verdict.cause or ""
 
 
 def remarks(outcome: Outcome) -> Iterator[str]:
-    """What one must know to read the verdict: expectation, attempt, flakiness."""
+    """Yield remarks on the verdict: expectation, attempt, flakiness."""
     status = outcome.verdict.status
     if status is Status.PASS and not outcome.expected:
         yield "PASS was not expected"
@@ -192,7 +201,7 @@ def remarks(outcome: Outcome) -> Iterator[str]:
 
 
 def counts_line(report: Report) -> str:
-    """ "7 runs: 2 HANG · 1 FAIL", over the runs that count, loudest first; "1 run in 3 attempts: 1 PASS"."""
+    """Return "7 runs: 2 HANG · 1 FAIL" over the runs that count, loudest first; "1 run in 3 attempts: 1 PASS"."""
     given = counts(report.outcomes)
     total = sum(given.values())
     attempts = sum(outcome.spec.deepening is None for outcome in report.outcomes)
@@ -208,17 +217,17 @@ def machine_line(facts: MachineFacts) -> str:
 
 
 def worst_first(outcome: Outcome) -> tuple[bool, bool, int]:
-    """The key of an order: what was not expected and counts before all else, then the loudest verdict."""
+    """Return a sort key: unexpected outcomes that count come first, then the loudest verdict."""
     return not outcome.final, outcome.expected, LOUDEST_FIRST.index(outcome.verdict.status)
 
 
 def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
-    """The outcomes with their numbers from 1, worst first."""
+    """Return the outcomes with their numbers from 1, the worst first."""
     return sorted(enumerate(report.outcomes, start=1), key=lambda pair: worst_first(pair[1]))
 
 
 def launch_line(rank_count: int, backend: str, subject: str) -> str:
-    """ "2 ranks · gloo · shape ci"; the backend "any" of a program that chooses by itself is left out."""
+    """Return "2 ranks · gloo · shape ci", without the backend "any" of a program that chooses its own."""
     known = (plural(rank_count, "rank"), "" if backend == "any" else backend, subject)
     return " · ".join(word for word in known if word)
 
@@ -232,7 +241,7 @@ def exit_word(status: int | None) -> str:
 
 
 def exit_of(outcome: Outcome, rank: int) -> str:
-    """Of a job that nobody watched, that no exit is told does not say that there was none."""
+    """Return the exit status of a rank as text. In a post-mortem, None means unknown, not still running."""
     status = outcome.exit_codes.get(rank)
     return UNKNOWN if status is None and outcome.ended == UNWATCHED else exit_word(status)
 
@@ -247,7 +256,7 @@ def wall_time(outcome: Outcome) -> str:
 
 
 def facts(outcome: Outcome) -> tuple[str, ...]:
-    """What was run, and what one must know of it."""
+    """Return what was run, with remarks and notes."""
     showed = f"it showed: {outcome.showed}" if outcome.showed else ""
     launched = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
     known = (outcome.spec.about, launched, *remarks(outcome), showed, *outcome.spec.notes)
@@ -269,7 +278,7 @@ def step(value: int | None) -> str:
 
 
 def culprit_line(outcome: Outcome) -> str:
-    """ "culprit rank 1 · all_reduce #42 (group dp) · step 3 · victims rank 0 · phase backward"."""
+    """Return "culprit rank 1 · all_reduce #42 (group dp) · step 3 · victims rank 0 · phase backward"."""
     culprit = outcome.culprit
     collective = culprit.collective if culprit else None
     seq = "" if collective is None or collective.seq is None else f" #{collective.seq}"
@@ -284,12 +293,12 @@ def culprit_line(outcome: Outcome) -> str:
 
 
 def last_shared(outcome: Outcome) -> str:
-    """The last call from Python that every rank completed; DDP's own ones, below Python, are none."""
+    """Return the last call from Python that every rank completed; DDP's own calls, below Python, do not count."""
     return f"{outcome.last_agreed}, the last call from Python that every rank completed" if outcome.last_agreed else ""
 
 
 def numbers(outcome: Outcome) -> Iterator[str]:
-    """Every number of the run that is known, each once."""
+    """Yield every number of the run that is known, each once."""
     metrics = dict(outcome.metrics)
     steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
     for told_elsewhere in ("peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
@@ -314,7 +323,7 @@ _OF_ALL_STEPS = ("step_s_median", "tokens_per_s_median", "tokens_per_s_slowest")
 
 
 def row_sentence(outcome: Outcome) -> str:
-    """What a table of many outcomes says of one: of a PASS its steps and loss, of all others the verdict's sentence."""
+    """Return the text of a row in a table of outcomes: steps and loss of a PASS, else the sentence of the verdict."""
     passed = outcome.verdict.status is Status.PASS
     steps_and_loss = " · ".join(islice(numbers(outcome), 2)) if passed and "steps" in outcome.metrics else ""
     return steps_and_loss or outcome.verdict.summary
@@ -328,7 +337,7 @@ def times(outcome: Outcome) -> Iterator[str]:
 
 
 def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The lists that say what the verdict rests on; an empty list is said, not left out."""
+    """Yield the lists that show what the verdict is based on; an empty list is shown as such."""
     skipped = outcome.verdict.status is Status.SKIP
     if not outcome.findings and not skipped:
         yield "findings", ("none",)
@@ -352,16 +361,16 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "not captured", ("nothing; every source that was asked answered",)
 
 
-_RANKS_APART = 4  # of more only those that use most are told
+_MAX_MEMORY_RANKS = 4  # of more ranks only those that use most are shown
 _MOMENTS = {"boot": "at boot", "dump": "in the newest dump", "end": "at the end"}
 
 
 def memory(outcome: Outcome) -> Iterator[str]:
-    """What each rank used at boot, in a dump and at the end. Of a run that went well only what its allocator says."""
+    """Yield the memory of each rank at boot, in a dump and at the end; after a good run only of the allocator."""
     told = any(row.moment == "end" or row.allocated_bytes is not None for row in outcome.memory)
     for moment, name in _MOMENTS.items() if told else ():
         rows = [row for row in outcome.memory if row.moment == moment]
-        most = sorted(rows, key=_used_bytes, reverse=True)[:_RANKS_APART]
+        most = sorted(rows, key=_used_bytes, reverse=True)[:_MAX_MEMORY_RANKS]
         when = "at the hang" if moment == "end" and outcome.verdict.status is Status.HANG else name
         shown = [f"rank {row.rank} {', '.join(_memory_of(row))}" for row in rows if row in most]
         more = f"; {plural(len(rows) - len(most), 'more rank')} with less" if len(rows) > len(most) else ""
@@ -387,7 +396,7 @@ def _memory_of(row: MemoryAt) -> Iterator[str]:
 
 
 def alike(by_rank: dict[int, str]) -> Iterator[str]:
-    """What is said of several ranks in the same words is said once."""
+    """Yield each text once, with the names of the ranks that have it."""
     said: dict[str, list[int]] = {}
     for rank, text in by_rank.items():
         said.setdefault(text, []).append(rank)
@@ -395,7 +404,7 @@ def alike(by_rank: dict[int, str]) -> Iterator[str]:
 
 
 def nccl(info: NcclInfo) -> Iterator[str]:
-    """How it connected the ranks."""
+    """Yield how NCCL connected the ranks."""
     if info.version:
         yield f"version {info.version}"
     if info.channels is not None:
@@ -412,7 +421,7 @@ def nccl(info: NcclInfo) -> Iterator[str]:
 
 
 def gathered(file: Artifact) -> str:
-    """How much a file of all attempts together holds; of an empty one why."""
+    """Return how many lines a file of all attempts has; if it is empty, why."""
     return file.absent or plural(file.count or 0, "line")
 
 
@@ -425,7 +434,7 @@ _VITAL_HEAD = ("rank:", "loss:", "gradients", "buckets", "longest gap:", "peak m
 
 
 def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Head and rows of the table of ranks, without the columns of which nothing is known. A colon aligns right."""
+    """Return head and rows of the table of ranks, without unknown columns. A colon aligns a column right."""
     rows = [
         (
             str(row.rank),
@@ -442,20 +451,20 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
 
 
 def ending_counts(ended: Endings) -> str:
-    """ "3 of 4 failed"; empty of a single attempt, whose verdict stands beside it."""
+    """Return "3 of 4 failed", or "" for a single attempt, whose verdict is shown next to it."""
     if ended.of < 2:
         return ""
     return f"{ended.bad} of {ended.of} failed" if ended.bad else f"{ended.of} of {ended.of}"
 
 
 def hypothesis_reason(row: HypothesisRow) -> str:
-    """With how many contrasts say so, where there are several."""
+    """Return the reason, with how many contrasts show it if there are several."""
     say, of = row.of_contrasts
     return f"{row.reason} ({say} of {of} contrasts)" if of > 1 and row.changed else row.reason
 
 
 def cost(row: HypothesisRow) -> str:
-    """ "2 runs or more, of 8.1 s each": what its command takes; empty where that is not known."""
+    """Return "2 runs or more, of 8.1 s each", or "" if the cost of the command is not known."""
     return "" if row.cost_s is None else f"2 runs or more, of {seconds(row.cost_s)} each"
 
 
@@ -468,14 +477,14 @@ def hypothesis_answer(row: HypothesisRow) -> tuple[str, str]:
 
 
 def hypothesis_in_line(row: HypothesisRow) -> str:
-    """With its runs where it matters which."""
+    """Return the hypothesis, with its runs if they matter."""
     if row.answer in (Answer.SUPPORTED, Answer.UNDECIDED):
         return f"{row.hypothesis.text} ({hypothesis_because(row)})"
     return row.hypothesis.text
 
 
 def hypothesis_because(row: HypothesisRow) -> str:
-    """ "passes with and without it: single_no_gc, manual_average"; what tests it, where nothing did."""
+    """Return "passes with and without it: single_no_gc, manual_average", or the command that tests it."""
     runs = [f"{side.run.spec.scenario}{_counted(side)}" for side in (row.control, row.changed) if side]
     told = f": {', '.join(runs)}" if runs else f": {row.command}" if row.command else ""
     return f"{hypothesis_reason(row)}{told}"
@@ -487,7 +496,7 @@ def _counted(side: Side) -> str:
 
 
 def duration(value_s: float) -> str:
-    """ "4 min 52 s"."""
+    """Return "4 min 52 s"."""
     minutes, rest = divmod(round(value_s), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
@@ -582,6 +591,17 @@ def hot_part(part: Mapping[str, Any]) -> str:
 def refused(code: str) -> str:
     """Return what the machine refused: the section of that name in causes.toml."""
     return sections()["refused"][code]
+
+
+def ended_there(end: Mapping[str, Any]) -> str:
+    """Return "2 hang at own/train.py:12" for attempts that ended alike."""
+    return f"{end['count']} {agree(end['verb'], end['count'])} at {location(end['line'])}"
+
+
+def what_follows(change: str, ended: str) -> str:
+    """Return what follows from a rerun with this change that ended so, with ": " before it; "" if nothing does."""
+    text = sections()["what_follows"].get(f"{change}, {ended}")
+    return f": {text}" if text else ""
 
 
 def gpu(seen: Mapping[str, Any]) -> str:
@@ -701,6 +721,7 @@ FILTERS: dict[str, Callable[..., str]] = {
     "child_wait": child_wait,
     "counted": counted,
     "counts_by_rank": counts_by_rank,
+    "ended_there": ended_there,
     "first_few": first_few,
     "fixed": lambda value, decimals: f"{value:.{decimals}f}",
     "general": lambda value, digits=6: f"{value:.{digits}g}",
@@ -711,6 +732,8 @@ FILTERS: dict[str, Callable[..., str]] = {
     "inside": inside,
     "last_line": last_line,
     "last_seen": last_seen,
+    "location": location,
+    "missing_gradients": lambda seen: f"rank {seen['rank']}: {seen['missing']}",
     "of_step": of_step,
     "on_ranks": on_ranks,
     "operation": operation,
@@ -722,4 +745,5 @@ FILTERS: dict[str, Callable[..., str]] = {
     "shorten": shorten,
     "wait_cycle": wait_cycle,
     "wait": wait,
+    "what_follows": what_follows,
 }

@@ -176,10 +176,18 @@ _TIMES = (Quantity.SECONDS, Quantity.PROCESSOR)
 def _quadratic(regime: Regime, fit: Fit) -> Finding:
     exponent = fit.exponent
     assert exponent is not None
-    grows = f"T^{exponent.value:.1f} ({exponent.low:.1f} to {exponent.high:.1f})"
     return stated(
         Cause.QUADRATIC_COST,
-        f"the {fit.quantity.value} of a step grows as {grows} from {regime.first} to {regime.last} tokens{regime.by}",
+        {
+            "variant": "time",
+            "quantity": fit.quantity.value,
+            "exponent": exponent.value,
+            "exponent_low": exponent.low,
+            "exponent_high": exponent.high,
+            "tokens_from": regime.first,
+            "tokens_to": regime.last,
+            "implementations": regime.named,
+        },
         evidence=EvidenceKind.EFFECT,
         proof=tuple(f"{cell.dir}/verdict.json" for cell in regime.cells),
     )

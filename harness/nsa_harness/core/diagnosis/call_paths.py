@@ -20,7 +20,7 @@ _RECENT = 64  # events of a rank in which a call counts as one that it made unti
 
 @dataclass(frozen=True, kw_only=True)
 class PathDivergence:
-    """Where a stack leaves a call path: in one function, or into another one."""
+    """The point at which a stack leaves a call path: in one function, or into another one."""
 
     alike: tuple[Frame, ...]  # shared frames, outermost first
     reached: Frame | None  # the first frame of the path that it does not share; None: it shares them all

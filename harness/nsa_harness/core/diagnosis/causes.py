@@ -70,7 +70,7 @@ class DecisionTreePolicy(StrEnum):
 
 
 class Producer(StrEnum):
-    """What names the cause of a run."""
+    """The source that names the cause of a run."""
 
     RULE = "a rule of the diagnosis"
     EXPECTATION = "a number that the scenario announced"
@@ -107,7 +107,7 @@ def by_test(name: str, reason: str) -> tuple[Shown, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What is known about one cause."""
+    """Everything that is known about one cause, without its words."""
 
     code: str
     shown_by: tuple[Shown, ...]

@@ -12,7 +12,7 @@ CERTAIN = 0.9  # and above: the evidence allows no other reading
 
 
 class EvidenceKind(StrEnum):
-    """What a rule goes by, the strongest first."""
+    """A kind of evidence that a rule goes by, the strongest first."""
 
     FACT = "what the harness did or counted itself, or a process that is stopped or left"
     RAISED = "the rank's own exception"

@@ -127,7 +127,7 @@ class DiagnosisContext:
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
-        """Where the ranks diverge, at most once per group."""
+        """The points at which the ranks diverge, at most one per group."""
         if self.stacks_only:
             found = difference_of_stacks(self.timelines)
             return (found,) if found else ()

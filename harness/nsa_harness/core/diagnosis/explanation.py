@@ -13,7 +13,7 @@ from typing import TypeVarTuple
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import LIKELY, EvidenceKind, confidence
 from nsa_harness.core.diagnosis.context import DiagnosisContext
-from nsa_harness.core.report import CollectiveRef, Fact, Facts, Finding, Place
+from nsa_harness.core.report import CollectiveRef, Facts, Finding, Place
 
 Rule = Callable[[DiagnosisContext], "Explanation | None"]
 Match = TypeVarTuple("Match")
@@ -64,11 +64,16 @@ class Explanation:
             proof=self.proof,
             advice=advice,
             left_open=left_open,
-            facts={name: _stored(fact) for name, fact in self.facts.items()},
+            facts=stored_facts(self.facts),
         )
 
 
-def _stored(fact: Fact) -> object:
+def stored_facts(facts: Mapping[str, object]) -> dict[str, object]:
+    """Return facts as values of JSON."""
+    return {name: _stored(fact) for name, fact in facts.items()}
+
+
+def _stored(fact: object) -> object:
     """Return the fact as a value of JSON; of a place what is known."""
     match fact:
         case Place():
@@ -100,14 +105,15 @@ def given(
 
 def stated(
     cause: Cause,
-    claim: str,
+    facts: Facts,
     *,
     evidence: EvidenceKind,
-    advice: str = "",
     ranks: tuple[int, ...] = (),
     place: Place | None = None,
     proof: tuple[str, ...] = (),
 ) -> Finding:
-    """Return a finding that no rule made, with the sentence of whoever made it. Its advice may be added later."""
-    explanation = Explanation(cause=cause, evidence=evidence, ranks=ranks, place=place, proof=proof)
-    return explanation.in_words(claim, advice)
+    """Return a finding that no rule made. It has no sentences yet: `with_words` of texts/sentences.py adds them."""
+    sure = Explanation(cause=cause, evidence=evidence).confidence
+    return Finding(
+        code=cause.value, claim="", ranks=ranks, place=place, confidence=sure, proof=proof, advice="", facts=facts
+    )

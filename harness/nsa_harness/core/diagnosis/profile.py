@@ -1,4 +1,4 @@
-"""Where the time of a slow run goes: the lines its samples show, its rate, and when it would have ended."""
+"""The profile of a slow run: the lines that its samples show, its pace, and when it would have ended."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HotLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How fast the slowest rank is. `step_s` is None if fewer than two steps were done."""
+    """The pace of the slowest rank. `step_s` is None if fewer than two steps were done."""
 
     done: int
     step_s: float | None  # median between finished ones

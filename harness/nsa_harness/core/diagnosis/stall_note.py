@@ -29,7 +29,7 @@ class StalledRanks:
 
 @dataclass(frozen=True, kw_only=True)
 class StallNote:
-    """Where the ranks of a run are that is suspected, and not proven to hang. `texts/sentences.py` has its words."""
+    """The waits of a run that is suspected, but not proven, to hang. `texts/sentences.py` has its words."""
 
     stalled: tuple[StalledRanks, ...]
     moving: tuple[int, ...]  # ranks that still move, which may end it

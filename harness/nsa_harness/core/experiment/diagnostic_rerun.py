@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from nsa_harness import protocol
 from nsa_harness.core.diagnosis.causes import Cause, SecondRun, row_of
 from nsa_harness.core.diagnosis.confidence import CERTAIN, EvidenceKind
 from nsa_harness.core.diagnosis.explanation import stated
-from nsa_harness.core.experiment.repeats import place_word
 from nsa_harness.core.plan import DiagnosticRerun, RunSpec
-from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Status
+from nsa_harness.core.report import Culprit, Facts, Finding, Outcome, Place, Status
 
 MOST_RUNS = 3
 
@@ -143,61 +143,61 @@ def _can(change: Change, spec: RunSpec, outcome: Outcome, probe: str) -> bool:
     return True
 
 
-PASSED, SAME, _OTHER = "passed", "the same", "another"
-# (change, how it ended beside the first attempt) -> what follows. One pair of runs makes it likely, not certain.
-Follows = Mapping[tuple[str, str], str]
-FOLLOWS: Follows = {
-    (SecondRun.OTHER_BACKEND, PASSED): "so it needs NCCL: its transport, or the order of work on the device",
-    (SecondRun.OTHER_BACKEND, SAME): "so it is not NCCL",
-    (SecondRun.AGAIN, PASSED): "so it does not come each time: --repeat=5 says how often",
-    (SecondRun.AGAIN, SAME): "so it comes each time, as far as two attempts tell",
-    ("launch_blocking", SAME): "there the kernel that failed was launched",
-    ("names", PASSED): "so it does not come each time, or depends on time",
-    ("anomaly", PASSED): "so it does not come each time, or depends on time",
-    ("checkpoint_debug", PASSED): "so it does not come each time, or depends on time",
-}
+class _Ended(StrEnum):
+    """How a diagnostic rerun ended, compared with the attempt that it looks into."""
+
+    PASSED = "passed"
+    SAME = "the same"
+    OTHERWISE = "otherwise"
 
 
-def with_deeper_runs(outcomes: Sequence[Outcome], follows: Follows = FOLLOWS) -> tuple[Outcome, ...]:
-    """The outcomes, in their order: each look says what it showed, and what was looked into has that as a finding.
+def with_deeper_runs(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """Return the outcomes, each with a finding for every diagnostic rerun that was made of it.
 
-    Verdicts stay as they are. A place that only a deeper run could name becomes the culprit's. Applied twice it changes
-    nothing more.
+    Verdicts do not change. A place that only a rerun could name becomes the culprit's. Applied twice it changes nothing
+    more.
     """
-    return tuple(_looked_into(outcome, outcomes, follows) for outcome in outcomes)
+    return tuple(_with_lessons(outcome, outcomes) for outcome in outcomes)
 
 
-def lesson(base: Outcome, deeper: Outcome, follows: Follows = FOLLOWS) -> Finding:
-    """Return what `deeper` shows about `base`, as a finding of `base`."""
+def lesson(base: Outcome, deeper: Outcome) -> Finding:
+    """Return what the diagnostic rerun `deeper` shows about `base`, as a finding of `base`."""
     asked = deeper.spec.deepening
     assert asked is not None
     own = _own(deeper)
-    how = _how(base, deeper)
-    shown = own.claim if own else _ended(base, deeper, how)
-    lead = "" if own else follows.get((asked.change, how), "")
-    losses = _losses(base, deeper) if asked.change == SecondRun.AGAIN else ""
-    unlike = f"; it ended otherwise, though: {_verdict(deeper)}" if own and how != SAME else ""
+    ended = _ended(base, deeper)
     return stated(
         Cause.DEEPENED,
-        f"with {asked.says} (attempt {deeper.attempt}) {shown}{f': {lead}' if lead else ''}{losses}{unlike}",
+        {
+            "variant": "rerun",
+            "change": asked.change,
+            "changed": asked.says,
+            "attempt": deeper.attempt,
+            "shown": own.claim if own else "",
+            "shown_advice": own.advice if own else "",
+            "ended": ended.value,
+            "verdict": deeper.verdict.status.value,
+            "cause": deeper.verdict.cause or "",
+            "line_before": base.culprit.place if base.culprit else None,
+            "line_now": deeper.culprit.place if deeper.culprit else None,
+            "losses": _losses(base, deeper) if asked.change == SecondRun.AGAIN else None,
+            "repeat": deeper.repeat or "",
+        },
         ranks=own.ranks if own else (),
         place=own.place if own else None,
-        evidence=EvidenceKind.RECORD if own and how == SAME else EvidenceKind.OPEN,
+        # A single pair of runs makes it likely, not certain.
+        evidence=EvidenceKind.RECORD if own and ended is _Ended.SAME else EvidenceKind.OPEN,
         proof=own.proof if own else ((f"{deeper.dir}/verdict.json",) if deeper.dir else ()),
-        advice=own.advice if own else _advice(deeper, asked),
     )
 
 
-def _looked_into(outcome: Outcome, outcomes: Sequence[Outcome], follows: Follows) -> Outcome:
-    if outcome.spec.deepening is not None:
-        base = next((one for one in outcomes if _asks_about(outcome, one)), None)
-        return replace(outcome, showed=lesson(base, outcome, follows).claim) if base and not outcome.showed else outcome
+def _with_lessons(outcome: Outcome, outcomes: Sequence[Outcome]) -> Outcome:
     looks = sorted((one for one in outcomes if _asks_about(one, outcome)), key=lambda one: one.attempt)
-    known = {finding.claim for finding in outcome.findings}
-    lessons = [(look, found) for look in looks if (found := lesson(outcome, look, follows)).claim not in known]
+    known = {one.facts.get("attempt") for one in outcome.findings if one.code == Cause.DEEPENED}
+    lessons = [(look, lesson(outcome, look)) for look in looks if look.attempt not in known]
     if not lessons:
         return outcome
-    better = next((one.place for look, one in lessons if one.place and _how(outcome, look) == SAME), None)
+    better = next((one.place for look, one in lessons if one.place and _ended(outcome, look) is _Ended.SAME), None)
     return replace(
         outcome,
         findings=(*outcome.findings, *(found for _, found in lessons)),
@@ -216,48 +216,25 @@ def _own(deeper: Outcome) -> Finding | None:
     return next((finding for finding in deeper.findings if finding.code == Cause.DEEPENED), None)
 
 
-def _how(base: Outcome, deeper: Outcome) -> str:
+def _ended(base: Outcome, deeper: Outcome) -> _Ended:
     if Status.PASS is deeper.verdict.status is not base.verdict.status:
-        return PASSED
+        return _Ended.PASSED
     alike = (base.verdict.status, base.verdict.cause) == (deeper.verdict.status, deeper.verdict.cause)
     asked = deeper.spec.deepening
     if asked and asked.change == "checkpoint_debug" and _own(deeper):
-        # In that mode torch raises the same mismatch in other words.
+        # In that mode torch raises the same mismatch with another message.
         alike = base.verdict.status == deeper.verdict.status
-    return SAME if alike else _OTHER
+    return _Ended.SAME if alike else _Ended.OTHERWISE
 
 
-def _ended(base: Outcome, deeper: Outcome, how: str) -> str:
-    if how == PASSED:
-        return "it passed"
-    if how == _OTHER:
-        return f"it ended otherwise: {_verdict(deeper)}"
-    before, after = (one.culprit.place if one.culprit else None for one in (base, deeper))
-    there, now = place_word(before), place_word(after)
-    if there == now:
-        return f"it ended the same way{f' at the same line {now}' if now else ''}"
-    return f"it ended the same way, at {now or 'no known line'} instead of {there or 'no known line'}"
-
-
-def _losses(base: Outcome, deeper: Outcome) -> str:
-    """Compare the last losses. If they differ under one seed, something in the program does not depend on it alone."""
-    one, other = (outcome.metrics.get("loss_last") for outcome in (base, deeper))
-    if one is None or other is None:
-        return ""
-    return "; the last losses are equal" if one == other else f"; the last losses differ: {one:.9g} and {other:.9g}"
-
-
-def _verdict(deeper: Outcome) -> str:
-    return f"{deeper.verdict.status.value} {deeper.verdict.cause or ''}".strip()
-
-
-def _advice(deeper: Outcome, asked: DiagnosticRerun) -> str:
-    repeat = f"; {deeper.repeat} repeats it" if deeper.repeat else ""
-    return f"Changed was this alone: {asked.says}{repeat}."
+def _losses(base: Outcome, deeper: Outcome) -> Facts | None:
+    """Return the last losses. They are equal to the last digit if the seed determines everything in the program."""
+    before, now = (outcome.metrics.get("loss_last") for outcome in (base, deeper))
+    return None if before is None or now is None else {"before": before, "now": now}
 
 
 def _placed(culprit: Culprit | None, place: Place | None) -> Culprit | None:
-    """A line for the line, a parameter beside it: what was known already stays where the new place says nothing."""
+    """Return the culprit at the new place; what the new place leaves open stays as it was known."""
     if culprit is None or place is None:
         return culprit
     known = culprit.place or Place()

@@ -1,4 +1,4 @@
-"""Repeats: what several attempts of one launch say together: how they ended, and whether at one line."""
+"""Repeats: what several attempts of one launch show together: how they ended, and whether at one line."""
 
 from __future__ import annotations
 
@@ -9,60 +9,49 @@ from dataclasses import replace
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.explanation import stated
-from nsa_harness.core.report import Finding, Outcome, Place, Status, Verdict
+from nsa_harness.core.outcome.wording import location
+from nsa_harness.core.report import Facts, Finding, Outcome, Place, Status, Verdict
 
-_BAD = {Status.HANG: "hang", Status.FAIL: "fail"}
+_BAD = {Status.HANG: "hangs", Status.FAIL: "fails"}
 _SHOWN = 3
 
 
 def same_place(attempts: Sequence[Outcome]) -> Finding | None:
-    """Return where the attempts of one launch failed; None: there is one attempt, or no failure at a known place."""
+    """Return how many attempts of one launch ended badly at which place.
+
+    None for a single attempt, and if no attempt ended badly at a known place.
+    """
     in_order = sorted(attempts, key=lambda one: one.attempt)
-    judged = [attempt for attempt in in_order if attempt.verdict.status in (Status.PASS, *_BAD)]
-    bad = [
-        (attempt, word)
-        for attempt in judged
-        if attempt.verdict.status in _BAD and (word := place_word(_place(attempt)))
-    ]
-    if len(judged) < 2 or not bad:
+    judged = [one for one in in_order if one.verdict.status in (Status.PASS, *_BAD)]
+    bad = [one for one in judged if one.verdict.status in _BAD]
+    placed = [one for one in bad if location(_place(one))]
+    if len(judged) < 2 or not placed:
         return None
-    ended = Counter((word, one.verdict.status) for one, word in bad).most_common()
-    (word, status), most = min(ended, key=lambda pair: (-pair[1], pair[0]))
-    there = f"{most} of {len(judged)} attempts {_BAD[status]}{'s at' if most == 1 else ' at the same line'} {word}"
+    ends = Counter((location(_place(one)), one.verdict.status) for one in placed)
+    (first, most), *others = sorted(ends.items(), key=lambda end: (-end[1], end[0]))
+    places = {location(_place(one)): _place(one) for one in reversed(placed)}
+    shown: list[Facts] = [
+        {"count": count, "verb": _BAD[status], "line": places[word]} for (word, status), count in others[:_SHOWN]
+    ]
     return stated(
         Cause.SAME_PLACE,
-        "; ".join((there, *_elsewhere(judged, ended, (word, status)))),
-        place=next(_place(one) for one, where in bad if where == word),
+        {
+            "attempts": len(judged),
+            "count": most,
+            "verb": _BAD[first[1]],
+            "others": tuple(shown),
+            "elsewhere": sum(count for _, count in others[_SHOWN:]),
+            "at_no_known_line": len(bad) - len(placed),
+            "passed": len(judged) - len(bad),
+        },
+        place=places[first[0]],
         evidence=EvidenceKind.RECORD,
-        proof=tuple(f"{attempt.dir}/verdict.json" for attempt in judged if attempt.dir),
+        proof=tuple(f"{one.dir}/verdict.json" for one in judged if one.dir),
     )
-
-
-def place_word(place: Place | None) -> str:
-    """ "model.py:40", else the module or parameter; empty where nothing is known."""
-    if place is None:
-        return ""
-    if place.file is not None:
-        name = "/".join(place.file.split("/")[-2:])
-        return name if place.line is None else f"{name}:{place.line}"
-    return place.module or place.parameter or ""
 
 
 def _place(outcome: Outcome) -> Place | None:
     return outcome.culprit.place if outcome.culprit else None
-
-
-def _elsewhere(
-    judged: Sequence[Outcome], ended: Sequence[tuple[tuple[str, Status], int]], first: tuple[str, Status]
-) -> list[str]:
-    others = sorted(((pair, count) for pair, count in ended if pair != first), key=lambda one: (-one[1], one[0]))
-    parts = [f"{count} {_BAD[pair[1]]}{'s' if count == 1 else ''} at {pair[0]}" for pair, count in others[:_SHOWN]]
-    left = sum(count for _, count in others[_SHOWN:])
-    unknown = sum(attempt.verdict.status in _BAD and not place_word(_place(attempt)) for attempt in judged)
-    passed = sum(attempt.verdict.status is Status.PASS for attempt in judged)
-    parts += [f"{left} elsewhere"] * bool(left)
-    parts += [f"{unknown} at no known line"] * bool(unknown)
-    return [*parts, *[f"{passed} passed"] * bool(passed)]
 
 
 _SAYS_SOMETHING = frozenset({Status.PASS, Status.FAIL, Status.HANG})  # SKIP and ERROR tell nothing of the program
@@ -80,7 +69,7 @@ def with_flakiness(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
 
 def repetitions(attempts: Sequence[Outcome]) -> Sequence[Outcome]:
     """Return the attempts without the diagnostic reruns, unless there is nothing else."""
-    return [attempt for attempt in attempts if attempt.spec.deepening is None] or attempts
+    return [one for one in attempts if one.spec.deepening is None] or attempts
 
 
 def own_status(outcome: Outcome) -> Status:

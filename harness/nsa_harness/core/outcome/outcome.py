@@ -16,17 +16,18 @@ from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import layer_of, meshes
 from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.diagnosis.explanation import stated
-from nsa_harness.core.evidence.evidence import Debugged, Ending, Evidence, Frame, RankEvidence, RankSnapshot
+from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, would_act
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
-from nsa_harness.core.outcome.wording import Meshes, at, bytes_text, coordinates, counted, rank_names, shorten
+from nsa_harness.core.outcome.wording import Meshes, at, coordinates, counted, rank_names, shorten
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import (
     RUNS_ON,
     UNWATCHED,
     Artifact,
     Culprit,
+    Facts,
     Finding,
     MemoryAt,
     Outcome,
@@ -450,11 +451,11 @@ def missed(
 
     `found` has the codes of the diagnosis.
     """
-    claims = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
-    claims += [(f"expect.findings: {code} was not found", ()) for code in expect.findings if code not in found]
+    misses = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
+    misses += [({"variant": "finding", "finding": code}, ()) for code in expect.findings if code not in found]
     return tuple(
-        stated(Cause.EXPECTATION_MISSED, claim, ranks=ranks, evidence=EvidenceKind.FACT, proof=("spec.json",))
-        for claim, ranks in claims
+        stated(Cause.EXPECTATION_MISSED, facts, ranks=ranks, evidence=EvidenceKind.FACT, proof=("spec.json",))
+        for facts, ranks in misses
     )
 
 
@@ -480,34 +481,37 @@ def _bound_text(bound: Bound) -> str:
     return " ".join(f"{sign} {limit:g}" for sign, limit in signs if limit is not None)
 
 
-def _missed_gradients(expect: Expect, evidence: Evidence) -> Iterator[tuple[str, tuple[int, ...]]]:
+_Miss = tuple[Facts, tuple[int, ...]]
+
+
+def _missed_gradients(expect: Expect, evidence: Evidence) -> Iterator[_Miss]:
     if expect.missing_grads is None:
         return
     untraced = tuple(rank.rank for rank in evidence.ranks if rank.traces.missing is None)
     if untraced:
-        yield f"expect.missing_grads is {expect.missing_grads}, and no [GRAD-TRACE] line was printed", untraced
+        yield {"variant": "gradients not traced", "missing_gradients": expect.missing_grads}, untraced
     wrong = {rank.rank: rank.traces.missing for rank in evidence.ranks if rank.traces.missing is not None}
     off = tuple(rank for rank, missing in wrong.items() if missing != expect.missing_grads)
     if off:
-        seen = ", ".join(f"rank {rank}: {wrong[rank]}" for rank in off)
-        yield f"expect.missing_grads is {expect.missing_grads}, seen {seen}", off
+        seen = tuple({"rank": rank, "missing": wrong[rank]} for rank in off)
+        yield {"variant": "gradients", "missing_gradients": expect.missing_grads, "seen": seen}, off
 
 
-def _missed_metrics(expect: Expect, metrics: Mapping[str, float]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _missed_metrics(expect: Expect, metrics: Mapping[str, float]) -> Iterator[_Miss]:
     for name, bound in expect.metrics:
         value = metrics.get(name)
         if value is None:
-            known = ", ".join(sorted(metrics)) or "none"
-            yield f"expect.metrics.{name}: the run reported no such number (reported: {known})", ()
+            yield {"variant": "not reported", "metric": name, "reported": tuple(sorted(metrics))}, ()
             continue
-        yield from ((f"expect.metrics.{name}: {value:g} is not {limit}", ()) for limit in _violated(bound, value))
+        for sign, limit in _violated(bound, value):
+            yield {"variant": "metric", "metric": name, "value": value, "sign": sign, "limit": limit}, ()
 
 
-def _violated(bound: Bound, value: float) -> Iterator[str]:
+def _violated(bound: Bound, value: float) -> Iterator[tuple[str, float]]:
     for key, sign, holds in _COMPARE:
         limit = getattr(bound, key)
         if limit is not None and (math.isnan(value) or not holds(value, limit)):
-            yield f"{sign} {limit:g}"
+            yield sign, limit
 
 
 def skipped(skip: Skip) -> Outcome:
@@ -589,9 +593,8 @@ def _steps_done(rank: RankEvidence) -> int | None:
 def _verdict(
     judgement: Judgement, diagnosis: Diagnosis, findings: Sequence[Finding], misses: Sequence[Finding]
 ) -> Verdict:
-    if misses:
-        more = f" (and {len(misses) - 1} more)" if len(misses) > 1 else ""
-        return Verdict(status=Status.FAIL, kind=None, cause=Cause.EXPECTATION_MISSED, summary=misses[0].claim + more)
+    if misses:  # whose sentences are made later, and the summary of them
+        return Verdict(status=Status.FAIL, kind=None, cause=Cause.EXPECTATION_MISSED, summary="")
     if judgement.status is Status.PASS:
         return Verdict(status=Status.PASS, kind=None, cause=None, summary=judgement.shown or "")
     kind = judgement.proof.kind if judgement.status is Status.HANG and judgement.proof else None
@@ -654,9 +657,6 @@ _NAMED = (
     re.compile(r"Parameters which did not receive grad for rank \d+: ([\w.]+(?:, [\w.]+)*)"),
     re.compile(r"Parameter at index \d+ with name ([\w.]+) has been marked as ready twice"),
 )
-_SHOWN_NAMES = 3
-_FROM_THERE = "Start at that line: the stack of the failure has only the call of backward."
-_WHO_OWNS = "Look at the modules that own them: which of them does this step not use, or use twice?"
 
 
 def shown_deeper(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
@@ -683,15 +683,10 @@ def _forward(rank: RankEvidence) -> Finding | None:
     if debugged is None or frame is None:
         return None
     place = Place(file=frame.file, line=frame.line, function=frame.function)
-    return _finding(rank, _forward_claim(debugged, frame, place), place, f"rank{rank.rank}/stderr.log", _FROM_THERE)
-
-
-def _forward_claim(debugged: Debugged, frame: Frame, place: Place) -> str:
-    where = f"{at(place)[4:]} in {frame.function}"
+    facts: Facts = {"variant": "forward", "function": frame.function, "operation": debugged.operation}
     if debugged.recomputed:
-        instead = f"called {debugged.instead} instead" if debugged.instead else "did not reach it"
-        return f"the recomputation parts from the forward pass at {where}: {debugged.operation}, and it {instead}"
-    return f"the forward line is {where} ({debugged.operation})"
+        facts = {**facts, "variant": "recomputation", "instead": debugged.instead}
+    return _finding(rank, facts, place, f"rank{rank.rank}/stderr.log")
 
 
 def _parameters(rank: RankEvidence) -> Finding | None:
@@ -699,11 +694,9 @@ def _parameters(rank: RankEvidence) -> Finding | None:
     names = _names(texts)
     if not names:
         return None
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    noun = "parameter is" if len(names) == 1 else "parameters are"
     place = Place(parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0]))
     proof = rank.raised.proof if rank.raised else f"rank{rank.rank}/stderr.log"
-    return _finding(rank, f"the {noun} {shorten(', '.join(names[:_SHOWN_NAMES]))}{more}", place, proof, _WHO_OWNS)
+    return _finding(rank, {"variant": "parameters", "names": tuple(names)}, place, proof)
 
 
 _MUCH_BYTES = 1 << 20
@@ -714,12 +707,13 @@ def _grown(rank: RankEvidence) -> Finding | None:
     most = next((line for line in rank.looks.grown if line.size_bytes >= _MUCH_BYTES), None) if rank.looks else None
     if most is None:
         return None
-    more = f"{bytes_text(most.size_bytes)} more live after step {most.last_step} than after step {most.first_step}"
-    claim = f"{more}, allocated{at(most.place)}"
-    return _finding(rank, claim, most.place, f"rank{rank.rank}/looks.jsonl", _LET_GO)
-
-
-_LET_GO = "Look for who keeps what this line makes: a list, a cache, a hook. Of a loss keep .item(), or .detach() it."
+    facts: Facts = {
+        "variant": "growth",
+        "grown_bytes": most.size_bytes,
+        "first_step": most.first_step,
+        "last_step": most.last_step,
+    }
+    return _finding(rank, facts, most.place, f"rank{rank.rank}/looks.jsonl")
 
 
 def _names(texts: Sequence[str]) -> list[str]:
@@ -727,13 +721,5 @@ def _names(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for listed in found for name in listed.split(", ")))
 
 
-def _finding(rank: RankEvidence, claim: str, place: Place, proof: str, advice: str) -> Finding:
-    return stated(
-        Cause.DEEPENED,
-        claim,
-        ranks=(rank.rank,),
-        place=place,
-        evidence=EvidenceKind.RECORD,
-        proof=(proof,),
-        advice=advice,
-    )
+def _finding(rank: RankEvidence, facts: Facts, place: Place, proof: str) -> Finding:
+    return stated(Cause.DEEPENED, facts, ranks=(rank.rank,), place=place, evidence=EvidenceKind.RECORD, proof=(proof,))

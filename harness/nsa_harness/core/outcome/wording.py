@@ -47,6 +47,16 @@ def at(place: Place | None) -> str:
     return f" at {'/'.join(place.file.split('/')[-2:])}:{place.line}"
 
 
+def location(place: Place | None) -> str:
+    """Return "own/train.py:12", or else the module or parameter; "" if nothing is known."""
+    if place is None:
+        return ""
+    if place.file is not None:
+        name = "/".join(place.file.split("/")[-2:])
+        return name if place.line is None else f"{name}:{place.line}"
+    return place.module or place.parameter or ""
+
+
 def shorten(text: str, limit: int = 200) -> str:
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"

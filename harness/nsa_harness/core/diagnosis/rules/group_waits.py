@@ -1,4 +1,4 @@
-"""Why ranks wait for each other outside collectives: groups, transfers, keys of the store, and the network itself."""
+"""Rules about ranks that wait for each other outside collectives: groups, keys of the store, and the network."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: 
 
 
 def _behind(context: DiagnosisContext, waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Of ranks that all make a group and wait for each other, those that have made fewer; else empty."""
+    """Return the ranks that made fewer groups, if all of them make one and wait for each other; else ()."""
     if not {peer for wait in waiting for peer in wait.peers} <= {wait.rank for wait in waiting}:
         return ()
     boards = {wait.rank: context.boards.get(wait.rank) for wait in waiting}
@@ -102,7 +102,7 @@ def _behind(context: DiagnosisContext, waiting: Sequence[Wait]) -> tuple[int, ..
 
 
 def _never_made(context: DiagnosisContext, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
-    """The first call of the kind that a waiting rank made and an absent one did not: groups are numbered by it."""
+    """Return the first call that makes a group, which a waiting rank made and an absent rank did not."""
     made, lacks = context.boards.get(waiting[0].rank), [board for rank in absent if (board := context.boards.get(rank))]
     left = Counter((one.op, one.place) for one in lacks[0].calls) if lacks else Counter[tuple[str, Place | None]]()
     for one in made.calls if made and lacks else ():
@@ -204,7 +204,7 @@ def _unset(
 
 
 def _setter(context: DiagnosisContext, keys: str) -> tuple[int, KeySet] | None:
-    """The one rank that set keys of this form before; of several the one that did so least often."""
+    """Return the one rank that set keys of this form before; of several, the rank that did so least often."""
     forms = {_NUMBERS.sub("#", key) for key in keys.split(",")}
     alike = {
         rank: max(some, key=lambda one: one.at_s)
@@ -275,7 +275,7 @@ def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Expl
 
 
 def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Whom all of them wait for, apart from themselves."""
+    """Return the ranks that the waiting ranks wait for, without themselves."""
     inside = {wait.rank for wait in waiting}
     return tuple(sorted({peer for wait in waiting for peer in wait.peers} - inside)) or waiting[0].peers
 
@@ -290,7 +290,7 @@ def _whereabouts(wait: Wait | None) -> Facts | None:
 
 
 def stuck_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
-    """Connections to ranks with the same data unacknowledged at both looks, and repeated in vain."""
+    """Yield connections to ranks whose data stayed unacknowledged between two snapshots in spite of retransmits."""
     looks = [
         {(rank.rank, one.inode): one for rank in look.ranks if rank.process for one in rank.process.sockets}
         for look in evidence.snapshots[-2:]

@@ -1,4 +1,4 @@
-"""Why a run hangs on its host: rules over roots of the wait-for graph that wait for no other rank."""
+"""Rules about roots of the wait-for graph that wait for no other rank: files, locks, processes and loops."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def dataloader_worker_blocked(context: DiagnosisContext, root: Wait, worker: Chi
 
 
 def _is_forked_lock(child: ChildWait) -> bool:
-    """A lock of its own memory, in a process that began as a copy of another: a new program inherits no locks."""
+    """Return whether it waits for a lock that it may have inherited by fork: a new program inherits no locks."""
     is_new = any(word in child.command for word in _NEW_PROCESSES)
     return child.kind is WaitKind.LOCK and child.closed and not child.target and not is_new
 

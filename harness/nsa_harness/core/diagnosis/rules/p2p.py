@@ -1,4 +1,4 @@
-"""Why a transfer between two ranks does not come about: who left its half out, or had another partner before."""
+"""Rules about transfers between two ranks that do not complete: a skipped half, or another partner than before."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _wait_facts(context: DiagnosisContext, root: Wait) -> Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class _Departed:
-    """The one rank, of those that are waited for, that did not do as in its rounds before."""
+    """The one rank, of those that others wait for, that broke the pattern of its earlier iterations."""
 
     rank: int
     place: Place | None
@@ -131,18 +131,18 @@ def _went_past(context: DiagnosisContext, roots: Sequence[Wait]) -> _Departed | 
 
 
 def _transfers(context: DiagnosisContext, rank: int, partner: int) -> list[Event]:
-    """Those with this partner of which the callers are known."""
+    """Return the transfers with this partner whose callers are known."""
     return [one for one in context.timelines[rank].events if one.transfer and one.root == partner and one.chain]
 
 
 def _decided_at(context: DiagnosisContext, place: Place | None) -> Place | None:
-    """What decides whether the call that was left out is reached."""
+    """Return the line that decides whether the skipped call is reached, else the call itself."""
     branch = context.program.deciding_branch(place, None) if place else None
     return place if branch is None else branch.place
 
 
 def _exit(context: DiagnosisContext, place: Place | None) -> Place | None:
-    """Of the loop that it was in: what lets it out, or the loop itself."""
+    """Return the line that leaves the loop around the call, else the loop itself."""
     loop = next(iter(context.program.loops_around(place)), None) if place else None
     if loop is None:
         return place
@@ -150,7 +150,7 @@ def _exit(context: DiagnosisContext, place: Place | None) -> Place | None:
 
 
 def _made_otherwise(context: DiagnosisContext, roots: Sequence[Wait]) -> Place | None:
-    """What may give the sides another partner or tag, else another number of transfers: of the loop around one."""
+    """Return the line that may give the sides another partner or tag, else another number of transfers."""
     for root in roots:
         frames = tuple(reversed(own_frames(context, root.rank)))
         made = [one for peer in root.peers for one in _transfers(context, root.rank, peer)][-1:]
@@ -168,11 +168,11 @@ def _made_otherwise(context: DiagnosisContext, roots: Sequence[Wait]) -> Place |
 
 
 def _parties(context: DiagnosisContext) -> tuple[int, ...]:
-    """Who waits in a transfer, and for whom."""
+    """Return the ranks that wait in a transfer, and those that they wait for."""
     waiting = [root for root in context.roots if root.kind in (WaitKind.POINT_TO_POINT, WaitKind.TRANSPORT)]
     return tuple(sorted({rank for root in waiting for rank in (root.rank, *root.peers)}))
 
 
 def _in_transfers(roots: Sequence[Wait]) -> bool:
-    """All whom they wait for stand in a transfer too: each side is wrong by itself, and not by what it left out."""
+    """Return whether every rank that they wait for is in a transfer too, so that no side skipped its half."""
     return {peer for root in roots for peer in root.peers} <= {root.rank for root in roots}

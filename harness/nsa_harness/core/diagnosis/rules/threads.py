@@ -1,4 +1,4 @@
-"""Why a thread waits for another of its process, and what keeps them all: the interpreter's lock, held in C."""
+"""Rules about threads that wait for another thread of their process, and about native code that keeps the GIL."""
 
 from __future__ import annotations
 
@@ -33,18 +33,20 @@ from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.proof import LOOP_SAMPLES, loop_lines
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 
-# Where a thread waits for the end of another one, or for what another one computes.
+# Calls in which a thread waits for the end of another thread, or for its result.
 _JOINS = (
     ("/threading.py", ("join", "_shutdown", "_wait_for_tstate_lock")),
     ("concurrent/futures/_base.py", ("result", "exception", "wait", "as_completed")),
     ("concurrent/futures/thread.py", ("shutdown", "_python_exit")),
 )
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
-_BEREFT = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})  # as one waits for a thread or child
+_BEREFT = frozenset(
+    {WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE}
+)  # waits that a thread or child could end
 
 
 def _bereft(context: DiagnosisContext) -> tuple[Wait, LastMessages] | None:
-    """A root that waits as one waits for a thread or child, and what the first one of its rank that died printed."""
+    """Find a root that waits as for a thread or child, with what the first thread or child that died printed."""
     alone = (root for root in hung_roots(context) if root.kind in _BEREFT and root.child is None)
     # A traceback without a name may be one that was caught and printed.
     deaths = ((root, one) for root in alone if (rank := context.rank(root.rank)) for one in rank.deaths)
@@ -53,7 +55,7 @@ def _bereft(context: DiagnosisContext) -> tuple[Wait, LastMessages] | None:
 
 @given(_bereft)
 def thread_died(context: DiagnosisContext, root: Wait, dead: LastMessages) -> Explanation:
-    """An exception ended a thread or child, which printed it and was gone, and the rank waits for what it would do."""
+    """An exception ended a thread or child, and the rank waits for something that it would have done."""
     return Explanation(
         cause=Cause.THREAD_DIED,
         evidence=EvidenceKind.PRINTED,
@@ -87,7 +89,7 @@ def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
 
 @given(standing(lambda root: root.kind is WaitKind.SLEEP))
 def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation | None:
-    """A rank that sleeps, looks and sleeps again on the same line: it moves, and comes no further."""
+    """A rank sleeps, polls and sleeps again on the same line, and makes no progress."""
     if context.judgement.proof is None or context.judgement.proof.kind is not HangKind.LIVELOCK:
         return None
     return Explanation(
@@ -107,7 +109,7 @@ def _openly_behind(context: DiagnosisContext) -> tuple[Wait, Stack, str] | None:
 
 @given(_openly_behind)
 def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscall: str) -> Explanation:
-    """A rank waits for the end of another thread, which may still act, and has not for longer than an open wait."""
+    """A rank waits for another thread, which may still act, but has not for longer than an open wait may last."""
     return Explanation(
         cause=Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
         evidence=EvidenceKind.OPEN,
@@ -124,10 +126,10 @@ def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscal
 
 
 def thread_behind(context: DiagnosisContext, root: Wait) -> tuple[Stack, str] | None:
-    """The thread with a line of the user's that the rank waits for, and its call for bytes.
+    """Return the thread with a line of the program that the rank waits for, and its system call for bytes.
 
-    None where it waits for no thread, or for several, unless one of them waits for a lock that it has taken itself, or
-    all for the same.
+    None if it waits for no thread, or for several, unless one of them waits for a lock that it has taken itself, or all
+    for the same lock.
     """
     seen, stack = context.looked.get(root.rank), _stack(context, root)
     if seen is None or stack is None or not any(_within(stack.frames, *one) for one in _JOINS):
@@ -149,18 +151,18 @@ def _takes_again(context: DiagnosisContext, stack: Stack) -> bool:
 
 
 def line_behind(context: DiagnosisContext, root: Wait) -> Place | None:
-    """The line of the thread that the rank waits for; None where it waits for none, or for several."""
+    """Return the line of the thread that the rank waits for; None if it waits for none, or for several."""
     behind = thread_behind(context, root)
     return place_of(context, None, user_frame(behind[0].frames)) if behind else None
 
 
 def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
-    """py-spy names a method with its class, faulthandler without."""
+    """Return whether a frame is one of these functions; py-spy names a method with its class, faulthandler without."""
     return any(one.file.endswith(file) and one.function.rpartition(".")[2] in names for one in frames)
 
 
 def _awaits_pool(seen: RankSnapshot) -> bool:
-    """It stands in the pool's wait for a result, and each of its workers in the wait for a task.
+    """Return whether the rank waits for a result of its pool, and each worker of the pool for a task.
 
     A concurrent.futures.ProcessPoolExecutor notices that a worker is gone, and raises.
     """
@@ -172,15 +174,15 @@ def _awaits_pool(seen: RankSnapshot) -> bool:
     return bool(workers) and all(awaits_task(one.frames) for one in workers)
 
 
-_SILENT_S = 2.0  # the beat thread of the probe writes four times a second whenever it gets the interpreter's lock
-# What stands between a Python line and the C function it calls, and says nothing about either.
+_SILENT_S = 2.0  # the heartbeat thread writes four times a second whenever it gets the GIL
+# Frames between a Python line and the C function that it calls.
 _BRIDGES = ("ffi_", "libffi", "_ctypes", "_call_function_pointer", "?", "cpython-", "libpython", "_PyEval", "PyObject_")
 
 
 def _keeping(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
-    """The first root that waits and keeps the interpreter's lock, else the first that computes and never hands it on.
+    """Find the first root that waits and keeps the GIL, else the first that computes and never releases it.
 
-    A loop in Python hands the lock on when another thread asks for it; so the beat is heard. A function of the
+    A loop in Python releases the GIL when another thread asks for it, so its heartbeat continues. A function of the
     interpreter itself, such as a search with a regular expression, does not.
     """
     held = [
@@ -233,32 +235,32 @@ def native_busy_loop(context: DiagnosisContext, root: Wait, stack: Stack) -> Exp
 
 
 def _stack(context: DiagnosisContext, root: Wait) -> Stack | None:
-    """The stack of the rank's training thread at the last look."""
+    """Return the stack of the rank's training thread in the last snapshot."""
     return rank_stack(context.looked[root.rank]) if root.rank in context.looked else None
 
 
 def _stays_native(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
-    """It never comes back to Python: one line in all samples, and the lock given away, or kept so that nobody beats.
+    """Return whether it never returns to Python: one line in all samples, and the GIL released, or kept in silence.
 
-    A Python loop that calls small C functions shows some of them too; but it holds the lock, and hands it on.
+    A Python loop that calls small C functions shows some of them too, but it holds the GIL and releases it again.
     """
     one_line = len(loop_lines(root, context.evidence.samples)) == 1
     return one_line and _in_library(stack) and (not stack.gil or _silent_s(context, root) >= _SILENT_S)
 
 
 def _keeps(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
-    """It holds the interpreter's lock; without native frames the silence of the beat has to show that it keeps it."""
+    """Return whether it keeps the GIL; without native frames only a missing heartbeat shows that."""
     return stack.gil and (bool(stack.native) or _silent_s(context, root) >= _SILENT_S)
 
 
 def _silent_s(context: DiagnosisContext, root: Wait) -> float:
-    """Since its last beat, at the last look; 0 where it has none."""
+    """Return the time from its last heartbeat to the last snapshot; 0 if it has no heartbeat."""
     board = context.looked[root.rank].board if root.rank in context.looked else None
     return context.evidence.snapshots[-1].at_s - board.beat_s if board and board.beat_s is not None else 0.0
 
 
 def _in_library(stack: Stack) -> bool:
-    """The thread runs in a library's function, not in the interpreter's own."""
+    """Return whether the thread runs in a function of a library, not of the interpreter."""
     return bool(stack.native) and not any(word in stack.native[0] for word in ("libpython", "_PyEval"))
 
 
