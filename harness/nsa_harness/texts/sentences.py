@@ -99,13 +99,13 @@ def _in_words(explanation: Explanation, diagnosis: Diagnosis, trouble: list[Trou
     left_open = (_open_question(one, trouble) for one in explanation.open_questions)
     return explanation.in_words(
         reworded(_claim(explanation, trouble)),
-        _sentence(explanation.cause, "advice", _facts_of(explanation), trouble),
+        _made(explanation.cause.value, "advice", _facts_of(explanation), trouble),
         tuple(reworded(one) for one in dict.fromkeys(left_open)),
     )
 
 
 def _claim(explanation: Explanation, trouble: list[Trouble]) -> str:
-    claim = _sentence(explanation.cause, "claim", _facts_of(explanation), trouble)
+    claim = _made(explanation.cause.value, "claim", _facts_of(explanation), trouble)
     reason = explanation.reason
     return f"{claim}; {text_of(reason.value, 'as_reason')} ({reason.value})" if reason else claim
 
@@ -121,10 +121,6 @@ def _template_facts(
 ) -> dict[str, object]:
     rank = ranks[0] if ranks else None
     return {**facts, "ranks": ranks, "rank": rank, "place": place, "step": step, "remedy": remedy(code)}
-
-
-def _sentence(cause: Cause, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
-    return _made(cause.value, key, facts, trouble)
 
 
 def _open_question(question: OpenQuestion, trouble: list[Trouble]) -> str:

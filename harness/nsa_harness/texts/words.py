@@ -18,7 +18,6 @@ from nsa_harness.core.evidence.host import NcclInfo
 from nsa_harness.core.outcome.wording import (
     Meshes,
     at,
-    bytes_text,
     counted,
     located_rank,
     location,
@@ -493,6 +492,15 @@ def hypothesis_because(row: HypothesisRow) -> str:
 def _counted(side: Side) -> str:
     counts = ending_counts(side.ended)
     return f" ({counts})" if counts else ""
+
+
+_GIB, _MIB = 1 << 30, 1 << 20
+
+
+def bytes_text(amount: float) -> str:
+    if amount >= _GIB:
+        return f"{amount / _GIB:.1f} GiB"
+    return f"{amount / _MIB:.1f} MiB" if amount >= _MIB / 10 else f"{amount / 1024:.1f} KiB"
 
 
 def duration(value_s: float) -> str:

@@ -13,7 +13,6 @@ Coordinates = tuple[tuple[str, int], ...]
 Meshes = Mapping[int, Coordinates]
 
 _MAX_SPANS = 4  # ranges and single ranks shown; the rest are counted
-_GIB, _MIB = 1 << 30, 1 << 20
 
 
 def coordinates(rank: int, places: Meshes) -> str:
@@ -64,12 +63,6 @@ def shorten(text: str, limit: int = 200) -> str:
 
 def counted(number: int, one: str, several: str | None = None) -> str:
     return f"{number} {one if number == 1 else several or one + 's'}"
-
-
-def bytes_text(amount: float) -> str:
-    if amount >= _GIB:
-        return f"{amount / _GIB:.1f} GiB"
-    return f"{amount / _MIB:.1f} MiB" if amount >= _MIB / 10 else f"{amount / 1024:.1f} KiB"
 
 
 def _spans(ranks: Sequence[int]) -> list[tuple[int, int]]:

@@ -67,7 +67,7 @@ def _dropped_batch(context: DiagnosisContext) -> Reason | None:
         (one for one in context.boards[dropped.rank].caught if dropped.step in (one.step, one.last_step)), None
     )
     jumps = next((some for other in dropped.others if (some := _innermost_jumps(context, other))), [])
-    handled = bool(jumps) and all(one.catches for one in jumps)
+    handled = bool(jumps) and all(jump.catches for jump in jumps)
     jump = jumps[-1].place if jumps else None
     return Reason(
         cause=Cause.SWALLOWED_EXCEPTION if caught or handled else Cause.RANK_CONDITIONAL_COLLECTIVE,
@@ -141,8 +141,9 @@ def _steps_of(caught: CaughtException) -> tuple[int, ...]:
 
 def _handler(context: DiagnosisContext, rank: int) -> Place | None:
     """Return the nearest `except` to the line in which the rank is."""
-    known = (one for frame in reversed(own_frames(context, rank)) for one in context.program.handlers(frame))
-    return next((one.place for one in known), None)
+    frames = reversed(own_frames(context, rank))
+    known = (handler for frame in frames for handler in context.program.handlers(frame))
+    return next((handler.place for handler in known), None)
 
 
 def _printed(context: DiagnosisContext, rank: int) -> str:
@@ -248,7 +249,7 @@ def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Rea
             "counts": ranks_by_facts((rank, {"count": count}) for rank, count in less.counts),
             "fewer_gradients": fewer,
         },
-        place=_skipping_branch(context, less, ranks) or next((one for one in shows if one is not None), None),
+        place=_skipping_branch(context, less, ranks) or next((place for place in shows if place is not None), None),
         step=less.step,
         proof=("step_ledger.txt",),
     )
@@ -263,9 +264,9 @@ def _differing_ranks(less: StepDifference) -> tuple[int, ...]:
 def _skipping_branch(context: DiagnosisContext, less: StepDifference, ranks: Sequence[int]) -> Place | None:
     """Return what decides, on the path to the last such call of that step, whether another one follows."""
     events = context.timelines[ranks[0]].events if ranks and less.called else ()
-    made = [one for one in events if (one.step, one.op, one.group) == (less.step, less.op, less.group)][-1:]
-    known = (context.program.deciding_branch(frame, None) for one in made for frame in one.chain)
-    return next((one.place for one in known if one is not None and one.varies), None)
+    last = [event for event in events if (event.step, event.op, event.group) == (less.step, less.op, less.group)][-1:]
+    known = (context.program.deciding_branch(frame, None) for event in last for frame in event.chain)
+    return next((branch.place for branch in known if branch is not None and branch.varies), None)
 
 
 def _left_backward(context: DiagnosisContext, difference: Difference) -> Reason | None:
@@ -307,7 +308,7 @@ def _evaluates(board: StatusFile | None) -> bool:
 def _usual_position(context: DiagnosisContext, rank: int, event: Event) -> int | None:
     """Return how many training events preceded this call in earlier steps; None if the rank never made it."""
     line = context.timelines[rank].events
-    same = (one.position for one in line if one.site == event.site and (one.step or 0) < (event.step or 0))
+    same = (call.position for call in line if call.site == event.site and (call.step or 0) < (event.step or 0))
     return min((at for at in same if at is not None), default=None)
 
 
@@ -315,7 +316,7 @@ def _skipped_iteration(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Reason | None:
     """A rank is behind a loop of which only an `except` skips an iteration."""
-    rank = next((one for one in difference.ranks if one in positions.left and not positions.left[one].exits), None)
+    rank = next((rank for rank in difference.ranks if rank in positions.left and not positions.left[rank].exits), None)
     if rank is None or not positions.left[rank].skips:
         return None
     place = positions.left[rank].skips[0].place

@@ -50,6 +50,7 @@ _OF_VALUES = {Kind.SHAPE: Cause.SHAPE_MISMATCH, Kind.DTYPE: Cause.DTYPE_MISMATCH
 
 
 def calls_differ(context: DiagnosisContext) -> Explanation | None:
+    """Ranks that wait for each other made different calls, or different numbers of them."""
     difference = context.difference
     if not _ranks_wait_for_each_other(context) or (difference is not None and _left_before(context, difference)):
         return None
@@ -129,7 +130,7 @@ def _crossing(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequenc
     others = [rank for rank in everyone if rank not in ranks]
     paths = turn_between(context, ranks[0], next(iter(others), everyone[-1]))
     if paths.alike and paths.reached is None:
-        loop = next((one for one in loops_around_any(context, paths.alike) if one.of_items), None)
+        loop = next((loop for loop in loops_around_any(context, paths.alike) if loop.of_items), None)
         return Place(file=loop.file, line=loop.line, function=loop.function) if loop else None
     return place_of(context, ranks[0], paths.reached) if others and paths.in_one_function else None
 
@@ -200,7 +201,7 @@ def _condition_on_rank(context: DiagnosisContext, difference: Difference, branch
     reached_by = difference.ranks if difference.kind is Kind.EXTRA else _others(difference)
     program = context.program
     frames = (frame for rank, _ in difference.entered for frame in own_frames(context, rank))
-    decides = next((one for one in frames if program.is_later_statement(branch, one)), None)
+    decides = next((frame for frame in frames if program.is_later_statement(branch, frame)), None)
     # One rank is inside a `with` statement at whose beginning another rank is.
     inside_with: Facts | None = None
     for rank, _, paths in diverging_pairs(context, difference.everyone):
@@ -354,7 +355,7 @@ def _loop_exit(
         return None
     # An exception that stops the loop counts only if the loop has as many iterations on every rank.
     own = origin_of_loop(context.program, Place(file=loop.file, line=loop.line), ()) if loop.stops else None
-    line = next((one.line for one in (*loop.exits, *loop.skips, *(() if own else loop.stops))), None)
+    line = next((jump.line for jump in (*loop.exits, *loop.skips, *(() if own else loop.stops))), None)
     others = [rank for rank in difference.everyone if rank not in ranks] if left and not loop.exits else []
     origin = next((one for rank in others if (one := _iterations_of(context, loop, rank))), None)
     if origin is not None and line is None:
@@ -403,10 +404,10 @@ def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) ->
     paths = turn_between(context, went, rank) if went is not None and difference.kind is Kind.MISSING else None
     if due is None or paths is None or not paths.alike or paths.in_one_function:
         return ()
-    chains = [one.chain for one in context.timelines[rank].events if (one.op, one.place) == (due.op, due.place)]
+    chains = [event.chain for event in context.timelines[rank].events if (event.op, event.place) == (due.op, due.place)]
     if due.chain and due.chain not in chains:
         return tuple(reversed(next(filter(None, reversed(chains)), ())))
-    return context.program.path_to_call(own_frames(context, rank), [one.function for one in paths.deeper])
+    return context.program.path_to_call(own_frames(context, rank), [frame.function for frame in paths.deeper])
 
 
 def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
@@ -416,7 +417,7 @@ def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: 
         return None
     frames = tuple(reversed(own_frames(context, ranks[0])))
     line = (event.place.file, event.place.line)
-    position = next((at for at, one in enumerate(frames) if (one.file, one.line) == line), None)
+    position = next((at for at, frame in enumerate(frames) if (frame.file, frame.line) == line), None)
     chain = event.chain or (() if position is None else frames[position:]) or (event.place,)
     made = origin_of_arguments(context.program, chain)
     if made is None or (not made.of_rank and context.program.same_function(made.place, chain[0])):
@@ -460,10 +461,10 @@ def _under_condition_on_rank(
     for rank, event in difference.entered:
         branch = _branch(context, rank, event)
         if branch is not None:
-            made = tuple(other for other, one in difference.entered if one.site == event.site)
+            made = tuple(other for other, call in difference.entered if call.site == event.site)
             others = tuple(other for other in difference.everyone if other not in made)
             # A rank that left a loop may have left it at its end. A rank above a way out has yet to reach it.
-            if branch.leaves and (positions.left or any(_has_yet_to_reach(context, one, branch) for one in others)):
+            if branch.leaves and (positions.left or any(_has_yet_to_reach(context, other, branch) for other in others)):
                 continue
             if 0 < len(others) < len(made):
                 return replace(difference, kind=Kind.MISSING, ranks=others, expected=event), branch
@@ -474,16 +475,16 @@ def _under_condition_on_rank(
 def _has_yet_to_reach(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
     """The rank is before that line of the function, or in a call made before it."""
     frames, board = own_frames(context, rank), context.boards.get(rank)
-    if board and frames and [one.function for one in board.stepped_from[:1]] == [frames[-1].function]:
+    if board and frames and [frame.function for frame in board.stepped_from[:1]] == [frames[-1].function]:
         frames += board.stepped_from[1:]  # without a snapshot only the innermost line is known
     file = branch.file.rpartition("/")[2]
-    same = (one for one in frames if one.file.rpartition("/")[2] == file and one.function == branch.function)
-    return any(one.line < branch.line for one in same)
+    same = (frame for frame in frames if frame.file.rpartition("/")[2] == file and frame.function == branch.function)
+    return any(frame.line < branch.line for frame in same)
 
 
 def _branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
     known_rank = context.rank(rank) if not event.done else None
-    callers = [one for one in frames_of(context, known_rank) if not is_library(one.file)] if known_rank else []
+    callers = [frame for frame in frames_of(context, known_rank) if not is_library(frame.file)] if known_rank else []
     lines: list[Place | Frame] = [event.place] if event.called and event.place else []
-    known = (one for line in [*lines, *callers] for one in context.program.branches(line))
-    return next((one for one in known if one.of_rank), None)
+    known = (branch for line in [*lines, *callers] for branch in context.program.branches(line))
+    return next((branch for branch in known if branch.of_rank), None)

@@ -40,9 +40,8 @@ _JOINS = (
     ("concurrent/futures/thread.py", ("shutdown", "_python_exit")),
 )
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
-_BEREFT = frozenset(
-    {WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE}
-)  # waits that a thread or child could end
+# Waits that a thread or child could end.
+_BEREFT = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})
 
 
 def _bereft(context: DiagnosisContext) -> tuple[Wait, LastMessages] | None:
