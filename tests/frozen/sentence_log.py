@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -51,21 +51,57 @@ def lines() -> Iterator[str]:
 
 
 def pytest_configure() -> None:
-    """Listen to every finding that the package makes; those that a test makes by hand say nothing of it."""
+    """Listen to every finding and every answer of a rule that the package makes, and to none that a test makes."""
+    from nsa_harness.core.diagnosis.explanation import Explanation
     from nsa_harness.core.report import Finding
 
     package = Finding.__module__.partition(".")[0]
-    make = Finding.__init__
+    _listen(Finding, _hear_finding, package)
+    _listen(Explanation, _hear_explanation, package)
+
+
+def _listen(kind: Any, hear: Callable[[Any], None], package: str) -> None:
+    make = kind.__init__
 
     @wraps(make)
     def listening(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         if _maker(sys._getframe(1)).partition(".")[0] == package:
-            heard.update((self.code, "claim", text) for text in [self.claim] if text)
-            heard.update((self.code, "advice", text) for text in [self.advice] if text)
-            heard.update((self.code, "left_open", text) for text in self.left_open)
+            hear(self)
 
-    Finding.__init__ = listening  # type: ignore[method-assign]
+    kind.__init__ = listening
+
+
+def _hear_finding(finding: Any) -> None:
+    heard.update((finding.code, "claim", text) for text in [finding.claim] if text)
+    heard.update((finding.code, "advice", text) for text in [finding.advice] if text)
+    heard.update((finding.code, "left_open", text) for text in finding.left_open)
+
+
+def _hear_explanation(answer: Any) -> None:
+    """Make the sentences of an answer, which the diagnosis may not choose."""
+    from jinja2 import UndefinedError
+
+    from nsa_harness.texts.causes import LEFT_OPEN, remedy
+    from nsa_harness.texts.templates import rendered
+
+    code = answer.cause.value
+    facts = {
+        **answer.facts,
+        "ranks": answer.ranks,
+        "rank": next(iter(answer.ranks), None),
+        "place": answer.place,
+        "step": answer.step,
+        "remedy": remedy(code),
+    }
+    try:
+        claim, advice = rendered(code, "claim", facts), rendered(code, "advice", facts)
+    except UndefinedError:  # `stated` makes one without facts, to get its confidence
+        return
+    heard.add((code, "claim", claim))
+    heard.update((code, "advice", text) for text in [advice] if text)
+    questions = answer.open_questions
+    heard.update((code, "left_open", rendered(LEFT_OPEN, question.code, question.facts)) for question in questions)
 
 
 def _maker(frame: FrameType) -> str:
