@@ -390,3 +390,31 @@ def test_the_rule_would_notice_what_it_forbids() -> None:
         "nsa_harness.probe.status_file",
     ]
     assert calls(ast.parse("open(p); d.now()")) == {"open", ".now"}
+
+
+# Strings in the core: descriptions of keys, messages about scenario files, texts that facts quote. Rules return facts,
+# and the sentences of findings are in texts/causes.toml. The number may fall, and never rise.
+MOST_SENTENCES_IN_CORE = 731
+
+
+def sentences_in(tree: ast.Module) -> Iterator[str]:
+    """Yield the string constants of at least four words that are no docstrings."""
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements
+        if is_text and len(node.value.split()) >= 4:
+            yield node.value
+
+
+def test_the_core_gains_no_sentence() -> None:
+    found = [text for path in of_layer("core") for text in sentences_in(parsed(path))]
+    assert len(found) <= MOST_SENTENCES_IN_CORE, f"{len(found)}: put words into harness/nsa_harness/texts"
+    assert list(
+        sentences_in(ast.parse('"""A docstring of five words."""\nx = "one two three four"; y = "two words"'))
+    ) == ["one two three four"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "harness/nsa_harness/core/diagnosis/rules").glob("*.py")), ids=name_of)
+def test_a_rule_gives_no_claim_and_no_advice(path: Path) -> None:
+    given = {keyword.arg for node in ast.walk(parsed(path)) if isinstance(node, ast.Call) for keyword in node.keywords}
+    assert given & {"claim", "advice", "summary"} == set()
