@@ -12,7 +12,7 @@ from runs import RUNS, run
 from nsa_harness.core.comparison.config_matrix import config_matrix
 from nsa_harness.core.comparison.severity import severity
 from nsa_harness.core.report import Artifact, Finding, Outcome, Status
-from nsa_harness.render.documents.tables import Gathered, gathered
+from nsa_harness.render.documents.report_sections import file_rows
 
 PASS, FAIL, HANG, SKIP, ERROR = Status.PASS, Status.FAIL, Status.HANG, Status.SKIP, Status.ERROR
 ALONE = {"run.ranks": "1", "parallel.wrapper": "none"}
@@ -97,10 +97,10 @@ def test_the_files_of_all_attempts_are_counted_and_each_absence_has_its_reason()
         having("c", Artifact(path="x", count=0, absent=None), Artifact(path="y", count=None, absent="off")),
         run("skipped", SKIP),
     ]
-    assert gathered(outcomes) == (
-        Gathered(path="x", attempts=3, of=3, entries=7, absent=()),
-        Gathered(path="y", attempts=0, of=3, entries=0, absent=(("off", 2), ("not reached", 1))),
-    )
+    assert list(file_rows(outcomes)) == [
+        ("x", "3 of 3", "7", ""),
+        ("y", "0 of 3", "none", "off (2); not reached (1)"),
+    ]
 
 
 def found(code: str) -> Finding:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from nsa_harness.core.diagnosis.profile import busiest, pace, profiles
 from nsa_harness.core.evidence.evidence import Ending
-from nsa_harness.render.documents.profile_txt import profile_text
+from nsa_harness.render.documents.plain_text import profile_text
 from tests.core.builders import ALL_REDUCE, board, ended, evidence, frame, rank_evidence, sample
 
 LOOP, PICK = frame(40, function="attend"), frame(41, function="attend")

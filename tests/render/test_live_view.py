@@ -13,7 +13,7 @@ from test_render_terminal import PROGRESS, RUN_DIR, SKIP, SPEC, Screen, rank_pro
 
 from nsa_harness.core.evidence.live import Progress, milestone, news, time_left_s
 from nsa_harness.core.report import Status
-from nsa_harness.render.terminal.live_view import SHOWN_RANKS, Ended, Running, View, view_lines
+from nsa_harness.render.terminal.live_view import MAX_RANKS, Ended, Running, View, view_lines
 from nsa_harness.render.terminal.screen import news_line
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.subject.playbook import PLAYBOOK
@@ -78,7 +78,7 @@ def test_what_is_quiet_for_longest_stays_on_the_screen() -> None:
     lines = view_lines(replace(HALFWAY, running=(replace(ONE, progress=MANY),), planned=1, ended=()), 80, 24)
     assert lines[0] == "  ddp_onestep   step 3 · 4.2 s"
     assert [line.split()[1] for line in lines[1:-1]] == ["46", "47", "48", "49", "96", "97", "98", "99"]
-    assert lines[-1] == f"    {100 - SHOWN_RANKS} more ranks, with progress since"
+    assert lines[-1] == f"    {100 - MAX_RANKS} more ranks, with progress since"
 
 
 def test_what_says_least_goes_first_where_the_screen_is_narrow() -> None:

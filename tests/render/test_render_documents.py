@@ -7,7 +7,8 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from importlib.resources import files
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,14 +29,15 @@ from render_samples import (
     judged,
 )
 
-from nsa_harness.core.report import Finding, HangKind, Outcome, Report, Status
+from nsa_harness.core.report import UNWATCHED, Finding, HangKind, Outcome, Report, Status
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render import answer
 from nsa_harness.render.documents.case_reports import junit_xml
 from nsa_harness.render.documents.html import report_html
-from nsa_harness.render.documents.prompt import prompt_text
+from nsa_harness.render.documents.plain_text import prompt_text
 from nsa_harness.render.documents.report_json import from_json, to_json
 from nsa_harness.render.documents.summary_md import summary_md
+from nsa_harness.render.sections import Section
 from nsa_harness.render.text import escaped
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.texts.words import meaning
@@ -73,6 +75,31 @@ def test_the_same_report_gives_the_same_bytes(document: str) -> None:
 def test_no_document_guesses(document: str) -> None:
     text = RENDERERS[document](MIXED).lower()
     assert [word for word in ("possible", "root cause", "seems", "probably") if word in text] == []
+
+
+def test_the_page_has_a_writer_for_each_kind_of_section() -> None:
+    source = files("nsa_harness.render.documents").joinpath("report.html.j2").read_text(encoding="utf-8")
+    written = dict(re.findall(r'"(\w+)": (\w+)', source))
+    assert written == {kind.__name__: kind.__name__ for kind in get_args(Section)}
+
+
+def test_of_many_ranks_groups_come_first_and_each_rank_is_folded() -> None:
+    standings = tuple(replace(DEADLOCK.standings[rank % 2], rank=rank) for rank in range(20))
+    report = replace(QUIET, outcomes=(replace(DEADLOCK, standings=standings),))
+    text = summary_md(report, PLAYBOOK)
+    groups, each = text.split("<details><summary>Each of the 20 ranks</summary>")
+    assert "| 0, 2, 4, 6 and 6 more | all_reduce #14 | rank 1 |" in groups
+    assert "| 19 ◀ culprit | barrier #14 |" not in groups
+    assert "| 19 ◀ culprit | barrier #14 |" in each.split("</details>")[0]
+    assert "<summary>Each of the 20 ranks</summary>" in report_html(report, PLAYBOOK)
+
+
+def test_an_exit_that_nobody_saw_is_not_known_in_every_document() -> None:
+    report = replace(QUIET, outcomes=(replace(DEADLOCK, ended=UNWATCHED),))
+    for document in ("SUMMARY.md", "report.html"):
+        text = RENDERERS[document](report)
+        assert "not known" in text
+        assert "had not ended" not in text
 
 
 def test_the_first_line_of_the_summary_is_the_verdict_or_the_counts() -> None:
@@ -199,7 +226,7 @@ def test_a_failure_to_paste_has_its_answer_first_and_is_never_long(report: Repor
     text = prompt_text(report)
     assert len(text) <= 6_000
     assert "\x1b" not in text
-    if report.outcomes and (told := answer.told_at_length(escaped(report))):
+    if report.outcomes and (told := answer.outcomes_in_full(escaped(report))):
         assert text.startswith(f"{told[0][1].verdict.status.value} {told[0][1].spec.scenario}: ")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from render_samples import DEADLOCK, PLACE
 
 from nsa_harness.core.report import Place
-from nsa_harness.render.documents.lanes import SHOWN, lanes
+from nsa_harness.render.documents.html import MAX_LANES, lanes
 from nsa_harness.texts import words
 
 
@@ -92,9 +92,9 @@ def test_the_picture_leaves_out_ranks_but_never_a_culprit() -> None:
     )
     drawing = lanes(outcome)
     assert drawing is not None
-    assert [lane.label for lane in drawing.lanes] == [*(f"rank {rank}" for rank in range(SHOWN - 1)), "rank 97"]
+    assert [lane.label for lane in drawing.lanes] == [*(f"rank {rank}" for rank in range(MAX_LANES - 1)), "rank 97"]
     assert drawing.lanes[-1].role == "culprit"
-    assert drawing.omitted == count - SHOWN
+    assert drawing.omitted == count - MAX_LANES
 
 
 def test_there_is_no_picture_where_nothing_is_known() -> None:

@@ -22,7 +22,7 @@ from test_live_view import COLOUR, MANY, lively, seen
 from test_render_terminal import PROGRESS, RUN_DIR, Screen
 
 from nsa_harness.render.listener import notify
-from nsa_harness.render.terminal.live_view import SHOWN_RANKS
+from nsa_harness.render.terminal.live_view import MAX_RANKS
 from nsa_harness.render.terminal.screen import outcome_lines
 from nsa_harness.render.terminal.stream import REDRAW_S
 from nsa_harness.render.terminal.terminal import Terminal
@@ -139,7 +139,7 @@ def test_a_real_terminal_is_asked_for_its_size_before_each_frame(columns: int) -
         terminal.phase("first", "step 1", MANY)
         glass = Glass(columns)
         glass.write(read_until(person, "\x1b[?7h"))
-        assert len(glass.lines) == 11 - 1 or len(glass.lines) == SHOWN_RANKS + 2
+        assert len(glass.lines) == 11 - 1 or len(glass.lines) == MAX_RANKS + 2
         assert max(map(cell_len, glass.lines)) < columns
         resize(stream.fileno(), 30, 6)
         terminal.phase("second", "step 2", MANY)

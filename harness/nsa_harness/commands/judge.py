@@ -25,7 +25,7 @@ from nsa_harness.core.report import Artifact, Outcome, Trouble
 from nsa_harness.core.scenario.yaml_tree import visible
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.errors import HarnessError
-from nsa_harness.render.documents.profile_txt import profile_text
+from nsa_harness.render.documents.plain_text import profile_text
 from nsa_harness.render.documents.report_json import outcome_values
 from nsa_harness.render.documents.trace import trace_json
 from nsa_harness.subject.files import is_launched_by, program_files

@@ -23,7 +23,7 @@ from nsa_harness.core.source_code.collection import program_sources
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.errors import UsageError
 from nsa_harness.render.documents.report_json import to_json
-from nsa_harness.render.terminal.answer import LABEL_WIDTH
+from nsa_harness.render.terminal.answer import ANSWER_LABEL_WIDTH
 from nsa_harness.render.terminal.layout import command, labelled
 from nsa_harness.render.terminal.terminal import Terminal
 from nsa_harness.render.text import escape
@@ -165,11 +165,12 @@ def _tell(request: ReadRequest, report: Report, run: RunDir | None, missing: Seq
 
 def _above(unused: Sequence[Trouble], missing: Sequence[Missing], width: int) -> Iterator[str]:
     for number, one in enumerate(unused[:_SHOWN]):
-        yield from labelled("note" if number == 0 else "", escape(words.trouble(one)), width, LABEL_WIDTH)
+        yield from labelled("note" if number == 0 else "", escape(words.trouble(one)), width, ANSWER_LABEL_WIDTH)
     if len(unused) > _SHOWN:
-        yield from labelled("", f"{len(unused) - _SHOWN} more with -v", width, LABEL_WIDTH)
-    yield from labelled("missing", " · ".join(one.what for one in missing), width, LABEL_WIDTH)
+        yield from labelled("", f"{len(unused) - _SHOWN} more with -v", width, ANSWER_LABEL_WIDTH)
+    yield from labelled("missing", " · ".join(one.what for one in missing), width, ANSWER_LABEL_WIDTH)
     if missing:
-        yield from command("next time", "nsa-harness watch -- COMMAND, or for each of these:", width, LABEL_WIDTH)
+        how = "nsa-harness watch -- COMMAND, or for each of these:"
+        yield from command("next time", how, width, ANSWER_LABEL_WIDTH)
         for lacking in missing:
-            yield from command("", escape(lacking.how[0]), width, LABEL_WIDTH)
+            yield from command("", escape(lacking.how[0]), width, ANSWER_LABEL_WIDTH)

@@ -39,7 +39,7 @@ from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import Outcome, Report, exit_code
 from nsa_harness.core.schedule import as_expected
 from nsa_harness.errors import HarnessError, StoredRunError
-from nsa_harness.render.documents.prompt import prompt_text
+from nsa_harness.render.documents.plain_text import prompt_text
 from nsa_harness.render.documents.report_json import to_json
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.terminal.terminal import Terminal

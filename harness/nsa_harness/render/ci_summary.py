@@ -1,4 +1,4 @@
-"""The summary of many jobs: as Markdown, bad news first, and as JSON, schema 1."""
+"""The summary of several CI jobs: as Markdown, bad news first, and as JSON, schema 1."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def cut(text: str, limit_bytes: int = MOST_BYTES) -> str:
 def _head(summary: NightSummary) -> list[str]:
     color = "RED" if summary.exit_code else "GREEN"
     final = [outcome for _, outcome in summary.outcomes()]
-    found = " · ".join(f"{status.value} {number}" for status, number in counts(final).items())
+    verdicts = " · ".join(f"{status.value} {number}" for status, number in counts(final).items())
     judged = f"{words.plural(len(final), 'verdict')} of {words.plural(len(summary.jobs), 'job')}"
     return [
         f"# {color}: {', '.join(summary.reasons) or 'every verdict is as expected'}",
         "",
-        f"{judged}: {found}. Exit code {summary.exit_code}.",
+        f"{judged}: {verdicts}. Exit code {summary.exit_code}.",
     ]
 
 
@@ -94,7 +94,7 @@ def _jobs(jobs: Sequence[JobSummary]) -> list[str]:
             markdown(job.job),
             *(str(number) for number in counts(job.outcomes).values()),
             str(job.exit_code),
-            markdown(" and ".join(f"{one.host}: {words.machine_line(one)}" for one in job.machines)),
+            markdown(" and ".join(f"{machine.host}: {words.machine_line(machine)}" for machine in job.machines)),
             f"**{markdown(job.remark)}**" if job.remark else "",
         )
         for job in sorted(jobs, key=lambda job: not job.is_red)

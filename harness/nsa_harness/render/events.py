@@ -22,7 +22,7 @@ SCHEMA = 1
 
 
 class Events(Listener):
-    """A line for each event; every line is flushed, so that a reader is never behind.
+    """Writes a line for each event, and flushes every line, so that a reader is never behind.
 
     Ctrl-C has no event of its own: the `done` event of an interrupted run has exit code 130.
     """
@@ -41,7 +41,7 @@ class Events(Listener):
         self._write("launch", spec.scenario, **_planned(escaped(spec)))
 
     def phase(self, scenario: str, phase: str, progress: Progress) -> None:
-        """Written when the phase changes."""
+        """Write the phase when it changes."""
         if self._phases.get(scenario) == phase:
             return
         self._phases[scenario] = phase
@@ -79,7 +79,7 @@ class Events(Listener):
 
 
 class Planned(TypedDict):
-    """A scenario of the plan; null where there is nothing to say of one that cannot run."""
+    """A scenario of the plan. Fields of a scenario that cannot run are null."""
 
     name: str
     about: str

@@ -1,4 +1,4 @@
-"""Listener: what a run tells whoever follows it, and how one that fails is kept from harming the run."""
+"""Listeners follow a run; a listener that fails does not harm the run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nsa_harness.core.report import MachineFacts, Outcome, Report, Trouble
 
 
 class Listener:
-    """Called one call at a time, in the order in which things happen; `interrupted` alone may come in between.
+    """Receives the events of a run, one at a time and in order; only `interrupted` may come in between.
 
-    One that overrides a method hears of that, and of nothing else. With several attempts at once the calls come from
-    several threads, and the attempts alternate. `attempt` is the name of the attempt's directory, as in `Outcome.dir`.
+    A subclass overrides the methods for the events that it needs. With parallel attempts the calls come from several
+    threads, and the attempts alternate. `attempt` is the name of the attempt's directory, as in `Outcome.dir`.
     """
 
     def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None: ...
@@ -25,30 +25,30 @@ class Listener:
     def launched(self, spec: RunSpec) -> None: ...
 
     def phase(self, attempt: str, phase: str, progress: Progress) -> None:
-        """Where the ranks are. Called as often as the watch looks, also when nothing changed."""
+        """Say where the ranks are. Called at every poll of the watch, even if nothing changed."""
 
     def looked(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:
-        """Where the ranks of a job stand that is found running, before anything is known of it."""
+        """Show where the ranks of a running job are when nsa-harness attaches to it."""
 
     def suspect(self, attempt: str, text: str) -> None:
-        """A stall: it may move again."""
+        """Report a stall, which may still end."""
 
     def released(self, attempt: str, text: str) -> None:
-        """What was suspected moves again."""
+        """Report that a stall has ended."""
 
     def interrupted(self, count: int) -> None:
-        """Ctrl-C or TERM, for the `count`-th time. May come from a signal handler: takes no lock, writes nothing."""
+        """Report the `count`-th Ctrl-C or TERM. May be called in a signal handler: must not lock or write."""
 
     def outcome(self, outcome: Outcome, run_dir: Path) -> None: ...
 
     def done(self, report: Report, run_dir: Path) -> None: ...
 
     def close(self) -> None:
-        """Leave the screen in order. Safe to call twice and at any time."""
+        """Leave the screen in order. May be called twice, and at any time."""
 
 
 def notify(listeners: Sequence[Listener], tell: Callable[[Listener], None]) -> tuple[Trouble, ...]:
-    """Tell every listener. A listener that raises costs only itself; what it could not be told is returned."""
+    """Call `tell` for every listener. Return the failures; one listener's failure does not affect the others."""
     trouble = []
     for listener in listeners:
         try:
@@ -61,17 +61,17 @@ def notify(listeners: Sequence[Listener], tell: Callable[[Listener], None]) -> t
 
 @dataclass(kw_only=True)
 class Broadcast:
-    """Speaks to all listeners, of one thing at a time whatever thread it comes from."""
+    """Calls all listeners, one event at a time, whichever thread it comes from."""
 
     listeners: tuple[Listener, ...]
-    # Reentrant: the handler of Ctrl-C speaks while the main thread may be speaking.
+    # Reentrant: the handler of Ctrl-C may interrupt the main thread inside a call.
     lock: threading.RLock = field(default_factory=threading.RLock)
-    lost_terminal: Callable[[], None] = lambda: None  # called for each word that its terminal is not there to take
+    lost_terminal: Callable[[], None] = lambda: None  # called for each write to a terminal that is gone
 
     def __call__(self, tell: Callable[[Listener], None]) -> None:
         with self.lock:
             trouble = notify(self.listeners, tell)
-        if any(one.why.startswith(_LOST) for one in trouble):
+        if any(failure.why.startswith(_LOST) for failure in trouble):
             self.lost_terminal()
 
 

@@ -1,8 +1,8 @@
-"""The one escape that all text passes before any renderer, and what Markdown needs on top of it.
+"""The escape that all text passes before any renderer, and the additional escapes of Markdown.
 
 Messages, paths and source lines come from programs under test. After `escape` a text is one line without control
 characters, terminal sequences, text-direction overrides, invisible characters or lone surrogates, of bounded length.
-Jinja and ElementTree do the escaping of their own formats; nothing that XML 1.0 forbids is left for them.
+Jinja and ElementTree escape for their own formats; the text has no character that XML 1.0 forbids.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from urllib.parse import quote
 
 from nsa_harness.core.report import Place
 
-LIMIT = 4000  # characters of one text; logs and evidence hold the whole
+LIMIT = 4000  # characters of one text; logs and evidence have the whole
 BLOCK_LINES = 40
 
 T = TypeVar("T")
 
 
 def escape(text: str) -> str:
-    """The text as one line that is safe to show. Applied twice it changes nothing more."""
+    """Return the text as one line that is safe to show. Escaping again changes nothing."""
     lines = _SEQUENCE.sub("", text).splitlines()
     return _cut(_visible(" / ".join(kept for line in lines if (kept := line.strip()))))
 
 
 def escape_block(text: str) -> str:
-    """The same for source code: line ends and indentation stay."""
+    """Return source code that is safe to show, with its line ends and indentation."""
     lines = _SEQUENCE.sub("", text).splitlines()
     kept = [_cut(_visible(line.expandtabs(4).rstrip())) for line in lines[-BLOCK_LINES:]]
     return "\n".join(kept).strip("\n")
 
 
 def escaped(value: T) -> T:
-    """The value with every text in it escaped, however deep it lies."""
+    """Return the value with every text in it escaped, at any depth."""
     return cast(T, _walk(value))
 
 
 def markdown(text: str) -> str:
-    """The text as Markdown that shows exactly it, in a paragraph and in a table cell, and reads well unrendered."""
+    """Return Markdown that shows exactly the text, in a paragraph or a table cell, and is readable unrendered."""
     return _MARKDOWN_START.sub(r"\1\\\2", _MARKDOWN.sub(_markdown_character, escape(text)))
 
 
@@ -51,7 +51,7 @@ def markdown_link(text: str, target: str) -> str:
 
 
 def markdown_code(text: str, *, in_table: bool = False) -> str:
-    """The text as a code span. A table row is split at pipes before its spans are seen."""
+    """Return the text as a code span. In a table a pipe is escaped: rows are split before spans are parsed."""
     text = escape(text) or " "
     fence = "`" * (_longest_backticks(text) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
@@ -60,20 +60,20 @@ def markdown_code(text: str, *, in_table: bool = False) -> str:
 
 
 def markdown_fence(text: str, language: str) -> list[str]:
-    """The text as a fenced block that nothing in it can close."""
+    """Return the text as a fenced block that nothing in it can close."""
     fence = "`" * max(3, _longest_backticks(text) + 1)
     return [f"{fence}{language}", *escape_block(text).split("\n"), fence]
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Cells are Markdown. A head that ends in a colon aligns its column to the right."""
+    """Return a table of Markdown cells. A head that ends in a colon aligns its column to the right."""
     rules = ["---:" if name.endswith(":") else "---" for name in head]
     cells = ([name.rstrip(":") for name in head], rules, *rows)
     return [f"| {' | '.join(row)} |" for row in cells]
 
 
 def link_target(path: str) -> str | None:
-    """The address of a file in the run directory, or None for anything that leads out of it."""
+    """Return the address of a file in the run directory, or None for a path that leads out of it."""
     path = re.sub(r":[0-9]+$", "", path)
     if not path or path.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", path):
         return None
@@ -81,11 +81,11 @@ def link_target(path: str) -> str | None:
 
 
 def ascii_only(text: str) -> str:
-    """The text for a terminal that cannot show our signs: stand-ins of one column, then backslash escapes."""
+    """Return ASCII for a terminal without our symbols: substitutes of one column, else backslash escapes."""
     return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
 
-# Strings end at the first control character, so that a start without an end costs no second scan.
+# A sequence ends at the first control character, so that one without an end is scanned only once.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\|\x9c)"
@@ -97,7 +97,7 @@ _UNSAFE = re.compile(
     "\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000110bd\U000110cd\U00013430-\U0001343f"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
-# Only where the sign means something to Markdown: "all_reduce", "a -> b" and "\x1b" stay as they are.
+# Only characters that mean something to Markdown where they are: "all_reduce", "a -> b" and "\x1b" are unchanged.
 _MARKDOWN = re.compile(
     r"[`*|~$<]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])|\\(?=[!-/:-@\[-`{-~]|$)|\](?=[(\[:])|&(?=#?[0-9A-Za-z]+;)"
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from nsa_harness.core.scenario.scenario import Attention, Loss, Scenario
 from nsa_harness.core.search.subject import Form, Subject
 from nsa_harness.errors import UsageError
+from nsa_harness.texts.words import noun_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +146,7 @@ def layers_words(choice: str) -> str:
     if ":" in choice:
         start, stop = (int(part) for part in choice.split(":"))
         return f"layers {start}-{stop - 1} [{choice}]" if stop - start > 1 else f"layer {start} [{choice}]"
-    return f"layer{'s' if ',' in choice else ''} {choice}"
+    return f"{noun_for(choice.count(',') + 1, 'layer')} {choice}"
 
 
 def _differences(scenario: Scenario) -> Iterator[str]:

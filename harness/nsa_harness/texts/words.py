@@ -6,7 +6,7 @@ import math
 import re
 import signal
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from string import Formatter
 from typing import Any
@@ -74,11 +74,12 @@ MEANING: dict[HangKind | Status, str] = {
 
 _LOOKED_AT = {STILL_RUNNING: "MOVES", SUSPECTED: "STALL", INCONCLUSIVE: "OPEN"}
 UNKNOWN = "not known"
-# The order in which people want to hear it.
+# The most urgent verdict first.
 LOUDEST_FIRST = (Status.HANG, Status.FAIL, Status.ERROR, Status.SKIP, Status.PASS)
 
 
 def seconds(value: float | None) -> str:
+    """Return "0.06 s", "14.2 s", "2 min 5 s", or "2 h 1 min"."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if value < 99.95:
@@ -89,16 +90,20 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def size(value_bytes: int | None) -> str:
+def size(value_bytes: float | None, *, tenths: bool = False) -> str:
+    """Return "412 MB" or "9.1 GB"; with `tenths` "1.4 MB" for a size below 100 MB."""
     if value_bytes is None:
         return UNKNOWN
     value_bytes = min(value_bytes, 10**18)
+    if tenths and value_bytes < 99_500_000:
+        return f"{value_bytes / 1e6:.1f} MB"
     if value_bytes < 999_500_000:
         return f"{value_bytes / 1e6:.0f} MB"
     return f"{value_bytes / 1e9:.1f} GB"
 
 
 def number(value: float) -> str:
+    """Return a whole number in full, with commas, and any other with five digits."""
     return f"{value:,.0f}" if math.isfinite(value) and value == int(value) and abs(value) < 1e15 else f"{value:.5g}"
 
 
@@ -115,10 +120,26 @@ def middle(text: str, limit: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return "1 rank", "2 ranks", "3 entries"."""
+    return f"{count} {noun_for(count, noun)}"
+
+
+def noun_for(count: float, noun: str) -> str:
+    """Return "rank" for one, else "ranks", "entries", "batches"."""
+    if count == 1:
+        return noun
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+
+
+def listing(texts: Sequence[str]) -> str:
+    """Return "a", "a and b", or "a, b and c"."""
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
 def certainty(confidence: float) -> str:
+    """Return "certain", "likely" or "unknown"."""
     if confidence >= CERTAIN:
         return "certain"
     return "likely" if confidence >= 0.6 else "unknown"
@@ -127,6 +148,11 @@ def certainty(confidence: float) -> str:
 def ranks(numbers: Iterable[int]) -> str:
     """Return "rank 1", "ranks 0, 2", "ranks 0-511 and 3 more": inclusive, and never longer than a line."""
     return ranks_text(tuple(numbers))
+
+
+def rank_numbers(numbers: Iterable[int]) -> str:
+    """Return the ranks without the noun: "1", or "0-2, 5"."""
+    return ranks(numbers).partition(" ")[2]
 
 
 def standing_rank(row: RankStatus) -> str:
@@ -245,11 +271,6 @@ def exit_of(outcome: Outcome, rank: int) -> str:
     return UNKNOWN if status is None and outcome.ended == UNWATCHED else exit_word(status)
 
 
-def nothing_wrong(report: Report) -> bool:
-    bad = (Status.HANG, Status.FAIL, Status.ERROR)
-    return bool(report.outcomes) and not any(outcome.verdict.status in bad for outcome in report.outcomes)
-
-
 def wall_time(outcome: Outcome) -> str:
     return "not run" if outcome.verdict.status is Status.SKIP else seconds(outcome.timing.wall_s)
 
@@ -260,16 +281,6 @@ def facts(outcome: Outcome) -> tuple[str, ...]:
     launched = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
     known = (outcome.spec.about, launched, *remarks(outcome), showed, *outcome.spec.notes)
     return tuple(fact for fact in known if fact)
-
-
-def saw_nothing(outcome: Outcome) -> bool:
-    tables = (outcome.standings, outcome.exit_codes, outcome.vitals, culprit_line(outcome))
-    return not any(tables) and not any(numbers(outcome))
-
-
-def nothing_seen(outcome: Outcome) -> str:
-    ran = outcome.verdict.status is not Status.SKIP
-    return "Nothing: no rank left anything to be read." if ran else "Nothing: it was not run."
 
 
 def step(value: int | None) -> str:
@@ -305,7 +316,7 @@ def numbers(outcome: Outcome) -> Iterator[str]:
     parts = [(part, metrics.pop(f"{part}_s", None)) for part in ("fetch", "forward", "backward", "optimizer")]
     rate = metrics.pop("tokens_per_s", outcome.usage.tokens_per_s)
     if steps is not None:
-        yield f"{number(steps)} step{'' if steps == 1 else 's'}"
+        yield f"{number(steps)} {noun_for(steps, 'step')}"
     if last is not None:
         yield f"loss {number(last)}" if first in (None, last) else f"loss {number(first)} → {number(last)}"
     if rate is not None:
@@ -349,7 +360,7 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
     if told := tuple(memory(outcome)):
         yield "memory", told
     if outcome.signals:
-        yield "signals", tuple(alike(outcome.signals))
+        yield "signals", tuple(group_ranks_by_text(outcome.signals))
     if outcome.nccl:
         yield "NCCL", tuple(nccl(outcome.nccl))
     if not skipped and outcome.ended != UNWATCHED:
@@ -394,12 +405,12 @@ def _memory_of(row: MemoryAt) -> Iterator[str]:
         yield f"step {row.step}"
 
 
-def alike(by_rank: dict[int, str]) -> Iterator[str]:
+def group_ranks_by_text(by_rank: dict[int, str]) -> Iterator[str]:
     """Yield each text once, with the names of the ranks that have it."""
-    said: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for rank, text in by_rank.items():
-        said.setdefault(text, []).append(rank)
-    yield from (f"{ranks(those)}: {text}" for text, those in said.items())
+        groups.setdefault(text, []).append(rank)
+    yield from (f"{ranks(group)}: {text}" for text, group in groups.items())
 
 
 def nccl(info: NcclInfo) -> Iterator[str]:
@@ -509,7 +520,7 @@ def duration(value_s: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def agree(verb: str, subject: int | Sequence[int]) -> str:
+def agree(verb: str, subject: int | Sized) -> str:
     """Return the verb as it follows its subject: "waits" for one rank, "wait" for several."""
     count = subject if isinstance(subject, int) else len(subject)
     return verb if count == 1 else _PLURAL_VERBS.get(verb, verb.removesuffix("s"))

@@ -1,6 +1,6 @@
-"""The outcomes as test cases, for CI servers and dashboards: junit.xml.
+"""junit.xml: the outcomes as test cases, for CI servers and dashboards.
 
-A test case fails where the exit code does, so an expected HANG is no failure and an unexpected PASS is one.
+A test case fails if the exit code does: an expected HANG is not a failure, and an unexpected PASS is one.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ def _explanation(outcome: Outcome) -> Iterator[str]:
     """Yield the answer in the order of every other document."""
     yield answer.title(outcome)
     yield answer.sentence(outcome.verdict.summary)
-    place, said = outcome.culprit.place if outcome.culprit else None, answer.cause_of(outcome)
+    place, cause = outcome.culprit.place if outcome.culprit else None, answer.cause_of(outcome)
     if place:
         yield f"look at {words.place_name(place)} {words.place_details(place)}".rstrip()
         yield from words.source_lines(place)
     for stack in outcome.stacks:
         yield from answer.stack_lines(stack)
-    if said:
-        yield f"do: {said.advice}"
-        yield from (f"left open: {text}" for text in said.left_open)
+    if cause:
+        yield f"do: {cause.advice}"
+        yield from (f"left open: {text}" for text in cause.left_open)
     yield meaning(outcome)
     if outcome.culprit:
         yield words.culprit_line(outcome)

@@ -23,16 +23,16 @@ _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ","
 
 
 def github_annotations(report: Report, workspace: str) -> Iterator[str]:
-    """`::error file=,line=::` for what was not expected, worst first.
+    """Yield `::error file=,line=::` for each outcome that was not expected, worst first.
 
-    `workspace`: the checkout, below which a file is named from there.
+    `workspace`: the checkout. Files below it get relative names.
     """
-    bad = [one for one in escaped(report).outcomes if one.final and not one.expected]
+    bad = [outcome for outcome in escaped(report).outcomes if outcome.final and not outcome.expected]
     for outcome in sorted(bad, key=words.worst_first)[:MOST]:
         facts = {**_place(outcome, workspace), "title": f"{outcome.verdict.status.value} {outcome.spec.scenario}"}
-        told = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in facts.items())
+        properties = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in facts.items())
         level = "error" if outcome.verdict.status in (Status.HANG, Status.FAIL) else "warning"
-        yield f"::{level} {told}::{answer.sentence(outcome.verdict.summary).translate(_DATA)}"
+        yield f"::{level} {properties}::{answer.sentence(outcome.verdict.summary).translate(_DATA)}"
 
 
 def _place(outcome: Outcome, workspace: str) -> dict[str, str]:
@@ -44,7 +44,7 @@ def _place(outcome: Outcome, workspace: str) -> dict[str, str]:
 
 
 def _below(file: str, root: str) -> str | None:
-    """Relative to the root; None where it does not lie below it."""
+    """Return the path relative to the root, or None if it is not below the root."""
     path = PurePosixPath(file)
     return str(path.relative_to(root)) if root and path.is_relative_to(root) else None
 
@@ -59,14 +59,14 @@ _Json = dict[str, Any]
 
 
 def sarif(report: Report, checkout: str = "") -> str:
-    """One result for each finding of an outcome that counts. `checkout`: files below it are named from there."""
+    """Return a result for each finding of an outcome that counts. Files below `checkout` get relative names."""
     report = escaped(report)
-    found = [(outcome, finding) for outcome in report.outcomes if outcome.final for finding in _findings(outcome)]
-    codes = list(dict.fromkeys(finding.code for _, finding in found))
+    findings = [(outcome, finding) for outcome in report.outcomes if outcome.final for finding in _findings(outcome)]
+    codes = list(dict.fromkeys(finding.code for _, finding in findings))
     driver = {"name": "nsa-harness", "version": report.harness, "rules": [_rule(code) for code in codes]}
     run: _Json = {
         "tool": {"driver": driver},
-        # What stands before the last slash is one series of analyses to GitHub.
+        # To GitHub, the part before the last slash names a series of analyses.
         "automationDetails": {"id": f"nsa-harness/{report.run_id}"},
         "invocations": [
             {
@@ -76,7 +76,7 @@ def sarif(report: Report, checkout: str = "") -> str:
                 "toolExecutionNotifications": [_notification(outcome) for outcome in _unjudged(report)],
             }
         ],
-        "results": [_result(outcome, finding, codes.index(finding.code), checkout) for outcome, finding in found],
+        "results": [_result(outcome, finding, codes.index(finding.code), checkout) for outcome, finding in findings],
     }
     if checkout:
         run["originalUriBaseIds"] = {_ROOT: {"uri": f"file://{quote(checkout.rstrip('/'))}/"}}
@@ -84,7 +84,7 @@ def sarif(report: Report, checkout: str = "") -> str:
 
 
 def _findings(outcome: Outcome) -> Iterator[Finding]:
-    """Those that stand in the report; where none says why it failed, what the verdict says."""
+    """Yield the findings of the report. If no finding explains the failure, yield the verdict as a finding first."""
     verdict = outcome.verdict
     if verdict.status in (Status.HANG, Status.FAIL) and answer.cause_of(outcome) is None:
         yield Finding(
@@ -100,8 +100,8 @@ def _findings(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _unjudged(report: Report) -> Iterator[Outcome]:
-    """What says nothing of the program is no result."""
-    yield from (one for one in report.outcomes if one.final and one.verdict.status is Status.ERROR)
+    """Yield the outcomes that are ERROR: they say nothing about the program, so they are not results."""
+    yield from (outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is Status.ERROR)
 
 
 def _notification(outcome: Outcome) -> _Json:
@@ -157,31 +157,34 @@ def _result(outcome: Outcome, finding: Finding, rule: int, checkout: str) -> _Js
 
 
 def _look_at(outcome: Outcome, finding: Finding, stacks: Sequence[CallStack]) -> Place | None:
-    """The line to change, else the line that the culprit stands at: no code host shows what has no line."""
+    """Return the line to change, or the culprit's line: a code host shows only results with a line."""
     culprit = outcome.culprit.place if outcome.culprit and finding.code == outcome.verdict.cause else None
-    told = (culprit, finding.place, *(stack.frames[0] for stack in stacks))
-    return next((one for one in told if one is not None and one.file), None)
+    places = (culprit, finding.place, *(stack.frames[0] for stack in stacks))
+    return next((place for place in places if place is not None and place.file), None)
 
 
 def _message(outcome: Outcome, finding: Finding, *, causes_it: bool) -> str:
-    says = [answer.sentence(outcome.verdict.summary)] if causes_it else []
-    says += [answer.sentence(finding.claim)] if finding.claim != outcome.verdict.summary or not causes_it else []
-    says += [answer.sentence(finding.advice)] if finding.advice else []
-    return f"{outcome.verdict.status.value} {outcome.spec.scenario}: {' '.join(says)}"
+    sentences = [answer.sentence(outcome.verdict.summary)] if causes_it else []
+    sentences += [answer.sentence(finding.claim)] if finding.claim != outcome.verdict.summary or not causes_it else []
+    sentences += [answer.sentence(finding.advice)] if finding.advice else []
+    return f"{outcome.verdict.status.value} {outcome.spec.scenario}: {' '.join(sentences)}"
 
 
 def _innermost(stacks: Sequence[CallStack], checkout: str) -> list[_Json]:
-    """Where each of the ranks stands."""
-    told = [(stack, stack.frames[0]) for stack in stacks if stack.frames[0].file]
-    return [{"place": place, "location": _location(place, checkout, answer.whose(stack))} for stack, place in told]
+    """Return the innermost line of each stack."""
+    return [
+        {"place": stack.frames[0], "location": _location(stack.frames[0], checkout, answer.stack_owner(stack))}
+        for stack in stacks
+        if stack.frames[0].file
+    ]
 
 
-def _location(place: Place, checkout: str, says: str = "") -> _Json:
+def _location(place: Place, checkout: str, message: str = "") -> _Json:
     physical: _Json = {"artifactLocation": _artifact(place.file or "", checkout)}
     if place.line:
         physical["region"] = {"startLine": place.line}
         lines = len(place.text.splitlines()) if place.text else 0
-        if place.text and 0 < lines <= place.line:  # the statement, and above it what it stands under
+        if place.text and 0 < lines <= place.line:  # the statement and the lines above it that contain it
             around = {"startLine": place.line - lines + 1, "endLine": place.line}
             physical["contextRegion"] = {**around, "snippet": {"text": place.text}}
     named = (("function", place.function), ("module", place.module), ("member", place.parameter))
@@ -189,7 +192,7 @@ def _location(place: Place, checkout: str, says: str = "") -> _Json:
     return {
         "physicalLocation": physical,
         **({"logicalLocations": logical} if logical else {}),
-        **({"message": {"text": says}} if says else {}),
+        **({"message": {"text": message}} if message else {}),
     }
 
 
@@ -202,17 +205,18 @@ def _artifact(file: str, checkout: str) -> _Json:
 
 def _stack(stack: CallStack, checkout: str) -> _Json:
     frames = [{"location": _location(frame, checkout)} for frame in stack.frames if frame.file]
-    return {"message": {"text": answer.whose(stack)}, "frames": frames}
+    return {"message": {"text": answer.stack_owner(stack)}, "frames": frames}
 
 
 def _thread_flow(stack: CallStack, checkout: str) -> _Json:
-    """From the call that began it to where it stands."""
+    """Return the frames of the stack, outermost first."""
     steps = [{"location": _location(frame, checkout)} for frame in reversed(stack.frames) if frame.file]
-    return {"id": answer.whose(stack), "message": {"text": f"how {answer.whose(stack)} came there"}, "locations": steps}
+    owner = answer.stack_owner(stack)
+    return {"id": owner, "message": {"text": f"how {owner} came there"}, "locations": steps}
 
 
 def _fingerprint(outcome: Outcome, finding: Finding, place: Place | None, checkout: str) -> str:
-    """The same in the next run, also where lines above have moved: neither line nor rank nor time is in it."""
+    """Return a fingerprint that is equal in the next run: it has neither line nor rank nor time."""
     file = "" if place is None else _artifact(place.file or "", checkout)["uri"]
-    told = (outcome.spec.scenario, finding.code, file, *((place.function, place.text) if place else ()))
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+    identity = (outcome.spec.scenario, finding.code, file, *((place.function, place.text) if place else ()))
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]

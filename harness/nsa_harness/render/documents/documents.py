@@ -1,4 +1,4 @@
-"""The documents of a run: every format by itself, so that a fault of one never loses the others."""
+"""The documents of a run. Each format is written on its own, so that an error in one does not lose the others."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from nsa_harness.render.text import escape
 from nsa_harness.supervisor.storage.rundir import RunDir
 
 _TRACE_COLUMNS, _MAX_GATHERED = 4000, 100_000  # of a line; lines of one document
-_RANKS_SHOWN = 4  # stacks in BISECT.md
+_MAX_RANKS = 4  # with stacks in BISECT.md
 _MAX_ENV_BYTES = 1 << 20
-_STACK_LINES, _STACK_COLUMNS = 1000, 4000  # of each, as many as are read
+_STACK_LINES, _STACK_COLUMNS = 1000, 4000  # read from each stack file
 
 
 def write_documents(
     run: RunDir, report: Report, playbook: Playbook, search: BisectReport | None = None
 ) -> tuple[Trouble, ...]:
-    """Each document by itself: a fault of one format never loses the others. Returns what could not be written.
+    """Write each document. Return the documents that could not be written, with the reasons.
 
-    `playbook`: what is asked of the runs of our program.
-    `search`: the bisection whose probes the report holds; it has two documents of its own.
+    `playbook`: the questions about runs of nsa-harness's own program.
+    `search`: the bisection whose probes are in the report; it adds two documents.
     """
     report = replace(report, files=tuple(_gathered_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
@@ -64,13 +64,13 @@ def write_documents(
 
 
 def _checkout(run: RunDir) -> str:
-    """The repository that its programs were started in, as env.json says; empty where none is known."""
+    """Return the repository in which the programs were started, from env.json, or "" if it is not known."""
     for attempt in run.attempts():
         try:
-            said = json.loads(attempt.door.whole(attempt.env, _MAX_ENV_BYTES))
+            stored = json.loads(attempt.door.whole(attempt.env, _MAX_ENV_BYTES))
         except (OSError, ValueError, RecursionError):
             continue
-        git = said.get("git") if isinstance(said, dict) else None
+        git = stored.get("git") if isinstance(stored, dict) else None
         root = git.get("root") if isinstance(git, dict) else None
         if isinstance(root, str) and root.startswith("/"):
             return escape(root)
@@ -78,46 +78,46 @@ def _checkout(run: RunDir) -> str:
 
 
 def log_fault(run: RunDir, text: str) -> None:
-    """Where the log can be written at all: a stored run may be read-only, or made by somebody else."""
+    """Append to the run's log if it is writable: a stored run may be read-only or belong to another user."""
     with suppress(OSError):
         run.door.append(run.log, run.redaction.text(text))
 
 
 def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
-    """Of the newest failing probe and the newest passing one: where each rank stood, by the name of the file."""
-    # By the folders of the run: what somebody else's documents name may lead out of it.
+    """Return the stack files of the latest failing and the latest passing probe, by name."""
+    # Only directories of the run: a name in a foreign document may lead out of it.
     attempts = {attempt.path.name: attempt for attempt in run.attempts()}
-    found: dict[str, str] = {}
+    stacks: dict[str, str] = {}
     for counts_as in (CountsAs.BAD, CountsAs.GOOD):
         name = next((one.dir for one in reversed(search.probes) if one.counts_as is counts_as and one.dir), None)
         if name in attempts:
-            for path in run.door.files(attempts[name].dumps, "rank*.txt")[:_RANKS_SHOWN]:
+            for path in run.door.files(attempts[name].dumps, "rank*.txt")[:_MAX_RANKS]:
                 lines = run.door.text_lines(path, _STACK_COLUMNS)
-                found[str(path.relative_to(run.path))] = "".join(islice(lines, _STACK_LINES))
-    return found
+                stacks[str(path.relative_to(run.path))] = "".join(islice(lines, _STACK_LINES))
+    return stacks
 
 
 _MISSING, _BUCKET = "  - MISSING: ", "[DDP] "
 
 
 def _gathered_files(run: RunDir, report: Report) -> Iterator[Artifact]:
-    """What is made of all attempts together. They are written also where there is nothing to gather: that is said."""
+    """Yield the files made of all attempts together. An empty one is written too, with the reason."""
     traced = any(outcome.missing_gradients is not None for outcome in report.outcomes)
     none_missing = "no gradient was missing" if traced else "no run traced its gradients (trace.grads)"
-    for path, what, nothing in (
+    for path, marker, reason in (
         (run.missing_params, _MISSING, none_missing),
         (run.buckets, _BUCKET, "no run traced the buckets of DDP (trace.buckets)"),
     ):
-        count = sum(1 for _ in islice(_gathered_lines(run, report, what), _MAX_GATHERED))
-        yield Artifact(path=path.name, count=count, absent=None if count else nothing)
+        count = sum(1 for _ in islice(_gathered_lines(run, report, marker), _MAX_GATHERED))
+        yield Artifact(path=path.name, count=count, absent=None if count else reason)
 
 
-def _gathered(run: RunDir, report: Report, what: str) -> str:
-    """One line for each trace line of that kind, over all attempts, with the attempt in front."""
-    return "".join(islice(_gathered_lines(run, report, what), _MAX_GATHERED))
+def _gathered(run: RunDir, report: Report, marker: str) -> str:
+    """Return the trace lines with this marker of all attempts, each after the name of its attempt."""
+    return "".join(islice(_gathered_lines(run, report, marker), _MAX_GATHERED))
 
 
-def _gathered_lines(run: RunDir, report: Report, what: str) -> Iterator[str]:
+def _gathered_lines(run: RunDir, report: Report, marker: str) -> Iterator[str]:
     for outcome in report.outcomes:
         lines = run.door.text_lines(run.path / outcome.dir / "traces.log", _TRACE_COLUMNS) if outcome.dir else ()
-        yield from (f"{outcome.dir} {line.rstrip()}\n" for line in lines if what in line)
+        yield from (f"{outcome.dir} {line.rstrip()}\n" for line in lines if marker in line)

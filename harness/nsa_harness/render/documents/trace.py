@@ -1,7 +1,8 @@
 """trace.json: one attempt on a time line of ranks, for ui.perfetto.dev and chrome://tracing.
 
-A process is a rank. It has a thread of its steps, one for each of its own threads (calls from Python, and its newest
-mark), and one for each process group, as the flight recorder saw it. What had not ended is left open, and says so.
+Each rank is a process of the trace. It has a thread for its steps, one for each of its own threads (calls from Python
+and the latest progress event), and one for each process group, as the flight recorder saw it. Unfinished slices stay
+open.
 Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
@@ -21,16 +22,16 @@ from nsa_harness.render import answer
 from nsa_harness.render.text import escaped
 from nsa_harness.texts import words
 
-_KEPT, _LEAST = 100_000, 200  # calls and collectives of all ranks together; of each rank at least
-_THREADS = 1000  # of one rank: their numbers are unique in the whole trace, as Perfetto wants them
-_SLIVER_US = 1.0  # of what has ended, nobody knows when
+_MAX_EVENTS, _MIN_RANK_EVENTS = 100_000, 200  # calls and collectives: of all ranks; kept per rank at least
+_THREADS = 1000  # per rank: Perfetto wants thread numbers that are unique in the whole trace
+_SLIVER_US = 1.0  # length of a collective whose end was not recorded
 
 _Event = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Lanes:
-    """The threads of one rank, numbered as they come."""
+    """The threads of one rank, numbered in the order of their first event."""
 
     rank: int
     numbers: dict[str, int] = field(default_factory=dict)
@@ -44,7 +45,7 @@ class _Lanes:
         return {"pid": self.pid, "tid": self.pid * _THREADS + min(number, _THREADS - 1)}
 
     def names(self) -> Iterator[_Event]:
-        """What a viewer calls them, in this order."""
+        """Yield the names and the order of process and threads."""
         yield _named("process_name", {"pid": self.pid}, {"name": f"rank {self.rank}"})
         yield _named("process_sort_index", {"pid": self.pid}, {"sort_index": self.rank})
         for number, name in enumerate(list(self.numbers)):
@@ -53,8 +54,8 @@ class _Lanes:
 
 
 def trace_json(evidence: Evidence, outcome: Outcome) -> str:
-    """`outcome`: what was judged of that evidence."""
-    most = max(_LEAST, _KEPT // max(1, len(evidence.ranks)))
+    """Return the trace. `outcome` is the verdict on `evidence`."""
+    most = max(_MIN_RANK_EVENTS, _MAX_EVENTS // max(1, len(evidence.ranks)))
     events: list[_Event] = []
     entered: dict[tuple[str, int], list[tuple[float, _Event]]] = {}
     for rank in evidence.ranks:
@@ -66,7 +67,7 @@ def trace_json(evidence: Evidence, outcome: Outcome) -> str:
     events += _arrows(entered)
     events += _of_the_run(evidence, outcome)
     whole = {
-        "traceEvents": sorted(events, key=lambda one: (one["ph"] != "M", one["ts"], one["name"])),
+        "traceEvents": sorted(events, key=lambda event: (event["ph"] != "M", event["ts"], event["name"])),
         "displayTimeUnit": "ms",
         "otherData": {
             "scenario": outcome.spec.scenario,
@@ -108,7 +109,7 @@ def _of_rank(
 
 
 def _steps(board: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
-    """Of the oldest one that the board remembers nobody knows when it began, unless it is the first."""
+    """Yield the steps. The oldest stored step is skipped unless it is the first: its begin is not known."""
     known = board.steps_s
     if known and known[0][0] == 1:
         known = ((0, board.created_s), *known)
@@ -120,7 +121,7 @@ def _steps(board: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
 
 
 def _marks(board: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
-    """What each thread began last; what it called and has not left yet is told as a call."""
+    """Yield the latest progress event of each thread, but not an open collective, which is shown as a call."""
     inside = any(call.left_s is None for call in board.calls)
     newest = {mark.tid: mark for mark in reversed(board.marks)}
     for mark in newest.values():
@@ -148,7 +149,7 @@ def _call(call: Call, board: StatusFile, lanes: _Lanes) -> _Event:
 
 
 def _collective(one: Collective, at_s: float, call: Call | None, lanes: _Lanes) -> _Event:
-    """From where it was enqueued to where its call was left; the recorder of gloo knows no end."""
+    """Return the collective from its enqueuing to the end of its call; gloo's recorder has no end."""
     left_s = call.left_s if call else None
     ended_s = (at_s + _SLIVER_US / 1e6 if left_s is None or left_s < at_s else left_s) if one.retired else None
     end = "when its call was left" if one.retired and left_s is not None else "not recorded" if one.retired else "none"
@@ -157,8 +158,8 @@ def _collective(one: Collective, at_s: float, call: Call | None, lanes: _Lanes) 
 
 
 def _arrows(entered: dict[tuple[str, int], list[tuple[float, _Event]]]) -> Iterator[_Event]:
-    """From the first rank in a collective to the last one, also where they entered different ones under one number."""
-    several = ((key, sorted(found, key=lambda one: one[0])) for key, found in entered.items() if len(found) > 1)
+    """Yield arrows from the first rank in a collective to the last, also if the collectives of a number differ."""
+    several = ((key, sorted(ranks, key=lambda rank: rank[0])) for key, ranks in entered.items() if len(ranks) > 1)
     for number, ((group, seq), members) in enumerate(several, 1):
         for place, (_, slice_) in enumerate(members):
             phase = "s" if place == 0 else "f" if place == len(members) - 1 else "t"
@@ -177,7 +178,7 @@ def _of_samples(evidence: Evidence, lanes: _Lanes) -> Iterator[_Event]:
 
 def _of_the_run(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
     yield _everywhere(f"attempt {outcome.attempt} of {outcome.spec.scenario} begins", 0.0, {})
-    # What was suspected before has moved again.
+    # An earlier stall has ended.
     since_s = -math.inf if evidence.last_progress_s is None else evidence.last_progress_s
     if looks_s := [sample.at_s for sample in evidence.samples if sample.at_s > since_s]:
         yield _everywhere("suspected: no rank has moved", min(looks_s), {})
@@ -192,7 +193,7 @@ def _of_the_run(evidence: Evidence, outcome: Outcome) -> Iterator[_Event]:
 
 
 def _slice(name: str, began_s: float, ended_s: float | None, where: _Event, kind: str, args: _Event) -> _Event:
-    """Without an end it stays open, and says so."""
+    """Return a slice. Without an end it stays open and is marked as unfinished."""
     began = {"name": name, "ts": _us(began_s), "cat": kind, **where}
     if ended_s is None:
         return {**began, "ph": "B", "args": {**_kept(args), "unfinished": True}}

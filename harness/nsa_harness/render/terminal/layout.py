@@ -1,7 +1,7 @@
 """Lines of a given width: paragraphs, labelled paragraphs and tables that fit 40, 80 or 120 columns.
 
-Widths are columns on the screen, so a sign of two columns counts twice. A single word wider than the line stays whole:
-a broken path or command is worth less than a line that the terminal wraps.
+Widths are columns on the screen: a wide character counts twice. A word wider than the line is not broken, because a
+broken path or command cannot be copied; the terminal wraps it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-NARROW = 60  # columns; below, a text stands under its label
+NARROW = 60  # columns; on a narrower screen a text is below its label
 LABEL_WIDTH = 14
-# A dot ends the item before it, and a unit belongs to its number.
+# No line begins with a separator, and a unit stays with its number.
 _GLUE = re.compile(r" (?=[·→] )|(?<=[0-9]) (?=(?:s|min|h|MB|GB|ranks?)\b)")
 
 
 def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -> Iterator[str]:
-    """The text in lines of at most `width`, the first with one indent, the others with another."""
+    """Yield lines of at most `width`; `first` indents the first line, `rest` the others."""
     indent, hanging = first, first if rest is None else rest
     line = ""
     for glued in _GLUE.sub("\N{NO-BREAK SPACE}", text).split(" "):
@@ -33,7 +33,7 @@ def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -
 
 
 def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """ "  cause        ready_twice (certain)"; below its label where the line is narrow; nothing without a text."""
+    """Yield "  cause        ready_twice (certain)". On a narrow screen the text is below its label; "" yields none."""
     if text and width >= NARROW:
         yield from paragraph(text, width, f"  {label:<{label_width}}", " " * (label_width + 2))
     elif text:
@@ -42,7 +42,7 @@ def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) 
 
 
 def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """A command or path in one piece, so that it can be copied; nothing without a text."""
+    """Yield a command or path in one piece, so that it can be copied; "" yields no line."""
     line = f"  {label:<{label_width}}{text}"
     if text and width >= NARROW and cell_len(line) <= width:
         yield line
@@ -52,9 +52,9 @@ def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str = "  ") -> Iterator[str]:
-    """A head that ends in a colon aligns its column to the right; one without a name holds a remark on the row.
+    """Yield a table. A head that ends in a colon aligns its column to the right; an empty head is a column of remarks.
 
-    Too wide for the line, each row becomes a list.
+    If the table is too wide, each row becomes a list.
     """
     names = [name.rstrip(":") for name in head]
     columns = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
@@ -70,12 +70,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent
 
 
 def cropped(text: str, width: int) -> str:
-    """At most `width` columns, for lines that are drawn again and again and must not wrap."""
+    """Return at most `width` columns of the text, for lines that must not wrap."""
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
 def bar(share: float, columns: int) -> str:
-    """At least one sign, so that something that took time never looks like nothing."""
+    """Return a bar of at least one character, so that a short time is visible too."""
     return "━" * max(1, round(min(max(share, 0.0), 1.0) * columns))
 
 

@@ -1,4 +1,4 @@
-"""The live view: what runs at this moment as lines, a pure function of the values and the size of the screen."""
+"""The live view: the running attempts as lines, a pure function of the values and the size of the screen."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from nsa_harness.render.terminal.layout import NARROW, cropped, paragraph
 from nsa_harness.render.text import escape
 from nsa_harness.texts import words
 
-SHOWN_RANKS = 8  # of one attempt
-_NAME_COLUMNS, _MODULE_COLUMNS = 12, 12  # a name keeps at least these; a narrower module says nothing
+MAX_RANKS = 8  # of one attempt
+_NAME_COLUMNS, _MODULE_COLUMNS = 12, 12  # minimum widths; a narrower module is not shown
 _ONCE = "interrupted: taking stacks, ending the processes, writing the report; once more kills at once"
 _TWICE = "interrupted twice: killing now; `nsa-harness report` judges what was seen"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """One attempt that runs."""
+    """One running attempt."""
 
     name: str
     phase: str
@@ -49,13 +49,13 @@ class View:
 
 
 def view_lines(view: View, width: int, height: int) -> list[str]:
-    """At most `height` lines of at most `width` columns: where little fits, what is quiet for longest stays."""
+    """Return at most `height` lines of `width` columns. If not all fit, the ranks without progress for longest stay."""
     if not view.running:
         return []
     tail = [*_plan_lines(view, width), *interrupted_lines(view.interrupts, width)][: max(height - 2, 0)]
     heads = [[_head(running, width), *_suspicion(running, width)] for running in view.running]
     spare = height - len(tail) - sum(map(len, heads))
-    shown = min(max(spare // len(heads), 0), SHOWN_RANKS + 1)
+    shown = min(max(spare // len(heads), 0), MAX_RANKS + 1)
     body = [
         line
         for head, running in zip(heads, view.running, strict=True)
@@ -71,49 +71,49 @@ def view_lines(view: View, width: int, height: int) -> list[str]:
 
 
 def interrupted_lines(interrupts: int, width: int) -> list[str]:
-    """What Ctrl-C does, or TERM: the first one asks, the second one kills."""
+    """Return what Ctrl-C or TERM does: the first ends the run in order, the second kills."""
     if interrupts == 0:
         return []
     return [cropped(line, width) for line in paragraph(_ONCE if interrupts == 1 else _TWICE, width, "  ")]
 
 
 def _plan_lines(view: View, width: int) -> Iterator[str]:
-    """ "5 of 12 done · 4 PASS · 1 HANG · 1 not as expected · about 2 min left"; a single run has nothing to add up."""
-    final = [one for one in view.ended if one.counts]
-    done = sum(one.status is not Status.SKIP for one in final)
+    """Yield "5 of 12 done · about 2 min left · 4 PASS · 1 HANG · 1 not as expected"; nothing for a single run."""
+    final = [attempt for attempt in view.ended if attempt.counts]
+    done = sum(attempt.status is not Status.SKIP for attempt in final)
     planned = max(view.planned, done + len(view.running))
     if planned < 2:
         return
-    given = [(status, sum(one.status is status for one in final)) for status in words.LOUDEST_FIRST]
-    surprises = sum(not one.expected for one in final)
+    given = [(status, sum(attempt.status is status for attempt in final)) for status in words.LOUDEST_FIRST]
+    surprises = sum(not attempt.expected for attempt in final)
     parts = [f"{done} of {planned} done"]
-    parts += [f"about {_whole(view.left_s)} left"] if view.left_s is not None else []
+    parts += [f"about {_rounded(view.left_s)} left"] if view.left_s is not None else []
     parts += [f"{count} {status.value}" for status, count in given if count]
     parts += [f"{surprises} not as expected"] if surprises else []
-    whole = " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
-    yield from (cropped(line, width) for line in paragraph(whole, width, "  "))
+    line = " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
+    yield from (cropped(text, width) for text in paragraph(line, width, "  "))
 
 
-def _whole(seconds: float) -> str:
-    """An estimate has no tenths."""
+def _rounded(seconds: float) -> str:
+    """Return the estimate without tenths."""
     return f"{max(round(seconds), 1)} s" if seconds < 99.5 else words.seconds(float(round(seconds)))
 
 
 def _head(running: Running, width: int) -> str:
-    """Name, phase, time and time left; the last ones go first where the line is narrow."""
+    """Return name, phase, time and time left; a narrow line drops the last of them first."""
     progress = running.progress
     remarks = [escape(running.phase), words.seconds(progress.elapsed_s)]
     if progress.deadline_s is not None:
         left_s = max(progress.deadline_s - progress.elapsed_s, 0.0)
         remarks.append(f"at most {words.seconds(left_s)} left")
     name = escape(running.name)
-    while remarks and 2 + min(cell_len(name), _NAME_COLUMNS) + cell_len(_said(remarks)) > width:
+    while remarks and 2 + min(cell_len(name), _NAME_COLUMNS) + cell_len(_remarks_text(remarks)) > width:
         remarks.pop()
-    said = _said(remarks)
-    return cropped(f"  {cropped(name, max(width - cell_len(said) - 2, 0))}{said}", width)
+    text = _remarks_text(remarks)
+    return cropped(f"  {cropped(name, max(width - cell_len(text) - 2, 0))}{text}", width)
 
 
-def _said(remarks: Sequence[str]) -> str:
+def _remarks_text(remarks: Sequence[str]) -> str:
     return f"   {' · '.join(remarks)}" if remarks else ""
 
 
@@ -125,8 +125,8 @@ def _suspicion(running: Running, width: int) -> list[str]:
 
 
 def _ranks(ranks: Sequence[RankProgress], lines: int, width: int) -> Iterator[str]:
-    """One row a rank, the quietest where not all fit."""
-    fits = len(ranks) <= min(lines, SHOWN_RANKS)
+    """Yield a row for each rank. If not all fit, the ranks without progress for longest stay."""
+    fits = len(ranks) <= min(lines, MAX_RANKS)
     shown = len(ranks) if fits else max(lines - 1, min(lines, 1))
     quietest = sorted(ranks, key=lambda rank: -(rank.quiet_s or 0.0))[:shown]
     yield from _rows(sorted(quietest, key=lambda rank: rank.rank), width)
@@ -136,7 +136,7 @@ def _ranks(ranks: Sequence[RankProgress], lines: int, width: int) -> Iterator[st
 
 
 def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
-    """Aligned columns. Those that say least go first: the module, the memory, the step (the head has the slowest)."""
+    """Yield aligned rows. A narrow screen drops the module first, then memory and step."""
     gap = "   " if width >= NARROW else "  "
     indent = " " * (len(gap) + 1)
     columns = [
@@ -155,14 +155,14 @@ def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
 
 
 def _fitting(columns: Sequence[list[str]], gap: str, width: int) -> Sequence[list[str]]:
-    """As many columns as fit, the first three always."""
+    """Return as many columns as fit, at least three."""
     while len(columns) > 3 and 1 + sum(len(gap) + cell_len(column[0]) for column in columns if column) > width:
         columns = columns[:-1]
     return columns
 
 
 def _column(cells: Sequence[str], least: int) -> list[str]:
-    """Padded to a width that changes rarely, so that rows do not dance."""
+    """Return the cells padded to a width that changes rarely, so that rows do not jump."""
     wide = max([least, *map(cell_len, cells)])
     return [cell + " " * (wide - cell_len(cell)) for cell in cells]
 

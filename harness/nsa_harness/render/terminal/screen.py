@@ -1,4 +1,4 @@
-"""What the terminal shows, as lines: pure functions of the values and the width."""
+"""The lines that the terminal shows: pure functions of the values and the width."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import RUNS_ON, Finding, MachineFacts, Outcome, Report, Status
-from nsa_harness.render import answer
+from nsa_harness.render import answer, sections
 from nsa_harness.render.costs import fit_lines
-from nsa_harness.render.terminal.answer import LABEL_WIDTH, answer_lines, at_most, headline, ranks_table
+from nsa_harness.render.sections import Section, evidence_sections
+from nsa_harness.render.terminal.answer import ANSWER_LABEL_WIDTH, answer_lines, at_most, headline, ranks_table
 from nsa_harness.render.terminal.layout import NARROW, bar, command, cropped, labelled, paragraph, table
 from nsa_harness.render.text import escape, escaped
 from nsa_harness.texts import words
 
 BAR_COLUMNS = 20
-WORTH_TELLING_S = 2.0  # without progress; less says nothing
-ANSWER_WIDTH = 12  # of "not tested"
-STANDINGS = 16  # rows of a table; SUMMARY.md has all
+MIN_SHOWN_S = 2.0  # shorter times without progress are normal
+_RESULT_WIDTH = 12  # fits "not tested"
+MAX_ROWS = 16  # of a table; SUMMARY.md has all
 
 
 def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip], width: int) -> Iterator[str]:
@@ -38,16 +39,16 @@ def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip
 
 def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
     spec = escaped(spec)
-    what = words.launch_line(spec.ranks, spec.backend, spec.subject)
-    yield from paragraph(f"{spec.scenario}   {what}", width, "", "  ")
+    launch = words.launch_line(spec.ranks, spec.backend, spec.subject)
+    yield from paragraph(f"{spec.scenario}   {launch}", width, "", "  ")
     for note in spec.notes:
         yield from paragraph(note, width, " " * (len(spec.scenario) + 3) if width >= NARROW else "  ")
 
 
 def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
-    """Where each line stays: the phase, the time against the deadline, and the rank that is quiet for longest."""
+    """Yield the phase, the time of the deadline, and the rank that made no progress for longest."""
     limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
-    known = [rank for rank in progress.ranks if (rank.quiet_s or 0.0) >= WORTH_TELLING_S]
+    known = [rank for rank in progress.ranks if (rank.quiet_s or 0.0) >= MIN_SHOWN_S]
     quietest = max(known, key=lambda rank: rank.quiet_s or 0.0, default=None)
     quiet = f" · rank {quietest.rank} no progress for {words.seconds(quietest.quiet_s)}" if quietest else ""
     text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{quiet}"
@@ -55,7 +56,7 @@ def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Itera
 
 
 def look_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[str]:
-    """A row for each class of ranks: where it stands, since when, and what it has computed so far."""
+    """Yield a row for each group of ranks: where it is, since when, and its CPU time."""
     rows = escaped(tuple(rows))
     age_s = max((row.age_s for row in rows), default=None)
     yield from paragraph(
@@ -63,19 +64,19 @@ def look_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[str]:
     )
     cells = [
         (
-            words.ranks(row.ranks).partition(" ")[2],
+            words.rank_numbers(row.ranks),
             row.blocked_in,
             " ".join(filter(None, (row.place, row.function))),
             words.seconds(row.idle_s),
             words.seconds(row.cpu_s),
         )
-        for row in rows[:STANDINGS]
+        for row in rows[:MAX_ROWS]
     ]
     yield from table(("rank:", "in", "at", "idle for:", "CPU time:"), cells, width)
 
 
 def outcome_lines(outcome: Outcome, width: int, *, verbose: bool = False) -> Iterator[str]:
-    """A run by itself. The answer is what stands last; `verbose`: before it what it rests on."""
+    """Yield the lines of one run. The answer is last; `verbose` puts what it rests on before it."""
     if outcome.verdict.status is Status.PASS:
         yield from _passed(escaped(outcome), width)
         return
@@ -95,28 +96,40 @@ def _passed(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _evidence(outcome: Outcome, width: int) -> Iterator[str]:
-    """What the answer rests on."""
-    yield from paragraph(f"{outcome.spec.scenario} · {' · '.join(words.facts(outcome))}", width, "", "  ")
-    yield from ranks_table(outcome, STANDINGS, width)
-    yield from _vitals(outcome, width)
-    yield ""
-    yield from labelled("why a hang", outcome.why or "", width)
-    yield from labelled("last shared", words.last_shared(outcome), width)
-    for finding in outcome.findings:
-        yield from _finding(outcome, finding, width)
-    yield from _lists(outcome, width)
+    """Yield what the answer rests on: the same sections as in SUMMARY.md."""
+    for section in evidence_sections(outcome):
+        yield from _section_lines(section, outcome, width)
     for stack in outcome.stacks:
         yield ""
         yield from (cropped(f"  {line}", width) for line in answer.stack_lines(stack))
+
+
+def _section_lines(section: Section, outcome: Outcome, width: int) -> Iterator[str]:
+    match section:
+        case sections.Facts(items=items):
+            yield from paragraph(sections.joined((outcome.spec.scenario, *items)), width, "", "  ")
+            yield from ranks_table(outcome, MAX_ROWS, width)
+            yield ""
+        case sections.Grounds(rows=rows):
+            for label, items in rows:
+                yield from labelled(label, sections.joined(items), width)
+        case sections.FindingDetails(finding=finding):
+            yield from _finding(outcome, finding, width)
+        case sections.Table():
+            yield from _vitals(outcome, width)
+        case sections.Sentence(line=line):
+            yield from paragraph(sections.plain(line), width, "  ")
+        case _:
+            raise AssertionError(section)
 
 
 def _vitals(outcome: Outcome, width: int) -> Iterator[str]:
     head, rows = words.vital_table(outcome)
     if len(head) > 1:
         yield ""
-        yield from table(head, rows[:STANDINGS], width)
-    if len(rows) > STANDINGS:
-        yield from paragraph(f"{len(rows) - STANDINGS} more ranks are in report.json", width, "  ")
+        yield from table(head, rows[:MAX_ROWS], width)
+    if len(rows) > MAX_ROWS:
+        yield from paragraph(f"{len(rows) - MAX_ROWS} more ranks are in report.json", width, "  ")
 
 
 def _times(outcome: Outcome, width: int) -> Iterator[str]:
@@ -183,17 +196,17 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _silent_faults(outcome: Outcome, width: int) -> Iterator[str]:
-    """Under a PASS, which they do not change; the whole of each stands in SUMMARY.md."""
+    """Yield the faults under a PASS, which they do not change; SUMMARY.md has them in full."""
     for finding in silent_faults(outcome):
         text = f"but {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
         yield from at_most(2, paragraph(text, width, "      "), width)
 
 
-FAILURES = 8  # of a plan, that its end tells
+MAX_FAILURES = 8  # shown at the end of a plan
 
 
 def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) -> Iterator[str]:
-    """Of several runs what went wrong, worst first, and the counts; then how to go on, and where everything lies."""
+    """Yield the failures of several runs, worst first, and the counts; then the next command and the run directory."""
     report = escaped(report)
     if report.interrupted:
         yield from paragraph("Interrupted: only what is listed was judged.", width)
@@ -201,20 +214,20 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
     if len(report.outcomes) != 1:
         yield from _failures(report, width)
         yield from paragraph(words.counts_line(report), width, "", "  ")
-        yield from labelled("expected", _expectations(report), width, LABEL_WIDTH)
+        yield from labelled("expected", _expectations(report), width, ANSWER_LABEL_WIDTH)
         yield from _hypotheses(report, playbook, width)
         grown = [line for sweep in sweeps(report.outcomes) for line in fit_lines(sweep)]
-        yield from (row for line in grown for row in labelled("growth", line, width, LABEL_WIDTH))
+        yield from (row for line in grown for row in labelled("growth", line, width, ANSWER_LABEL_WIDTH))
     elif report.outcomes[0].verdict.status is Status.PASS:
         log = f"{run_dir}/{report.outcomes[0].dir}/output.log"
-        yield from command("output", escape(log), width, LABEL_WIDTH)
-    yield from command("next", escape(_next(report, playbook, run_dir) or ""), width, LABEL_WIDTH)
+        yield from command("output", escape(log), width, ANSWER_LABEL_WIDTH)
+    yield from command("next", escape(_next(report, playbook, run_dir) or ""), width, ANSWER_LABEL_WIDTH)
     if report.outcomes:
-        yield from command("more", f"{escape(str(run_dir))}/SUMMARY.md", width, LABEL_WIDTH)
+        yield from command("more", f"{escape(str(run_dir))}/SUMMARY.md", width, ANSWER_LABEL_WIDTH)
 
 
 def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]:
-    """A row each where they fit; else a paragraph for each answer, with the reasons of what is not refuted."""
+    """Yield a table if it fits, else a paragraph for each result, with the reasons of results other than refuted."""
     rows = [row for row in answers(report.outcomes, fitting(playbook, report.outcomes).hypotheses) if worth_a_row(row)]
     if all(row.answer is Answer.NOT_TESTED for row in rows):
         return
@@ -224,33 +237,33 @@ def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]
     if len(lines) == len(rows) + 1:
         yield from lines
     else:
-        for given, of_it in groupby(rows, key=lambda row: row.answer):
-            told = [words.hypothesis_in_line(row) for row in of_it]
-            yield from labelled(given.value, " · ".join(told), width, ANSWER_WIDTH)
+        for result, group in groupby(rows, key=lambda row: row.answer):
+            texts = [words.hypothesis_in_line(row) for row in group]
+            yield from labelled(result.value, " · ".join(texts), width, _RESULT_WIDTH)
     yield ""
 
 
 def _failures(report: Report, width: int) -> Iterator[str]:
-    """The only one with its whole answer, of several the sentence and the place of each."""
+    """Yield the whole answer to a single failure, or headline and sentence of each of several."""
     bad = sorted(filter(_went_wrong, report.outcomes), key=words.worst_first)
     if len(bad) == 1:
         yield from answer_lines(bad[0], width)
         yield ""
     elif bad:
-        for outcome in bad[:FAILURES]:
+        for outcome in bad[:MAX_FAILURES]:
             yield from outcome_line(outcome, width)
-        if len(bad) > FAILURES:
-            yield from paragraph(f"{len(bad) - FAILURES} more are in SUMMARY.md", width, "      ")
+        if len(bad) > MAX_FAILURES:
+            yield from paragraph(f"{len(bad) - MAX_FAILURES} more are in SUMMARY.md", width, "      ")
         yield ""
 
 
 def _went_wrong(outcome: Outcome) -> bool:
-    """Not as its scenario expected."""
+    """Whether the outcome counts and is not what its scenario expects."""
     return outcome.final and not outcome.expected and outcome.verdict.status is not Status.SKIP
 
 
 def _expectations(report: Report) -> str:
-    """Empty where every run was to pass, and did."""
+    """Return how many runs were as expected, or "" if every run was to pass, and did."""
     final = [outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is not Status.SKIP]
     met = sum(outcome.expected for outcome in final)
     if not final:
@@ -261,13 +274,14 @@ def _expectations(report: Report) -> str:
 
 
 def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
-    """The command that goes on: with what was cut short, with what the gates ask, with the first surprise."""
+    """Return the next command: resume an interrupted run, follow a gate, or repeat the worst surprise."""
     if any(one.ended == RUNS_ON for one in report.outcomes):
-        return None  # a job that was only found is nothing that we could start, nor go on with
+        return None  # nsa-harness did not start this job, so it has no command to repeat or resume it
     if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
     playbook = fitting(playbook, report.outcomes)
-    asked = next_commands(report.gates)
-    outcomes = [one for _, one in words.bad_news_first(report)]
-    offered = (one.next or (None if one.expected else one.repeat) for one in outcomes)
-    return next(filter(None, (*asked, *offered)), playbook.onward if len(report.outcomes) == 1 else None)
+    outcomes = [outcome for _, outcome in words.bad_news_first(report)]
+    offered = (outcome.next or (None if outcome.expected else outcome.repeat) for outcome in outcomes)
+    return next(
+        filter(None, (*next_commands(report.gates), *offered)), playbook.onward if len(report.outcomes) == 1 else None
+    )

@@ -1,6 +1,6 @@
-"""A stream for people: what it can show, and the one thread that writes to it.
+"""The stream that people read: what it can show, and the one thread that writes to it.
 
-A slow or broken terminal holds up nothing but itself.
+A slow or broken terminal delays nothing else.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from rich.text import Text
 
 from nsa_harness.render.text import ascii_only
 
-Styles = Sequence[tuple[str, str]]  # a pattern, and how what it matches looks
+Styles = Sequence[tuple[str, str]]  # a pattern, and the style of its matches
 
 
 class Paint:
-    """`lively` says whether a live view can be drawn on the stream."""
+    """Colours lines for a stream. `lively`: whether a live view can be drawn on it."""
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str], styles: Styles, *, live: bool = True) -> None:
-        """`live`: a live view where the stream allows one; not where something else writes to the same terminal."""
+        """`live`: show a live view if the stream allows one. False if something else writes to the same terminal."""
         self.lively = live and _lively(stream, environ)
         self._stream = stream
         self._styles = styles
-        # It paints and never writes: even the flush of an empty capture would wait for a terminal that is stopped.
+        # The console never writes to the stream: even flushing an empty capture would wait for a stopped terminal.
         self._console = Console(
             file=io.StringIO(), force_terminal=self.lively, highlight=False, markup=False, _environ=environ
         )
-        self._ascii = not _takes_our_signs(stream)
+        self._ascii = not _encodes_symbols(stream)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows of this stream's own terminal, asked each time: it may have been resized."""
+        """Return columns and rows of the stream's terminal, which may have been resized since the last call."""
         if self.lively:
             try:
                 columns, rows = os.get_terminal_size(self._stream.fileno())
@@ -48,7 +48,7 @@ class Paint:
         return self._console.width, self._console.height
 
     def bare(self, line: str) -> str:
-        """Without colour: for when the console may be at work."""
+        """Return the line without colour, for callers that may interrupt the console."""
         return ascii_only(line) if self._ascii else line
 
     def painted(self, line: str) -> str:
@@ -61,14 +61,14 @@ class Paint:
 
 
 def _lively(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """A terminal that can move its cursor, that nobody asked to be plain, and that is not the log of a CI job."""
+    """Whether the stream is a terminal with a movable cursor, without NO_COLOR, and not the log of a CI job."""
     if not stream.isatty() or environ.get("NO_COLOR"):
         return False
     in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
     return not in_ci and environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
-def _takes_our_signs(stream: TextIO) -> bool:
+def _encodes_symbols(stream: TextIO) -> bool:
     try:
         "━▸◀│·→…■▒".encode(codecs.lookup(stream.encoding or "ascii").name)
     except (LookupError, UnicodeEncodeError):
@@ -76,7 +76,7 @@ def _takes_our_signs(stream: TextIO) -> bool:
     return True
 
 
-REDRAW_S = 0.2  # as often as the watch looks
+REDRAW_S = 0.2  # the period of the watch
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 _ERASE_LINE, _ERASE_BELOW = "\x1b[K", "\x1b[J"
@@ -85,25 +85,25 @@ _Frame = Callable[[], Sequence[str]]
 
 
 class Writer:
-    """Texts in the order they were given, and below them a frame that is drawn again and again."""
+    """Writes texts in order, and below them a frame that it redraws."""
 
     def __init__(self, stream: TextIO, frame: _Frame | None = None) -> None:
-        """`frame` yields the lines to show now, each narrower than the screen, fewer than it has rows."""
+        """`frame` returns the lines to show now. They must fit the screen."""
         self._stream = stream
         self._frame = frame
-        # SimpleQueue is the queue that a signal handler may fill.
+        # A signal handler may put into a SimpleQueue, but not into other queues.
         self._queue: SimpleQueue[str | Event | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._failure: Exception | None = None
         self._shown: tuple[str, ...] = ()
 
     def write(self, text: str) -> None:
-        """Hand over a text. Raises what went wrong with an earlier one."""
+        """Queue a text. Raises the error of an earlier text."""
         self._queue.put(text)
         self.start()
 
     def start(self) -> None:
-        """From here on the frame is drawn. Raises what went wrong since the last call."""
+        """Start to draw the frame. Raises the error of an earlier text or frame."""
         if self._thread is None:
             self._thread = Thread(target=self._work, name="terminal", daemon=True)
             self._thread.start()
@@ -111,14 +111,14 @@ class Writer:
             raise self._failure
 
     def settle(self) -> None:
-        """Return when everything handed over is on the stream, and the frame as it is now."""
+        """Return when every queued text and the current frame are on the stream."""
         if self._thread is not None:
             written = Event()
             self._queue.put(written)
             written.wait()
 
     def close(self, patience_s: float | None = None) -> None:
-        """Write what is left, remove the frame. `patience_s` is for a reader that may never read again."""
+        """Write the queued texts and remove the frame. Waits at most `patience_s` for a reader that may never read."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(patience_s)
@@ -139,7 +139,7 @@ class Writer:
                 return
 
     def _waiting(self) -> list[str | Event | None]:
-        """What was handed over; nothing when it is time for the next frame."""
+        """Return the queued items, or none when the next frame is due."""
         items: list[str | Event | None] = []
         try:
             items.append(self._queue.get(timeout=None if self._frame is None else REDRAW_S))
@@ -159,12 +159,12 @@ class Writer:
             return ()
         try:
             return tuple(self._frame())
-        except Exception as error:  # the texts matter more than the frame
+        except Exception as error:  # without the frame, texts are still written
             self._frame, self._failure = None, error
             return ()
 
     def _put(self, text: str, lines: tuple[str, ...]) -> None:
-        """One write, so that nothing is seen half drawn."""
+        """Write texts and frame at once, so that no half-drawn frame is visible."""
         before = f"\r{_ERASE_BELOW}" if text and self._shown else ""
         cursor = _HIDE_CURSOR if lines and not self._shown else _SHOW_CURSOR if self._shown and not lines else ""
         gone = f"\r{_ERASE_BELOW}" if self._shown and not lines else ""

@@ -1,4 +1,4 @@
-"""Terminal: the listener for people. A live view on a terminal, plain lines everywhere else."""
+"""Terminal: the human-readable listener. It has a live view on a terminal, and plain lines everywhere else."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape
 
 _PLAIN_COLUMNS = 80
-_KILLED_PATIENCE_S = 1.0  # for the last words of a run that was killed: nobody may be reading them
-# A verdict stands at the start of a line, or behind its number in the table of a plan.
+_KILLED_PATIENCE_S = 1.0  # for the last lines of a killed run: its terminal may not read them
+# A verdict is at the start of a line, or after its number in the table of a plan.
 _VERDICT = r"(?:^|(?<=^  [0-9]  )|(?<=^  [ 0-9][0-9]  )|(?<=^  [ 0-9][ 0-9][0-9]  ))"
 _STYLES = (
     (_VERDICT + r"PASS(?= )", "bold green"),
@@ -54,15 +54,15 @@ _STYLES = (
     (r"^  interrupted(?=:| twice:)", "bold yellow"),
     (r"━+", "green"),
     (
-        r"^  (why a hang|last shared|means|cause|also|do|proof|ruled out|checked|not covered|not captured)(?=  |$)",
+        r"^  (why a hang|last shared|means|cause|also|do|proof|findings|ruled out|checked|not covered|not captured"
+        r"|memory|signals|NCCL|times|ended|repeat|next|more|launch|run|finish|expected)(?=  |$)",
         "dim",
     ),
-    (r"^  (ended|repeat|next|more|launch|run|finish|expected)(?=  |$)", "dim"),
 )
 
 
 class Terminal(Listener):
-    """Prints what the pure functions of the screens yield; all writing is the writer's."""
+    """Prints the lines of the screens. Only its writer writes to the stream."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class Terminal(Listener):
         verbose: bool = False,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`playbook`: what is asked of the runs of our program.
+        """`playbook`: the questions about runs of nsa-harness's own program.
 
-        `live`: a live view where the stream allows one; not where something else writes to the same terminal.
-        `several`: runs follow, a line each. A plan says it too.
-        `verbose`: what an answer rests on, above it.
+        `live`: show a live view if the stream allows one. False if something else writes to the same terminal.
+        `several`: several runs follow, which end in a line each. A plan sets it too.
+        `verbose`: show what an answer rests on, above the answer.
         """
         self._verbose = verbose
         environ = os.environ if environ is None else environ
@@ -91,8 +91,8 @@ class Terminal(Listener):
         self._clock_s = clock_s
         self._writer = Writer(stream, self.frame if self._paint.lively else None)
         self._lock = Lock()  # between the listener's calls and the frame
-        self._running: dict[str, tuple[Running, float]] = {}  # with the time it was heard of
-        self._told: dict[str, ProgressNews] = {}
+        self._running: dict[str, tuple[Running, float]] = {}  # with the time of its last event
+        self._last_news: dict[str, ProgressNews] = {}
         self._ended: list[Ended] = []
         self._planned = 0  # runs, without what is skipped
         self._several = several
@@ -103,14 +103,14 @@ class Terminal(Listener):
         self._print(plan_lines(self._version, facts, specs, self._width))
 
     def expect_runs(self, planned: int, *, several: bool = True) -> None:
-        """For the estimate of the time left; of several runs each ends in a line."""
+        """Set the number of runs, for the estimate of the time left. If there are several, each ends in a line."""
         self._planned, self._several = planned, several
 
     def launched(self, spec: RunSpec) -> None:
         self._print(["", *launched_lines(spec, self._width)])
 
     def phase(self, attempt: str, phase: str, progress: Progress) -> None:
-        """Kept for the live view; where there is none, a line when there is news."""
+        """Keep the phase for the live view. Without a live view, print a line if there is news."""
         with self._lock:
             known = self._running.get(attempt)
             suspicion = known[0].suspicion if known else None
@@ -118,15 +118,15 @@ class Terminal(Listener):
             self._running[attempt] = (running, self._clock_s())
         if self._paint.lively:
             self._writer.start()
-        elif told := news(self._told.get(attempt), phase, progress):
-            self._told[attempt] = told
+        elif fresh := news(self._last_news.get(attempt), phase, progress):
+            self._last_news[attempt] = fresh
             self._print(news_line(attempt, phase, progress, self._width))
 
     def looked(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:  # noqa: ARG002
         self._print(["", *look_lines(rows, self._width)])
 
     def suspect(self, attempt: str, text: str) -> None:
-        """In the live view as long as it stands; elsewhere a line."""
+        """Show the stall in the live view until it ends. Without a live view, print a line."""
         if not self._note(attempt, text):
             self._print(paragraph(escape(f"stall  {attempt}   {text}"), self._width, "", "       "))
 
@@ -135,7 +135,7 @@ class Terminal(Listener):
         self._print(paragraph(escape(f"moves  {attempt}   {text}"), self._width, "", "       "))
 
     def interrupted(self, count: int) -> None:
-        """The live view says it with its next frame; elsewhere it is a line."""
+        """Show the interruption in the next frame of the live view, or print it."""
         self._interrupts = count
         if not (self._paint.lively and self._running):
             self._writer.write(self._interruption())
@@ -151,7 +151,7 @@ class Terminal(Listener):
                     took_s=outcome.timing.wall_s,
                 )
             )
-        self._told.pop(outcome.dir, None)
+        self._last_news.pop(outcome.dir, None)
         if self._several or (outcome.attempt > 1 and answer.went_well(outcome)):
             self._print(outcome_line(outcome, self._width))
         else:
@@ -167,7 +167,7 @@ class Terminal(Listener):
         self._writer.settle()
 
     def settle(self) -> None:
-        """Return when everything said so far is on the stream."""
+        """Return when everything printed so far is on the stream."""
         self._writer.settle()
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class Terminal(Listener):
         self._writer.close(_KILLED_PATIENCE_S if killed else None)
 
     def _note(self, attempt: str, suspicion: str | None) -> bool:
-        """Remember the suspicion with its attempt; False where no live view will show it."""
+        """Store the suspicion with its attempt. Return False if no live view will show it."""
         with self._lock:
             if attempt not in self._running:
                 return False
@@ -188,10 +188,10 @@ class Terminal(Listener):
         return self._paint.lively
 
     def frame(self) -> list[str]:
-        """Called by the writer, in its thread. The time goes on while the watch is busy; what ranks show does not."""
+        """Return the live view. The writer calls it in its thread; elapsed times grow while the watch is busy."""
         with self._lock:
             now_s = self._clock_s()
-            running = tuple(_aged(one, now_s - heard_s) for one, heard_s in self._running.values())
+            running = tuple(_aged(attempt, now_s - heard_s) for attempt, heard_s in self._running.values())
             ended = tuple(self._ended)
         if not running:
             return []
@@ -214,7 +214,7 @@ class Terminal(Listener):
         self._writer.write("".join(f"{self._paint.painted(line)}\n" for line in lines))
 
     def _interruption(self) -> str:
-        """Without colour: the console may be at work when the signal comes."""
+        """Return the lines without colour: a signal may interrupt the console."""
         lines = interrupted_lines(self._interrupts, _PLAIN_COLUMNS)
         return "".join(f"{self._paint.bare(line)}\n" for line in lines)
 
@@ -224,6 +224,7 @@ def _aged(running: Running, by_s: float) -> Running:
 
 
 def _left_s(running: Sequence[Running], ended: Sequence[Ended], planned: int) -> float | None:
-    ran = [one for one in ended if one.status is not Status.SKIP]
-    waiting = max(planned - sum(one.counts for one in ran) - len(running), 0)
-    return time_left_s([one.took_s for one in ran], [one.progress.elapsed_s for one in running], waiting)
+    ran = [attempt for attempt in ended if attempt.status is not Status.SKIP]
+    waiting = max(planned - sum(attempt.counts for attempt in ran) - len(running), 0)
+    elapsed_s = [attempt.progress.elapsed_s for attempt in running]
+    return time_left_s([attempt.took_s for attempt in ran], elapsed_s, waiting)

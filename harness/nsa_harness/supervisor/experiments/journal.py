@@ -26,6 +26,7 @@ from nsa_harness.errors import StoredRunError
 from nsa_harness.supervisor.experiments.cache_key import CacheKey, changed, names_text, sealed_digest, without_written
 from nsa_harness.supervisor.storage.adapters import adapter, json_text
 from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, append_line, create_run, locked, newest
+from nsa_harness.texts.words import plural
 
 _MAX_STATE_BYTES = 4 << 20
 _BUDGET = "--budget"
@@ -172,7 +173,7 @@ def unanswered_question(run: RunDir) -> str:
     if state is None or state.ended:
         return ""
     made = len(list(_readable(run)))
-    probes = f"{made} probe{'' if made == 1 else 's'} made"
+    probes = f"{plural(made, 'probe')} made"
     what = f"a bisection that was ended before its answer ({visible(state.question)}), {probes}"
     return f"{run.path} is {what}; the same command goes on: {visible(state.command)}"
 

@@ -37,7 +37,7 @@ from nsa_harness.supervisor.observe.ranks import is_python_command, rank_of, ran
 from nsa_harness.supervisor.storage.rundir import AttemptDir, write_document
 from nsa_harness.supervisor.watch.ranks import Ranks
 from nsa_harness.supervisor.watch.watch import Watch, WatchListener, WatchPolicy
-from nsa_harness.texts.words import duration
+from nsa_harness.texts.words import duration, plural
 
 _LOOK_S = SETTLE_S + 0.1
 _SHOWN = 120  # characters of a command
@@ -118,8 +118,7 @@ class FoundJob:
     @property
     def text(self) -> str:
         """ "41872   2 ranks   running for 3 min   torchrun --nproc-per-node 2 train.py"."""
-        ranks = "1 rank" if self.ranks == 1 else f"{self.ranks} ranks"
-        return f"{self.pid}   {ranks}   running for {duration(self.age_s)}   {self.command}"
+        return f"{self.pid}   {plural(self.ranks, 'rank')}   running for {duration(self.age_s)}   {self.command}"
 
 
 def jobs_of_this_user() -> list[FoundJob]:

@@ -1,0 +1,96 @@
+"""Plain texts: one failure to paste into an issue or to give to an assistant, and profile.txt, where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nsa_harness import protocol
+from nsa_harness.core.diagnosis.profile import Pace, pace, profiles
+from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.report import Outcome, Report
+from nsa_harness.render import answer
+from nsa_harness.render.terminal.layout import table
+from nsa_harness.render.text import escaped
+from nsa_harness.texts import words
+from nsa_harness.texts.words import meaning
+
+MOST = 6_000  # characters
+_COLUMNS = 100
+_CUT = "\n[cut here: report.json has the rest]\n"
+
+
+def prompt_text(report: Report) -> str:
+    """Return the text for the worst run of the report. If it is too long, its end is cut."""
+    report = escaped(report)
+    in_full = answer.outcomes_in_full(report)
+    if not in_full:
+        return f"{words.counts_line(report)}. Nothing went wrong.\n"
+    sections = [section for section in _sections(report, in_full[0][1]) if section]
+    text = "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+    return text if len(text) <= MOST else text[: MOST - len(_CUT)].rsplit("\n", 1)[0] + _CUT
+
+
+def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
+    verdict, cause = outcome.verdict, answer.cause_of(outcome)
+    yield [f"{verdict.status.value} {outcome.spec.scenario}: {answer.title(outcome)}", answer.sentence(verdict.summary)]
+    yield [
+        "What nsa-harness observed. `certain`: the evidence leaves no other reading; `likely`: it leaves one.",
+        "A HANG is proven, never a timeout. What is not listed here was not seen.",
+    ]
+    place = outcome.culprit.place if outcome.culprit else None
+    if place is not None:
+        line = f": {words.statement(place)}" if place.text else ""
+        yield [f"look at {words.place_name(place)} {words.place_details(place)}{line}"]
+    head, rows, culprits = answer.rank_table(outcome)
+    if rows:
+        marked = [(*row, "culprit" if culprit else "") for row, culprit in zip(rows, culprits, strict=True)]
+        yield list(table((*head, ""), marked, _COLUMNS, indent=""))
+    for stack in outcome.stacks:
+        yield list(answer.stack_lines(stack))
+    if cause:
+        yield [f"left open by the evidence: {text}" for text in cause.left_open]
+        yield [f"what to do: {cause.advice}"] if cause.advice else []
+    yield [f"cause code: {verdict.cause}", meaning(outcome), *([f"why a hang: {outcome.why}"] if outcome.why else [])]
+    yield [
+        f"also {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
+        for finding in answer.others(outcome)
+    ]
+    yield [f"not captured: {words.trouble(trouble)}" for trouble in outcome.trouble]
+    yield [f"ruled out: {text}" for text in outcome.ruled_out]
+    yield [
+        f"{words.machine_line(report.machine)} · {' · '.join(words.facts(outcome))} · nsa-harness {report.harness}",
+        f"command: {report.command}",
+        *([f"repeat: {outcome.repeat}"] if outcome.repeat else []),
+    ]
+
+
+def profile_text(evidence: Evidence) -> Iterator[str]:
+    """Yield the lines of profile.txt, none if no rank was sampled."""
+    ranks = profiles(evidence)
+    if not ranks:
+        return
+    at_s = [sample.at_s for sample in evidence.samples]
+    yield f"{len(at_s)} samples, {min(at_s):.1f} s to {max(at_s):.1f} s after the launch"
+    if (speed := pace(evidence)) is not None:
+        yield f"{words.plural(speed.done, 'step')} done, {_pace_text(speed)}"
+    for rank in ranks:
+        yield ""
+        yield f"rank {rank.rank}: at work in {rank.working} of {rank.samples} samples{_nodes_text(rank.nodes)}"
+        for line in rank.lines:
+            inside = "" if line.leaf is None or line.leaf == line.user else f"   in {line.leaf.function}"
+            share = f"{100 * line.seen / rank.samples:5.1f} %"
+            yield f"  {share}  {line.user.file}:{line.user.line} {line.user.function}{inside}"
+
+
+def _nodes_text(nodes: int | None) -> str:
+    if nodes is None:
+        return ""
+    more = " or more" if nodes >= protocol.NODES_LIMIT else ""
+    return f", {nodes}{more} autograd nodes in its first backward pass"
+
+
+def _pace_text(speed: Pace) -> str:
+    text = f"the one in progress takes {speed.running_s:.1f} s"
+    if speed.step_s is not None:
+        text = f"{speed.step_s:.1f} s a step; {text}"
+    return text if speed.left_s is None else f"{text}; {speed.left_s:.0f} s more for all {speed.planned}"
