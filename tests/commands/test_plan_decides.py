@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import PLAN, run
 
-from nsa_harness.core.comparison.decisions import decided
+from nsa_harness.core.comparison.decisions import answer_gates
 from nsa_harness.core.comparison.hypotheses import Answer, answers
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import GateState, MachineFacts, Outcome, Status
@@ -38,7 +38,7 @@ def healthy(machine: MachineFacts, *tags: str) -> Iterator[Outcome]:
 
 
 def silent_gates(machine: MachineFacts, *tags: str) -> set[str]:
-    gates = decided(tuple(healthy(machine, *tags)), PLAN)
+    gates = answer_gates(tuple(healthy(machine, *tags)), PLAN)
     return {one.name for one in gates if one.state is GateState.NOT_REACHED}
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from nsa_harness.core.comparison.plan_file import agreed_plan
+from nsa_harness.core.comparison.plan_file import read_stored_plan
 from nsa_harness.core.outcome.outcome import skipped
 from nsa_harness.core.plan import Skip
 from nsa_harness.core.report import Culprit, Finding, Outcome, SpecSummary, Status, Verdict
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 
-PLAN = agreed_plan(shipped_plan()).plan
+PLAN = read_stored_plan(shipped_plan()).plan
 CAUSES = {Status.FAIL: "exception", Status.HANG: "lock_cycle", Status.SKIP: "missing_need", Status.ERROR: "infra"}
 BAD = (Status.FAIL, Status.HANG)
 

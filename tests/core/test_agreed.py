@@ -17,7 +17,7 @@ from runs import PLAN, run, sure
 
 from nsa_harness.core.comparison.contrasts import KeyFilter
 from nsa_harness.core.comparison.contrasts import Test as Asked
-from nsa_harness.core.comparison.decisions import decided, walked
+from nsa_harness.core.comparison.decisions import answer_gates, walk_tree
 from nsa_harness.core.comparison.gates import when
 from nsa_harness.core.comparison.plan_file import (
     COMMANDS,
@@ -69,7 +69,7 @@ def gate(condition: str, *more: str) -> str:
 def answer(condition: str, outcomes: Sequence[Outcome], *more: str) -> GateAnswer:
     read_one = read(gate(condition, *more))
     assert read_one.mistakes == ()
-    (told,) = decided(outcomes, read_one.plan)
+    (told,) = answer_gates(outcomes, read_one.plan)
     return told
 
 
@@ -358,10 +358,10 @@ def test_a_tree_of_their_own_is_walked() -> None:
         "tree:\n  - gate: one\n    asks: Does it fail fast?\n    yes: slow down\n    of: {run.ranks: 2}\n"
     )
     plan = read(text).plan
-    walk = walked([run("ddp", HANG, {"run.env.FAST": "1"})], plan)
+    walk = walk_tree([run("ddp", HANG, {"run.env.FAST": "1"})], plan)
     assert walk is not None
     assert (walk.leaf, walk.made_from) == ("slow down", "ddp HANG")
-    assert walked([theirs("train_a", HANG)], plan) is None
+    assert walk_tree([theirs("train_a", HANG)], plan) is None
 
 
 def test_the_plan_that_ships_has_each_form_and_commands_that_there_are() -> None:

@@ -29,7 +29,13 @@ from builders import (
 )
 
 from nsa_harness.core.evidence.evidence import EarlierError, Ending, Evidence, Frame, Raised, RankEvidence, Source
-from nsa_harness.core.evidence.exit_messages import closing_signals, deaths, handed_on, last_traceback, original
+from nsa_harness.core.evidence.exit_messages import (
+    closing_signals,
+    deaths,
+    earliest_program_error,
+    last_traceback,
+    with_passed_on_errors,
+)
 from nsa_harness.core.evidence.health_samples import LastMessages
 from nsa_harness.core.evidence.host import SentSignal
 from nsa_harness.core.report import Place
@@ -78,7 +84,7 @@ def place(line: int, function: str = "step", file: str = USER) -> Place:
 
 
 def test_a_workers_exception_is_told_with_the_workers_own_line_and_then_where_the_rank_met_it() -> None:
-    error = handed_on(raised(1, "KeyError", IN_A_WORKER, frames=(LOADER, frame(50))))
+    error = with_passed_on_errors(raised(1, "KeyError", IN_A_WORKER, frames=(LOADER, frame(50))))
     found = diagnosed(evidence(rank_evidence(0), failed(1, error))).findings[0]
     assert (found.code, found.place) == ("exception", place(12, "__getitem__", "/home/ada/data.py"))
     assert found.claim == (
@@ -101,10 +107,10 @@ def test_without_a_probe_the_printed_traceback_of_the_worker_is_the_last_one() -
 
 def test_a_pools_exception_carries_its_workers_traceback_as_its_cause() -> None:
     remote = EarlierError(type="multiprocessing.pool.RemoteTraceback", message=POOL, frames=())
-    error = handed_on(
+    error = with_passed_on_errors(
         raised(0, "ValueError", "no such word", frames=(frame(774, file=LOADER.file), frame(9)), chain=(remote,))
     )
-    assert original(error).frames[0] == frame(40, file="/home/ada/data.py", function="tokenize")
+    assert earliest_program_error(error).frames[0] == frame(40, file="/home/ada/data.py", function="tokenize")
 
 
 def behind(*frames: Frame, explicit: bool = True, message: str = "no such file") -> Raised:

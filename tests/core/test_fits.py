@@ -11,7 +11,7 @@ import pytest
 from builders import worded
 from runs import run
 
-from nsa_harness.core.comparison.sweeps import Refused, Sweep, sweeps, unfitted, with_growth
+from nsa_harness.core.comparison.sweeps import Refused, Sweep, sweeps, why_no_fit, with_growth
 from nsa_harness.core.experiment.statistics import student
 from nsa_harness.core.fits import CONFIDENCE, Fit, Point, Quantity, Size, fitted
 from nsa_harness.core.report import Outcome, Status, StepCost
@@ -243,7 +243,7 @@ def test_what_did_not_pass_or_differs_in_more_is_in_no_sweep() -> None:
     failed = cell(1024, 0.1, "cmp fused", "sel blockwise", status=Status.FAIL)
     other = cell(1024, 0.1, "cmp fused", "sel blockwise", settings={"gc.layers": "all"})
     assert sweeps([failed, other, *LONG[1:]]) == ()
-    assert unfitted(one_sweep(*LONG).regimes[0]) is None
+    assert why_no_fit(one_sweep(*LONG).regimes[0]) is None
 
 
 def test_a_time_from_two_steps_is_no_time() -> None:

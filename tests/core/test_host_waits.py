@@ -12,7 +12,7 @@ from nsa_harness.core.evidence.evidence import ChildSample, Frame, RankSnapshot,
 from nsa_harness.core.evidence.host import Process, Socket
 from nsa_harness.core.verdict.motion import Motion
 from nsa_harness.core.verdict.wait import Wait, WaitKind
-from nsa_harness.core.verdict.wait_graph import sampled, wait_for
+from nsa_harness.core.verdict.wait_graph import rank_samples, wait_for
 
 STEP = frame(10)
 LOADER = frame(
@@ -192,7 +192,7 @@ def test_a_child_that_only_computes_is_told_with_the_lines_that_its_samples_show
     assert (wait.motion, wait.kind, wait.closed) == (Motion.BURNING, WaitKind.CHILD, False)
     assert wait.child is not None
     assert wait.computing == (wait.child.deepest,)
-    (seen,) = sampled(*looks, (), "gloo")
+    (seen,) = rank_samples(*looks, (), "gloo")
     assert (seen.motion, seen.leaf) == ("burning", STEP)
     assert seen.below == (ChildSample(pid=300, leaf=frame(50), user=frame(50)),)
 

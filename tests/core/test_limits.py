@@ -10,56 +10,56 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.verdict.limits import in_force, last_progress_s, limits_of, since_launch, started
+from nsa_harness.core.verdict.limits import current_limits, last_progress_s, limits_of, since_launch, started
 
 
 def test_before_any_board_the_floors_hold_and_the_stall_limit_is_long() -> None:
-    assert in_force(Limits(), [None]) == Limits(
+    assert current_limits(Limits(), [None]) == Limits(
         stall_s=20.0, busy_s=60.0, open_wait_s=300.0, start_s=120.0, deadline_s=None
     )
 
 
 def test_a_lively_run_is_suspected_at_the_floor() -> None:
     lively = board(mark("forward"), gaps_s={"forward": 0.1})
-    assert in_force(Limits(deadline_s=600.0), [lively]) == Limits(
+    assert current_limits(Limits(deadline_s=600.0), [lively]) == Limits(
         stall_s=5.0, busy_s=60.0, open_wait_s=300.0, start_s=120.0, deadline_s=600.0
     )
 
 
 def test_a_long_quiet_in_the_same_phase_raises_the_stall_limit_threefold() -> None:
     pausing = board(mark("data"), gaps_s={"data": 4.0, "forward": 0.1})
-    assert in_force(Limits(), [pausing]).stall_s == 12.0
+    assert current_limits(Limits(), [pausing]).stall_s == 12.0
 
 
 def test_a_long_quiet_in_another_phase_raises_only_the_open_wait() -> None:
     pausing = board(mark("forward"), gaps_s={"data": 40.0, "forward": 0.1})
-    limits = in_force(Limits(), [pausing])
+    limits = current_limits(Limits(), [pausing])
     assert (limits.stall_s, limits.open_wait_s) == (5.0, 400.0)
 
 
 def test_the_phase_of_any_rank_counts_for_all() -> None:
-    limits = in_force(Limits(), [board(mark("forward")), board(mark("data"), gaps_s={"forward": 3.0})])
+    limits = current_limits(Limits(), [board(mark("forward")), board(mark("data"), gaps_s={"forward": 3.0})])
     assert limits.stall_s == 9.0
 
 
 def test_long_steps_raise_the_time_that_a_rank_may_compute() -> None:
     slow = board(mark("forward"), steps_s=((1, 10.0), (2, 40.0), (3, 50.0)))
-    assert in_force(Limits(), [slow]).busy_s == 300.0
+    assert current_limits(Limits(), [slow]).busy_s == 300.0
 
 
 def test_a_suspect_that_moved_again_has_raised_the_limit() -> None:
-    assert in_force(Limits(), [board()], grown_s=33.0).stall_s == 33.0
+    assert current_limits(Limits(), [board()], grown_s=33.0).stall_s == 33.0
 
 
 def test_what_is_declared_holds_whatever_the_run_shows() -> None:
     declared = Limits(stall_s=1.0, busy_s=2.0, open_wait_s=3.0, start_s=4.0, deadline_s=5.0)
     pausing = board(mark("data"), gaps_s={"data": 99.0}, steps_s=((1, 0.0), (2, 99.0)))
-    assert in_force(declared, [pausing], grown_s=99.0) == declared
+    assert current_limits(declared, [pausing], grown_s=99.0) == declared
 
 
 @given(st.lists(st.floats(0, 1e6), max_size=4), st.floats(0, 1e6))
 def test_the_limits_never_fall_below_their_floors(gaps: list[float], grown_s: float) -> None:
-    limits = in_force(Limits(), [board(mark("data"), gaps_s={"data": gap}) for gap in gaps], grown_s)
+    limits = current_limits(Limits(), [board(mark("data"), gaps_s={"data": gap}) for gap in gaps], grown_s)
     assert limits.stall_s is not None
     assert limits.stall_s >= max([5.0, grown_s, *[3 * gap for gap in gaps]])
     assert limits.open_wait_s is not None

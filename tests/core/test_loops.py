@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsa_harness.core.source_code.loops import innermost_loop, only_looks, only_reports
+from nsa_harness.core.source_code.loops import innermost_loop, only_polls, only_reports
 
 TEXT = """
 def wait_for(flag, batches):
@@ -43,7 +43,7 @@ def test_the_innermost_loop_of_a_function_is_told(line: int, loop: str) -> None:
     ],
 )
 def test_a_loop_that_only_looks_reads_objects_of_the_process_and_sleeps(loop: str, looks: bool) -> None:
-    assert only_looks(loop) is looks
+    assert only_polls(loop) is looks
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import ChildSample, Ending, Retraction
 from nsa_harness.core.outcome.outcome import ended, standings
 from nsa_harness.core.report import Status
-from nsa_harness.core.verdict.verdict import judge, looked_at, moving_ranks, still_moving
+from nsa_harness.core.verdict.verdict import judge, moving_ranks, observation_sentence, still_moving
 
 C10D_BARRIER = frame(5356, file=C10D, function="barrier")
 
@@ -64,15 +64,17 @@ def test_a_mark_since_the_first_look_is_motion():
 
 
 def test_what_has_no_probe_is_said():
-    assert looked_at(seen(sample(0, "waiting"), sample(1, "burning"))) == (
+    assert observation_sentence(seen(sample(0, "waiting"), sample(1, "burning"))) == (
         "SUSPECT: nothing moves, and it is not proven that nothing can: rank 0 waiting, rank 1 burning;"
         " ranks 0, 1 have no probe, so no step, module or collective of theirs is known"
     )
-    assert looked_at(seen(sample(1, "moving"), sample(1, "moving"))).startswith("MOVING: rank 1 moves; ranks 0, 1 have")
+    assert observation_sentence(seen(sample(1, "moving"), sample(1, "moving"))).startswith(
+        "MOVING: rank 1 moves; ranks 0, 1 have"
+    )
 
 
 def test_where_no_rank_could_be_looked_at_nothing_moves():
-    assert looked_at(evidence(ending=Ending.DETACHED, snapshots=(), samples=())) == (
+    assert observation_sentence(evidence(ending=Ending.DETACHED, snapshots=(), samples=())) == (
         "SUSPECT: no rank could be looked at"
     )
 

@@ -22,7 +22,7 @@ from nsa_harness.core.collectives.reasons import (
     first_step_of_difference,
     last_agreed,
     other_pace,
-    still_given,
+    others_got_more_batches,
 )
 from nsa_harness.core.evidence.evidence import (
     Call,
@@ -223,14 +223,14 @@ def test_batches_are_uneven_where_the_iterator_that_ended_here_gave_others_more(
     other: StatusFile, uneven: bool
 ) -> None:
     finished = OutOfBatches(ranks=(1,), others=(0,), step=4, inside=None)
-    assert still_given({0: other, 1: loaded((1, 2, 4, True))}, finished) is uneven
-    assert still_given({0: other, 1: loaded()}, finished)
+    assert others_got_more_batches({0: other, 1: loaded((1, 2, 4, True))}, finished) is uneven
+    assert others_got_more_batches({0: other, 1: loaded()}, finished)
 
 
 def test_an_evaluation_of_one_rank_that_came_to_its_end_is_not_uneven() -> None:
     finished = OutOfBatches(ranks=(0,), others=(1,), step=4, inside=None)
     evaluated = loaded((1, 1, 4, False), (2, 1, 3, True))
-    assert not still_given({0: evaluated, 1: loaded((1, 1, 5, False))}, finished)
+    assert not others_got_more_batches({0: evaluated, 1: loaded((1, 1, 5, False))}, finished)
 
 
 def steps(count: int) -> tuple[tuple[int, float], ...]:
@@ -311,11 +311,11 @@ def test_the_module_that_one_rank_left_out_is_found_and_the_rank_by_its_step_bef
         expected=module("blocks.1"),
         entered=module("head"),
         skipped=True,
-        besides=False,
+        is_extra=False,
         who=True,
     )
     assert diverging_modules({0: went_through(NET, NET), 1: went_through(NET, DROPPED)}) == one
-    more = replace(one, expected=module("head"), entered=module("blocks.1"), skipped=False, besides=True)
+    more = replace(one, expected=module("head"), entered=module("blocks.1"), skipped=False, is_extra=True)
     assert diverging_modules({0: went_through(DROPPED, DROPPED), 1: went_through(DROPPED, NET)}) == more
     other = ("net", "inward", "blocks.0", "adapter", "head")
     instead = replace(one, entered=module("adapter"), skipped=False)

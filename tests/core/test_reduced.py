@@ -23,7 +23,14 @@ from builders import (
 
 from nsa_harness.core.evidence.evidence import EarlierError, Evidence, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
-from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
+from nsa_harness.core.evidence.reduced import (
+    HISTORIES,
+    LEVELS,
+    MAX_RANK_BYTES,
+    reduce_evidence,
+    with_history,
+    without_finished_calls,
+)
 from nsa_harness.supervisor.storage.adapters import adapter, evidence_text, json_text
 from nsa_harness.supervisor.storage.collect import bounded
 
@@ -86,7 +93,7 @@ def test_the_thread_that_trains_and_those_that_may_act_go_last(keep: object) -> 
     tasks = [task(number) for number in range(300)]
     tasks[299] = task(299, syscall="read")
     seen = rank_snapshot(0, stacks=(*others, replace(training, tid=100)), process=process(tasks=(*tasks, task(900))))
-    (kept,) = reduced(evidence(rank_evidence(0), snapshots=(snapshot(1, 9.0, seen),)), keep).snapshots[0].ranks
+    (kept,) = reduce_evidence(evidence(rank_evidence(0), snapshots=(snapshot(1, 9.0, seen),)), keep).snapshots[0].ranks
     assert kept.stacks[0].tid == 100
     assert kept.process is not None
     assert {100, 299} <= {one.tid for one in kept.process.tasks}
@@ -95,7 +102,7 @@ def test_the_thread_that_trains_and_those_that_may_act_go_last(keep: object) -> 
 
 def test_a_snapshot_keeps_the_last_calls_and_every_call_that_has_not_returned() -> None:
     calls = (call(1, left_s=None), *(call(number) for number in range(2, 60)))
-    (kept,) = brief(snapshot(1, 9.0, rank_snapshot(0, board=board(calls=calls)))).ranks
+    (kept,) = without_finished_calls(snapshot(1, 9.0, rank_snapshot(0, board=board(calls=calls)))).ranks
     assert kept.board is not None
     assert [one.number for one in kept.board.calls] == [1, *range(44, 60)]
 

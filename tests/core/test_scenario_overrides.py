@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsa_harness.core.scenario.checks import checked_scenario
-from nsa_harness.core.scenario.overrides import is_override, overridden, parse_override, variants
+from nsa_harness.core.scenario.overrides import is_override, parse_override, variants, with_overrides
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.yaml_tree import Node, parse_yaml
 from nsa_harness.errors import UsageError
@@ -45,7 +45,7 @@ def test_a_word_with_an_equals_sign_after_a_dotted_key_is_an_override(word: str,
 
 def test_an_override_is_read_as_yaml() -> None:
     words = ["gc.layers=[0-3,7]", "train.steps=3", "trace.grads=false", "run.env.A=1", "limits.stall_s=auto"]
-    scenario = scenario_of(overridden(tree_of("name: x\n"), [parse_override(word) for word in words]))
+    scenario = scenario_of(with_overrides(tree_of("name: x\n"), [parse_override(word) for word in words]))
     assert scenario.gc.layers == "0,1,2,3,7"
     assert scenario.train.steps == 3
     assert scenario.trace.grads is False
@@ -66,7 +66,7 @@ def test_each_combination_of_a_matrix_is_a_scenario_with_its_values_in_the_name(
 
 
 def test_an_override_of_a_matrix_key_takes_that_axis_away() -> None:
-    tree = overridden(MATRIX, [parse_override("gc.layers=all")])
+    tree = with_overrides(MATRIX, [parse_override("gc.layers=all")])
     assert [variant.suffix for variant in variants(tree)] == ["@gc.mode=reentrant", "@gc.mode=non_reentrant"]
     assert {scenario_of(variant.tree).gc.layers for variant in variants(tree)} == {"all"}
 
@@ -115,7 +115,7 @@ def test_every_documented_name_is_tried_here() -> None:
 def test_a_documented_name_sets_its_key_and_says_so(variable: str) -> None:
     text, section, key, value = VALUES[variable]
     (found,) = environment_overrides({variable: text, "HOME": "x"})
-    scenario = scenario_of(overridden(tree_of("name: x\n"), [found.override]))
+    scenario = scenario_of(with_overrides(tree_of("name: x\n"), [found.override]))
     assert getattr(getattr(scenario, section), key) == value
     assert found.note == f"{variable}={text} in the environment set {section}.{key}"
 

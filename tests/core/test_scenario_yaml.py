@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.scenario.yaml_tree import Parsed, merged, origin_of, parse_yaml, plain, scalar, shown
+from nsa_harness.core.scenario.yaml_tree import Parsed, merge, origin_of, parse_yaml, plain, scalar, shown
 
 
 def messages(parsed: Parsed) -> list[str]:
@@ -67,7 +67,7 @@ def test_maps_merge_and_lists_replace() -> None:
     over = parse_yaml("gc: {layers: 0:2}\ntags: [c]\n", "child.yaml").root
     assert under is not None
     assert over is not None
-    tree = merged(under, over)
+    tree = merge(under, over)
     assert plain(tree) == {"gc": {"mode": "reentrant", "layers": "0:2"}, "tags": ["c"]}
     assert str(origin_of(tree, ("gc", "mode"))) == "base.yaml:1:6"
     assert str(origin_of(tree, ("gc", "layers"))) == "child.yaml:1:6"

@@ -126,7 +126,7 @@ def test_a_condition_around_a_line_leads_to_it_and_says_whether_it_asks_for_the_
             ends=False,
             varies=True,
             catches=False,
-            goes_on=at("if is_main"),
+            continues_at=at("if is_main"),
         ),
     )
 

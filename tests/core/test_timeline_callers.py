@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from builders import board, call, frame, mark
 
-from nsa_harness.core.collectives.timeline import comparable, timeline
+from nsa_harness.core.collectives.timeline import timeline, with_comparable_callers
 from nsa_harness.core.evidence.evidence import Call, CallCount, StatusFile
 
 GLOO = "gloo"
@@ -56,13 +56,13 @@ def test_it_is_whole_where_every_call_that_was_counted_was_kept() -> None:
 def test_one_line_with_two_callers_is_two_calls_where_all_ranks_know_their_callers() -> None:
     inner, one, other = frame(10), frame(20), frame(30)
     known = board(calls=(call(1, chain=(inner, one)), call(2, chain=(inner, other)), call(3, chain=(inner, one))))
-    sites = [event.site for event in comparable({0: timeline(0, known, (), GLOO)})[0].events]
+    sites = [event.site for event in with_comparable_callers({0: timeline(0, known, (), GLOO)})[0].events]
     assert (sites[0] == sites[2], sites[0] == sites[1]) == (True, False)
 
     bare = timeline(1, board(calls=(call(1),)), (), GLOO)
-    lines = comparable({0: timeline(0, known, (), GLOO), 1: bare})
+    lines = with_comparable_callers({0: timeline(0, known, (), GLOO), 1: bare})
     assert len({event.site for line in lines.values() for event in line.events}) == 1
 
     elsewhere = timeline(1, board(calls=(call(1, "barrier"),)), (), GLOO)
-    lines = comparable({0: timeline(0, known, (), GLOO), 1: elsewhere})
+    lines = with_comparable_callers({0: timeline(0, known, (), GLOO), 1: elsewhere})
     assert len({event.site for line in lines.values() for event in line.events}) == 3

@@ -22,7 +22,7 @@ from builders import (
 )
 from lockstep import line
 
-from nsa_harness.core.collectives.alignment import departure, last_round
+from nsa_harness.core.collectives.alignment import departure, last_transfer_of_loop
 from nsa_harness.core.collectives.call_history import other_partner
 from nsa_harness.core.collectives.timeline import Timeline, timeline
 from nsa_harness.core.evidence.evidence import Call, Evidence, Source, StatusFile
@@ -59,7 +59,11 @@ def went(*made: tuple[str, int]) -> Timeline:
 def test_the_call_that_a_rank_left_out_is_the_one_that_was_due_in_its_round() -> None:
     found = departure(went(SEND, MEET, SEND, MEET, MEET))
     assert found is not None
-    assert (found.due.op, found.due.place, found.due.call and found.due.call.number) == ("send", line(30), 3)
+    assert (found.expected.op, found.expected.place, found.expected.call and found.expected.call.number) == (
+        "send",
+        line(30),
+        3,
+    )
     assert (found.made.call and found.made.call.number, found.times) == (5, 1)
 
 
@@ -81,12 +85,12 @@ def test_a_rank_that_goes_on_where_a_step_was_due_to_begin_left_no_call_out() ->
 
 
 def test_a_rank_that_went_on_to_what_it_never_did_before_left_its_rounds_behind_the_last_transfer() -> None:
-    assert last_round(went(SEND, SEND, MEET)) == went(SEND, SEND, MEET).events[1]
-    assert last_round(went(SEND, MEET, SEND, MEET, AFTER)) == went(SEND, MEET, SEND, MEET, AFTER).events[2]
-    assert last_round(went(SEND, MEET, SEND, MEET)) is None, "that it did before"
-    assert last_round(went(MEET, MEET, AFTER)) is None, "no transfer"
-    assert last_round(went(SEND, MEET)) is None, "too little to be rounds"
-    assert last_round(Timeline(rank=0, events=(), whole=True)) is None
+    assert last_transfer_of_loop(went(SEND, SEND, MEET)) == went(SEND, SEND, MEET).events[1]
+    assert last_transfer_of_loop(went(SEND, MEET, SEND, MEET, AFTER)) == went(SEND, MEET, SEND, MEET, AFTER).events[2]
+    assert last_transfer_of_loop(went(SEND, MEET, SEND, MEET)) is None, "that it did before"
+    assert last_transfer_of_loop(went(MEET, MEET, AFTER)) is None, "no transfer"
+    assert last_transfer_of_loop(went(SEND, MEET)) is None, "too little to be rounds"
+    assert last_transfer_of_loop(Timeline(rank=0, events=(), whole=True)) is None
 
 
 def unmatched(*made: tuple[str, int]) -> Evidence:

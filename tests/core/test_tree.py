@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import PLAN, RUNS, run, sure
 
-from nsa_harness.core.comparison.decisions import walked
+from nsa_harness.core.comparison.decisions import walk_tree
 from nsa_harness.core.report import Outcome, Status, TreeAnswer
 
 PASS, HANG = Status.PASS, Status.HANG
@@ -77,7 +77,7 @@ MARK = {TreeAnswer.YES: "yes", TreeAnswer.NO: "no", TreeAnswer.OPEN: "open", Tre
 
 @pytest.mark.parametrize(("outcomes", "path", "leaf"), [case[1:] for case in PATHS], ids=[case[0] for case in PATHS])
 def test_every_leaf_of_the_tree_is_reached(outcomes: list[Outcome], path: str, leaf: str | None) -> None:
-    walk = walked(outcomes, PLAN)
+    walk = walk_tree(outcomes, PLAN)
     assert walk is not None
     assert (" ".join(MARK[step.answer] for step in walk.steps), walk.leaf) == (path, leaf)
     assert walk.open == ()
@@ -85,7 +85,7 @@ def test_every_leaf_of_the_tree_is_reached(outcomes: list[Outcome], path: str, l
 
 
 def test_each_open_question_names_the_command_that_answers_it() -> None:
-    walk = walked([run("ddp", HANG)], PLAN)
+    walk = walk_tree([run("ddp", HANG)], PLAN)
     assert walk is not None
     assert [(step.answer, step.command) for step in walk.steps] == [
         (TreeAnswer.OPEN, "nsa-harness run ddp --matrix parallel.static_graph=false,true"),
@@ -97,7 +97,7 @@ def test_each_open_question_names_the_command_that_answers_it() -> None:
 
 
 def test_a_question_that_no_failed_run_can_be_asked_has_no_command() -> None:
-    walk = walked([run("fsdp", HANG, {"parallel.wrapper": "fsdp", "run.ranks": "1"})], PLAN)
+    walk = walk_tree([run("fsdp", HANG, {"parallel.wrapper": "fsdp", "run.ranks": "1"})], PLAN)
     assert walk is not None
     commands = [step.command for step in walk.steps]
     assert (commands[0], commands[3]) == (None, None)
@@ -105,16 +105,16 @@ def test_a_question_that_no_failed_run_can_be_asked_has_no_command() -> None:
 
 
 def test_nothing_is_asked_where_nothing_failed_or_the_program_takes_no_such_keys() -> None:
-    assert walked([run("ddp", PASS)], PLAN) is None
-    assert walked([run("foreign", HANG, {"run.program": "train.py"})], PLAN) is None
-    assert walked([run("ddp", HANG, expected=True)], PLAN) is None
+    assert walk_tree([run("ddp", PASS)], PLAN) is None
+    assert walk_tree([run("foreign", HANG, {"run.program": "train.py"})], PLAN) is None
+    assert walk_tree([run("ddp", HANG, expected=True)], PLAN) is None
 
 
 def test_a_certain_cause_ends_the_path_before_it_begins() -> None:
-    walk = walked([sure(run("ddp", HANG))], PLAN)
+    walk = walk_tree([sure(run("ddp", HANG))], PLAN)
     assert walk is not None
     assert (walk.steps, walk.leaf, walk.made_from) == ((), None, "ddp HANG")
-    unsure = walked([sure(run("ddp", HANG), confidence=0.6)], PLAN)
+    unsure = walk_tree([sure(run("ddp", HANG), confidence=0.6)], PLAN)
     assert unsure is not None
     assert unsure.leaf == NOT_ALONE
 
@@ -122,7 +122,7 @@ def test_a_certain_cause_ends_the_path_before_it_begins() -> None:
 def test_what_is_explained_already_is_no_evidence_of_what_is_not() -> None:
     """The certain one fails over gloo; the open one was over nccl alone, of which gloo says nothing."""
     explained = sure(run("gc", Status.FAIL, {"gc.layers": "all"}, cause="ready_twice"))
-    walk = walked([explained, run("open", HANG, **OVER_NCCL)], PLAN)
+    walk = walk_tree([explained, run("open", HANG, **OVER_NCCL)], PLAN)
     assert walk is not None
     assert (walk.leaf, walk.made_from) == (None, "open HANG")
 
@@ -130,7 +130,7 @@ def test_what_is_explained_already_is_no_evidence_of_what_is_not() -> None:
 def test_a_certain_yes_leaves_the_question_open_for_the_others() -> None:
     """A branch hangs for a reason that is known; whether one alone is why the whole model does, nobody has tried."""
     alone = [run("cmp", PASS, {"model.branch": "cmp"}), sure(run("sel", HANG, {"model.branch": "sel"}))]
-    walk = walked([PLAIN, *alone, run("win", PASS, {"model.branch": "win"})], PLAN)
+    walk = walk_tree([PLAIN, *alone, run("win", PASS, {"model.branch": "win"})], PLAN)
     assert walk is not None
     assert (walk.steps[1].answer, walk.steps[1].command) == (
         TreeAnswer.OPEN,
@@ -141,18 +141,18 @@ def test_a_certain_yes_leaves_the_question_open_for_the_others() -> None:
 @pytest.mark.parametrize("cause", ["killed", "slow", "host_oom", "cuda_oom", "expectation_missed", "infra"])
 def test_what_was_ended_from_outside_never_enters_the_tree(cause: str) -> None:
     killed = run("ddp", Status.FAIL, cause=cause)
-    assert walked([killed], PLAN) is None
-    walk = walked([killed, run("open", HANG, STATIC)], PLAN)
+    assert walk_tree([killed], PLAN) is None
+    walk = walk_tree([killed, run("open", HANG, STATIC)], PLAN)
     assert walk is not None
     assert "ddp" not in walk.made_from + "".join(step.why for step in walk.steps)
 
 
 def test_the_answer_names_the_runs_it_is_made_from() -> None:
-    walk = walked([PLAIN, STATIC_TOO, *BRANCHES, run("other", PASS, {"model.layers": "2"})], PLAN)
+    walk = walk_tree([PLAIN, STATIC_TOO, *BRANCHES, run("other", PASS, {"model.layers": "2"})], PLAN)
     assert walk is not None
     assert walk.made_from == "plain HANG, cmp HANG, sel HANG, static HANG, win HANG"
 
 
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_of_the_runs_changes_no_path(outcomes: Sequence[Outcome], random: Random) -> None:
-    assert walked(random.sample(outcomes, len(outcomes)), PLAN) == walked(outcomes, PLAN)
+    assert walk_tree(random.sample(outcomes, len(outcomes)), PLAN) == walk_tree(outcomes, PLAN)

@@ -287,7 +287,7 @@ def test_a_launch_goes_on_when_the_server_was_killed(tmp_path: Path) -> None:
         launches = Launches(home=create_run(tmp_path).path, server=server)
         spec = script("raises")
         others = psutil.Process().children()
-        server.settled(replace(spec, launcher=Launcher.FORK))
+        server.with_launcher(replace(spec, launcher=Launcher.FORK))
         (process,) = (one for one in psutil.Process().children() if one not in others)
         process.kill()
         until(lambda: process.status() == psutil.STATUS_ZOMBIE, "the server is gone")
@@ -350,4 +350,4 @@ def test_a_file_that_shadows_an_imported_module_is_not_forked(launches: Launches
     (tmp_path / "queue.py").write_text("")
     forget_the_test()
     asked = replace(script("raises"), program=(str(tmp_path / "train.py"),), launcher=Launcher.FORK)
-    assert "queue.py stands where a module" in launches.server.settled(asked).notes[-1]
+    assert "queue.py stands where a module" in launches.server.with_launcher(asked).notes[-1]

@@ -14,11 +14,11 @@ from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
 
 from nsa_harness import protocol
 from nsa_harness.core.collectives.call_history import diverged_before_history
-from nsa_harness.core.collectives.timeline import comparable, timeline
+from nsa_harness.core.collectives.timeline import timeline, with_comparable_callers
 from nsa_harness.core.evidence.evidence import CallCount, Loader, Mode, ModuleCall
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.core.report import Place
-from nsa_harness.probe.chains import FRAMES_LIMIT, KNOWN_LIMIT, NEAR_LIMIT, Chain, Chains
+from nsa_harness.probe.chains import CHAINS_LIMIT, FRAMES_LIMIT, RECENT_LIMIT, Chain, Chains
 from nsa_harness.probe.hooks import CallingLines
 from nsa_harness.probe.status_file import StatusFileWriter
 
@@ -86,7 +86,7 @@ def test_two_ranks_tell_callers_threads_loaders_and_mode(tmp_path: Path) -> None
     ]
     assert told == [[(1, 2, 1, False), (2, 2, 2, True)], [(1, 2, 2, False), (2, 3, 2, True)]]
     assert [frame.line for frame in one.loaders[0].chain][:1] == [line_of("enumerate(loader)")]
-    lines = comparable({board.rank or 0: timeline(board.rank or 0, board, (), "gloo") for board in boards})
+    lines = with_comparable_callers({board.rank or 0: timeline(board.rank or 0, board, (), "gloo") for board in boards})
     assert len({event.site for event in lines[0].events}) == 2
 
 
@@ -131,7 +131,7 @@ def test_a_chain_that_one_rank_does_not_know_is_compared_by_its_line_alone(path:
     known = parse(path.read_bytes(), 0)
     board.enter_call(op, board.string("0"), place, 1, 0)
     mixed = parse(path.read_bytes(), 0)
-    lines = comparable({0: timeline(0, known, (), "gloo"), 1: timeline(1, mixed, (), "gloo")})
+    lines = with_comparable_callers({0: timeline(0, known, (), "gloo"), 1: timeline(1, mixed, (), "gloo")})
     assert len({event.site for line in lines.values() for event in line.events}) == 1
     assert [frame.line for frame in known.calls[0].chain] == [3, 9]
 
@@ -276,14 +276,14 @@ def test_a_stack_that_is_known_is_not_read_again_and_code_without_end_is_not_hel
     board = StatusFileWriter(str(path), rank=0, world_size=1)
     chains = Chains(board, ("<frozen ",))
     names: dict[str, object] = {"of": lambda: chains.of(sys._getframe(1))}
-    for number in range(KNOWN_LIMIT + 5):
+    for number in range(CHAINS_LIMIT + 5):
         exec(compile("def call():\n    return of()", f"made{number % 3}.py", "exec"), names)
         call = names["call"]
         assert callable(call)
         first, again = [call() for _ in range(2)]
         assert first is again
-    assert len(chains._known) < KNOWN_LIMIT
-    assert sum(map(len, chains._near.values())) <= NEAR_LIMIT
+    assert len(chains._chains) < CHAINS_LIMIT
+    assert sum(map(len, chains._recent.values())) <= RECENT_LIMIT
 
 
 def test_a_chain_is_the_way_of_this_very_call_however_many_lead_to_one_line(path: Path) -> None:
@@ -298,11 +298,11 @@ def test_a_chain_is_the_way_of_this_very_call_however_many_lead_to_one_line(path
     def through(depth: int) -> Chain:
         return through(depth - 1) if depth else call()
 
-    depths = [*range(NEAR_LIMIT + 4), *reversed(range(NEAR_LIMIT + 4)), 3, 0, 3, 200, 201]
+    depths = [*range(RECENT_LIMIT + 4), *reversed(range(RECENT_LIMIT + 4)), 3, 0, 3, 200, 201]
     found = [(depth, through(depth)) for depth in depths]
-    lengths = [len(chain.frames) for _, chain in found[: NEAR_LIMIT + 4]]
-    assert lengths == list(range(lengths[0], lengths[0] + NEAR_LIMIT + 4))
-    assert all(chain is found[depth][1] for depth, chain in found if depth < NEAR_LIMIT + 4)
+    lengths = [len(chain.frames) for _, chain in found[: RECENT_LIMIT + 4]]
+    assert lengths == list(range(lengths[0], lengths[0] + RECENT_LIMIT + 4))
+    assert all(chain is found[depth][1] for depth, chain in found if depth < RECENT_LIMIT + 4)
     assert len(found[-1][1].frames) == FRAMES_LIMIT
     assert found[2][1].node != found[3][1].node
 

@@ -187,10 +187,10 @@ def test_a_fault_can_depend_on_which_layers_are_computed_again(when, met, missed
 
 
 def test_a_fault_that_depends_on_something_may_stay_away_without_a_word() -> None:
-    assert not FaultCondition({}).depends
-    assert FaultCondition({"chance": 0.5}).depends
-    assert FaultCondition({"seq_len": 128}).depends
-    assert not FaultCondition({"chance": 1.0}).depends
+    assert not FaultCondition({}).is_conditional
+    assert FaultCondition({"chance": 0.5}).is_conditional
+    assert FaultCondition({"seq_len": 128}).is_conditional
+    assert not FaultCondition({"chance": 1.0}).is_conditional
 
 
 def test_a_fault_in_a_recomputation_needs_no_layer_of_its_own() -> None:
@@ -249,7 +249,7 @@ class _Group:
 )
 def test_a_fault_can_depend_on_the_model_its_wrapper_and_the_job(when, met, missed) -> None:
     condition = FaultCondition(when)
-    assert condition.depends
+    assert condition.is_conditional
     assert condition.met_in(met[0], _Group(met[1]))
     assert not condition.met_in(missed[0], _Group(missed[1]))
 

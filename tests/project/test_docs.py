@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from nsa_harness import errors, protocol
 from nsa_harness.cli import main as cli
 from nsa_harness.core.comparison.gates import when
-from nsa_harness.core.comparison.plan_file import PlanText, agreed_plan, read_plan
+from nsa_harness.core.comparison.plan_file import PlanText, read_plan, read_stored_plan
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.scenario import resolve
@@ -33,7 +33,7 @@ from nsa_harness.supervisor.storage import sources
 from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir
 
 CONTRACTS = "docs/internals/contracts.md"
-SHIPPED = agreed_plan(shipped_plan()).plan
+SHIPPED = read_stored_plan(shipped_plan()).plan
 USERS_OWN = {"scenarios/train_small.yaml", "reports/latest"}  # what the documents tell a reader to make
 MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:work|root|opt)/")
 

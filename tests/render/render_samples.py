@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from nsa_harness.core.comparison.decisions import with_decisions
-from nsa_harness.core.comparison.plan_file import agreed_plan
+from nsa_harness.core.comparison.plan_file import read_stored_plan
 from nsa_harness.core.report import (
     Artifact,
     CallStack,
@@ -340,7 +340,7 @@ FLAKY_SECOND = replace(
     repeat="nsa-harness run reports/latest/ddp_gloo~2/spec.json",
 )
 
-AGREED = agreed_plan(shipped_plan()).plan
+AGREED = read_stored_plan(shipped_plan()).plan
 
 
 def judged(report: Report) -> Report:

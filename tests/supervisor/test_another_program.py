@@ -14,14 +14,14 @@ from attempts import STORED_CASES, unpack
 from nsa_harness.commands.judge import judge_stored
 from nsa_harness.core.comparison.decisions import with_decisions
 from nsa_harness.core.comparison.hypotheses import takes_our_keys
-from nsa_harness.core.comparison.plan_file import agreed_plan
+from nsa_harness.core.comparison.plan_file import read_stored_plan
 from nsa_harness.core.report import MachineFacts, Outcome, Report
 from nsa_harness.render.documents.documents import write_documents
 from nsa_harness.subject.playbook import PLAYBOOK
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.rundir import RunDir
 
-PLAN = agreed_plan(shipped_plan()).plan
+PLAN = read_stored_plan(shipped_plan()).plan
 # Names of the model, of its keys, options and files, and of what is blamed in it.
 OURS = re.compile(
     r"\bnsa(?!-harness|_harness)|attention|branches|gate_collapse|[a-z_]+\.csv|traces\.log|mem_rank|dtypes_report"

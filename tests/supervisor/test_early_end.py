@@ -167,7 +167,7 @@ def test_a_deadline_counts_from_when_every_rank_has_left_start_up(
     while ending is None:
         ranks.now_s += 0.25
         ranks.all_train = began_s is not None and ranks.now_s >= began_s
-        ending = watch._look()
+        ending = watch._poll()
     assert (ending, ranks.now_s, told[-1].deadline_s) == (Ending.DEADLINE, ended_s, ended_s)
     watch.close(ending)
     said = [json.loads(line) for line in watch.attempt.watch.read_text().splitlines()]

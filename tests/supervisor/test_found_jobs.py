@@ -208,9 +208,9 @@ def test_how_a_rank_ended_is_seen_until_its_parent_asks_and_known_of_torchrun_th
         monkeypatch.setattr(procfs, "children", lambda pid: [one for one in everyone(pid) if one.pid in started])
         os.kill(started[1], signal.SIGKILL)
         wait_for(lambda: procfs.exit_status(started[1]) is not None, "it has ended")
-        assert attach._how_ended({0: started[0]}, [1]) == {1: -signal.SIGKILL}
-        assert attach._how_ended({0: started[0]}, [1, 2]) == {1: None, 2: None}
+        assert attach._exit_codes({0: started[0]}, [1]) == {1: -signal.SIGKILL}
+        assert attach._exit_codes({0: started[0]}, [1, 2]) == {1: None, 2: None}
         monkeypatch.setattr(attach, "starts_ranks", lambda _: True)
-        assert attach._how_ended({0: started[0]}, [1, 2]) == {1: 0, 2: 0}
-        assert attach._how_ended({0: started[0]}, []) == {}
+        assert attach._exit_codes({0: started[0]}, [1, 2]) == {1: 0, 2: 0}
+        assert attach._exit_codes({0: started[0]}, []) == {}
         assert procfs.exit_status(started[0]) is None

@@ -553,7 +553,7 @@ def test_the_exit_code_of_a_command_that_ends_at_once_is_not_lost(
         if event == "started":  # the command has ended before its guardian looks again
             os.waitid(os.P_PID, facts["pid"], os.WEXITED | os.WNOWAIT)
 
-    monkeypatch.setattr(program.Reaper, "say", say)
+    monkeypatch.setattr(program.Reaper, "report", say)
     monkeypatch.setattr(program.Reaper, "note", say)
     order = Controller.order_of(tmp_path, "quick", ["sh", "-c", "exit 3"])
     reaper = program.Reaper(order)
@@ -618,7 +618,7 @@ def test_a_process_that_may_not_be_signalled_is_named_and_the_others_are_ended(
     (survivor,) = controller.hear("ended")["left"]
     assert [pid for pid in pids if lives(pid)] == [foreign]
     assert survivor == (
-        f"{foreign} {program.command_of(foreign)} (of {program.owner_of(foreign)}; may not be signalled,"
+        f"{foreign} {program.command_of(foreign)} (of {program.user_of(foreign)}; may not be signalled,"
         " Operation not permitted)"
     )
     assert (home.path / "boards" / "7.board").read_bytes() == b"board"
@@ -689,7 +689,7 @@ def test_on_a_full_disk_the_reserve_gives_room_for_journal_and_boards(
     monkeypatch.setattr(os, "write", lambda one, data, write=os.write: len(data) if one == 1 else write(one, data))
     reaper = program.Reaper(order)
     reaper.move_probe_files()
-    reaper.say("ended", outlived=[], left=[])
+    reaper.report("ended", outlived=[], left=[])
     said = [json.loads(line) for line in (run / "processes.jsonl").read_text().splitlines()]
     assert [one["event"] for one in said] == ["full", "ended"]
     assert said[0]["why"] == f"No space left on device: {run / 'boards' / '7.board'}"
@@ -703,10 +703,10 @@ def test_a_reserve_that_is_another_file_of_the_users_is_not_emptied(tmp_path: Pa
     theirs = tmp_path / "theirs"
     theirs.write_text("kept")
     second(theirs, tmp_path / ".reserve")
-    assert program._emptied(str(tmp_path / ".reserve")) is False
+    assert program._empty_reserve(str(tmp_path / ".reserve")) is False
     assert theirs.read_text() == "kept"
     (tmp_path / "own").write_text("room")
-    assert program._emptied(str(tmp_path / "own")) is True
+    assert program._empty_reserve(str(tmp_path / "own")) is True
     assert (tmp_path / "own").stat().st_size == 0
 
 

@@ -19,7 +19,7 @@ from nsa_harness import protocol
 from nsa_harness.supervisor.capture.procfs import alive
 from nsa_harness.supervisor.launch import watchdog
 from nsa_harness.supervisor.launch.reaper import OWNER, Process, process_of, this_machine
-from nsa_harness.supervisor.launch.watchdog import Owner, owner_of, start_program, sweep
+from nsa_harness.supervisor.launch.watchdog import Owner, end_orphaned_runs, read_owner, start_program
 
 PATIENCE_S = 30.0
 PACKAGE = Path(watchdog.__file__).parents[2]
@@ -41,7 +41,7 @@ order = {
 }
 watchdog = Watchdog()
 if keeps:
-    watchdog.keep(Path(order["boards"]))
+    watchdog.guard(Path(order["boards"]))
 reaper = start_reaper(order)
 started = json.loads(reaper.stdout.readline())
 kept = watchdog._process.pid if keeps else 0
@@ -135,14 +135,14 @@ def test_who_guards_a_run_has_neither_our_name_nor_our_place_in_its_command_line
 
 @pytest.mark.parametrize("run", [False], indirect=True)
 def test_the_next_start_ends_what_was_killed_with_all_its_guards(run: Run) -> None:
-    sweep([run.boards])
+    end_orphaned_runs([run.boards])
     assert run.rank_lives(), "its controller and its guardian live"
     run.kill(run.reaper)
-    sweep([run.boards])
+    end_orphaned_runs([run.boards])
     assert run.rank_lives(), "its controller lives, and will replace the guardian"
     run.kill(run.controller.pid)
     assert run.rank_lives()
-    sweep([run.boards])
+    end_orphaned_runs([run.boards])
     run.assert_ended()
 
 
@@ -170,8 +170,8 @@ def test_boards_of_an_owner_that_cannot_be_known_are_left_alone(tmp_path: Path, 
     boards = tmp_path / "nsa-harness-x"
     boards.mkdir()
     (boards / OWNER).write_text(said)
-    assert owner_of(boards) is None
-    sweep([boards])
+    assert read_owner(boards) is None
+    end_orphaned_runs([boards])
     assert (boards / OWNER).exists()
 
 
@@ -179,9 +179,9 @@ def test_boards_behind_a_link_are_nobodys(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     said = {"machine": this_machine(), "controller": None, "guardian": None, "module": "m", "order": {}}
     (tmp_path / "elsewhere" / OWNER).write_text(json.dumps(said))
-    assert owner_of(tmp_path / "elsewhere") is not None
+    assert read_owner(tmp_path / "elsewhere") is not None
     (tmp_path / "nsa-harness-x").symlink_to("elsewhere")
-    assert owner_of(tmp_path / "nsa-harness-x") is None
+    assert read_owner(tmp_path / "nsa-harness-x") is None
 
 
 def test_an_empty_directory_of_boards_is_removed_once_nobody_can_be_about_to_own_it(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_an_empty_directory_of_boards_is_removed_once_nobody_can_be_about_to_own
     for one in (young, old):
         one.mkdir()
     os.utime(old, (0, 0))
-    sweep([young, old])
+    end_orphaned_runs([young, old])
     assert (young.exists(), old.exists()) == (True, False)
 
 
@@ -197,14 +197,14 @@ def test_a_keeper_that_was_killed_is_replaced_with_all_it_knew(tmp_path: Path) -
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     kept = watchdog.Watchdog()
-    kept.keep(first)
+    kept.guard(first)
     killed = kept._process
     assert killed is not None
     killed.kill()
     killed.wait()
-    kept.keep(second)
+    kept.guard(second)
     assert kept._process is not killed
-    assert kept._boards == [first, second]
+    assert kept._probe_dirs == [first, second]
     assert kept._process is not None
     kept._process.communicate(timeout=PATIENCE_S)
 
@@ -226,6 +226,6 @@ def test_boards_of_another_user_are_nobodys(tmp_path: Path, monkeypatch: pytest.
     assert me is not None
     said = {"machine": this_machine(), "controller": [me.pid, me.started], "guardian": None, "module": "m", "order": {}}
     (boards / OWNER).write_text(json.dumps(said))
-    assert owner_of(boards) == Owner(controller=me, reaper=None, module="m", order={})
+    assert read_owner(boards) == Owner(controller=me, reaper=None, module="m", order={})
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    assert owner_of(boards) is None
+    assert read_owner(boards) is None

@@ -85,7 +85,7 @@ def test_memory_at_the_end_tells_the_limit_what_was_left_and_the_kills_in_betwee
     log = tmp_path / "kmsg"
     log.write_text(f"{record(5, KILL.replace('71', '70'))}\n{record(100, KILL)}\n")
     watch = MemoryWatch(began_ns=90 * 10**9, before=GroupMemory(limit_bytes=None, used_bytes=None, oom_kills=None))
-    memory = watch.ended(log)
+    memory = watch.changes(log)
     assert (memory.killed, memory.oom_kills) == ((KILL,), None)
     assert memory.total_bytes is not None
     assert memory.available_bytes is not None
@@ -93,12 +93,12 @@ def test_memory_at_the_end_tells_the_limit_what_was_left_and_the_kills_in_betwee
 
 
 def test_a_log_that_nobody_may_read_is_no_error(tmp_path: Path) -> None:
-    assert MemoryWatch().ended(tmp_path / "absent").killed == ()
+    assert MemoryWatch().changes(tmp_path / "absent").killed == ()
 
 
 def test_reading_the_real_log_ends() -> None:
     began_s = time.monotonic()
-    assert MemoryWatch().ended().killed == ()
+    assert MemoryWatch().changes().killed == ()
     assert time.monotonic() - began_s < 2.0
 
 

@@ -21,7 +21,7 @@ from living import program, wait_for
 from nsa_harness.core.evidence.evidence import Collective, RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.supervisor.capture import procfs, stacks
-from nsa_harness.supervisor.capture.recorder import own_server, trigger, written
+from nsa_harness.supervisor.capture.recorder import await_dump, find_worker_server, request_dump
 from nsa_harness.supervisor.capture.snapshot import StackSampler, without_lone_recorders
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -84,17 +84,17 @@ def refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_port_that_answers_as_torchs_server_is_one_and_no_other_is_asked() -> None:
     with worker_server({"ping": b"pong"}) as (port, asked), worker_server({}) as (other, strange):
-        found = own_server(1, {"MASTER_PORT": "x"}, [listening(other), listening(port)])
+        found = find_worker_server(1, {"MASTER_PORT": "x"}, [listening(other), listening(port)])
         assert found == port
         assert (asked, strange) in ((["ping"], []), (["ping"], ["ping"]))
-        assert own_server(1, {"MASTER_PORT": str(port)}, [listening(port)]) is None  # the store is left alone
-        assert own_server(1, {}, [listening(port, "127.0.0.1"), listening(port, state="ESTABLISHED")]) is None
+        assert find_worker_server(1, {"MASTER_PORT": str(port)}, [listening(port)]) is None  # the store is left alone
+        assert find_worker_server(1, {}, [listening(port, "127.0.0.1"), listening(port, state="ESTABLISHED")]) is None
         assert asked == ["ping"]
 
 
 def test_a_server_on_a_unix_socket_is_found_by_the_environment() -> None:
     gone = {"TORCH_WORKER_SERVER_SOCKET": "/nowhere/worker.sock"}
-    assert own_server(os.getpid(), gone, []) is None
+    assert find_worker_server(os.getpid(), gone, []) is None
 
 
 def test_without_the_right_to_trace_stacks_and_recorder_are_those_that_the_process_gives(
@@ -180,25 +180,25 @@ def test_a_recorder_is_asked_for_by_its_pipe_and_read_at_the_next_look(
 
 def test_a_pipe_that_nobody_reads_or_that_is_none_is_left_alone(tmp_path: Path) -> None:
     environment = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe"), "HOME": str(tmp_path)}
-    assert trigger(os.getpid(), 0, {}) is None
-    assert trigger(os.getpid(), 0, environment) is None
+    assert request_dump(os.getpid(), 0, {}) is None
+    assert request_dump(os.getpid(), 0, environment) is None
     plain = tmp_path / "pipe0.pipe"
     plain.touch()
-    assert trigger(os.getpid(), 0, environment) is None
+    assert request_dump(os.getpid(), 0, environment) is None
     assert plain.read_bytes() == b""
     plain.unlink()
     os.mkfifo(plain)
     with pytest.raises(OSError, match="No such device"):
-        trigger(os.getpid(), 0, environment)
+        request_dump(os.getpid(), 0, environment)
     with pytest.raises(TimeoutError, match=r"comm_lib_trace_rank_0 was written within 0\.1 s"):
-        written(os.getpid(), 0, environment, 0, 0.1)
+        await_dump(os.getpid(), 0, environment, 0, 0.1)
     old = tmp_path / ".cache" / "torch" / "comm_lib_trace_rank_0"
     old.parent.mkdir(parents=True)
     old.write_text("{}")
     os.utime(old, (1, 1))
     with pytest.raises(TimeoutError):
-        written(os.getpid(), 0, environment, 2 * 10**9, 0.1)
-    assert written(os.getpid(), 0, environment, 10**9, 0.1) == b"{}"
+        await_dump(os.getpid(), 0, environment, 2 * 10**9, 0.1)
+    assert await_dump(os.getpid(), 0, environment, 10**9, 0.1) == b"{}"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from nsa_harness.commands.run import agreed_before, resumed_request
 from nsa_harness.commands.scheduler import RunRequest
 from nsa_harness.commands.session import report_of
-from nsa_harness.core.comparison.plan_file import PlanText, agreed_plan, read_plan
+from nsa_harness.core.comparison.plan_file import PlanText, read_plan, read_stored_plan
 from nsa_harness.core.report import GateState, MachineFacts, Report, Status
 from nsa_harness.errors import ScenarioError, UsageError
 from nsa_harness.supervisor.launch import planning
@@ -149,7 +149,7 @@ def resumed_agreed(folder: RunDir) -> PlanText | None:
 
 def test_a_run_that_stored_no_gates_is_judged_by_those_that_ship(tmp_path: Path) -> None:
     folder, record = stored(tmp_path, None)
-    assert [one.name for one in judged(folder, record).gates] == [*agreed_plan(shipped_plan()).plan.gates]
+    assert [one.name for one in judged(folder, record).gates] == [*read_stored_plan(shipped_plan()).plan.gates]
 
 
 def test_gates_that_cannot_be_read_any_more_are_said_and_the_runs_are_judged(

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parents[1] / "core"))
 from builders import LIMITS, board, call, frame, process, rank_snapshot, snapshot, stack, task
 
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankSnapshot, Snapshot
-from nsa_harness.core.evidence.reduced import LEVELS, reduced
+from nsa_harness.core.evidence.reduced import LEVELS, reduce_evidence
 from nsa_harness.core.report import HangKind
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.supervisor.storage import collect as store
@@ -61,7 +61,7 @@ def stored(looks: Sequence[Snapshot], path: Path) -> tuple[HangKind | None, Evid
         snapshots.take()
     proof = snapshots.proof(LIMITS)
     attempt.dumps.mkdir()
-    for one in snapshots.kept(Ending.STALL):
+    for one in snapshots.to_store(Ending.STALL):
         (attempt.dumps / f"snapshot{one.number}.json").write_text(json_text(one))
     records += [said("rank", rank=rank, pid=pid) for rank, pid in alive.items()]
     records += [said("limits", **plain(LIMITS)), said("ending", 20.0, ending="stall", last_progress_s=5.0)]
@@ -179,7 +179,7 @@ def test_what_was_proven_live_is_proven_by_what_is_stored(
     proof = judge(least).proof
     assert proof is not None
     assert proof.kind is kind, "reduced as far as can be"
-    kinds = [found.kind if (found := judge(reduced(seen, keep)).proof) else None for keep in LEVELS]
+    kinds = [found.kind if (found := judge(reduce_evidence(seen, keep)).proof) else None for keep in LEVELS]
     assert case in TOO_MANY or kinds == [kind] * len(LEVELS)
 
 

@@ -132,7 +132,7 @@ def test_a_process_that_outlives_a_dead_controllers_run_is_named_without_the_sec
     tmp_path: Path,
 ) -> None:
     attempt = AttemptDir(tmp_path)
-    attempt.redaction.know_launch(leaking_spec())
+    attempt.redaction.learn_launch(leaking_spec())
     left = f"101 python train.py {' '.join(command_words())} (of root; ignores SIGKILL)"
     attempt.abandoned.write_text(f"the controller died; the guardian could not end all of it: {left}\n")
     assert shown(tmp_path) != {}

@@ -17,7 +17,7 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Stack
 from nsa_harness.core.evidence.host import Process
 from nsa_harness.supervisor.capture import procfs, snapshot, stacks
-from nsa_harness.supervisor.capture.node import CommandFailed, answer_of
+from nsa_harness.supervisor.capture.node import CommandFailed, run_command
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.capture.stacks import StackSources
 
@@ -98,18 +98,18 @@ def test_two_ranks_take_less_than_three_seconds_when_every_tool_hangs(
 def test_a_command_that_leaves_a_child_with_its_output_is_not_waited_for(tmp_path: Path) -> None:
     began_s = time.monotonic()
     with pytest.raises(CommandFailed, match=r"hangs: no answer within 0\.2 s"):
-        answer_of([tool(tmp_path, "hangs", HANGS)], 0.2)
-    assert answer_of([tool(tmp_path, "forks", "#!/bin/sh\nsleep 600 &\necho 7\n")], 5.0) == "7\n"
+        run_command([tool(tmp_path, "hangs", HANGS)], 0.2)
+    assert run_command([tool(tmp_path, "forks", "#!/bin/sh\nsleep 600 &\necho 7\n")], 5.0) == "7\n"
     assert time.monotonic() - began_s < 5.0
 
 
 def test_a_command_that_fails_is_told_by_the_line_that_names_the_error(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match=r"^refused: Error: Permission Denied$"):
-        answer_of([tool(tmp_path, "refused", REFUSED)], 5.0)
+        run_command([tool(tmp_path, "refused", REFUSED)], 5.0)
     with pytest.raises(CommandFailed, match=r"^absent: No such file or directory$"):
-        answer_of([str(tmp_path / "absent")], 5.0)
+        run_command([str(tmp_path / "absent")], 5.0)
     with pytest.raises(CommandFailed, match=r"^silent: status 3$"):
-        answer_of([tool(tmp_path, "silent", "#!/bin/sh\nexit 3\n")], 5.0)
+        run_command([tool(tmp_path, "silent", "#!/bin/sh\nexit 3\n")], 5.0)
 
 
 FAULTHANDLER = f"""

@@ -36,12 +36,12 @@ def _serve(control: socket.socket) -> Any:
         pid = os.fork()
         if pid == 0:
             control.close()
-            serving._stand_on(*streams)
+            serving._replace_streams(*streams)
             program = importlib.import_module("_nsa_harness.fork_server.program").Program(order["words"])
             if order["cwd"] is not None:
                 os.chdir(order["cwd"])
-            program.settle(order["environment"], probed="_NSA_HARNESS_BOARDS" in order["environment"])
-            serving.bind_again(early)
+            program.prepare(order["environment"], probed="_NSA_HARNESS_BOARDS" in order["environment"])
+            serving.rebind(early)
             return program
         for stream in streams:
             os.close(stream)

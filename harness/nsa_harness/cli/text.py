@@ -10,7 +10,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.redaction import where_to_set
 from nsa_harness.core.report import HangKind, MachineFacts
-from nsa_harness.core.scenario.explain import explained, resolved_lines
+from nsa_harness.core.scenario.explain import resolved_lines, scenario_lines
 from nsa_harness.core.scenario.yaml_tree import plain, visible
 from nsa_harness.render.terminal.layout import NARROW, labelled, paragraph
 from nsa_harness.supervisor.launch.launcher import command_line
@@ -78,7 +78,7 @@ def explanation(question: Invocation, facts: MachineFacts) -> Iterator[str]:
     for number, (item, scenario) in enumerate(zip(asked, checked(asked), strict=True)):
         if number:
             yield "---"
-        yield from explained(scenario, item.tree)
+        yield from scenario_lines(scenario, item.tree)
         spec = resolved(item, scenario, question, facts)
         yield from resolved_lines(spec, "" if isinstance(spec, Skip) else shell_command(spec, Redaction()))
 

@@ -17,7 +17,7 @@ from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.redaction import where_to_set
 from nsa_harness.core.report import MachineFacts, Outcome
 from nsa_harness.render.listener import Listener
-from nsa_harness.supervisor.launch.fork_client import ForkServer, relaunched
+from nsa_harness.supervisor.launch.fork_client import ForkServer, without_fork
 from nsa_harness.supervisor.launch.launcher import Guarded, command_line, launch
 from nsa_harness.supervisor.launch.machine import describe
 from nsa_harness.supervisor.storage.logs import bounded_logs
@@ -63,7 +63,7 @@ def run_one(
     of this attempt, with its traceback in `log`, and costs no other one.
     """
     if spec.launcher is Launcher.FORK:
-        spec = server.settled(spec) if server else relaunched(spec)
+        spec = server.with_launcher(spec) if server else without_fork(spec)
     try:
         prepare(attempt, spec, facts)
         shown = attempt.redaction.spec(replace(spec, scenario=attempt.path.name))
@@ -125,10 +125,10 @@ def prepare(attempt: AttemptDir, spec: RunSpec, facts: MachineFacts) -> None:
     # A run that was killed before it wrote its spec has left an empty folder: that attempt has not begun.
     attempt.path.mkdir(parents=True, exist_ok=True)
     keep_ballast(attempt.path.parent)
-    if attempt.door.there(attempt.spec):
+    if attempt.door.exists(attempt.spec):
         raise FileExistsError(f"{attempt.path} holds an attempt already")
     write_spec(attempt, spec)
-    attempt.redaction.know_launch(spec)
+    attempt.redaction.learn_launch(spec)
     attempt.redaction.suspect(os.environ)
     command = attempt.redaction.command(command_line(spec, sys.executable, None), spec.env)
     write_document(attempt.command, "".join(f"{line}\n" for line in (*where_to_set(command, SPEC), command)))

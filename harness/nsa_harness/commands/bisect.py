@@ -298,7 +298,7 @@ class Bisection(SearchProgress):
         """Return the launch with its launcher chosen: a fork if that is safe, and if nothing is proven by it."""
         if self.server is None or in_full or not self.forks:
             return spec
-        settled = self.server.settled(replace(spec, launcher=Launcher.FORK))
+        settled = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
         if settled.launcher is not Launcher.FORK:
             self.note(settled.notes[-1])
         return settled

@@ -83,7 +83,7 @@ def judge_attempt(
     `stored_by`: the attempt is one of a stored run, and this is what reading all of that may cost; None: it has just
     been launched here.
     """
-    attempt.redaction.know_launch(spec)
+    attempt.redaction.learn_launch(spec)
     attempt.redaction.suspect(os.environ)
     ours = is_launched_by(spec)
     attempt.door.budget = budget = stored_by or Budget()

@@ -27,8 +27,8 @@ from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.errors import StoredRunError, UsageError, did_you_mean
 from nsa_harness.render.documents.report_json import from_json, outcome_values
 from nsa_harness.supervisor.storage.adapters import adapter, evidence_text
-from nsa_harness.supervisor.storage.redacted_files import know_all, write_texts
-from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, at_rest, find_run
+from nsa_harness.supervisor.storage.redacted_files import learn_all_secrets, write_texts
+from nsa_harness.supervisor.storage.rundir import AttemptDir, RunDir, find_run, refuse_if_running
 from nsa_harness.supervisor.storage.sources import FILE, stored_sources, text_as_launched
 from nsa_harness.texts.words import plural, ranks
 
@@ -79,13 +79,13 @@ def record_misdiagnosis(
 ) -> Iterator[str]:
     """Write the recording and yield what it contains. Raises UsageError if the truth is impossible or not new."""
     run = find_run(stored, out or Path("reports"), redact=redact)
-    with at_rest(run):
+    with refuse_if_running(run):
         attempt = _attempt(run, stored)
         harness, outcome = _judged(run, attempt)
         evidence = _evidence(attempt)
         truth, evidence = _checked(stated, attempt, evidence, outcome)
         target = to or run.path.parent / f"{run.run_id}.{attempt.path.name}.wrong.tar.gz"
-        know_all(run)
+        learn_all_secrets(run)
         project = _project(evidence)
         answer, true = said(outcome_values(outcome), project), truth.values(project)
         program = f"{_FOLDER}/{attempt.path.name}.py"
@@ -181,7 +181,7 @@ def _evidence(attempt: AttemptDir) -> Evidence:
         raise StoredRunError(f"{attempt.path} holds no evidence; nsa-harness report {attempt.path.parent} makes it")
     try:
         evidence = adapter(Evidence).validate_json(attempt.door.whole(files[0], _MAX_BYTES))
-        there = attempt.door.there(attempt.path / FILE)
+        there = attempt.door.exists(attempt.path / FILE)
         return replace(evidence, sources=stored_sources(attempt)) if there else evidence
     except (OSError, ValueError, ValidationError) as error:
         raise StoredRunError(f"{files[0]} cannot be read: {str(error).splitlines()[0]}") from None

@@ -48,14 +48,14 @@ from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
 from nsa_harness.supervisor.launch.scenario_files import shipped_plan
 from nsa_harness.supervisor.storage.record import (
     Record,
-    know_launches,
+    learn_launch_secrets,
     load_spec,
     plan_to_resume,
     read_record,
     with_raw_plan,
 )
 from nsa_harness.supervisor.storage.redacted_files import redact_run
-from nsa_harness.supervisor.storage.rundir import RunDir, at_rest, find_run
+from nsa_harness.supervisor.storage.rundir import RunDir, find_run, refuse_if_running
 from nsa_harness.supervisor.storage.safe_directory import Budget
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def rejudge(
     Raises StillRunning for a run that has not ended: nothing of it is written.
     """
     run = find_run(path, out or Path("reports"), redact=redact)
-    with at_rest(run):
+    with refuse_if_running(run):
         report = _report_again(run)
     if telling is ReportFormat.JSON:
         sys.stdout.write(to_json(report, PLAYBOOK))
@@ -121,7 +121,7 @@ def _report_again(run: RunDir) -> Report:
 
     record = read_record(run)
     with suppress(StoredRunError):
-        know_launches(run, with_raw_plan(run, record).plan)
+        learn_launch_secrets(run, with_raw_plan(run, record).plan)
     skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
     report = report_of(run, record, [*_judged_apart(run, record), *skips])
     if os.access(run.path, os.W_OK):
@@ -150,7 +150,7 @@ def _search(run: RunDir) -> BisectReport | None:
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
     """Return the launches of a stored run that did not end as expected, to be launched again."""
     run = find_run(path, out or Path("reports"))
-    with at_rest(run):
+    with refuse_if_running(run):
         attempts = with_flakiness(judged(run))
     failed = [outcome for outcome in attempts if outcome.final and not as_expected(outcome)]
     return tuple(load_spec(run.path / outcome.dir / "spec.json", run.door) for outcome in failed)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from nsa_harness import __version__
 from nsa_harness.commands.attempt import Enough, run_one
 from nsa_harness.core.comparison.decisions import with_decisions
-from nsa_harness.core.comparison.plan_file import PlanFile, PlanText, agreed_plan
+from nsa_harness.core.comparison.plan_file import PlanFile, PlanText, read_stored_plan
 from nsa_harness.core.comparison.sweeps import with_growth
 from nsa_harness.core.experiment.diagnostic_rerun import with_deeper_runs
 from nsa_harness.core.experiment.repeats import with_flakiness
@@ -320,7 +320,7 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
 
 def _plan_file(run: RunDir, record: Record) -> PlanFile:
     """Return the plan file as it was when the run was started, whatever the file contains today."""
-    read = agreed_plan(record.agreed or shipped_plan())
+    read = read_stored_plan(record.agreed or shipped_plan())
     for mistake in read.mistakes[:1]:
         print(f"note: {run.request}: {mistake}; nothing that was agreed is asked", file=sys.stderr)
     return read.plan

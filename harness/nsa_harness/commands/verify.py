@@ -22,7 +22,7 @@ from nsa_harness.supervisor.launch.launcher import sweep_dead_runs
 from nsa_harness.supervisor.launch.machine import machine_facts
 from nsa_harness.supervisor.storage.ledger import LedgerLine
 from nsa_harness.supervisor.storage.record import load_spec
-from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, at_rest, ended_before, find_run
+from nsa_harness.supervisor.storage.rundir import RunDir, RunOptions, ended_before, find_run, refuse_if_running
 
 _EXIT = {
     VerificationResult.FIXED: 0,
@@ -44,7 +44,7 @@ class VerifyRequest:
 def run_verify(request: VerifyRequest) -> int:
     """Repeat the run until that is decided, write documents and ledger; returns the exit code. Raises UsageError."""
     stored = find_run(request.stored, request.options.parent)
-    with at_rest(stored):
+    with refuse_if_running(stored):
         before = _before(stored, request)
     if request.dry_run:
         TrialScreen.print_lines(lambda width: shown.verify_header(before.report, width))

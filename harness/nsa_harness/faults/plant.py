@@ -25,10 +25,10 @@ def plant(text: str) -> None:
     fault = PlantedFault(FaultSpec(text), sys.modules["torch"])
     fault.count_steps()
     if fault.spec.kind in COLLECTIVE:
-        fault.cover_all_reduce()
+        fault.patch_all_reduce()
     else:
-        fault.watch_for_the_model()
-    atexit.register(fault.say_if_it_never_happened)
+        fault.watch_for_model()
+    atexit.register(fault.warn_if_it_never_happened)
 
 
 class PlantedFault:
@@ -44,9 +44,9 @@ class PlantedFault:
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # called modules, and the modules inside of them
         self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()  # the layers
         self._kept: list[Any] = []
-        self._again: set[int] = set()  # layers that the backward pass in progress has recomputed
-        self._pass = -1  # which backward pass that is
-        self._lot = random.SystemRandom().random() < self.spec.when.chance
+        self._recomputed: set[int] = set()  # layers that the backward pass in progress has recomputed
+        self._backward_pass = -1  # which backward pass that is
+        self._drawn = random.SystemRandom().random() < self.spec.when.chance
         self._pid = os.getpid()
         self._counting: Callable[[], object] = lambda: None
 
@@ -62,7 +62,7 @@ class PlantedFault:
 
         register_optimizer_step_post_hook(after_step)
 
-    def cover_all_reduce(self) -> None:
+    def patch_all_reduce(self) -> None:
         """Patch all_reduce outside of the probe's patch, so that a skipped call does not reach the probe."""
         c10d = sys.modules["torch.distributed.distributed_c10d"]
         all_reduce = self._torch.distributed.all_reduce
@@ -79,27 +79,27 @@ class PlantedFault:
         self._torch.distributed.all_reduce = perhaps_all_reduce
         c10d.all_reduce = perhaps_all_reduce  # type: ignore[attr-defined]
 
-    def watch_for_the_model(self) -> None:
+    def watch_for_model(self) -> None:
         """Find the model among the outermost modules that are called, and later modules that wrap it."""
 
-        def look_at(module: Any, _arguments: Any) -> None:
+        def inspect(module: Any, _arguments: Any) -> None:
             if module in self._seen:
                 return
             self._seen.update(module.modules())
             layers = dict(every_layer(module))
             if self._is_the_model(layers):
                 self._possible = self.spec.when.met_in(module, self._torch.distributed)
-                self._take(module, layers)
+                self._install_hooks(module, layers)
 
-        self._torch.nn.modules.module.register_module_forward_pre_hook(look_at)
+        self._torch.nn.modules.module.register_module_forward_pre_hook(inspect)
 
     def _is_the_model(self, layers: dict[int, Any]) -> bool:
         return self.spec.layer in layers or (self.spec.layer < 0 and bool(layers))
 
-    def _take(self, model: Any, layers: dict[int, Any]) -> None:
+    def _install_hooks(self, model: Any, layers: dict[int, Any]) -> None:
         """Install the hooks that the fault needs in a model, once."""
         if self.spec.kind in OF_THE_LOADER:
-            self._cover_the_loaders()
+            self._patch_loaders()
         elif self.spec.kind in OF_THE_MODEL:
             model.register_forward_pre_hook(self._before_model)
             self._before_model(model, ())  # the hook does not run in the call in progress
@@ -125,14 +125,14 @@ class PlantedFault:
                 with self._torch.no_grad():
                     parameter.fill_(self.spec.value)
 
-    def _cover_the_loaders(self) -> None:
+    def _patch_loaders(self) -> None:
         """Patch nsa.train's loader and torch's. The first batch was fetched before the model was called."""
         for loader, name in _loaders():
             fetch = getattr(loader, name)
-            if not hasattr(fetch, _COVERED):
-                setattr(loader, name, self._starved(fetch))
+            if not hasattr(fetch, _PATCHED):
+                setattr(loader, name, self._starving(fetch))
 
-    def _starved(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
+    def _starving(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(fetch)
         def perhaps_starved(*arguments: Any, **options: Any) -> Any:
             if self._is_due():
@@ -140,7 +140,7 @@ class PlantedFault:
                 acts.wait_for_a_feeder(self.spec.heals_s)
             return fetch(*arguments, **options)
 
-        setattr(perhaps_starved, _COVERED, True)
+        setattr(perhaps_starved, _PATCHED, True)
         return perhaps_starved
 
     def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
@@ -148,10 +148,10 @@ class PlantedFault:
         task = self._torch._C._current_graph_task_id()
         if task < 0 or not self._is_due() or not self._long_enough(arguments):
             return
-        if task != self._pass:
-            self._pass, self._again = task, set()
-        self._again.add(number)
-        if self.spec.when.met_by(self._again):
+        if task != self._backward_pass:
+            self._backward_pass, self._recomputed = task, set()
+        self._recomputed.add(number)
+        if self.spec.when.met_by(self._recomputed):
             self._happened = True
             self._act(f"step {self.spec.step}, layer {number}, {self.spec.who}")
 
@@ -160,10 +160,10 @@ class PlantedFault:
         tensor = _first_tensor(arguments, self._torch.Tensor)
         return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
 
-    def say_if_it_never_happened(self) -> None:
+    def warn_if_it_never_happened(self) -> None:
         """Warn if the fault never happened and has no conditions: such a run must not look healthy."""
-        depends = self.spec.when.depends
-        if os.getpid() == self._pid and self._is_our_rank() and not self._happened and not depends:
+        is_conditional = self.spec.when.is_conditional
+        if os.getpid() == self._pid and self._is_our_rank() and not self._happened and not is_conditional:
             print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)
 
     def _is_our_rank(self) -> bool:
@@ -182,7 +182,7 @@ class PlantedFault:
     def _is_due(self) -> bool:
         lasts = self.spec.kind in LASTING
         now = self._step >= self.spec.step if lasts else not self._happened and self._step == self.spec.step
-        return self._lot and self._possible and now and self._is_our_rank()
+        return self._drawn and self._possible and now and self._is_our_rank()
 
     def _before_forward(self, _module: Any, arguments: Any) -> None:
         if self.spec.kind in AT_ONCE and self._is_due() and self._long_enough(arguments):
@@ -236,7 +236,7 @@ def averages_the_loss(caller: dict[str, Any]) -> bool:
     return caller.get("__name__") in CALLERS
 
 
-_COVERED = "_nsa_harness_covered"
+_PATCHED = "_nsa_harness_covered"
 _ACTS = {
     "sigkill": acts.send_itself_sigkill,
     "sigstop": acts.send_itself_sigstop,

@@ -29,11 +29,11 @@ class FaultSpec:
         if self.kind not in KINDS:
             raise ValueError(f"fault kind {self.kind!r} is none of {', '.join(KINDS)}")
         rank = fields.get("rank")
-        self.rank = None if rank is None else _whole("rank", rank, at_least=0)  # None: every rank
-        self.step = _whole("step", fields.get("step") or 1, at_least=1)
+        self.rank = None if rank is None else _whole_number("rank", rank, at_least=0)  # None: every rank
+        self.step = _whole_number("step", fields.get("step") or 1, at_least=1)
         self.when = FaultCondition(fields.get("when") or {})
         nowhere = self.kind in LAYERLESS or self.when.in_recomputation
-        self.layer = -1 if nowhere else _whole("layer", fields.get("layer"), at_least=0)
+        self.layer = -1 if nowhere else _whole_number("layer", fields.get("layer"), at_least=0)
         self.heals_s = _seconds("heals_s", fields.get("heals_s"))
         self.parameters = str(fields.get("parameters") or "")
         self.value = _number("value", fields.get("value") or 0)
@@ -53,12 +53,14 @@ class FaultCondition:
     def __init__(self, fields: Any) -> None:
         if not isinstance(fields, dict):
             raise ValueError(f"fault when is a JSON object, got {fields!r}")
-        self.recomputed = {_whole("layer", layer, at_least=0) for layer in fields.get("recomputed") or ()}
-        self.any_recomputed = {_whole("layer", layer, at_least=0) for layer in fields.get("any_recomputed") or ()}
-        self.recomputed_layers = _whole("recomputed_layers", fields.get("recomputed_layers") or 0, at_least=0)
-        self.seq_len = _whole("seq_len", fields.get("seq_len") or 0, at_least=0)
-        self.layers = _whole("layers", fields.get("layers") or 0, at_least=0)
-        self.ranks = _whole("ranks", fields.get("ranks") or 0, at_least=0)
+        self.recomputed = {_whole_number("layer", layer, at_least=0) for layer in fields.get("recomputed") or ()}
+        self.any_recomputed = {
+            _whole_number("layer", layer, at_least=0) for layer in fields.get("any_recomputed") or ()
+        }
+        self.recomputed_layers = _whole_number("recomputed_layers", fields.get("recomputed_layers") or 0, at_least=0)
+        self.seq_len = _whole_number("seq_len", fields.get("seq_len") or 0, at_least=0)
+        self.layers = _whole_number("layers", fields.get("layers") or 0, at_least=0)
+        self.ranks = _whole_number("ranks", fields.get("ranks") or 0, at_least=0)
         self.module: str | None = fields.get("module")
         self.backend: str | None = fields.get("backend")
         self.of_ddp = {name: fields[name] for name in _OF_DDP if fields.get(name) is not None}
@@ -71,19 +73,19 @@ class FaultCondition:
         return bool(self.recomputed or self.any_recomputed or self.recomputed_layers)
 
     @property
-    def of_the_job(self) -> bool:
+    def depends_on_job(self) -> bool:
         """Whether the fault depends on the job or the model."""
         return bool(self.layers or self.ranks or self.module or self.backend or self.of_ddp)
 
     @property
-    def depends(self) -> bool:
+    def is_conditional(self) -> bool:
         """Whether a run may end without the fault as intended."""
-        return self.in_recomputation or self.of_the_job or self.seq_len > 0 or self.chance < 1.0
+        return self.in_recomputation or self.depends_on_job or self.seq_len > 0 or self.chance < 1.0
 
-    def met_by(self, again: set[int]) -> bool:
+    def met_by(self, recomputed_now: set[int]) -> bool:
         """Whether the conditions on recomputed layers hold for the layers recomputed in this backward pass so far."""
-        some = not self.any_recomputed or bool(self.any_recomputed & again)
-        return some and self.recomputed <= again and len(again) >= self.recomputed_layers
+        some = not self.any_recomputed or bool(self.any_recomputed & recomputed_now)
+        return some and self.recomputed <= recomputed_now and len(recomputed_now) >= self.recomputed_layers
 
     def met_in(self, model: Any, distributed: Any) -> bool:
         """Whether the other conditions hold for a model, as the program calls it, and for torch.distributed."""
@@ -98,8 +100,8 @@ class FaultCondition:
             return False
         # FSDP2 puts its name in front of that of a class.
         classes = {type(module).__name__ for module in model.modules()}
-        there = self.module is None or bool({self.module, f"FSDP{self.module}"} & classes)
-        return there and all(getattr(model, name) is wanted for name, wanted in self.of_ddp.items())
+        has_module = self.module is None or bool({self.module, f"FSDP{self.module}"} & classes)
+        return has_module and all(getattr(model, name) is wanted for name, wanted in self.of_ddp.items())
 
 
 _DDP = "DistributedDataParallel"
@@ -131,7 +133,7 @@ def _attention(block: Any) -> Any:
     return None
 
 
-def _whole(name: str, value: Any, *, at_least: int) -> int:
+def _whole_number(name: str, value: Any, *, at_least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise ValueError(f"fault {name} is a whole number from {at_least}, got {value!r}")
     return value

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 _HANDLER = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"
-_LOOK_S = 0.01
+_POLL_S = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blank:
-    """A forked process that waits at the other end of socket `ear`."""
+class WaitingFork:
+    """A forked process that waits at the other end of socket `agent_end`."""
 
     pid: int
-    ear: int
+    agent_end: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,26 +39,26 @@ class Orders:
     environment: dict[str, str]
 
 
-def fork_blanks(count: int) -> list[Blank] | Orders:
+def fork_waiting_ranks(count: int) -> list[WaitingFork] | Orders:
     """Fork `count` blanks and return them. In each blank, return its orders later, or exit if the agent exits."""
-    blanks = []
+    forks = []
     for _ in range(count):
-        ear, mouth = (end.detach() for end in socket.socketpair())
+        agent_end, rank_end = (end.detach() for end in socket.socketpair())
         pid = os.fork()
         if pid == 0:
-            return _await_orders(mouth)
-        os.close(mouth)
-        os.read(ear, 1)  # wait until it leads its session: the agent ends ranks by their process group
-        blanks.append(Blank(pid=pid, ear=ear))
-    return blanks
+            return _await_orders(rank_end)
+        os.close(rank_end)
+        os.read(agent_end, 1)  # wait until it leads its session: the agent ends ranks by their process group
+        forks.append(WaitingFork(pid=pid, agent_end=agent_end))
+    return forks
 
 
-def _await_orders(mouth: int) -> Orders:
+def _await_orders(rank_end: int) -> Orders:
     os.setsid()
-    os.write(mouth, b"r")
-    mouth = keep_only(mouth)
-    with socket.socket(fileno=mouth) as agent:
-        word, (stdout, stderr, *_), *_ = _received(agent)
+    os.write(rank_end, b"r")
+    rank_end = keep_only(rank_end)
+    with socket.socket(fileno=rank_end) as agent:
+        word, (stdout, stderr, *_), *_ = _receive(agent)
         while chunk := agent.recv(1 << 16):
             word += chunk
     os.dup2(stdout, 1)
@@ -67,16 +67,16 @@ def _await_orders(mouth: int) -> Orders:
     return Orders(**json.loads(word))
 
 
-def _received(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
+def _receive(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
     received = socket.recv_fds(agent, 1, 2)
     if not received[0]:
         os._exit(0)
     return received
 
 
-def start_ranks_by(blanks: Sequence[Blank]) -> None:
+def start_ranks_from(forks: Sequence[WaitingFork]) -> None:
     """Make torchrun's agent start its ranks from the blanks."""
-    importlib.import_module(_HANDLER).Popen = functools.partial(Rank, list(blanks))  # type: ignore[attr-defined]
+    importlib.import_module(_HANDLER).Popen = functools.partial(Rank, list(forks))  # type: ignore[attr-defined]
 
 
 class Rank:
@@ -84,7 +84,7 @@ class Rank:
 
     def __init__(
         self,
-        blanks: list[Blank],
+        forks: list[WaitingFork],
         args: Sequence[str],
         env: Mapping[str, str],
         stdout: IO[Any] | None,
@@ -92,15 +92,15 @@ class Rank:
         start_new_session: bool,
     ) -> None:
         assert start_new_session
-        if not blanks:
+        if not forks:
             raise RuntimeError("no more ranks were forked than the launch said, and torchrun asks for another one")
-        blank = blanks.pop(0)
-        self.args, self.pid, self.returncode = args, blank.pid, None
+        fork = forks.pop(0)
+        self.args, self.pid, self.returncode = args, fork.pid, None
         streams = [stdout.fileno() if stdout else 1, stderr.fileno() if stderr else 2]
         orders = json.dumps({"words": list(args), "environment": dict(env)}).encode()
-        with socket.socket(fileno=blank.ear) as ear:
-            socket.send_fds(ear, [orders[:1]], streams)
-            ear.sendall(orders[1:])
+        with socket.socket(fileno=fork.agent_end) as agent_end:
+            socket.send_fds(agent_end, [orders[:1]], streams)
+            agent_end.sendall(orders[1:])
 
     returncode: int | None
 
@@ -115,7 +115,7 @@ class Rank:
         while (status := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         return status
 
     def send_signal(self, number: int) -> None:

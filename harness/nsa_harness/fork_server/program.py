@@ -36,7 +36,7 @@ class Program:
         self._is_module = rest[0] == "-m"
         self._name, *self._arguments = rest[1:] if self._is_module else rest
 
-    def settle(self, environment: Mapping[str, str], *, probed: bool) -> None:
+    def prepare(self, environment: Mapping[str, str], *, probed: bool) -> None:
         """Set what a new interpreter would set before it runs the program."""
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]  # Python 3.11 keeps the parent's
         os.environ.clear()
@@ -51,7 +51,7 @@ class Program:
         if probed:
             _start_probe()
         if not self._safe_path:
-            sys.path.insert(0, self._home())
+            sys.path.insert(0, self._import_directory())
 
     def run(self) -> None:
         """Run the program. Raises SystemExit if it failed or exited; the interpreter does the rest."""
@@ -68,7 +68,7 @@ class Program:
             _print_exception(error)
             raise SystemExit(1) from None
 
-    def run_and_leave(self) -> None:
+    def run_and_exit(self) -> None:
         """Run a program and exit without exit handlers: destroying all modules would copy the fork's memory."""
         status: object = 0
         try:
@@ -79,7 +79,7 @@ class Program:
             stream.flush()
         os._exit(status if isinstance(status, int) else 1)
 
-    def _home(self) -> str:
+    def _import_directory(self) -> str:
         if self._is_module:
             return os.getcwd()
         return self._name if os.path.isdir(self._name) else os.path.dirname(os.path.realpath(self._name))
@@ -122,7 +122,7 @@ def _start_probe() -> None:
 
 def _print_exception(error: BaseException) -> None:
     """Print an uncaught exception as the interpreter does, without this package's frames."""
-    traceback = _without_ours(error.__traceback__)
+    traceback = _without_fork_server(error.__traceback__)
     error.__traceback__ = traceback
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
     if sys.version_info >= (3, 12):
@@ -131,12 +131,12 @@ def _print_exception(error: BaseException) -> None:
         sys.excepthook(type(error), error, traceback)
     except BaseException as worse:
         print("Error in sys.excepthook:", file=sys.stderr)
-        sys.__excepthook__(type(worse), worse, _without_ours(worse.__traceback__))
+        sys.__excepthook__(type(worse), worse, _without_fork_server(worse.__traceback__))
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, traceback)
 
 
-def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+def _without_fork_server(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_HERE):
         traceback = traceback.tb_next
     return traceback
@@ -148,7 +148,7 @@ _COLLECTIVES = "torch.distributed.distributed_c10d"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Early:
+class EarlyBinding:
     """A function in a module's namespace, or in a dict there, as the value of `key` or as the key itself."""
 
     holder: dict[Any, Any]
@@ -156,7 +156,7 @@ class Early:
     name: str  # in torch.distributed
 
 
-def bound_early(modules: Iterable[str]) -> list[Early]:
+def early_bindings(modules: Iterable[str]) -> list[EarlyBinding]:
     """Return where these modules hold functions of torch.distributed."""
     # By exact type: asking an object of torch's for its class may print a warning (torch 2.11: reduce_op).
     functions = vars(sys.modules[_COLLECTIVES]).items()
@@ -166,14 +166,14 @@ def bound_early(modules: Iterable[str]) -> list[Early]:
         space = vars(module)
         for key, value in space.items():
             if type(value) is types.FunctionType and value in names:
-                found.append(Early(holder=space, key=key, name=names[value]))
+                found.append(EarlyBinding(holder=space, key=key, name=names[value]))
             elif type(value) is dict:
                 keys = (one for one in value if type(one) is types.FunctionType and one in names)
-                found += [Early(holder=value, key=one, name=names[one]) for one in keys]
+                found += [EarlyBinding(holder=value, key=one, name=names[one]) for one in keys]
     return found
 
 
-def bind_again(early: Iterable[Early]) -> None:
+def rebind(early: Iterable[EarlyBinding]) -> None:
     """Replace each function by the current one, as a new import would."""
     now = vars(sys.modules[_COLLECTIVES])
     for one in early:
@@ -188,7 +188,7 @@ _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
 _FIRST = b"RANK="
 
 
-class Face:
+class ProcessTitle:
     """The command line and environment that the kernel shows for this process, in the memory that exec gave it.
 
     A forked process keeps its parent's, so that ps, py-spy and the search by tag take it for the server. Therefore the
@@ -206,7 +206,7 @@ class Face:
             start += len(entry) + 1
         at, room = self._given.pop()
         self._room = (at, at + len(room))
-        self.name_of_room = os.fsdecode(room.partition(b"=")[0])
+        self.room_variable = os.fsdecode(room.partition(b"=")[0])
 
     def show(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
         """Write a command line and environment. Raises ValueError if there is not enough room."""

@@ -19,14 +19,14 @@ import sys
 from typing import Any
 
 from ..supervisor.launch import reaper
-from .agent import Orders, fork_blanks, keep_only, start_ranks_by
-from .program import Early, Face, Program, bind_again, bound_early
+from .agent import Orders, fork_waiting_ranks, keep_only, start_ranks_from
+from .program import EarlyBinding, ProcessTitle, Program, early_bindings, rebind
 
 AWAITED = ("torch", "torch.distributed")  # the probe begins when a program has imported these
 LATER = ("torch._dynamo",)  # imported by the first optimizer of any program (torch 2.13: 1.2 s, 800 modules)
 
 
-class Reborn(BaseException):
+class StartLauncher(BaseException):
     """Unwinds a forked process to the bottom of its stack, where a program begins."""
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -40,11 +40,11 @@ class ForkedReaper(reaper.Reaper):
     def spawn(self) -> int:
         pid = os.fork()
         if pid == 0:
-            self._let_go()
-            raise Reborn(self.order)
+            self._detach_from_reaper()
+            raise StartLauncher(self.order)
         return pid
 
-    def _let_go(self) -> None:
+    def _detach_from_reaper(self) -> None:
         """Give up the reaper's signal handlers, session and streams in the forked launcher."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGTERM):
@@ -54,36 +54,36 @@ class ForkedReaper(reaper.Reaper):
         if self.order["umask"] >= 0:
             os.umask(self.order["umask"])
         output = os.open(self.order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        _stand_on(os.open(os.devnull, os.O_RDONLY), output, output)
+        _replace_streams(os.open(os.devnull, os.O_RDONLY), output, output)
 
 
 def serve(control: socket.socket) -> Program:
     """Serve until the controller is gone. Returns only in a forked process, with the program that it is to run."""
-    face = Face()
-    os.environ.pop(face.name_of_room, None)
-    early = _preload()
-    why = _unfit()
+    title = ProcessTitle()
+    os.environ.pop(title.room_variable, None)
+    bindings = _preload()
+    why = _reason_against_forking()
     tops = sorted({name.partition(".")[0] for name in sys.modules} - {"__main__"})
     control.sendall(json.dumps({"refused": why} if why else {"modules": tops}).encode() + b"\n")
     # The output of the imports, which every new process would print again. Both streams are files in memory.
     printed = [os.pread(stream, 1 << 20, 0) for stream in (1, 2)]
     try:
-        _guard(*_a_child_of(control))
-    except Reborn as reborn:
-        order = reborn.order
-    return _launched(order, face, printed, early)
+        _run_reaper(*_fork_per_request(control))
+    except StartLauncher as start:
+        order = start.order
+    return _become_launcher(order, title, printed, bindings)
 
 
-def _preload() -> list[Early]:
+def _preload() -> list[EarlyBinding]:
     for name in AWAITED:
         importlib.import_module(name)
     before = set(sys.modules)
     for name in LATER:
         importlib.import_module(name)
-    return bound_early(set(sys.modules) - before)
+    return early_bindings(set(sys.modules) - before)
 
 
-def _unfit() -> str | None:
+def _reason_against_forking() -> str | None:
     """Return the reason why this process is no safe parent of a fork, or None."""
     # The collector skips frozen objects. Otherwise each collection, and each exit, would copy their pages.
     gc.collect()
@@ -92,7 +92,7 @@ def _unfit() -> str | None:
     return None if threads == 1 else f"importing torch has started {threads - 1} threads"
 
 
-def _a_child_of(control: socket.socket) -> tuple[int, int]:
+def _fork_per_request(control: socket.socket) -> tuple[int, int]:
     """Fork a child per request; return in the child, with its descriptors."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
@@ -111,20 +111,20 @@ def _a_child_of(control: socket.socket) -> tuple[int, int]:
             if pid == 0:
                 control.detach()
                 return given[0], given[1]
-            for one in given:
-                os.close(one)
+            for end in given:
+                os.close(end)
             child = os.pidfd_open(pid)
             children[child] = pid
             poll.register(child, select.POLLIN)
 
 
-def _guard(stdin: int, stdout: int) -> None:
+def _run_reaper(stdin: int, stdout: int) -> None:
     """Run a reaper until it ends. Raises Reborn in its launcher."""
     os.setsid()
-    _stand_on(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
+    _replace_streams(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
     try:
         reaper.main(ForkedReaper)
-    except Reborn:
+    except StartLauncher:
         raise
     except BaseException:
         # Also for SystemExit: unwinding further would run the server's exit handlers and write its buffered output.
@@ -132,29 +132,31 @@ def _guard(stdin: int, stdout: int) -> None:
     os._exit(0)
 
 
-def _stand_on(stdin: int, stdout: int, stderr: int) -> None:
+def _replace_streams(stdin: int, stdout: int, stderr: int) -> None:
     for stream, descriptor in enumerate((stdin, stdout, stderr)):
         os.dup2(descriptor, stream)
     keep_only()
 
 
-def _launched(order: dict[str, Any], face: Face, printed: list[bytes], early: list[Early]) -> Program:
+def _become_launcher(
+    order: dict[str, Any], title: ProcessTitle, printed: list[bytes], bindings: list[EarlyBinding]
+) -> Program:
     """Become the launcher, or later one of its ranks."""
     words, environment = order["argv"], order["env"]
-    face.show(words, environment)
-    found = fork_blanks(order["forks"])
-    if isinstance(found, list) and found:
+    title.show(words, environment)
+    waiting = fork_waiting_ranks(order["forks"])
+    if isinstance(waiting, list) and waiting:
         launcher = Program(words)
-        launcher.settle(environment, probed=False)
-        start_ranks_by(found)
-        launcher.run_and_leave()
-    if isinstance(found, Orders):
-        words, environment = found.words, found.environment
-        face.show(words, environment)
+        launcher.prepare(environment, probed=False)
+        start_ranks_from(waiting)
+        launcher.run_and_exit()
+    if isinstance(waiting, Orders):
+        words, environment = waiting.words, waiting.environment
+        title.show(words, environment)
     for stream, text in enumerate(printed, start=1):
         with contextlib.suppress(OSError):
             os.write(stream, text)
     rank = Program(words)
-    rank.settle(environment, probed=True)
-    bind_again(early)
+    rank.prepare(environment, probed=True)
+    rebind(bindings)
     return rank

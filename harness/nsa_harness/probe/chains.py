@@ -9,8 +9,8 @@ from .places import is_installed, place_text
 from .status_file import StatusFileWriter
 
 FRAMES_LIMIT = 64  # innermost frames of a stack; more add nothing to an endless recursion
-KNOWN_LIMIT = 4096
-NEAR_LIMIT = 8  # stacks that are compared before the table is searched
+CHAINS_LIMIT = 4096
+RECENT_LIMIT = 8  # stacks that are compared before the table is searched
 
 
 class Chain:
@@ -32,43 +32,43 @@ class Chains:
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
         self._foreign = foreign
-        self._near: dict[int, list[Chain]] = {}  # by the innermost instruction, latest first
-        self._known: dict[tuple[int, ...], Chain] = {}  # by identity of the codes, and instructions
+        self._recent: dict[int, list[Chain]] = {}  # by the innermost instruction, latest first
+        self._chains: dict[tuple[int, ...], Chain] = {}  # by identity of the codes, and instructions
 
     def of(self, frame: Any) -> Chain:
         """Return the call path to `frame`. Every frame is compared, so that no other path is mistaken for it."""
-        for chain in self._near.get(frame.f_lasti, ()):
-            at = frame
+        for chain in self._recent.get(frame.f_lasti, ()):
+            caller = frame
             try:
                 for code, instruction in chain.frames:
-                    if at.f_code is not code or at.f_lasti != instruction:
+                    if caller.f_code is not code or caller.f_lasti != instruction:
                         break
-                    at = at.f_back
+                    caller = caller.f_back
                 else:
-                    if at is None or len(chain.frames) == FRAMES_LIMIT:
+                    if caller is None or len(chain.frames) == FRAMES_LIMIT:
                         return chain
             except AttributeError:  # this stack has fewer frames
                 continue
-        return self._look_up(frame)
+        return self._find_or_build(frame)
 
-    def _look_up(self, frame: Any) -> Chain:
+    def _find_or_build(self, frame: Any) -> Chain:
         frames: list[tuple[Any, int]] = []
-        at = frame
-        while at is not None and len(frames) < FRAMES_LIMIT:
-            frames.append((at.f_code, at.f_lasti))
-            at = at.f_back
+        caller = frame
+        while caller is not None and len(frames) < FRAMES_LIMIT:
+            frames.append((caller.f_code, caller.f_lasti))
+            caller = caller.f_back
         key = tuple(number for code, instruction in frames for number in (id(code), instruction))
-        chain = self._known.get(key)
+        chain = self._chains.get(key)
         if chain is None:
-            chain = self._learn(frame, frames)
-            if len(self._known) >= KNOWN_LIMIT:
-                self._known.clear()
-                self._near.clear()
-            self._known[key] = chain
-        self._near[frame.f_lasti] = [chain, *self._near.get(frame.f_lasti, ())][:NEAR_LIMIT]
+            chain = self._build(frame, frames)
+            if len(self._chains) >= CHAINS_LIMIT:
+                self._chains.clear()
+                self._recent.clear()
+            self._chains[key] = chain
+        self._recent[frame.f_lasti] = [chain, *self._recent.get(frame.f_lasti, ())][:RECENT_LIMIT]
         return chain
 
-    def _learn(self, frame: Any, frames: list[tuple[Any, int]]) -> Chain:
+    def _build(self, frame: Any, frames: list[tuple[Any, int]]) -> Chain:
         status_file, place, node, lines = self._status_file, 0, 0, []
         for code, _ in frames:
             if not code.co_filename.startswith(self._foreign):

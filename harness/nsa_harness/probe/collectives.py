@@ -154,15 +154,15 @@ class CallArguments:
         self._c10d = c10d
         self._tensor_type = torch.Tensor
         self._dtypes: dict[Any, int] = {}
-        self.group = _argument(function, "group") or _nothing
+        self.group = _argument_getter(function, "group") or _nothing
         self._group_at = _position(function, "group")
-        self.payload = _argument(function, *PAYLOADS) or _nothing
+        self.payload = _argument_getter(function, *PAYLOADS) or _nothing
         self._sums = SUMS_LIMIT if name == "all_reduce" else 0  # how many more are noted
-        self._world_size = _argument(function, "world_size")
+        self._world_size = _argument_getter(function, "world_size")
         self._payload_at = -1 if self._world_size else _position(function, *PAYLOADS)
         partner, partner_in_group = PARTNERS.get(name, ("", ""))
-        self._partner = _argument(function, partner)
-        self._partner_in_group = _argument(function, partner_in_group)
+        self._partner = _argument_getter(function, partner)
+        self._partner_in_group = _argument_getter(function, partner_in_group)
         self._has_peer = name == BATCH or bool(self._partner or self._partner_in_group)
 
     def group_name(self, arguments: Any, options: Any) -> str:
@@ -264,7 +264,7 @@ class Operation(CallArguments):
             place, node = chain.place, chain.node
             at = self._group_at
             key = id(arguments[at] if len(arguments) > at >= 0 else options.get("group"))
-            group = self._group_strings.get(key) or self._learn_group(arguments, options)
+            group = self._group_strings.get(key) or self._group_name_string(arguments, options)
             at = self._payload_at
             payload: Any = arguments[at] if len(arguments) > at >= 0 else None
             if type(payload) is self._tensor_type and (string := self._dtypes.get(payload.dtype)) is not None:
@@ -319,7 +319,7 @@ class Operation(CallArguments):
         if (group := self.group(arguments, options)) is None or group is self._c10d.GroupMember.WORLD:
             note_reduced(self.payload(arguments, options))
 
-    def _learn_group(self, arguments: Any, options: Any) -> int:
+    def _group_name_string(self, arguments: Any, options: Any) -> int:
         """Return the string of the group's name, and keep it while torch's own tables hold the group."""
         group, number = self.group(arguments, options), self._status_file.string(self.group_name(arguments, options))
         if group is None or group in self._c10d._world.pg_names:
@@ -354,7 +354,7 @@ def _nothing(_arguments: Any, _options: Any) -> None:
     """Return None: the value of a parameter that the function does not have."""
 
 
-def _argument(function: Callable[..., Any], *names: str) -> Find | None:
+def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:
     """Return a function that finds the first of these parameters in a call, or None if `function` has none of them."""
     position = _position(function, *names)
     if position < 0:

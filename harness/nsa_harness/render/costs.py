@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nsa_harness.core.comparison.sweeps import Refused, Regime, Sweep, size_of, unfitted
+from nsa_harness.core.comparison.sweeps import Refused, Regime, Sweep, size_of, why_no_fit
 from nsa_harness.core.fits import LAYERS, TOKENS, Fit, Interval, Quantity, Size
 from nsa_harness.core.report import Outcome, StepCost
 from nsa_harness.texts import words
@@ -28,7 +28,7 @@ def cost_row(cost: StepCost) -> tuple[str, ...]:
 def fit_lines(sweep: Sweep) -> Iterator[str]:
     """Yield "Time grows as T^1.1 (1.0 to 1.2), autograd nodes do not grow, from 256 to 2048 tokens."."""
     for regime in sweep.regimes:
-        reason = unfitted(regime)
+        reason = why_no_fit(regime)
         if reason is not None:
             yield f"Not fitted: {reason}."
             continue

@@ -22,7 +22,7 @@ from nsa_harness.core.comparison.hypotheses import (
     NCCL_HYPOTHESIS,
     Hypothesis,
     HypothesisKind,
-    besides_default,
+    other_than_default,
     rising,
     swap,
     switch,
@@ -80,7 +80,7 @@ def _would_miss_gradients(run: Outcome) -> bool:
 _BLAMED_BY_THE_SEEDS = (
     ("DDP is the cause", swap("parallel.wrapper", ("manual",), ("ddp",))),
     ("more than one rank is the cause", _SECOND_RANK),
-    ("gradient checkpointing is the cause", besides_default("gc.layers", "none", "all")),
+    ("gradient checkpointing is the cause", other_than_default("gc.layers", "none", "all")),
     ("NSA's attention is the cause", ATTENTION),
     ("the layer count is the cause", LAYER_COUNT),
     ("FSDP is the cause", swap("parallel.wrapper", ("manual",), ("fsdp", "fsdp1"))),
@@ -116,10 +116,10 @@ _CHANGES: tuple[tuple[str, Variable], ...] = (
     ),
     ("eager kernels change it", switch("model.impl", "eager", off="auto")),
     ("stop-gradient gates change it", switch("model.stop_gradient_gates", "true", off="false")),
-    ("the bucket size changes it", besides_default("parallel.bucket_cap_mb", "25.0", "2")),
+    ("the bucket size changes it", other_than_default("parallel.bucket_cap_mb", "25.0", "2")),
     ("no buffer broadcast changes it", switch("parallel.broadcast_buffers", "false", off="true")),
     ("gradient_as_bucket_view changes it", switch("parallel.gradient_as_bucket_view", "true", off="false")),
-    ("a communication hook changes it", besides_default("parallel.comm_hook", "none", "bf16")),
+    ("a communication hook changes it", other_than_default("parallel.comm_hook", "none", "bf16")),
     ("a barrier after backward changes it", switch("parallel.barrier_after_backward", "true", off="false")),
 )
 

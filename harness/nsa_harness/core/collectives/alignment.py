@@ -1,4 +1,4 @@
-"""Align the ranks of a group: the first call where they diverge, which rank broke its pattern, and how sure that is."""
+"""Align the calls of a group's ranks: find the first call where they diverge, and the rank that broke its pattern."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from nsa_harness.core.collectives.call_history import (
     leaves_a_loop,
 )
 from nsa_harness.core.collectives.repair import Edit, Repair, repairs
-from nsa_harness.core.collectives.timeline import UNTOLD_GROUP, Event, Field, Timeline, Token, field_apart, value
+from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, Timeline, Token, field_apart, value
 from nsa_harness.core.evidence.evidence import Mode, StatusFile
 
 Members = tuple[int, ...]
 
 
 class DifferenceKind(StrEnum):
-    """The kind of a difference. MISSING and EXTRA name the rank that broke its pattern: an insert is also a delete."""
+    """The kind of a difference.
+
+    A call too few on one rank is a call too many on the others. MISSING and EXTRA are seen from the rank at fault.
+    """
 
     MISSING = "missing"  # these ranks skipped the expected call
     EXTRA = "extra"  # these ranks made a call that was not expected
-    ORDER = "order"  # they make the same calls in another order, or other calls instead
-    COUNT = "count"  # another number of iterations of a loop
+    ORDER = "order"  # these ranks made the same calls in another order, or other calls instead
+    COUNT = "count"  # these ranks made another number of iterations of a loop
     SHAPE = "shape"
     DTYPE = "dtype"
     ROOT = "root"
-    LATE = "late"  # these ranks have not reached it, and nothing shows that they passed it
+    LATE = "late"  # these ranks have not reached the call yet, and nothing shows that they skipped it
 
 
-_OF_FIELD = {Field.SHAPE: DifferenceKind.SHAPE, Field.DTYPE: DifferenceKind.DTYPE, Field.ROOT: DifferenceKind.ROOT}
+_KIND_OF_FIELD = {Field.SHAPE: DifferenceKind.SHAPE, Field.DTYPE: DifferenceKind.DTYPE, Field.ROOT: DifferenceKind.ROOT}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +51,10 @@ class Difference:
     expected: Event | None  # what the other ranks did there
     entered: tuple[tuple[int, Event], ...]  # what each member entered there, by rank
     absent: Members  # members that entered nothing there
-    where: bool  # no other smallest repair explains it
-    who: bool  # their own earlier iterations show which ranks are at fault
-    new: bool  # these ranks never entered this event before
-    or_swapped: bool = False  # they may still make the missing call: nothing is recorded after the next one
+    where: bool  # the place is certain: no other smallest repair explains the difference
+    who: bool  # the ranks at fault are certain: their own earlier iterations show it
+    new: bool  # the ranks at fault never entered this event before
+    or_swapped: bool = False  # they may still make the missing call, since nothing is recorded after the next call
     diverged_before_history: bool = False  # they already differed before the oldest calls in the history
     lost: Members = ()  # ranks whose recorder lacks numbers of the group
 
@@ -70,14 +73,19 @@ class Difference:
 def differences(
     timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]], boards: Mapping[int, StatusFile]
 ) -> tuple[Difference, ...]:
-    """Return at most one difference per group. Ranks that are only late come last, since others explain them."""
-    found = [
-        _without_unknown_history(one, members, timelines, boards)
+    """Return at most one difference per group, with LATE ones last, because the other differences explain them."""
+    per_group = [
+        _without_unknown_history(difference, members, timelines, boards)
         for group, parties in groups.items()
         for members in parties
-        if (one := _group_difference(group, members, timelines, boards))
+        if (difference := _group_difference(group, members, timelines, boards))
     ]
-    return tuple(sorted(found, key=lambda one: (one.kind is DifferenceKind.LATE, _since_s(one), one.group)))
+    return tuple(
+        sorted(
+            per_group,
+            key=lambda difference: (difference.kind is DifferenceKind.LATE, _since_s(difference), difference.group),
+        )
+    )
 
 
 def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None:
@@ -95,7 +103,7 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
         return None
     return Difference(
         kind=kind,
-        group=UNTOLD_GROUP,
+        group=UNKNOWN_GROUP,
         ranks=minority(keys),
         expected=None,
         entered=tuple(entered.items()),
@@ -107,39 +115,39 @@ def difference_of_stacks(timelines: Mapping[int, Timeline]) -> Difference | None
 
 
 def _different_roots(roots: Mapping[int, int | None]) -> bool:
-    """Return the rooted calls with different roots, if they cannot belong to several groups with one root each."""
+    """Whether the roots differ, and the calls cannot belong to several groups with one root each."""
     alone = 1 in Counter(roots.values()).values()
     return None not in roots.values() and (alone or any(roots.get(root or 0, root) != root for root in roots.values()))
 
 
 def _without_unknown_history(
-    found: Difference, members: Members, timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile]
+    difference: Difference, members: Members, timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile]
 ) -> Difference:
-    """Return the difference without a claim that older, unrecorded calls could contradict."""
-    diverged = diverged_before_history(found.group, {rank: boards[rank] for rank in members if rank in boards})
-    lost = tuple(rank for rank in members if rank in timelines and found.group in timelines[rank].lost)
+    """Return the difference without claims that could be wrong because of older calls that are not recorded."""
+    diverged = diverged_before_history(difference.group, {rank: boards[rank] for rank in members if rank in boards})
+    lost = tuple(rank for rank in members if rank in timelines and difference.group in timelines[rank].lost)
     if not diverged and not lost:
-        return found
-    return replace(found, where=False, or_swapped=False, diverged_before_history=diverged, lost=lost)
+        return difference
+    return replace(difference, where=False, or_swapped=False, diverged_before_history=diverged, lost=lost)
 
 
 def groups_of(
-    timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile], told: Mapping[str, Members] | None = None
+    timelines: Mapping[int, Timeline], boards: Mapping[int, StatusFile], stated: Mapping[str, Members] | None = None
 ) -> dict[str, tuple[Members, ...]]:
-    """Return every group with its members: from status files, else the ranks that entered it.
+    """Return the members of each group that some rank entered.
 
-    The default group has all ranks. `told` are members from another source. A name that means two groups on different
-    ranks gives two groups.
+    They come from status files, else from `stated`, else they are the ranks that entered the group. The default group
+    has all ranks. If ranks use one name for different groups, the name has several lists of members.
     """
-    found: dict[str, tuple[Members, ...]] = {}
+    members_of: dict[str, tuple[Members, ...]] = {}
     for group in sorted({event.group for line in timelines.values() for event in line.events}):
         declared = {
             members for rank, board in boards.items() if rank in (members := tuple(sorted(board.groups.get(group, ()))))
         }
         entered = tuple(rank for rank, line in sorted(timelines.items()) if line.of_group(group))
-        declared = declared or {one for one in [tuple((told or {}).get(group, ()))] if one}
-        found[group] = tuple(sorted(declared)) or ((tuple(sorted(timelines)) if group in _DEFAULT else entered),)
-    return found
+        declared = declared or {members for members in [tuple((stated or {}).get(group, ()))] if members}
+        members_of[group] = tuple(sorted(declared)) or ((tuple(sorted(timelines)) if group in _DEFAULT else entered),)
+    return members_of
 
 
 _DEFAULT = ("", "0")
@@ -153,13 +161,13 @@ def minority(keys: Mapping[int, object]) -> Members:
     return tuple(rank for rank in sorted(keys) if keys[rank] != ranked[0][0])
 
 
-def _since_s(found: Difference) -> float:
-    return min((event.at_s for _, event in found.entered), default=0.0)
+def _since_s(difference: Difference) -> float:
+    return min((event.at_s for _, event in difference.entered), default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Track:
-    """The events of one rank in one group, from where all tracks begin, and all its events."""
+    """The events of one rank in one group, since the common start of all tracks, and its events in all groups."""
 
     rank: int
     events: Sequence[Event]
@@ -168,9 +176,9 @@ class _Track:
     board: StatusFile | None
 
     def before(self, event: Event) -> Sequence[Event]:
-        """Return what the rank entered from the same line before."""
-        earlier = takewhile(lambda one: one is not event, self.line)
-        return [one for one in earlier if one.site == event.site]
+        """Return the earlier events of the rank from the same line."""
+        earlier = takewhile(lambda earlier_event: earlier_event is not event, self.line)
+        return [event_before for event_before in earlier if event_before.site == event.site]
 
 
 def _group_difference(
@@ -180,8 +188,8 @@ def _group_difference(
     if len(tracks) < 2:
         return None
     reference = _reference_track(tracks)
-    found = [(other, some) for other in tracks if other is not reference and (some := _repairs(other, reference))]
-    first = min(found, key=lambda one: one[1][0].right, default=None)
+    edits_of = [(other, edits) for other in tracks if other is not reference and (edits := _repairs(other, reference))]
+    first = min(edits_of, key=lambda track_edits: track_edits[1][0].right, default=None)
     diverged = _call_difference(group, tracks, reference, *first) if first else None
     shift = _shift(group, tracks)
     if shift is None:
@@ -193,21 +201,21 @@ def _group_difference(
 
 
 def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | None:
-    """Return a shift: calls of different steps pair, so one rank is an iteration ahead, which nothing else shows.
+    """Return (index, difference) if calls of different steps pair, so that some ranks are an iteration ahead.
 
-    The step of a rank without an optimizer cannot be compared with that of ranks with one.
+    The call sequences may then be equal. Steps of ranks with and without an optimizer cannot be compared.
     """
     if len({bool(track.board and track.board.steps_s) for track in tracks}) > 1:
         return None
     shared = min(len(track.events) for track in tracks)
     pairs = [[track.events[at] for track in tracks] for at in range(shared)]
     ahead = [
-        [None if one.step is None or some[0].step is None else one.step - some[0].step for one in some]
-        for some in pairs
+        [None if event.step is None or events[0].step is None else event.step - events[0].step for event in events]
+        for events in pairs
     ]
     usual = [0 for _ in tracks] if all(track.whole for track in tracks) else next(iter(ahead), [])
-    since = next((at for at in range(shared) if all(one != usual for one in ahead[at:])), None)
-    if since is None or any(None in one for one in ahead[since:]) or None in usual:
+    since = next((at for at in range(shared) if all(steps != usual for steps in ahead[at:])), None)
+    if since is None or any(None in steps for steps in ahead[since:]) or None in usual:
         return None
     by_rank = {
         track.rank: (event.step or 0) - (before or 0)
@@ -229,22 +237,33 @@ def _shift(group: str, tracks: Sequence[_Track]) -> tuple[int, Difference] | Non
 
 
 def _tracks(group: str, lines: Sequence[Timeline], boards: Mapping[int, StatusFile]) -> list[_Track]:
-    """Return the tracks from the start, from the first number that every recorder has, or from the first whole step."""
+    """Return the tracks since their common start.
+
+    This is the start of the run, else the first number that every recorder has, else the first complete step.
+    """
     events = {line.rank: line.of_group(group) for line in lines}
-    numbered = {rank: [one for one in some if one.seq is not None] for rank, some in events.items()}
+    numbered = {
+        rank: [event for event in events_of_rank if event.seq is not None] for rank, events_of_rank in events.items()
+    }
     if all(line.whole and all(event.called for event in events[line.rank]) for line in lines):
-        since, kept = 0, {rank: list(some) for rank, some in events.items()}
-    elif all(numbered[rank] or not some for rank, some in events.items()):
-        since = max((some[0].seq or 0 for some in numbered.values() if some), default=0)
-        kept = {rank: [one for one in some if (one.seq or 0) >= since] for rank, some in numbered.items()}
+        since, compared = 0, {rank: list(events_of_rank) for rank, events_of_rank in events.items()}
+    elif all(numbered[rank] or not events_of_rank for rank, events_of_rank in events.items()):
+        since = max((events_of_rank[0].seq or 0 for events_of_rank in numbered.values() if events_of_rank), default=0)
+        compared = {
+            rank: [event for event in events_of_rank if (event.seq or 0) >= since]
+            for rank, events_of_rank in numbered.items()
+        }
     else:
-        called = {rank: [one for one in some if one.called] for rank, some in events.items()}
+        called = {rank: [event for event in events_of_rank if event.called] for rank, events_of_rank in events.items()}
         since = max(_first_whole_step(line, called[line.rank]) for line in lines)
-        kept = {rank: [one for one in some if (one.step or 0) >= since] for rank, some in called.items()}
+        compared = {
+            rank: [event for event in events_of_rank if (event.step or 0) >= since]
+            for rank, events_of_rank in called.items()
+        }
     return [
         _Track(
             rank=line.rank,
-            events=kept[line.rank],
+            events=compared[line.rank],
             line=line.events,
             whole=line.whole and since <= 1,
             board=boards.get(line.rank),
@@ -258,25 +277,31 @@ def _first_whole_step(line: Timeline, called: Sequence[Event]) -> int:
 
 
 def _reference_track(tracks: Sequence[_Track]) -> _Track:
-    """Return the rank that most others agree with up to the first divergence; of these, the one that got furthest."""
+    """Return the track that agrees with most others at each divergence; if several do, the longest of them."""
     longest = max(len(track.events) for track in tracks)
-    alike = list(tracks)
+    agreeing = list(tracks)
     for at in range(longest):
         here = {
-            track.rank: (track.events[at].site, track.events[at].elements) for track in alike if at < len(track.events)
+            track.rank: (track.events[at].site, track.events[at].elements)
+            for track in agreeing
+            if at < len(track.events)
         }
         counts = Counter(here.values())
         if len(counts) > 1:
             most = max(counts.values())
             best = next(key for rank, key in sorted(here.items()) if counts[key] == most)
-            alike = [track for track in alike if here.get(track.rank) == best]
-        if len(alike) == 1:
+            agreeing = [track for track in agreeing if here.get(track.rank) == best]
+        if len(agreeing) == 1:
             break
-    return max(alike, key=lambda track: (len(track.events), -track.rank))
+    return max(agreeing, key=lambda track: (len(track.events), -track.rank))
 
 
 def _repairs(other: _Track, reference: _Track) -> tuple[Repair, ...]:
-    """Return the repairs of two tracks, each extended by what its pattern expects, so that no difference stays open."""
+    """Return the first edits that make the tracks equal.
+
+    Both tracks are first extended by the events that their own patterns expect, so that later events confirm an edit
+    even near the end. Edits in this extension are dropped.
+    """
     return tuple(
         repair
         for repair in repairs(_with_expected_events(other), _with_expected_events(reference))
@@ -284,13 +309,13 @@ def _repairs(other: _Track, reference: _Track) -> tuple[Repair, ...]:
     )
 
 
-_FORESEEN = 8  # events that the pattern is extended by
+_FORESEEN = 8  # expected events that are appended to a track
 
 
 def _with_expected_events(track: _Track) -> tuple[Token, ...]:
     """Return the rank's events, followed by those that its pattern expects next."""
-    found = expected_next(tuple(_key(event) for event in track.events), len(track.events))
-    events = [*track.events, *(track.events[found.at : found.at + _FORESEEN] if found else ())]
+    predicted = expected_next(tuple(_key(event) for event in track.events), len(track.events))
+    events = [*track.events, *(track.events[predicted.at : predicted.at + _FORESEEN] if predicted else ())]
     return tuple(event.token for event in events)
 
 
@@ -299,22 +324,26 @@ def _key(event: Event) -> tuple[object, ...]:
 
 
 def _call_difference(
-    group: str, tracks: Sequence[_Track], reference: _Track, other: _Track, found: Sequence[Repair]
+    group: str, tracks: Sequence[_Track], reference: _Track, other: _Track, cheapest: Sequence[Repair]
 ) -> Difference:
-    """Return the ranks that left their expected call, or else the minority."""
-    first = found[0]
+    """Return the difference between two tracks at their first edit, with the ranks at fault.
+
+    `cheapest` has the equally good first edits, which turn the events of `other` into those of `reference`. The kind is
+    that of the first field that differs (SHAPE, DTYPE, ROOT), else it follows from the ranks' patterns.
+    """
+    first = cheapest[0]
     theirs, expected = other.events[first.left], reference.events[first.right]
-    # From here backwards, events match by their number: there are no edits before the first one.
+    # Before the first edit, events of all tracks have the same index.
     entered = {track.rank: track.events[first.right] for track in tracks if first.right < len(track.events)}
     absent = tuple(track.rank for track in tracks if track.rank not in entered)
-    edits = {one.edit for one in found}
-    where = len(edits) == 1 and found[0].confirmed > 0
-    unconfirmed = not any(one.confirmed for one in found)
+    edits = {repair.edit for repair in cheapest}
+    where = len(edits) == 1 and cheapest[0].confirmed > 0
+    unconfirmed = not any(repair.confirmed for repair in cheapest)
     below = unconfirmed and not theirs.called and not expected.called
     below = below and _between_steps(other) == _between_steps(reference)
     field = field_apart(theirs, expected) if theirs.site == expected.site or below else None
     difference = Difference(
-        kind=_OF_FIELD[field] if field and Edit.REPLACE in edits else DifferenceKind.ORDER,
+        kind=_KIND_OF_FIELD[field] if field and Edit.REPLACE in edits else DifferenceKind.ORDER,
         group=group,
         ranks=(),
         expected=expected,
@@ -327,121 +356,131 @@ def _call_difference(
     by_rank = {track.rank: track for track in tracks}
     if difference.kind is not DifferenceKind.ORDER and field is not None:
         return _field_difference(difference, field, by_rank)
-    return _of_calls(difference, edits, by_rank)
+    return _with_ranks_at_fault(difference, edits, by_rank)
 
 
-def _field_difference(found: Difference, field: Field, tracks: Mapping[int, _Track]) -> Difference:
-    """Return the ranks that give another value than each time before; else the minority."""
-    values = {rank: value(event, field) for rank, event in found.entered}
-    usual = {rank: _usual_value(tracks[rank], event, field) for rank, event in found.entered}
+def _field_difference(difference: Difference, field: Field, tracks: Mapping[int, _Track]) -> Difference:
+    """Return the difference with the ranks whose value differs from all their earlier ones; else with the minority."""
+    values = {rank: value(event, field) for rank, event in difference.entered}
+    usual = {rank: _usual_value(tracks[rank], event, field) for rank, event in difference.entered}
     changed = tuple(rank for rank, (times, before) in usual.items() if times and before != values[rank])
     fewer = minority(values)
     if 0 < len(changed) < len(values):
-        return replace(found, ranks=changed, who=all(usual[rank][0] >= MIN_REPEATS for rank in changed))
-    return replace(found, ranks=fewer, who=len(fewer) < len(values))
+        return replace(difference, ranks=changed, who=all(usual[rank][0] >= MIN_REPEATS for rank in changed))
+    return replace(difference, ranks=fewer, who=len(fewer) < len(values))
 
 
 def _usual_value(track: _Track, event: Event, field: Field) -> tuple[int, object]:
-    """Return the value that the rank always gave from this line, and how often; None if it had several."""
-    before = [value(one, field) for one in track.before(event)]
+    """Return (how often, value) if the rank always gave one value from this line before, else (0, None)."""
+    before = [value(earlier, field) for earlier in track.before(event)]
     return (len(before), before[0]) if len(set(before)) == 1 else (0, None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Step:
+class _PatternStep:
     """How an event of a rank compares with the rank's own earlier iterations."""
 
-    known: bool  # an event was expected
-    keeps: bool  # it is the expected event
-    skips: bool  # in earlier iterations it came later
-    new: bool
-    leaves: bool  # the rank goes on as it did before, to another event than the expected one
+    known: bool  # the pattern expects some event here
+    keeps: bool  # the event is the expected one
+    skips: bool  # in the previous iteration the event came later
+    new: bool  # the rank never entered the event before
+    leaves: bool  # the rank leaves a loop as it did before, earlier than expected
     sure: bool  # the pattern was repeated often enough
 
 
-def _step(line: Sequence[Event], event: Event) -> _Step:
+def _compare_with_pattern(line: Sequence[Event], event: Event) -> _PatternStep:
     sites, at = _with_steps(line, event)
-    found = expected_next(tuple(sites), at)
-    keeps = found is not None and sites[found.at] == sites[at]
-    return _Step(
-        known=found is not None,
+    predicted = expected_next(tuple(sites), at)
+    keeps = predicted is not None and sites[predicted.at] == sites[at]
+    return _PatternStep(
+        known=predicted is not None,
         keeps=keeps,
-        skips=found is not None and not keeps and comes_later(sites, found, at, sites[at]),
+        skips=predicted is not None and not keeps and comes_later(sites, predicted, at, sites[at]),
         new=sites[at] not in sites[:at],
         leaves=not keeps and leaves_a_loop(sites, at),
-        sure=found is not None and found.kept,
+        sure=predicted is not None and predicted.kept,
     )
 
 
 def _with_steps(line: Sequence[Event], event: Event) -> tuple[list[Hashable], int]:
-    """Return the events up to `event` with the beginnings of training steps among them, and the index of `event`."""
+    """Return the events up to `event`, with a marker before each training step, and the index of `event` in them."""
     sites: list[Hashable] = []
     step = None
-    for one in line[: index_of(line, event) + 1]:
-        if one.step is not None and one.step != step:
+    for entered in line[: index_of(line, event) + 1]:
+        if entered.step is not None and entered.step != step:
             sites.append("a step begins")
-            step = one.step
-        sites.append(_key(one))
+            step = entered.step
+        sites.append(_key(entered))
     return sites, len(sites) - 1
 
 
 def index_of(line: Sequence[Event], event: Event) -> int:
-    return next(at for at, one in enumerate(line) if one is event)
+    return next(at for at, candidate in enumerate(line) if candidate is event)
 
 
-def _of_calls(found: Difference, edits: set[Edit], tracks: Mapping[int, _Track]) -> Difference:
-    steps = {rank: _step(tracks[rank].line, event) for rank, event in found.entered}
+def _with_ranks_at_fault(difference: Difference, edits: set[Edit], tracks: Mapping[int, _Track]) -> Difference:
+    """Return the difference with its kind and the ranks that broke their own pattern; else with the minority."""
+    steps = {rank: _compare_with_pattern(tracks[rank].line, event) for rank, event in difference.entered}
     keepers = tuple(rank for rank, step in steps.items() if step.keeps)
     leavers = tuple(rank for rank in steps if rank not in keepers)
-    again = tuple(rank for rank, event in found.entered if _called_more_often(tracks[rank], event))
+    again = tuple(rank for rank, event in difference.entered if _called_more_often(tracks[rank], event))
     if again and len(again) < len(steps) and not keepers:
-        return replace(found, kind=DifferenceKind.COUNT, ranks=again, expected=found.event(again[0]))
+        return replace(difference, kind=DifferenceKind.COUNT, ranks=again, expected=difference.event(again[0]))
     if not keepers or not leavers:
-        return _by_steps(found) or replace(found, ranks=minority({rank: event.site for rank, event in found.entered}))
-    kept = next(event for rank, event in found.entered if rank in keepers)
-    told = replace(found, ranks=leavers, expected=kept, new=all(steps[rank].new for rank in leavers))
-    if all(steps[rank].leaves for rank in leavers):
-        return replace(told, kind=DifferenceKind.COUNT)
-    if told.new:
-        same = all(
-            (one.step, one.position) == (kept.step, kept.position) for rank, one in found.entered if rank in leavers
+        return _later_in_training(difference) or replace(
+            difference, ranks=minority({rank: event.site for rank, event in difference.entered})
         )
-        return told if same and kept.called else replace(told, kind=DifferenceKind.EXTRA)
+    kept_event = next(event for rank, event in difference.entered if rank in keepers)
+    result = replace(difference, ranks=leavers, expected=kept_event, new=all(steps[rank].new for rank in leavers))
+    if all(steps[rank].leaves for rank in leavers):
+        return replace(result, kind=DifferenceKind.COUNT)
+    if result.new:
+        same = all(
+            (made.step, made.position) == (kept_event.step, kept_event.position)
+            for rank, made in difference.entered
+            if rank in leavers
+        )
+        return result if same and kept_event.called else replace(result, kind=DifferenceKind.EXTRA)
     sure = all(steps[rank].sure for rank in leavers)
     if all(steps[rank].skips for rank in leavers):
         kind = DifferenceKind.ORDER if Edit.SWAP in edits else DifferenceKind.MISSING
-        swapped = all(_may_be_swapped(tracks[rank], kept) for rank in leavers)
-        return replace(told, kind=kind, who=sure, where=found.where and not swapped, or_swapped=found.where and swapped)
-    return replace(told, who=sure and len(leavers) < len(keepers))
+        swapped = all(_may_be_swapped(tracks[rank], kept_event) for rank in leavers)
+        return replace(
+            result, kind=kind, who=sure, where=difference.where and not swapped, or_swapped=difference.where and swapped
+        )
+    return replace(result, who=sure and len(leavers) < len(keepers))
 
 
 def _may_be_swapped(track: _Track, left_out: Event) -> bool:
-    """Whether the newest event always came right after the missing one, so that the rank may make both in reverse."""
+    """Whether the latest event always came right after the skipped one before, so that the rank may swap the two."""
     newest = track.line[-1]
-    behind = [one.site for before, one in pairwise(track.line) if before.site == left_out.site]
+    behind = [after.site for before, after in pairwise(track.line) if before.site == left_out.site]
     return newest.site in behind
 
 
 def _called_more_often(track: _Track, event: Event) -> bool:
     """Whether the rank made the call more often in this step than in any earlier one."""
-    counts = Counter(one.step for one in track.before(event))
+    counts = Counter(earlier.step for earlier in track.before(event))
     now = counts.pop(event.step, 0) + 1
     return bool(counts) and event.step is not None and now > max(counts.values())
 
 
-def _by_steps(found: Difference) -> Difference | None:
-    """Return the ranks whose call lies later in training, after the call of the others."""
-    points = {rank: (event.step, event.position or 0) for rank, event in found.entered if event.step is not None}
-    if len(points) < len(found.entered):
+def _later_in_training(difference: Difference) -> Difference | None:
+    """Return the difference with the ranks that are at a later point of training as MISSING; None if there are none."""
+    points = {rank: (event.step, event.position or 0) for rank, event in difference.entered if event.step is not None}
+    if len(points) < len(difference.entered):
         return None
     first = min(points.values())
     later = tuple(rank for rank, point in points.items() if point > first)
-    expected = next(event for rank, event in found.entered if points[rank] == first)
-    return replace(found, kind=DifferenceKind.MISSING, ranks=later, expected=expected) if later else None
+    expected = next(event for rank, event in difference.entered if points[rank] == first)
+    return replace(difference, kind=DifferenceKind.MISSING, ranks=later, expected=expected) if later else None
 
 
 def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
-    """Return the difference of ranks that agree so far: some have not reached the call that others wait in."""
+    """Return the difference between ranks that made equal calls so far, if some have not reached the others' call.
+
+    It is LATE, unless the progress of a rank shows that it has passed the place of the call.
+    """
     reached = min(len(track.events) for track in tracks)
     entered = {track.rank: track for track in tracks if len(track.events) > reached}
     events = {rank: track.events[reached] for rank, track in entered.items()}
@@ -452,7 +491,7 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
     expected = waited[0]
     trains = any(_trains(entered[rank]) for rank, event in events.items() if event is expected)
     waiting = [track.board for track in entered.values() if track.board]
-    passed = [track for track in absent if trains == _trains(track) and _passed(track, expected, waiting)]
+    passed = [track for track in absent if trains == _trains(track) and _has_passed(track, expected, waiting)]
     late = Difference(
         kind=DifferenceKind.LATE,
         group=group,
@@ -467,13 +506,13 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
     if not passed:
         return late
     missing = replace(late, kind=DifferenceKind.MISSING, ranks=tuple(track.rank for track in passed))
-    if any(one.site == expected.site for track in absent for one in track.line):
-        steps = {rank: _step(entered[rank].line, event) for rank, event in events.items()}
+    if any(event.site == expected.site for track in absent for event in track.line):
+        steps = {rank: _compare_with_pattern(entered[rank].line, event) for rank, event in events.items()}
         again = tuple(rank for rank, step in steps.items() if step.known and not step.keeps)
         if again and len(again) <= len(passed):
             return replace(missing, kind=DifferenceKind.COUNT, ranks=again)
-        kept = all(step.keeps for step in steps.values())
-        return replace(missing, who=kept and all(len(track.before(expected)) >= MIN_REPEATS for track in passed))
+        all_kept = all(step.keeps for step in steps.values())
+        return replace(missing, who=all_kept and all(len(track.before(expected)) >= MIN_REPEATS for track in passed))
     if len(entered) <= len(passed) and not any(len(entered[rank].before(event)) for rank, event in events.items()):
         # No rank ever made this call before.
         return replace(
@@ -483,12 +522,12 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
 
 
 def _trains(track: _Track) -> bool:
-    """Whether the rank runs a model. The step of a rank without one cannot be compared."""
+    """Whether the rank runs a model. The steps of ranks with and without a model cannot be compared."""
     return track.board is not None and (track.board.training is not None or bool(track.board.steps_s))
 
 
 def _evaluates(mode: Mode | None, other: Mode | None) -> bool:
-    """Whether the rank has gradients off, or its model in evaluation, while the other rank trains."""
+    """Whether the rank has disabled gradients, or its model is in evaluation mode, while the other rank trains."""
     if mode is None or other is None:
         return False
     return mode.training < other.training or mode.gradients < other.gradients
@@ -498,16 +537,20 @@ def _between_steps(track: _Track) -> bool:
     return track.board is not None and track.board.training is not None and track.board.training.kind == "step"
 
 
-def _passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
-    """Whether the rank's step and progress events are past the point at which the others made the call."""
+def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
+    """Whether the rank has passed the point of training at which the others made the call."""
     board = track.board
     if board is None or event.step is None or event.position is None:
         return False
     if board.step != event.step:
         return board.step > event.step
     if any(_evaluates(board.mode, other.mode) for other in waiting):
-        return False  # what it does there is no part of the training
-    usual = [one.position or 0 for one in track.line if one.site == event.site and (one.step or 0) < event.step]
+        return False  # an evaluation is no part of the training
+    usual = [
+        earlier.position or 0
+        for earlier in track.line
+        if earlier.site == event.site and (earlier.step or 0) < event.step
+    ]
     return board.position > max(usual, default=event.position)
 
 
@@ -516,12 +559,12 @@ def _passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One link of a cycle: this rank is in `event` and waits for the next link's rank, which has not reached it."""
+    """One link of a cycle: this rank is in `event` and waits for the next link's rank, which has not entered it."""
 
     rank: int
     event: Event
     waits_for: int
-    never_entered: bool  # that rank entered nothing of the group
+    never_entered: bool  # `waits_for` never entered any collective of the group
 
 
 def cycle(timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Members]]) -> tuple[Link, ...]:
@@ -535,46 +578,53 @@ def cycle(timelines: Mapping[int, Timeline], groups: Mapping[str, Sequence[Membe
 
 
 def broke_pattern(line: Timeline, event: Event) -> bool:
-    """Whether the rank's own earlier iterations had something else here."""
-    step = _step(line.events, event)
+    """Whether the rank's own earlier iterations had another event here, and this one later or after the loop."""
+    step = _compare_with_pattern(line.events, event)
     return not step.keeps and (step.skips or step.leaves)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """A rank's newest event that breaks its pattern."""
+    """The latest event of a rank, which breaks the rank's pattern."""
 
-    due: Event  # as it was in an earlier iteration
-    made: Event  # the newest event
-    times: int  # how often the expected event came there
+    expected: Event  # the expected event, as it was in an earlier iteration
+    made: Event  # the latest event
+    times: int  # how often the expected event came at this point before
 
 
 def departure(line: Timeline) -> Departure | None:
-    """Return the departure of a rank from its pattern, or None."""
+    """Return how the rank's latest event breaks its pattern, or None if it keeps the pattern."""
     if not line.events:
         return None
-    made = line.events[-1]
-    sites, at = _with_steps(line.events, made)
-    found = expected_next(tuple(sites), at)
-    if found is None or sites[found.at] == sites[at]:
+    latest = line.events[-1]
+    sites, at = _with_steps(line.events, latest)
+    predicted = expected_next(tuple(sites), at)
+    if predicted is None or sites[predicted.at] == sites[at]:
         return None
-    usual = next((event for event in reversed(line.events[:-1]) if _key(event) == sites[found.at]), None)
-    return None if usual is None else Departure(due=usual, made=made, times=found.times)
+    usual = next((event for event in reversed(line.events[:-1]) if _key(event) == sites[predicted.at]), None)
+    return None if usual is None else Departure(expected=usual, made=latest, times=predicted.times)
 
 
-def last_round(line: Timeline) -> Event | None:
-    """Return the transfer before the newest event, if the newest event is one that the rank never made before."""
+def last_transfer_of_loop(line: Timeline) -> Event | None:
+    """Return the last transfer of a rank that left its loop: its latest event is one that it never made before.
+
+    None if the rank made no such event, no transfer, or too few events to be in a loop.
+    """
     before, newest = line.events[:-1], line.events[-1:]
-    new = bool(newest) and all(one.site != newest[0].site for one in before)
-    return next((one for one in reversed(before) if one.transfer), None) if new and len(before) >= MIN_REPEATS else None
+    new = bool(newest) and all(event.site != newest[0].site for event in before)
+    return (
+        next((event for event in reversed(before) if event.transfer), None)
+        if new and len(before) >= MIN_REPEATS
+        else None
+    )
 
 
 def _links(
     line: Timeline, groups: Mapping[str, Sequence[Members]], timelines: Mapping[int, Timeline]
 ) -> tuple[Link, ...]:
-    """Yield links from the rank's oldest open collective to every member that is missing in it."""
+    """Return a link to every member that has not entered the rank's oldest open collective."""
     for event in line.events:
-        members = next((some for some in groups.get(event.group, ()) if line.rank in some), ())
+        members = next((parties for parties in groups.get(event.group, ()) if line.rank in parties), ())
         absent = [] if event.done or event.seq is None else list(_missing_members(event, members, timelines))
         if absent:
             return tuple(
@@ -584,24 +634,24 @@ def _links(
 
 
 def _missing_members(event: Event, members: Members, timelines: Mapping[int, Timeline]) -> Iterator[tuple[int, int]]:
-    """Yield (rank, its newest number of that group) for each member that has not reached the event."""
+    """Yield (rank, its latest number in the group) for each member that has not entered the event."""
     for rank in members:
         if rank in timelines and timelines[rank].events:
-            newest = max((one.seq or 0 for one in timelines[rank].of_group(event.group)), default=0)
+            newest = max((other.seq or 0 for other in timelines[rank].of_group(event.group)), default=0)
             if newest < (event.seq or 0):
                 yield rank, newest
 
 
 def _shortest_cycle(start: int, links: Mapping[int, Sequence[Link]]) -> tuple[Link, ...]:
     """Return the shortest cycle through `start`, lower ranks first; empty if there is none."""
-    ways: list[tuple[Link, ...]] = [(link,) for link in links[start]]
+    paths: list[tuple[Link, ...]] = [(link,) for link in links[start]]
     seen: set[int] = set()
-    while ways:
-        way = ways.pop(0)
-        at = way[-1].waits_for
+    while paths:
+        path = paths.pop(0)
+        at = path[-1].waits_for
         if at == start:
-            return way
+            return path
         if at not in seen:
             seen.add(at)
-            ways += [(*way, link) for link in links.get(at, ())]
+            paths += [(*path, link) for link in links.get(at, ())]
     return ()

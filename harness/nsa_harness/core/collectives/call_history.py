@@ -1,4 +1,4 @@
-"""A rank's call history: the next call by its repeating pattern, and a hash over all calls before the stored ones."""
+"""A rank's call history: predict its next call from its repeating pattern, and compare calls that are not stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsa_harness.core.evidence.evidence import Call, StatusFile
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.verdict.group_waits import TRANSFERS
 
-MIN_REPEATS = 2  # repeats from which on a pattern is trusted
+MIN_REPEATS = 2  # repeats before a pattern is trusted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class ExpectedCall:
     """The next event that a rank's own history predicts."""
 
     at: int  # index of the past event with the longest equal history; the event there is expected
-    times: int  # how often the same event followed the event before
+    times: int  # how often the expected event followed the event before it
 
     @property
     def kept(self) -> bool:
@@ -30,29 +30,32 @@ class ExpectedCall:
 
 @lru_cache(maxsize=4096)  # in a large world most ranks did the same
 def expected_next(sites: tuple[Hashable, ...], at: int) -> ExpectedCall | None:
-    """Return what is expected at `at`; None if the rank was never there, or continued differently each time."""
-    alike = {here: _common_length(sites, here, at) for here in range(1, at) if sites[here - 1] == sites[at - 1]}
-    if not alike:
+    """Return the event that the history before index `at` predicts there.
+
+    None if the event before `at` is new, or if its longest equal histories continued differently.
+    """
+    lengths = {here: _common_length(sites, here, at) for here in range(1, at) if sites[here - 1] == sites[at - 1]}
+    if not lengths:
         return None
-    longest = max(alike.values())
-    best = [here for here, length in alike.items() if length == longest]
+    longest = max(lengths.values())
+    best = [here for here, length in lengths.items() if length == longest]
     if len({sites[here] for here in best}) > 1:
         return None
-    return ExpectedCall(at=best[-1], times=sum(sites[here] == sites[best[-1]] for here in alike))
+    return ExpectedCall(at=best[-1], times=sum(sites[here] == sites[best[-1]] for here in lengths))
 
 
-def comes_later(sites: Sequence[Hashable], found: ExpectedCall, at: int, site: Hashable) -> bool:
+def comes_later(sites: Sequence[Hashable], predicted: ExpectedCall, at: int, site: Hashable) -> bool:
     """Whether `site` came after the expected event in the previous iteration."""
-    return site in sites[found.at + 1 : at]
+    return site in sites[predicted.at + 1 : at]
 
 
 def leaves_a_loop(sites: Sequence[Hashable], at: int) -> bool:
-    """Whether the rank went from the same event to this one before, so that one iteration less is still complete."""
+    """Whether the same two events followed each other before: the rank then ended a loop at its end."""
     return any(sites[here - 1] == sites[at - 1] and sites[here] == sites[at] for here in range(1, at))
 
 
 def _common_length(sites: Sequence[Hashable], here: int, at: int) -> int:
-    """Return for how many events backwards the two histories are equal."""
+    """Return how many events before `here` equal those before `at`."""
     length = 0
     while length < here and sites[here - 1 - length] == sites[at - 1 - length]:
         length += 1
@@ -60,12 +63,16 @@ def _common_length(sites: Sequence[Hashable], here: int, at: int) -> int:
 
 
 def other_partner(board: StatusFile) -> Call | None:
-    """Return the newest transfer if its line always had the same partner before, and now has another."""
-    made = [call for call in board.calls if not call.op.startswith(protocol.WAIT) and call.peer is not None]
-    if not made:
+    """Return the latest transfer if its partner differs from the one that its line always had before."""
+    transfers = [call for call in board.calls if not call.op.startswith(protocol.WAIT) and call.peer is not None]
+    if not transfers:
         return None
-    newest = made[-1]
-    usual = [one.peer for one in made[:-1] if (one.op, one.group, one.place) == (newest.op, newest.group, newest.place)]
+    newest = transfers[-1]
+    usual = [
+        call.peer
+        for call in transfers[:-1]
+        if (call.op, call.group, call.place) == (newest.op, newest.group, newest.place)
+    ]
     return newest if len(usual) >= MIN_REPEATS and len(set(usual)) == 1 and usual[0] != newest.peer else None
 
 
@@ -75,20 +82,20 @@ _UNDONE = pow(protocol.HASH_FACTOR, -1, 1 << 64)
 def diverged_before_history(group: str, boards: Mapping[int, StatusFile]) -> bool:
     """Whether these ranks made different calls in the group before the oldest call that all of them store.
 
-    The hashes are compared at the same count. A rank that has not reached this count, or whose hash cannot be undone,
-    is ignored.
+    Each rank stores a hash over all its calls, which is rolled back by the stored calls to a common count. Ranks that
+    have not reached this count, or whose hash cannot be rolled back, are ignored.
     """
-    known = [hashes for board in boards.values() if (hashes := _hashes(group, board))]
-    common = max((min(hashes) for hashes in known), default=0)
-    return len({hashes[common] for hashes in known if common in hashes}) > 1
+    histories = [hashes for board in boards.values() if (hashes := _hashes(group, board))]
+    common = max((min(hashes) for hashes in histories), default=0)
+    return len({hashes[common] for hashes in histories if common in hashes}) > 1
 
 
 def _hashes(group: str, board: StatusFile) -> dict[int, int]:
-    """Return the hash at each count, from the newest call back to before the oldest stored one; empty if unknown."""
+    """Return the hash after each number of calls, from the latest call back to the oldest; empty if unknown."""
     total = board.counts.get(group)
-    calls = [one for one in _latest_calls(board) if one.group == group and _is_counted(one)]
+    calls = [call for call in _latest_calls(board) if call.group == group and _is_counted(call)]
     # With two threads it is unknown which of them counted first.
-    if total is None or len({one.tid for one in calls}) > 1:
+    if total is None or len({call.tid for call in calls}) > 1:
         return {}
     hashes, rolled = {total.calls: total.hash}, total.hash
     for count, call in zip(range(total.calls - 1, -1, -1), calls, strict=False):
@@ -100,13 +107,13 @@ def _hashes(group: str, board: StatusFile) -> dict[int, int]:
 
 
 def _latest_calls(board: StatusFile) -> Iterator[Call]:
-    """Yield the unbroken series of calls that ends with the newest one, backwards."""
+    """Yield the calls backwards from the latest one, up to the first gap in their numbers."""
     backwards = board.calls[::-1]
     yield from backwards[:1]
-    for later, one in pairwise(backwards):
-        if one.number != later.number - 1:
+    for later, call in pairwise(backwards):
+        if call.number != later.number - 1:
             return
-        yield one
+        yield call
 
 
 def _is_counted(call: Call) -> bool:
@@ -114,9 +121,9 @@ def _is_counted(call: Call) -> bool:
 
 
 def _call_hash(call: Call) -> int | None:
-    """Return the hash as the probe computes it; None if some line that led to the call is unknown."""
+    """Return the call's hash as the probe computes it; None if a line that led to the call is unknown."""
     if not call.chain and (call.place is None or call.place.file is None or not is_library(call.place.file)):
         return None
-    lines = "\n".join(f"{one.file}:{one.line}:{one.function}" for one in call.chain)
+    lines = "\n".join(f"{frame.file}:{frame.line}:{frame.function}" for frame in call.chain)
     elements = call.elements if call.op in protocol.EVEN else 0
     return ((crc32(call.op.encode()) << 32 ^ crc32(lines.encode("utf-8", "replace"))) + elements) & protocol.HASH_MASK

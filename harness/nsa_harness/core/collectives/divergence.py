@@ -1,4 +1,4 @@
-"""The collectives around the point where ranks diverge: a few rows of each timeline as a table."""
+"""Make the table of collectives around the point where ranks diverge, for the report."""
 
 from __future__ import annotations
 
@@ -8,36 +8,41 @@ from nsa_harness.core.collectives.alignment import Difference
 from nsa_harness.core.collectives.timeline import Event, Timeline
 from nsa_harness.core.report import Divergence, EnteredCall
 
-_BEFORE, _BEHIND = 3, 2  # rows around the first one that differs
+_BEFORE, _BEHIND = 3, 2  # rows before and after the first row that differs
 _MAX_COLUMNS = 6
 
 _Row = tuple[EnteredCall | None, ...]
 
 
-def divergence(found: Difference, timelines: Mapping[int, Timeline], blamed: Collection[int]) -> Divergence | None:
-    """Return the table of a difference; None if no column visibly differs from another."""
-    columns = {rank: _column(found, timelines[rank]) for rank in found.everyone if rank in timelines}
-    alike: dict[_Row, list[int]] = {}
-    for rank, column in sorted(columns.items(), key=lambda pair: (pair[0] not in blamed, pair[0])):
-        alike.setdefault(column, []).append(rank)
-    if len(alike) < 2:
+def divergence(
+    difference: Difference, timelines: Mapping[int, Timeline], at_fault: Collection[int]
+) -> Divergence | None:
+    """Return the table of a difference, with one column for all ranks with equal rows; None if all ranks are equal.
+
+    The columns of ranks at fault come first.
+    """
+    columns = {rank: _column(difference, timelines[rank]) for rank in difference.everyone if rank in timelines}
+    ranks_of: dict[_Row, list[int]] = {}
+    for rank, column in sorted(columns.items(), key=lambda pair: (pair[0] not in at_fault, pair[0])):
+        ranks_of.setdefault(column, []).append(rank)
+    if len(ranks_of) < 2:
         return None
-    shown = list(alike)[:_MAX_COLUMNS]
+    shown = list(ranks_of)[:_MAX_COLUMNS]
     rows = list(zip(*shown, strict=True))
     before = [row for row in rows[:_BEFORE] if any(row)]
     return Divergence(
-        group=found.group,
-        ranks=tuple(tuple(sorted(alike[column])) for column in shown),
+        group=difference.group,
+        ranks=tuple(tuple(sorted(ranks_of[column])) for column in shown),
         rows=(*before, *(row for row in rows[_BEFORE:] if any(row))),
         shared=next((at for at, row in enumerate(before) if len(set(row)) > 1), len(before)),
     )
 
 
-def _column(found: Difference, line: Timeline) -> _Row:
-    """Return the rows of one rank: the same number for each rank, with the diverging event at the same position."""
-    events = line.of_group(found.group)
-    parting = found.event(line.rank)
-    at = next((at for at, one in enumerate(events) if one is parting), len(events))
+def _column(difference: Difference, line: Timeline) -> _Row:
+    """Return the rows of one rank. Every rank has the same number of rows, with the diverging event in the same one."""
+    events = line.of_group(difference.group)
+    parting = difference.event(line.rank)
+    at = next((at for at, event in enumerate(events) if event is parting), len(events))
     before = events[max(0, at - _BEFORE) : at]
     behind = events[at : at + 1 + _BEHIND]
     return (

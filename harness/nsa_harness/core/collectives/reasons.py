@@ -1,4 +1,4 @@
-"""Reasons before a difference: a rank's batches, steps and reductions compared with those of the others."""
+"""Find the reason for a difference in calls by comparing the ranks' batches, steps, modules and collectives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nsa_harness.core.verdict.group_waits import TRANSFERS
 
 # The identity of a call: the same operation, in the same group, on the same source line.
 Key = tuple[str, str, str | None, int | None]
-OWN = frozenset({"destroy_process_group"})  # a rank ends its own side, whatever the others do
-_FETCH = "fetch"  # a DataLoader is asked for a batch; another progress event follows once it has answered
+OWN = frozenset({"destroy_process_group"})  # calls that wait for no other rank
+_FETCH = "fetch"  # the event of a request to a DataLoader; another event follows when the batch is there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class StepDifference:
     group: str
     op: str
     called: bool  # from Python; False = DDP's buckets or FSDP
-    alone: bool  # nothing else of the group differs in that step
+    alone: bool  # no other kind of collective of the group differs in that step
     counts: tuple[tuple[int, int], ...]  # (rank, how often in that step)
     behind: tuple[int, ...]
     without_gradients: tuple[int, ...]  # the ranks of `behind` with fewer gradients than another rank
@@ -43,20 +43,20 @@ class OutOfBatches:
 
 
 def first_step_of_difference(ledgers: Mapping[int, Sequence[StepRow]]) -> StepDifference | None:
-    """Return the first step in which some rank entered fewer collectives of a group than another, and stayed behind.
+    """Return the first step in which a rank entered fewer collectives of a group than another, and never caught up.
 
-    Only steps that every rank has finished and remembers completely are compared, and only ranks that entered the group
-    at all. A call that only came a step later, from another thread, is no difference.
+    Only steps that every rank has finished and stored completely are compared, and only ranks that entered the group at
+    all. A rank that makes the call a step later, from another thread, has caught up.
     """
-    known = {rank: _finished_rows(rows) for rank, rows in ledgers.items() if _finished_rows(rows)}
-    shared = sorted(set.intersection(*(set(rows) for rows in known.values()))) if len(known) > 1 else []
-    groups = sorted({tally.group for rows in known.values() for step in shared for tally in rows[step].tallies})
-    found = [difference for group in groups if (difference := _difference(known, shared, group))]
-    return min(found, key=lambda one: (one.step, one.group), default=None)
+    finished = {rank: _finished_rows(rows) for rank, rows in ledgers.items() if _finished_rows(rows)}
+    shared = sorted(set.intersection(*(set(rows) for rows in finished.values()))) if len(finished) > 1 else []
+    groups = sorted({tally.group for rows in finished.values() for step in shared for tally in rows[step].tallies})
+    differences = [difference for group in groups if (difference := _difference(finished, shared, group))]
+    return min(differences, key=lambda difference: (difference.step, difference.group), default=None)
 
 
 def first_out_of_batches(boards: Mapping[int, StatusFile]) -> OutOfBatches | None:
-    """Return the ranks that ran out of batches while others still had one; None if nothing shows that."""
+    """Return the ranks that ran out of batches while others still had one, or None."""
     done = {rank: board.steps_s[-1][0] for rank, board in boards.items() if board.steps_s}
     step = min(done.values(), default=0)
     ranks = tuple(rank for rank in sorted(done) if done[rank] == step and _out_of_batches(boards[rank]))
@@ -67,10 +67,10 @@ def first_out_of_batches(boards: Mapping[int, StatusFile]) -> OutOfBatches | Non
     return OutOfBatches(ranks=ranks, others=others, step=step, inside=next(inside, None))
 
 
-def still_given(boards: Mapping[int, StatusFile], finished: OutOfBatches) -> bool:
-    """Whether the iterator that ended here gave another rank more, and so is no evaluation or loop of its own.
+def others_got_more_batches(boards: Mapping[int, StatusFile], finished: OutOfBatches) -> bool:
+    """Whether the exhausted iterator yielded more batches on another rank, as a training loader does.
 
-    Also true if no rank's loaders are known.
+    Otherwise it belongs to an evaluation. True if no rank's loaders are known.
     """
     ended = [loader for rank in finished.ranks for loader in boards[rank].loaders if loader.ended]
     others = {
@@ -80,11 +80,11 @@ def still_given(boards: Mapping[int, StatusFile], finished: OutOfBatches) -> boo
     }
     if not ended or not others:
         return True
-    return any(others.get((one.number, one.iterators, one.chain), 0) > one.batches for one in ended)
+    return any(others.get((loader.number, loader.iterators, loader.chain), 0) > loader.batches for loader in ended)
 
 
 def last_agreed(boards: Mapping[int, StatusFile]) -> Call | None:
-    """Return the latest call that every rank made and left, as the first of them made it; None for a single rank."""
+    """Return the latest call that every rank has finished, as the lowest rank made it; None for a single rank."""
     ledgers = [_ledger(board) for _, board in sorted(boards.items())]
     if len(ledgers) < 2:
         return None
@@ -113,23 +113,23 @@ def _finished_rows(rows: Sequence[StepRow]) -> dict[int, StepRow]:
     return {step: row for step, row in by_step(rows).items() if row.done_s is not None}
 
 
-def _difference(known: Mapping[int, dict[int, StepRow]], shared: Sequence[int], group: str) -> StepDifference | None:
-    members = [rank for rank in sorted(known) if any(_entered(row, group) for row in known[rank].values())]
+def _difference(finished: Mapping[int, dict[int, StepRow]], shared: Sequence[int], group: str) -> StepDifference | None:
+    members = [rank for rank in sorted(finished) if any(_entered(row, group) for row in finished[rank].values())]
     totals = dict.fromkeys(members, 0)
     since: int | None = None
     for step in shared:
         for rank in members:
-            totals[rank] += _entered(known[rank][step], group)
-        apart = len(set(totals.values())) > 1
-        since = (since if since is not None else step) if apart else None
-    return _difference_in({rank: known[rank][since] for rank in members}, group) if since is not None else None
+            totals[rank] += _entered(finished[rank][step], group)
+        differ = len(set(totals.values())) > 1
+        since = (since if since is not None else step) if differ else None
+    return _difference_in({rank: finished[rank][since] for rank in members}, group) if since is not None else None
 
 
 def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
     """Return the difference in that step: the kind of collective with the widest gap between ranks."""
     kinds = sorted({(tally.op, tally.called) for row in rows.values() for tally in row.tallies if tally.group == group})
     counts = {kind: {rank: _count(row, group, *kind) for rank, row in rows.items()} for kind in kinds}
-    apart = [kind for kind in kinds if len(set(counts[kind].values())) > 1]
+    differing = [kind for kind in kinds if len(set(counts[kind].values())) > 1]
     op, called = max(kinds, key=lambda kind: max(counts[kind].values()) - min(counts[kind].values()))
     most = max(_entered(row, group) for row in rows.values())
     behind = tuple(rank for rank, row in rows.items() if _entered(row, group) < most)
@@ -139,7 +139,7 @@ def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
         group=group,
         op=op,
         called=called,
-        alone=len(apart) == 1,
+        alone=len(differing) == 1,
         counts=tuple(counts[op, called].items()),
         behind=behind,
         without_gradients=tuple(r for r in behind if r in gradients and gradients[r] < max(gradients.values())),
@@ -156,7 +156,7 @@ def _count(row: StepRow, group: str, op: str, called: bool) -> int:
 
 
 def _out_of_batches(board: StatusFile) -> bool:
-    """Whether the rank's newest training event requests a batch, and the rank then went on to something else."""
+    """Whether the rank's latest training event requests a batch, and the rank then did something else."""
     training = board.training
     if training is None or training.kind != "data" or training.name != _FETCH:
         return False
@@ -182,19 +182,19 @@ def _ledger(board: StatusFile) -> dict[tuple[int, Key], list[Call]]:
 
 
 def _remembers(board: StatusFile, step: int) -> bool:
-    """Whether the ring still has every call of that step: nothing since the step's first call was overwritten."""
+    """Whether every call of the step is still stored, not overwritten in the ring."""
     if not board.calls or board.calls[0].number == 1:
         return True
     return board.calls[0].step < step
 
 
-_STEPS = 3  # finished steps per rank that make a number usual
+_STEPS = 3  # finished steps per rank before its usual number of events is known
 _TRAINS = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AbandonedBatch:
-    """`rank` began more in `step` than it finished, and reached its end a batch before the others."""
+    """`rank` dropped a batch in `step` and began another, so it finished its training a batch before the others."""
 
     rank: int
     step: int
@@ -205,21 +205,21 @@ class AbandonedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherPace:
-    """In every step, `ranks` go through more or fewer batches than the rest, so the ranks drifted apart."""
+    """In every step, `ranks` use more or fewer batches than the others, so the ranks drift apart."""
 
     ranks: tuple[int, ...]
     marks: tuple[tuple[int, int], ...]  # (rank, training events in its usual step)
 
 
 def abandoned_batch(boards: Mapping[int, StatusFile]) -> AbandonedBatch | None:
-    """Return the first step in which a rank that is a batch short began again; None if its steps show no such step."""
+    """Return the first step in which a rank dropped a batch and began again, if that rank finished early; else None."""
     usual = _usual_events(boards)
-    found = (one for rank in _short_ranks(boards) if usual for one in _begun_twice(rank, boards, usual))
-    return min(found, key=lambda one: (one.step, one.rank), default=None)
+    candidates = (batch for rank in _short_ranks(boards) if usual for batch in _begun_twice(rank, boards, usual))
+    return min(candidates, key=lambda batch: (batch.step, batch.rank), default=None)
 
 
 def other_pace(boards: Mapping[int, StatusFile]) -> OtherPace | None:
-    """Return the difference in pace; None also if all steps of a rank differ, because then nothing is usual."""
+    """Return the ranks with another number of batches per step; None if they agree, or if steps of one rank differ."""
     usual = _usual_events(boards)
     steady = all(set(board.marked.values()) == {usual[rank]} for rank, board in boards.items()) if usual else False
     if not steady or len(set(usual.values())) < 2 or not _short_ranks(boards):
@@ -228,14 +228,14 @@ def other_pace(boards: Mapping[int, StatusFile]) -> OtherPace | None:
 
 
 def _usual_events(boards: Mapping[int, StatusFile]) -> dict[int, int]:
-    """Return the training events in most steps of each rank; empty if they are unknown for some rank."""
+    """Return each rank's most frequent number of training events per step; empty if unknown for some rank."""
     if len(boards) < 2 or any(len(board.marked) < _STEPS for board in boards.values()):
         return {}
     return {rank: Counter(board.marked.values()).most_common(1)[0][0] for rank, board in boards.items()}
 
 
 def _short_ranks(boards: Mapping[int, StatusFile]) -> tuple[int, ...]:
-    """Return the ranks that finished training with fewer steps than another rank has begun."""
+    """Return the ranks that stopped training after fewer steps than another rank has begun."""
     begun = {rank: _begun(board) for rank, board in boards.items()}
     return tuple(
         rank
@@ -251,7 +251,7 @@ def _begun(board: StatusFile) -> int:
 
 
 def _begun_twice(rank: int, boards: Mapping[int, StatusFile], usual: Mapping[int, int]) -> Iterator[AbandonedBatch]:
-    """Whether the rank began the step twice. A complete extra step is an evaluation, not a dropped batch."""
+    """Yield the steps that the rank began twice and the others once. A complete second pass is an evaluation."""
     others = tuple(sorted(set(boards) - {rank}))
     for step, marks in sorted(boards[rank].marked.items()):
         alone = all(boards[other].marked.get(step) == usual[other] for other in others)
@@ -261,25 +261,25 @@ def _begun_twice(rank: int, boards: Mapping[int, StatusFile], usual: Mapping[int
 
 @dataclass(frozen=True, kw_only=True)
 class OtherModules:
-    """In `step` the others entered module `expected` and `ranks` entered module `entered`; before, all did the same."""
+    """In `step`, the others entered module `expected` and `ranks` entered `entered`; before that, all were equal."""
 
     ranks: tuple[int, ...]
     step: int
     expected: ModuleCall
     entered: ModuleCall
-    skipped: bool  # `entered` is what the others entered later
-    besides: bool  # `expected` is what these ranks entered later: `entered` is an extra module
-    who: bool  # these ranks left the order of the previous step, which the others kept
+    skipped: bool  # the others entered `entered` later, so these ranks skipped `expected`
+    is_extra: bool  # these ranks entered `expected` later, so `entered` is an extra module
+    who: bool  # the ranks at fault are certain: only they changed the order of the previous step
 
 
 def diverging_modules(boards: Mapping[int, StatusFile]) -> OtherModules | None:
-    """Return the first module in which a step of the ranks diverges, if the previous step was the same on all of them.
+    """Return the first module at which the ranks diverge in a step, if all ranks were equal in the previous step.
 
-    Ranks whose steps are never the same, such as pipeline stages or experts, diverge in none. A rank that is behind has
+    Ranks that always differ, such as pipeline stages or experts, are not compared. A rank that is only behind has
     skipped nothing yet. Another pass through the model, such as an evaluation, does not count either.
     """
     step = min((board.step for board in boards.values()), default=0)
-    lines = {rank: found for rank, board in sorted(boards.items()) if (found := board.entered(step))}
+    lines = {rank: modules for rank, board in sorted(boards.items()) if (modules := board.entered(step))}
     if len(lines) < 2 or len(lines) < len(boards):
         return None
     at = next((at for at, calls in enumerate(zip(*lines.values(), strict=False)) if len(_names(calls)) > 1), None)
@@ -288,8 +288,8 @@ def diverging_modules(boards: Mapping[int, StatusFile]) -> OtherModules | None:
     before = {rank: boards[rank].entered(step - 1) for rank in lines}
     if not all(before.values()) or len({_names_of(line) for line in before.values()}) > 1:
         return None
-    kept = {rank for rank, line in lines.items() if _names_of(line[: at + 1]) == _names_of(before[rank])[: at + 1]}
-    left = tuple(rank for rank in lines if rank not in kept)
+    in_order = {rank for rank, line in lines.items() if _names_of(line[: at + 1]) == _names_of(before[rank])[: at + 1]}
+    left = tuple(rank for rank in lines if rank not in in_order)
     who = 0 < len(left) < len(lines)
     ranks = left if who else minority({rank: line[at].name for rank, line in lines.items()})
     other = next(rank for rank in lines if lines[rank][at].name != lines[ranks[0]][at].name)
@@ -300,7 +300,7 @@ def diverging_modules(boards: Mapping[int, StatusFile]) -> OtherModules | None:
         expected=expected,
         entered=entered,
         skipped=entered.name in _names(lines[other][at:]),
-        besides=expected.name in _names(lines[ranks[0]][at:]),
+        is_extra=expected.name in _names(lines[ranks[0]][at:]),
         who=who,
     )
 

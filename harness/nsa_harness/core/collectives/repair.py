@@ -24,12 +24,12 @@ class Edit(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """One edit before `left` and `right`, the indices at which the two sides differ."""
+    """One edit at the indices `left` and `right`, where the two sequences differ."""
 
     edit: Edit
     left: int
     right: int
-    confirmed: int  # events after the edit that both sides share then
+    confirmed: int  # events after the edit that are then equal on both sides
 
 
 _Cost = tuple[int, int]  # cost of all edits; minus the number of shared events
@@ -37,11 +37,19 @@ _Cost = tuple[int, int]  # cost of all edits; minus the number of shared events
 
 @lru_cache(maxsize=1024)  # in a large world most ranks did the same
 def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, ...]:
-    """Return the first edits of the cheapest repairs: several if they are equally good, none if nothing is wrong.
+    """Return the first edits that turn `left` into `right` at the least cost: several if they cost the same.
 
-    A side that ends has not got further, which costs nothing. A repair that later events confirm takes precedence.
+    The end of a shorter side costs nothing, because that rank may only be late. Edits that later events confirm take
+    precedence. The result is empty if the sequences are compatible.
     """
-    begin = next((at for at, (one, other) in enumerate(zip(left, right, strict=False)) if not _pairs(one, other)), None)
+    begin = next(
+        (
+            at
+            for at, (left_token, right_token) in enumerate(zip(left, right, strict=False))
+            if not _pairs(left_token, right_token)
+        ),
+        None,
+    )
     if begin is None:
         return ()
     left, right = left[begin : begin + _HORIZON], right[begin : begin + _HORIZON]
@@ -51,17 +59,19 @@ def repairs(left: tuple[Token, ...], right: tuple[Token, ...]) -> tuple[Repair, 
         if _pairs(left[i], right[j]):
             i, j = i + 1, j + 1
             continue
-        found = _cheapest(left, right, i, j, cost)
-        if all(edit for edit, _ in found):
+        cheapest = _cheapest(left, right, i, j, cost)
+        if all(edit for edit, _ in cheapest):
             return tuple(
-                Repair(edit=edit, left=begin + i, right=begin + j, confirmed=-cost[to][1]) for edit, to in found if edit
+                Repair(edit=edit, left=begin + i, right=begin + j, confirmed=-cost[to][1])
+                for edit, to in cheapest
+                if edit
             )
         i, j = i + 1, j + 1
     return ()
 
 
 def _costs(left: Sequence[Token], right: Sequence[Token]) -> dict[tuple[int, int], _Cost]:
-    """Return the cost of making the rest after (i, j) compatible, for positions within the band."""
+    """Return, for each (i, j) within the band, the least cost of making `left[i:]` and `right[j:]` compatible."""
     cost: dict[tuple[int, int], _Cost] = {}
     for i in range(len(left), -1, -1):
         for j in range(min(len(right), i + _BAND), max(0, i - _BAND) - 1, -1):
@@ -84,8 +94,8 @@ def _after(price: int, cost: _Cost) -> _Cost:
 def _cheapest(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int, cost: dict[tuple[int, int], _Cost]
 ) -> list[tuple[Edit | None, tuple[int, int]]]:
-    ways = [(edit, to, _after(price, cost[to])) for edit, price, to in _next_edits(left, right, i, j) if to in cost]
-    confirmed = [one for one in ways if one[2][1]] or ways
+    options = [(edit, to, _after(price, cost[to])) for edit, price, to in _next_edits(left, right, i, j) if to in cost]
+    confirmed = [option for option in options if option[2][1]] or options
     least = min(price for _, _, (price, _) in confirmed)
     return [(edit, to) for edit, to, (price, _) in confirmed if price == least]
 
@@ -93,17 +103,17 @@ def _cheapest(
 def _next_edits(
     left: Sequence[Token], right: Sequence[Token], i: int, j: int
 ) -> list[tuple[Edit | None, int, tuple[int, int]]]:
-    """Yield (edit, cost, next position); None as the edit pairs one operation from two lines."""
+    """Return (edit, cost, next position) for each edit. The edit None pairs one operation from two lines."""
     harmless = left[i].called and right[j].called and left[i].op == right[j].op and _alike(left[i], right[j])
-    ways: list[tuple[Edit | None, int, tuple[int, int]]] = [
+    options: list[tuple[Edit | None, int, tuple[int, int]]] = [
         (Edit.INSERT, _EDIT, (i, j + 1)),
         (Edit.DELETE, _EDIT, (i + 1, j)),
         (None, _OTHER_LINE, (i + 1, j + 1)) if harmless else (Edit.REPLACE, _EDIT, (i + 1, j + 1)),
     ]
     crossed = i + 1 < len(left) and j + 1 < len(right)
     if crossed and _pairs(left[i], right[j + 1]) and _pairs(left[i + 1], right[j]):
-        ways.append((Edit.SWAP, _EDIT, (i + 2, j + 2)))
-    return ways
+        options.append((Edit.SWAP, _EDIT, (i + 2, j + 2)))
+    return options
 
 
 def _pairs(one: Token, other: Token) -> bool:

@@ -1,4 +1,4 @@
-"""A rank's timeline: the calls that matter to other ranks, in the order in which the rank entered them."""
+"""Make a rank's timeline: its collectives and transfers in the order in which it entered them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nsa_harness.core.evidence.steps import SETUP, calls_of, elements, entered_s
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, call_of_stack, operation
 
-UNTOLD_GROUP = "?"  # a stack does not show to which group a call belongs
+UNKNOWN_GROUP = "?"  # a stack does not show to which group a call belongs
 _EVEN_ON_GLOO = protocol.EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
 
 
@@ -63,7 +63,7 @@ class Event:
 
     @property
     def site(self) -> tuple[object, ...]:
-        """The identity of the call in the program, whatever its arguments. Below Python only the sizes identify it."""
+        """The identity of the call in the program without its arguments. Below Python only the sizes identify it."""
         if not self.called:
             return (self.group, self.op, self.elements)
         line = (self.place.file, self.place.line) if self.place else (None, None)
@@ -83,8 +83,11 @@ class Timeline:
         return tuple(event for event in self.events if event.group == group and not event.transfer)
 
 
-def comparable(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
-    """Return the timelines with callers only for calls where every rank has them, so that lines stay comparable."""
+def with_comparable_callers(timelines: Mapping[int, Timeline]) -> dict[int, Timeline]:
+    """Return the timelines without the callers of a call if some rank does not know them.
+
+    An event with callers would differ from the same event without them.
+    """
     bare = {event.site for line in timelines.values() for event in line.events if not event.chain}
     return {
         rank: replace(
@@ -109,45 +112,52 @@ def timeline(
     """
     even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EVEN
     trains = _training_tid(board) if board else None
-    calls = [call for call in board.calls if _matters(call) and _is_of(call, trains)] if board else []
+    calls = (
+        [call for call in board.calls if _belongs_in_timeline(call) and _is_by_thread(call, trains)] if board else []
+    )
     # Without a common clock it is unknown which call a number belongs to.
-    apart = {call.group for call in calls} if board and board.zero_ns is None else set()
-    series = _unbroken([collective for collective in collectives if collective.group not in apart])
+    unclocked = {call.group for call in calls} if board and board.zero_ns is None else set()
+    series = _unbroken([collective for collective in collectives if collective.group not in unclocked])
     numbered = [replace(event, even=event.op in even) for event in _recorded_events(board, series)]
     if board and board.calls and board.calls[0].number > 1:
         # For events older than the stored calls it is unknown whether Python called them.
         numbered = [collective for collective in numbered if collective.at_s >= board.calls[0].entered_s]
-    oldest = {collective.group: collective.seq for collective in sorted(series, key=lambda one: one.seq, reverse=True)}
+    oldest = {
+        collective.group: collective.seq
+        for collective in sorted(series, key=lambda collective: collective.seq, reverse=True)
+    }
     joined = {collective.call.number for collective in numbered if collective.call}
-    numbered = [collective for collective in numbered if collective.call is None or _is_of(collective.call, trains)]
-    alone = [_called(call, even) for call in calls if call.number not in joined]
+    numbered = [
+        collective for collective in numbered if collective.call is None or _is_by_thread(collective.call, trains)
+    ]
+    alone = [_event_of_call(call, even) for call in calls if call.number not in joined]
     if any(not collective.called for collective in numbered):
         # Older calls are no timeline without the events below Python between them.
-        alone = [one for one in alone if one.at_s >= numbered[0].at_s]
+        alone = [event for event in alone if event.at_s >= numbered[0].at_s]
     return Timeline(
         rank=rank,
-        events=tuple(sorted([*alone, *numbered], key=lambda one: (one.at_s, one.seq or 0))),
+        events=tuple(sorted([*alone, *numbered], key=lambda event: (event.at_s, event.seq or 0))),
         lost=frozenset(lost),
         whole=_has_every_call(board) and set(oldest.values()) <= {1},
     )
 
 
-def stacked(rank: int, stack: Stack | None, at_s: float) -> Timeline:
+def timeline_of_stack(rank: int, stack: Stack | None, at_s: float) -> Timeline:
     """Return the timeline of a rank without any record: the one call that its stack is in, if any."""
     frames = stack.frames if stack else ()
     named = group_call(frames)
     chain = _own_lines(frames)
-    known = call_of_stack(stack) if stack else None
+    call = call_of_stack(stack) if stack else None
     if named is None:
         return Timeline(rank=rank, events=(), whole=False)
     event = Event(
-        group=UNTOLD_GROUP,
+        group=UNKNOWN_GROUP,
         op=named.text,
         called=not named.by,
         place=_line_of(chain),
         elements=0,
         dtype="",
-        root=known.peer if known else None,
+        root=call.peer if call else None,
         even=False,
         seq=None,
         at_s=at_s,
@@ -170,78 +180,89 @@ def _line_of(chain: Sequence[Frame]) -> Place | None:
 def _training_tid(board: StatusFile) -> int | None:
     """Return the training thread. autograd's own threads record only backward, a prefetching thread only data."""
     marked = [mark for mark in board.marks if mark.kind in TRAINING]
-    trains = [one.tid for one in marked if one.tid == board.pid or one.kind not in ("backward", "data")]
+    trains = [mark.tid for mark in marked if mark.tid == board.pid or mark.kind not in ("backward", "data")]
     if not trains and any(call.tid == board.pid for call in board.calls):
         return board.pid
     return trains[0] if trains else None
 
 
-def _is_of(call: Call, tid: int | None) -> bool:
+def _is_by_thread(call: Call, tid: int | None) -> bool:
     return tid is None or call.tid is None or call.tid == tid
 
 
 def _has_every_call(board: StatusFile | None) -> bool:
-    """Whether the status file has every call: by each group's count if known, else by the number of the oldest call."""
+    """Whether the status file stores every call: by each group's count if known, else by the oldest call's number."""
     if board is None or not board.counts:
         return board is None or not board.calls or board.calls[0].number == 1
-    kept = Counter(
+    stored = Counter(
         call.group for call in board.calls if operation(call) not in TRANSFERS and not call.op.startswith(protocol.WAIT)
     )
-    return all(total.calls <= kept[group] for group, total in board.counts.items())
+    return all(total.calls <= stored[group] for group, total in board.counts.items())
 
 
-def _matters(call: Call) -> bool:
-    """Whether the call counts. Waits are no step of the program; creating and ending groups has rules of its own."""
+def _belongs_in_timeline(call: Call) -> bool:
+    """Whether the call belongs in a timeline. Waits on a handle, and calls that create or destroy groups, do not."""
     return not call.op.startswith((protocol.WAIT, *SETUP))
 
 
 def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
-    """Return what follows the last gap in the numbers of each group.
-
-    Older entries were lost or are only kept as open.
-    """
-    kept: list[Collective] = []
-    for _, group in groupby(sorted(collectives, key=lambda one: (one.group, one.seq)), key=lambda one: one.group):
+    """Return the entries after the last gap in the numbers of each group. Older entries are incomplete."""
+    unbroken: list[Collective] = []
+    for _, group in groupby(
+        sorted(collectives, key=lambda collective: (collective.group, collective.seq)),
+        key=lambda collective: collective.group,
+    ):
         series = list(group)
         breaks = [at for at in range(1, len(series)) if series[at].seq > series[at - 1].seq + 1]
-        kept += series[breaks[-1] :] if breaks else series
-    return sorted(kept, key=lambda one: (one.created_ns, one.group, one.seq))
+        unbroken += series[breaks[-1] :] if breaks else series
+    return sorted(unbroken, key=lambda collective: (collective.created_ns, collective.group, collective.seq))
 
 
 def _recorded_events(board: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
     """Yield one event per recorded call; a call that enters several collectives is one event with the first number."""
     calls = calls_of(board, series) if board else {}
-    entered = (_entered(board, collective, calls.get((collective.group, collective.seq))) for collective in series)
-    for _, same_call in groupby(entered, key=lambda one: one.call.number if one.call else (one.group, one.seq)):
+    entered = (
+        _event_of_collective(board, collective, calls.get((collective.group, collective.seq))) for collective in series
+    )
+    for _, same_call in groupby(
+        entered, key=lambda event: event.call.number if event.call else (event.group, event.seq)
+    ):
         first, *others = same_call
-        yield replace(first, done=first.done and all(one.done for one in others))
+        yield replace(first, done=first.done and all(event.done for event in others))
 
 
-def _entered(board: StatusFile | None, one: Collective, call: Call | None) -> Event:
-    at_s = (entered_s(board, one) if board else None) or one.created_ns / 1e9
+def _event_of_collective(board: StatusFile | None, collective: Collective, call: Call | None) -> Event:
+    at_s = (entered_s(board, collective) if board else None) or collective.created_ns / 1e9
     if call is not None:
-        from_python = _called(call, frozenset())
-        return replace(from_python, group=one.group, seq=one.seq, at_s=at_s, done=one.retired, collective=one)
+        from_python = _event_of_call(call, frozenset())
+        return replace(
+            from_python,
+            group=collective.group,
+            seq=collective.seq,
+            at_s=at_s,
+            done=collective.retired,
+            collective=collective,
+        )
     # For a rank with a status file, its calls show which collectives are the program's own.
-    named = None if board else group_call(one.frames)
+    named = None if board else group_call(collective.frames)
     called = named is not None and not named.by
-    chain = _own_lines(one.frames) if called else ()
+    chain = _own_lines(collective.frames) if called else ()
     return Event(
-        group=one.group,
-        op=one.op,
+        group=collective.group,
+        op=collective.op,
         called=called,
         place=_line_of(chain),
         chain=chain,
-        elements=elements(one),
-        dtype="/".join(one.dtypes),
+        elements=elements(collective),
+        dtype="/".join(collective.dtypes),
         root=None,
         even=False,
-        seq=one.seq,
+        seq=collective.seq,
         at_s=at_s,
-        done=one.retired,
+        done=collective.retired,
         step=_step_at(board, at_s) if board and board.zero_ns is not None else None,
         position=None,
-        collective=one,
+        collective=collective,
     )
 
 
@@ -252,7 +273,8 @@ def _step_at(board: StatusFile, at_s: float) -> int | None:
     return next((step for step, done_s in board.steps_s if at_s <= done_s), board.steps_s[-1][0] + 1)
 
 
-def _called(call: Call, even: frozenset[str]) -> Event:
+def _event_of_call(call: Call, even: frozenset[str]) -> Event:
+    """Return the event of a call from Python. `even`: operations with the same number of elements on every rank."""
     return Event(
         group=call.group,
         op=operation(call),
@@ -285,7 +307,7 @@ def value(event: Event | Token, field: Field) -> int | str | None:
 
 
 def field_apart(one: Event | Token, other: Event | Token) -> Field | None:
-    """Return the first field in which two entries of one operation must agree and do not."""
+    """Return the first field that must be equal in two calls of one operation, and is not; None if they agree."""
     if one.op != other.op:
         return None
     fields = [Field.SHAPE, Field.DTYPE] if one.even and other.even else []

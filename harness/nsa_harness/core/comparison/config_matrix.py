@@ -1,4 +1,4 @@
-"""Configuration matrix: which configurations were run, and which were not."""
+"""The configuration matrix of a report: a table of the runs by their settings, with empty cells for missing runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from nsa_harness.core.comparison.hypotheses import takes_our_keys
 from nsa_harness.core.report import Outcome
 
 # These keys form the columns; all others form the rows.
-_ACROSS = frozenset({"parallel.wrapper", "run.ranks", "backend", "device"})
+_COLUMN_KEYS = frozenset({"parallel.wrapper", "run.ranks", "backend", "device"})
 PLAIN = "plain"
 _MOST_COLUMNS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixRow:
-    """A row. A cell has the runs of one configuration; an empty cell was not run."""
+    """A row. A cell has the runs of one configuration, and is empty if there was no such run."""
 
     name: str
     cells: tuple[tuple[Outcome, ...], ...]
@@ -32,18 +32,22 @@ class ConfigMatrix:
 
 
 def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
-    """Return the matrix; None if fewer than two runs count."""
-    counting = sorted((one for one in outcomes if one.final), key=_order)
+    """Return the table of the runs' final attempts, or None for fewer than two.
+
+    A column is a kind of parallelism: wrapper, backend and number of ranks. If all runs have the same, the columns are
+    the values of another setting. A row is a combination of all other settings.
+    """
+    counting = sorted((outcome for outcome in outcomes if outcome.final), key=_order)
     if len(counting) < 2:
         return None
-    same = _common(counting)
-    pivot = _pivot(counting, same) if len(set(map(_across, counting))) == 1 else None
-    hidden = {*_ACROSS, *same, *([pivot] if pivot else [])}
+    same = _shared_settings(counting)
+    pivot = _pivot(counting, same) if len(set(map(_column_name, counting))) == 1 else None
+    hidden = {*_COLUMN_KEYS, *same, *([pivot] if pivot else [])}
     cells: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in counting:
-        column = f"{pivot}={setting(outcome, pivot)}" if pivot else _across(outcome)
-        cells.setdefault((_down(outcome, hidden), column), []).append(outcome)
-    columns = tuple(sorted({column for _, column in cells}, key=lambda name: (name != _ALONE, _by_size(name))))
+        column = f"{pivot}={setting(outcome, pivot)}" if pivot else _column_name(outcome)
+        cells.setdefault((_row_name(outcome, hidden), column), []).append(outcome)
+    columns = tuple(sorted({column for _, column in cells}, key=lambda name: (name != _ONE_PROCESS, _by_size(name))))
     names = sorted({name for name, _ in cells}, key=_row_order)
     rows = (
         MatrixRow(name=name, cells=tuple(tuple(cells.get((name, column), ())) for column in columns)) for name in names
@@ -52,47 +56,47 @@ def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:
 
 
 def _pivot(outcomes: Sequence[Outcome], same: Mapping[str, str]) -> str | None:
-    """Return the setting that makes the shortest table as columns, for runs that agree in the usual column keys."""
-    keys = sorted({key for outcome in outcomes for key in configuration(outcome)} - _ACROSS - set(same))
+    """Return the setting whose values, used as columns, give the table with the fewest rows; None if there is none."""
+    keys = sorted({key for outcome in outcomes for key in configuration(outcome)} - _COLUMN_KEYS - set(same))
     fitting = [key for key in keys if 1 < len({setting(outcome, key) for outcome in outcomes}) <= _MOST_COLUMNS]
-    lengths = {key: len({_down(outcome, {*_ACROSS, *same, key}) for outcome in outcomes}) for key in fitting}
+    lengths = {key: len({_row_name(outcome, {*_COLUMN_KEYS, *same, key}) for outcome in outcomes}) for key in fitting}
     return min(fitting, key=lambda key: (lengths[key], key), default=None)
 
 
-_ALONE = "one process"
+_ONE_PROCESS = "one process"
 
 
-def _common(outcomes: Sequence[Outcome]) -> Mapping[str, str]:
+def _shared_settings(outcomes: Sequence[Outcome]) -> Mapping[str, str]:
     shared = set.intersection(*(set(configuration(outcome).items()) for outcome in outcomes))
-    return {key: value for key, value in shared if key not in _ACROSS}
+    return {key: value for key, value in shared if key not in _COLUMN_KEYS}
 
 
-def _down(outcome: Outcome, hidden: Collection[str]) -> str:
-    told = [f"{key}={value}" for key, value in sorted(configuration(outcome).items()) if key not in hidden]
-    return " · ".join(told) or PLAIN
+def _row_name(outcome: Outcome, hidden: Collection[str]) -> str:
+    settings = [f"{key}={value}" for key, value in sorted(configuration(outcome).items()) if key not in hidden]
+    return " · ".join(settings) or PLAIN
 
 
-def _across(outcome: Outcome) -> str:
+def _column_name(outcome: Outcome) -> str:
     """Return the column's name: "one process", "ddp · gloo", "fsdp · nccl · 4 ranks"."""
     wrapper, ranks = setting(outcome, "parallel.wrapper"), setting(outcome, "run.ranks")
     backend = setting(outcome, "backend").replace("any", "")
     if not takes_our_keys(outcome):
         return " · ".join(word for word in (f"{ranks} ranks", backend) if word)
     if wrapper == "none" and ranks == "1":
-        return _ALONE
+        return _ONE_PROCESS
     return " · ".join(word for word in (wrapper, backend, "" if ranks == "2" else f"{ranks} ranks") if word)
 
 
 def _order(outcome: Outcome) -> tuple[object, ...]:
-    """Return a total order, so that the order of the outcomes changes nothing."""
+    """Return a sort key that is unique, so that the result does not depend on the order of the outcomes."""
     return outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
 
 
 def _row_order(name: str) -> tuple[object, ...]:
-    """Return an order with the simplest row first."""
+    """Return a sort key that puts the row with the fewest settings first."""
     return 0 if name == PLAIN else name.count(" · ") + 1, _by_size(name)
 
 
 def _by_size(text: str) -> list[tuple[int, str]]:
-    """Return an order of numbers by size and of words by the alphabet."""
+    """Return a sort key that orders numbers by size and words by the alphabet."""
     return [(int(part), "") if is_number(part) else (-1, part) for part in re.split(r"([0-9]{1,15})", text)]

@@ -1,6 +1,6 @@
-"""Contrasts: runs that differ in exactly one declared thing, and how often each side of them failed.
+"""Find contrasts: pairs of runs that differ in exactly one variable, and how often each side failed.
 
-Every conclusion from several runs rests on these.
+Every conclusion from several runs is based on contrasts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ValueFilter:
     def allows(self, value: str) -> bool:
         if self.test in RELATED:
             return is_number(value)
-        return any(same_value(value, known) for known in self.values) is (self.test is Test.ONE_OF)
+        return any(same_value(value, allowed) for allowed in self.values) is (self.test is Test.ONE_OF)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ ValueTest = Callable[[str], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """The difference between two runs that answers a question: all of `keys`, and no other key.
+    """The difference that two runs of a contrast must have: in all of `keys`, and in no other key.
 
     The value of the first key satisfies `without` in the control run and `with_it` in the changed run, and the two
     values together satisfy `related`.
@@ -94,14 +94,14 @@ class Variable:
     without: ValueTest
     with_it: ValueTest
     related: Callable[[str, str], bool] = operator.ne
-    besides: tuple[str, ...] = ()  # prefixes of keys that have a meaning in only one of the two runs
-    undo: tuple[str, ...] = ()  # overrides that turn a changed run into the control run; empty if none can
-    values: tuple[str, str] | None = None  # as typed for `undo`'s key: the control's value, and the changed one's
+    ignored_prefixes: tuple[str, ...] = ()  # prefixes of keys that have a meaning in only one of the two runs
+    undo: tuple[str, ...] = ()  # overrides that turn a changed run into the control run; empty if impossible
+    values: tuple[str, str] | None = None  # for a command: a value of the control run, and one of the changed run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endings:
-    """How the attempts of one configuration ended, over all its scenarios."""
+    """How many attempts of one configuration failed, over all its scenarios."""
 
     bad: int
     of: int
@@ -113,7 +113,7 @@ class Endings:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Two configurations that differ in a variable. The simplest run of each represents it."""
+    """Two configurations that differ in exactly one variable, each represented by its simplest run."""
 
     control: Outcome
     changed: Outcome
@@ -158,7 +158,7 @@ def passed(outcome: Outcome) -> bool:
 
 
 def configuration(outcome: Outcome) -> dict[str, str]:
-    """Return what decided the run. The requirements of a scenario are replaced by what it got."""
+    """Return the settings of a run. Its actual backend and device replace the requirements of its scenario."""
     backend = outcome.spec.backend or dict(outcome.spec.settings).get("needs.backend", "")
     # On gloo, our program gets INFO for DETAIL, which only adds lines to the log; see docs/scenarios.md.
     checks = outcome.spec.backend == "nccl" and dict(outcome.spec.settings).get(_DEBUG) == "DETAIL"
@@ -168,17 +168,21 @@ def configuration(outcome: Outcome) -> dict[str, str]:
 
 
 def setting(outcome: Outcome, key: str) -> str:
-    """Return the value of a key in that run: what was chosen for it, else its default; "" if there is none."""
+    """Return the value of a key in that run: the chosen value, else the default, else ""."""
     return _value(_all_settings(outcome), key)
 
 
 def endings(outcomes: Sequence[Outcome]) -> Callable[[Outcome], Endings]:
-    """Return how all attempts of a run's configuration ended, over all runs of the report."""
-    last = {one.spec.scenario: one.spec.spec_hash for one in outcomes if one.final}
+    """Return a function from a run to the endings of all attempts with its configuration."""
+    last = {outcome.spec.scenario: outcome.spec.spec_hash for outcome in outcomes if outcome.final}
     counted: dict[object, list[bool]] = {}
-    for one in outcomes:
-        if _tells_of_the_program(one) and last.get(one.spec.scenario) == one.spec.spec_hash and _same_launch(one):
-            counted.setdefault(_key(one), []).append(own_status(one) is not Status.PASS)
+    for attempt in outcomes:
+        if (
+            _is_about_program(attempt)
+            and last.get(attempt.spec.scenario) == attempt.spec.spec_hash
+            and _same_launch(attempt)
+        ):
+            counted.setdefault(_key(attempt), []).append(own_status(attempt) is not Status.PASS)
 
     def of(outcome: Outcome) -> Endings:
         ended = counted.get(_key(outcome), [])
@@ -188,23 +192,26 @@ def endings(outcomes: Sequence[Outcome]) -> Callable[[Outcome], Endings]:
 
 
 def contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
-    """Return every contrast of that variable, simplest first, whatever the order of the outcomes."""
+    """Return every contrast of that variable, simplest first. The order of the outcomes does not matter."""
     of = endings(outcomes)
-    standing = _one_per_configuration(outcome for outcome in sorted(outcomes, key=simplest) if _judged(outcome))
+    representatives = _one_per_configuration(outcome for outcome in sorted(outcomes, key=simplest) if _judged(outcome))
     return tuple(
         Contrast(control=control, changed=changed, controls=of(control), changes=of(changed))
-        for control, changed in _candidates(variable, standing)
+        for control, changed in _candidates(variable, representatives)
         if _comparable(control, changed)
     )
 
 
 def steady_contrasts(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[Contrast, ...]:
-    """Return the contrasts with agreeing attempts on each side."""
+    """Return the contrasts in which all attempts of each side agree."""
     return tuple(contrast for contrast in contrasts(variable, outcomes) if contrast.steady)
 
 
-def blocked_pairs(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Outcome], ...]:
-    """Return pairs that would be a contrast if both runs had been judged."""
+def unjudged_pairs(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Outcome], ...]:
+    """Return pairs of runs that differ in this variable only, but of which a run was skipped, broken or killed.
+
+    They explain why there is no contrast.
+    """
     return tuple(
         pair
         for pair in _candidates(variable, [outcome for outcome in outcomes if outcome.final])
@@ -213,16 +220,16 @@ def blocked_pairs(variable: Variable, outcomes: Sequence[Outcome]) -> tuple[tupl
 
 
 def simplest(outcome: Outcome) -> tuple[object, ...]:
-    """Return a total order, simplest run first."""
+    """Return a unique sort key that puts the run with the fewest settings first."""
     return len(outcome.spec.settings), outcome.spec.scenario, outcome.attempt, outcome.spec.spec_hash, outcome.dir
 
 
 def _judged(outcome: Outcome) -> bool:
-    return outcome.final and _tells_of_the_program(outcome)
+    return outcome.final and _is_about_program(outcome)
 
 
-def _tells_of_the_program(outcome: Outcome) -> bool:
-    """Whether the result depends on the program. A killed rank would have been killed with any settings."""
+def _is_about_program(outcome: Outcome) -> bool:
+    """Whether the result is evidence about the program. A rank that was killed from outside is not."""
     return own_status(outcome) in _EVIDENCE and outcome.verdict.cause != Cause.KILLED
 
 
@@ -232,7 +239,7 @@ def _same_launch(outcome: Outcome) -> bool:
 
 
 def _key(outcome: Outcome) -> object:
-    """Return what identifies a configuration: what is launched, and what its verdict rests on."""
+    """Return the identity of a configuration: its settings and the criteria of its verdict."""
     decided = _all_settings(outcome)
     return (
         frozenset((key, value) for key, value in decided.items() if value != _DEFAULTS.get(key, "")),
@@ -262,16 +269,18 @@ def _candidates(variable: Variable, outcomes: Sequence[Outcome]) -> list[tuple[O
 
 
 def _differing_keys(variable: Variable, control: Outcome, changed: Outcome) -> set[str]:
-    """Return the keys that could be the reason for two different verdicts."""
+    """Return the keys in which two runs differ, without those that cannot explain different verdicts."""
     differ = differences(control, changed)
-    differ -= {key for key in differ if key.startswith(variable.besides)} if variable.besides else set()
+    differ -= (
+        {key for key in differ if key.startswith(variable.ignored_prefixes)} if variable.ignored_prefixes else set()
+    )
     return differ - {_STEPS} if _STEPS in differ and _steps_do_not_matter(control, changed) else differ
 
 
 def _steps_do_not_matter(one: Outcome, other: Outcome) -> bool:
-    """Whether a difference in steps is harmless.
+    """Whether a different number of steps cannot explain different verdicts.
 
-    the longer run passed, or failed in a step that the shorter one has too.
+    The longer run passed, or failed in a step that the shorter one has too.
     """
     shorter, longer = sorted((one, other), key=_steps)
     if Cause.EXPECTATION_MISSED in (shorter.verdict.cause, longer.verdict.cause):
@@ -282,8 +291,8 @@ def _steps_do_not_matter(one: Outcome, other: Outcome) -> bool:
 
 def _steps(outcome: Outcome) -> float:
     """Return the number of steps. Without a limit it is infinite, and the run is compared with no other."""
-    asked = setting(outcome, _STEPS)
-    return float(asked) if is_number(asked) else math.inf
+    steps = setting(outcome, _STEPS)
+    return float(steps) if is_number(steps) else math.inf
 
 
 def differences(one: Outcome, other: Outcome) -> set[str]:
@@ -296,7 +305,7 @@ def differences(one: Outcome, other: Outcome) -> set[str]:
 
 
 def _all_settings(outcome: Outcome) -> dict[str, str]:
-    """Return the configuration with values that were left to the shape or the machine."""
+    """Return the configuration, with the values that were chosen for its shape or machine."""
     return {**configuration(outcome), **dict(outcome.spec.chosen)}
 
 
@@ -315,16 +324,16 @@ def _criteria(outcome: Outcome, prefixes: tuple[str, ...]) -> Mapping[str, str]:
 
 
 def _pair_order(pair: tuple[Outcome, Outcome]) -> tuple[object, ...]:
-    """Return a total order, so that equal runs give equal answers in every order."""
-    one, other = pair
-    size = len(one.spec.settings) + len(other.spec.settings)
+    """Return a unique sort key, so that the result does not depend on the order of the outcomes."""
+    control, changed = pair
+    size = len(control.spec.settings) + len(changed.spec.settings)
     return (
         size,
-        one.spec.scenario,
-        other.spec.scenario,
-        one.spec.spec_hash,
-        other.spec.spec_hash,
-        one.attempt,
-        other.attempt,
-        one.dir,
+        control.spec.scenario,
+        changed.spec.scenario,
+        control.spec.spec_hash,
+        changed.spec.spec_hash,
+        control.attempt,
+        changed.attempt,
+        control.dir,
     )

@@ -1,4 +1,4 @@
-"""Decisions: the answer of the runs to each gate of the plan, and the path through the decision tree.
+"""Decide a plan: answer each of its gates from the runs, and walk its decision tree.
 
 A certain cause takes precedence: it explains its failure, and no decision contradicts it.
 """
@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from nsa_harness.core.comparison.contrasts import simplest
 from nsa_harness.core.comparison.gates import (
     GateResult,
-    answered,
+    answer_condition,
     certain_cause,
     commands,
     failed,
-    filled,
+    fill_command,
     from_outside,
-    is_meant,
+    matches_filter,
     when,
 )
 from nsa_harness.core.comparison.hypotheses import (
@@ -32,19 +32,19 @@ from nsa_harness.core.report import Finding, GateAnswer, GateState, Outcome, Rep
 
 def with_decisions(report: Report, plan: PlanFile) -> Report:
     """Return the report with the answers to the plan."""
-    return replace(report, gates=decided(report.outcomes, plan), tree=walked(report.outcomes, plan))
+    return replace(report, gates=answer_gates(report.outcomes, plan), tree=walk_tree(report.outcomes, plan))
 
 
-def decided(outcomes: Sequence[Outcome], plan: PlanFile) -> tuple[GateAnswer, ...]:
-    """Return every gate that applies to these runs, with its answer.
+def answer_gates(outcomes: Sequence[Outcome], plan: PlanFile) -> tuple[GateAnswer, ...]:
+    """Return the answer to every gate that applies to these runs.
 
-    The first gate that fired leads, unless it asks why runs fail and that failure has a certain cause.
+    The first gate that fired leads, unless it asks why a run failed and the cause of that failure is certain.
     """
     ours = any(map(takes_our_keys, outcomes))
-    asked = {name: gate for name, gate in plan.gates.items() if ours or not gate.condition.asks_of_ours}
-    answers = {name: answered(gate.condition, outcomes) for name, gate in asked.items()}
-    first = next((name for name, answer in answers.items() if _may_lead(asked[name], answer)), None)
-    return tuple(_gate_answer(name, asked[name], answer, leads=name == first) for name, answer in answers.items())
+    gates = {name: gate for name, gate in plan.gates.items() if ours or not gate.condition.asks_of_ours}
+    answers = {name: answer_condition(gate.condition, outcomes) for name, gate in gates.items()}
+    first = next((name for name, answer in answers.items() if _may_lead(gates[name], answer)), None)
+    return tuple(_gate_answer(name, gates[name], answer, leads=name == first) for name, answer in answers.items())
 
 
 def _may_lead(gate: Gate, answer: GateResult) -> bool:
@@ -66,38 +66,38 @@ def _gate_answer(name: str, gate: Gate, answer: GateResult, *, leads: bool) -> G
     )
 
 
-def fired(gates: Sequence[GateAnswer]) -> tuple[GateAnswer, ...]:
+def fired_gates(gates: Sequence[GateAnswer]) -> tuple[GateAnswer, ...]:
     return tuple(gate for gate in gates if gate.state is GateState.FIRED)
 
 
 def next_commands(gates: Sequence[GateAnswer]) -> tuple[str, ...]:
-    """Return the commands of the gates, the leading gate's first; none if a certain cause takes precedence."""
-    now = sorted(fired(gates), key=lambda one: not one.leads)
-    return tuple(command for one in now for command in one.commands) if any(one.leads for one in now) else ()
+    """Return the commands of the gates that fired, the leading gate's first; none if no gate leads."""
+    now = sorted(fired_gates(gates), key=lambda gate: not gate.leads)
+    return tuple(command for gate in now for command in gate.commands) if any(gate.leads for gate in now) else ()
 
 
-def explained(outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Finding], ...]:
+def explained_failures(outcomes: Sequence[Outcome]) -> tuple[tuple[Outcome, Finding], ...]:
     """Return the failures with a certain cause, each with its finding."""
     bad = sorted((outcome for outcome in outcomes if outcome.final and failed(outcome)), key=simplest)
     return tuple((outcome, sure) for outcome in bad if (sure := certain_cause(outcome)))
 
 
 def _is_open(outcome: Outcome) -> bool:
-    """Whether the failure is still to be explained by differences between runs."""
+    """Whether the failure is unexplained, so that only differences between runs can explain it."""
     return failed(outcome) and not from_outside(outcome) and certain_cause(outcome) is None
 
 
-_SAID: Mapping[GateState, TreeAnswer] = {
+_TREE_ANSWERS: Mapping[GateState, TreeAnswer] = {
     GateState.FIRED: TreeAnswer.YES,
     GateState.HELD: TreeAnswer.NO,
     GateState.NOT_REACHED: TreeAnswer.OPEN,
 }
 
 
-def walked(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
-    """Return the path; None if no run that can be launched again failed unexpectedly.
+def walk_tree(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
+    """Return the path through the decision tree; None if no run of nsa.train failed unexpectedly.
 
-    Failures from outside, and those with a certain cause, do not count.
+    Failures from outside the program do not count. If every failure has a certain cause, the path is empty.
     """
     counting = [outcome for outcome in outcomes if outcome.final]
     bad = [outcome for outcome in counting if failed(outcome) and takes_our_keys(outcome) and not from_outside(outcome)]
@@ -105,8 +105,8 @@ def walked(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
         return None
     left = sorted(filter(_is_open, bad), key=simplest)
     if not left:
-        return Walk(steps=(), leaf=None, made_from=_all_named(bad))
-    answers = {name: _of_what_is_open(gate.condition, outcomes) for name, gate in plan.gates.items()}
+        return Walk(steps=(), leaf=None, made_from=_run_names(bad))
+    answers = {name: _answer_of_open_runs(gate.condition, outcomes) for name, gate in plan.gates.items()}
     steps: list[TreeStep] = []
     used: list[Outcome] = []
     leaf: str | None = None
@@ -115,15 +115,18 @@ def walked(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
         used += answers[question.gate].runs if step.answer is not TreeAnswer.NOT_ASKED else ()
         leaf = leaf or step.leads_to
         steps.append(step)
-    return Walk(steps=tuple(steps), leaf=leaf, made_from=_all_named([*left, *used]))
+    return Walk(steps=tuple(steps), leaf=leaf, made_from=_run_names([*left, *used]))
 
 
-def _of_what_is_open(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    """Return the answer of the other runs. If a run with a certain cause would say yes, their silence is no "no"."""
-    answer = answered(condition, [outcome for outcome in outcomes if not failed(outcome) or _is_open(outcome)])
+def _answer_of_open_runs(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
+    """Return the answer of the runs without a certain cause.
+
+    It is not "no" if a run with a certain cause would answer "yes": then the answer is open.
+    """
+    answer = answer_condition(condition, [outcome for outcome in outcomes if not failed(outcome) or _is_open(outcome)])
     if answer.state is GateState.FIRED:
         return answer
-    of_all = answered(condition.model_copy(update={"cause": condition.causes}), outcomes)
+    of_all = answer_condition(condition.model_copy(update={"cause": condition.causes}), outcomes)
     if of_all.state is not GateState.FIRED:
         return answer
     return GateResult(state=GateState.NOT_REACHED, why=f"{of_all.why}: of a certain cause, and no other run answers")
@@ -133,31 +136,31 @@ def _step(
     question: TreeQuestion, answers: Mapping[str, GateResult], left: Sequence[Outcome], *, asked: bool
 ) -> TreeStep:
     answer = answers[question.gate]
-    said = _SAID[answer.state] if asked else TreeAnswer.NOT_ASKED
-    instead = {TreeAnswer.YES: question.yes_if, TreeAnswer.NO: question.no_if}.get(said, {})
+    tree_answer = _TREE_ANSWERS[answer.state] if asked else TreeAnswer.NOT_ASKED
+    instead = {TreeAnswer.YES: question.yes_if, TreeAnswer.NO: question.no_if}.get(tree_answer, {})
     leads_to = next((leaf for gate, leaf in instead.items() if answers[gate].state is GateState.FIRED), None)
     return TreeStep(
         question=question.asks,
-        answer=said,
+        answer=tree_answer,
         why=answer.why if asked else "",
-        leads_to=leads_to or (question.yes if said is TreeAnswer.YES else None),
-        command=_command_of(question, left) if said is TreeAnswer.OPEN else None,
+        leads_to=leads_to or (question.yes if tree_answer is TreeAnswer.YES else None),
+        command=_command_of(question, left) if tree_answer is TreeAnswer.OPEN else None,
     )
 
 
 def _command_of(question: TreeQuestion, left: Sequence[Outcome]) -> str | None:
-    fitting = next((one for one in left if is_meant(one, question.of)), None)
-    return filled(question.commands[0], fitting) if fitting and question.commands else None
+    fitting = next((run for run in left if matches_filter(run, question.of)), None)
+    return fill_command(question.commands[0], fitting) if fitting and question.commands else None
 
 
-def _all_named(outcomes: Sequence[Outcome]) -> str:
+def _run_names(outcomes: Sequence[Outcome]) -> str:
     by_run = {outcome.dir: outcome for outcome in sorted(outcomes, key=simplest)}
-    return ", ".join(f"{one.spec.scenario} {one.verdict.status.value}" for one in by_run.values())
+    return ", ".join(f"{run.spec.scenario} {run.verdict.status.value}" for run in by_run.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Playbook:
-    """The questions about runs of one program, whatever the plan."""
+    """The hypotheses about runs of one program, which are tested with any plan."""
 
     hypotheses: tuple[Hypothesis, ...]
     onward: str | None = None  # the command after a single run without a command of its own
@@ -166,6 +169,6 @@ class Playbook:
 ANY_PROGRAM = Playbook(hypotheses=(NCCL_HYPOTHESIS, *ENVIRONMENT_HYPOTHESES))
 
 
-def fitting(playbook: Playbook, outcomes: Sequence[Outcome]) -> Playbook:
-    """Return the playbook; another program's runs get the one that fits any program."""
+def playbook_for(playbook: Playbook, outcomes: Sequence[Outcome]) -> Playbook:
+    """Return the playbook if a run belongs to nsa.train, else the one for any program."""
     return playbook if any(map(takes_our_keys, outcomes)) else ANY_PROGRAM

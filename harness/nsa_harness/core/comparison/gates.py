@@ -1,4 +1,4 @@
-"""Gates: the answer of the runs to each condition of a plan, with one rule for each form, and conditions in words."""
+"""Answer the gates of a plan: one rule for each form of condition, and the condition as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nsa_harness.core.comparison.contrasts import (
     simplest,
     steady_contrasts,
 )
-from nsa_harness.core.comparison.hypotheses import silenced, takes_our_keys
+from nsa_harness.core.comparison.hypotheses import takes_our_keys, why_not_judged
 from nsa_harness.core.comparison.plan_file import (
     FAILS,
     PASSES,
@@ -44,7 +44,7 @@ class GateResult:
     state: GateState
     why: str
     runs: tuple[Outcome, ...] = ()
-    fails: Outcome | None = None  # the runs that placeholders of a command stand for
+    fails: Outcome | None = None  # the runs for the placeholders {fails} and {passes} of a command
     passes: Outcome | None = None
 
 
@@ -59,7 +59,7 @@ def failed(outcome: Outcome) -> bool:
 
 
 def from_outside(outcome: Outcome) -> bool:
-    """Whether the run failed for a reason outside of the program's parts."""
+    """Whether the run failed for a reason outside the program, such as a full disk."""
     return failed(outcome) and row_of(outcome.verdict.cause).enters_tree is DecisionTreePolicy.NEVER
 
 
@@ -73,88 +73,88 @@ def certain_cause(outcome: Outcome) -> Finding | None:
     )
 
 
-def named(outcomes: Iterable[Outcome]) -> str:
-    """Return "ddp_onestep HANG, ddp_static_graph PASS": each run once, the first few of them."""
-    told = list(dict.fromkeys(f"{outcome.spec.scenario} {outcome.verdict.status.value}" for outcome in outcomes))
-    return ", ".join(told[:4]) + (f" and {len(told) - 4} more" if len(told) > 4 else "")
+def outcome_names(outcomes: Iterable[Outcome]) -> str:
+    """Return the first few runs as text: "ddp_onestep HANG, ddp_static_graph PASS"."""
+    names = list(dict.fromkeys(f"{outcome.spec.scenario} {outcome.verdict.status.value}" for outcome in outcomes))
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def answered(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    """Return the answer, whatever the order of `outcomes`, which are all attempts; the final ones count."""
+def answer_condition(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
+    """Return the answer of the final attempts among `outcomes`. Their order does not matter."""
     looked_at = sorted(
-        (outcome for outcome in outcomes if is_meant(outcome, condition.where, unknown=True)), key=simplest
+        (outcome for outcome in outcomes if matches_filter(outcome, condition.where, unknown=True)), key=simplest
     )
     return _RULES[condition.form](condition, looked_at)
 
 
 def commands(gate: Gate, answer: GateResult) -> tuple[str, ...]:
     """Return the commands of a gate that fired."""
-    filled = (_filled(words, answer, _names_its_runs(gate.condition)) for words in gate.commands)
+    filled = (_fill(words, answer, _names_its_runs(gate.condition)) for words in gate.commands)
     return tuple(dict.fromkeys(filter(None, filled)))
 
 
 def _flaky(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    asked = _final_runs(condition.of, outcomes)
-    flaky = [outcome for outcome in asked if outcome.flaky]
+    runs = _final_runs(condition.of, outcomes)
+    flaky = [outcome for outcome in runs if outcome.flaky]
     if flaky:
         return _result_fired(flaky, fails=flaky[0])
-    return (
-        _result_held("no attempts disagree", asked) if asked else _not_reached(f"missing: {_runs_text(condition.of)}")
-    )
+    return _result_held("no attempts disagree", runs) if runs else _not_reached(f"missing: {_runs_text(condition.of)}")
 
 
 def _fails(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    asked = _final_runs(condition.of, outcomes)
-    bad = [outcome for outcome in asked if _counts(condition, outcome)]
+    runs = _final_runs(condition.of, outcomes)
+    bad = [outcome for outcome in runs if _fails_as_required(condition, outcome)]
     if bad:
         return _result_fired(bad, fails=bad[0])
     if condition.causes:
         such = f" with {_values_text(condition.where)}" if condition.where.values else ""
-        return _result_held(f"no run{such} ended so", [outcome for outcome in asked if _is_judged(outcome)])
-    judged = [outcome for outcome in asked if _is_judged(outcome)]
+        return _result_held(f"no run{such} ended so", [outcome for outcome in runs if _is_judged(outcome)])
+    judged = [outcome for outcome in runs if _is_judged(outcome)]
     explained = [outcome for outcome in judged if condition.uncertain and certain_cause(outcome)]
     if explained:
-        return _result_held(f"{named(explained)}: {_causes(explained)} is certain", explained)
+        return _result_held(f"{outcome_names(explained)}: {_causes(explained)} is certain", explained)
     counting = [outcome for outcome in judged if not from_outside(outcome)]
-    return _result_held(named(counting), counting) if counting else _not_reached(_why_silent(condition, asked))
+    return _result_held(outcome_names(counting), counting) if counting else _not_reached(_why_silent(condition, runs))
 
 
 def _passes(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    asked = _final_runs(condition.of, outcomes)
-    judged = [outcome for outcome in asked if _is_judged(outcome) and not from_outside(outcome)]
+    runs = _final_runs(condition.of, outcomes)
+    judged = [outcome for outcome in runs if _is_judged(outcome) and not from_outside(outcome)]
     bad = [outcome for outcome in judged if not passed(outcome)]
     if bad:
-        return _result_held(named(bad), bad)
+        return _result_held(outcome_names(bad), bad)
     silent = [name for name in condition.of.scenarios if not any(_is_named(outcome, name) for outcome in judged)]
     if silent or not judged:
-        return _not_reached(_why_silent(condition, [outcome for outcome in asked if outcome not in judged], silent))
+        return _not_reached(_why_silent(condition, [outcome for outcome in runs if outcome not in judged], silent))
     return _result_fired(judged, passes=judged[0])
 
 
-def _contrasted(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    found = _pairs(condition, outcomes)
-    telling = [pair for pair in found if _counts(condition, pair.changed) and _HOLDS[condition.form](pair)]
+def _contrast(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
+    pairs = _pairs(condition, outcomes)
+    telling = [
+        pair for pair in pairs if _fails_as_required(condition, pair.changed) and _CONTROL_FITS[condition.form](pair)
+    ]
     if telling:
         first = min(telling, key=lambda pair: certain_cause(pair.changed) is not None)
         return _result_fired(_runs_of(telling), fails=first.changed, passes=first.control)
-    return _result_held(named(_runs_of(found)), _runs_of(found)) if found else _no_pair(condition, outcomes)
+    return _result_held(outcome_names(_runs_of(pairs)), _runs_of(pairs)) if pairs else _no_pair(condition, outcomes)
 
 
 def _each(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
-    """Return the answer of runs with every value, next to the run that differs from them all."""
-    found, key = _pairs(condition, outcomes), condition.differ_in[0]
-    asked = next(wanted for wanted in condition.other.values if wanted.key == key)
+    """Return the answer to `each_passes`: a run fails, and runs with each of the named values in its place pass."""
+    pairs, key = _pairs(condition, outcomes), condition.differ_in[0]
+    values = next(key_filter for key_filter in condition.other.values if key_filter.key == key)
     complete = []
-    for whole in dict.fromkeys(pair.changed.dir for pair in found):
-        beside = [pair for pair in found if pair.changed.dir == whole]
-        if {_value(pair.control, key) for pair in beside} == set(asked.values):
-            complete.append(beside)
-    telling = [beside for beside in complete if _counts(condition, beside[0].changed)]
-    telling = [beside for beside in telling if all(passed(pair.control) for pair in beside)]
-    for beside in telling[:1]:
-        return _result_fired(_around(beside), fails=beside[0].changed, passes=beside[0].control)
-    for beside in complete[:1]:
-        return _result_held(named(_around(beside)), _around(beside))
+    for whole in dict.fromkeys(pair.changed.dir for pair in pairs):
+        group = [pair for pair in pairs if pair.changed.dir == whole]
+        if {_value(pair.control, key) for pair in group} == set(values.values):
+            complete.append(group)
+    telling = [group for group in complete if _fails_as_required(condition, group[0].changed)]
+    telling = [group for group in telling if all(passed(pair.control) for pair in group)]
+    for group in telling[:1]:
+        return _result_fired(_runs_of_group(group), fails=group[0].changed, passes=group[0].control)
+    for group in complete[:1]:
+        return _result_held(outcome_names(_runs_of_group(group)), _runs_of_group(group))
     return _no_pair(condition, outcomes)
 
 
@@ -164,20 +164,22 @@ def _missing(_: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     if not traced:
         return _not_reached("missing: a run with trace.grads=true whose backward was finished")
     if not short:
-        return _result_held(f"no parameter without gradient: {named(traced)}", traced)
+        return _result_held(f"no parameter without gradient: {outcome_names(traced)}", traced)
     names = sorted(set.intersection(*(set(outcome.missing_gradients or ()) for outcome in short)))
     if not names:
-        return _result_held(f"not the same parameters in {named(short)}", short)
+        return _result_held(f"not the same parameters in {outcome_names(short)}", short)
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return GateResult(state=GateState.FIRED, why=f"{shown} in {named(short)}", runs=tuple(short), fails=short[0])
+    return GateResult(
+        state=GateState.FIRED, why=f"{shown} in {outcome_names(short)}", runs=tuple(short), fails=short[0]
+    )
 
 
 _RULES: Mapping[Form, Callable[[Condition, Sequence[Outcome]], GateResult]] = {
     Form.FLAKY: _flaky,
     Form.FAILS: _fails,
     Form.PASSES: _passes,
-    Form.CONTRAST: _contrasted,
-    Form.ALIKE: _contrasted,
+    Form.CONTRAST: _contrast,
+    Form.ALIKE: _contrast,
     Form.EACH: _each,
     Form.MISSING: _missing,
 }
@@ -187,20 +189,20 @@ def _fails_alike(pair: Contrast) -> bool:
     return pair.ends_alike and failed(pair.control)
 
 
-_HOLDS: Mapping[Form, Callable[[Contrast], bool]] = {
+_CONTROL_FITS: Mapping[Form, Callable[[Contrast], bool]] = {
     Form.CONTRAST: lambda pair: passed(pair.control),
     Form.ALIKE: _fails_alike,
 }
 
 
 def _final_runs(sought: RunFilter, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return [outcome for outcome in outcomes if outcome.final and is_meant(outcome, sought)]
+    return [outcome for outcome in outcomes if outcome.final and matches_filter(outcome, sought)]
 
 
 def _result_fired(
     runs: Sequence[Outcome], *, fails: Outcome | None = None, passes: Outcome | None = None
 ) -> GateResult:
-    return GateResult(state=GateState.FIRED, why=named(runs), runs=tuple(runs), fails=fails, passes=passes)
+    return GateResult(state=GateState.FIRED, why=outcome_names(runs), runs=tuple(runs), fails=fails, passes=passes)
 
 
 def _result_held(why: str, runs: Sequence[Outcome]) -> GateResult:
@@ -211,79 +213,86 @@ def _not_reached(why: str) -> GateResult:
     return GateResult(state=GateState.NOT_REACHED, why=why)
 
 
-def _counts(condition: Condition, outcome: Outcome) -> bool:
-    """Whether the run failed as the condition asks."""
+def _fails_as_required(condition: Condition, outcome: Outcome) -> bool:
+    """Whether the run failed in the way that the condition requires."""
     if not failed(outcome) or (condition.uncertain and certain_cause(outcome)):
         return False
     if not condition.causes:
         return not from_outside(outcome)
-    asked = [cause for cause in Cause if cause.value in condition.causes]
-    return any(outcome.verdict.cause == one or one.said_in(outcome.verdict.summary) for one in asked)
+    causes = [cause for cause in Cause if cause.value in condition.causes]
+    return any(outcome.verdict.cause == cause or cause.said_in(outcome.verdict.summary) for cause in causes)
 
 
 def _pairs(condition: Condition, outcomes: Sequence[Outcome]) -> list[Contrast]:
-    """Return every pair of runs that differ only in what the condition names; the failing run is the changed one."""
+    """Return the steady pairs of runs that differ only in the keys of the condition.
+
+    The changed run is on the failing side of the condition, the control run on the other.
+    """
     ends = (condition.of, condition.other)
     # A run that the condition does not name must not represent a named one with the same settings.
-    meant = [outcome for outcome in outcomes if any(is_meant(outcome, end) for end in ends)]
+    meant = [outcome for outcome in outcomes if any(matches_filter(outcome, end) for end in ends)]
     usable = [outcome for outcome in meant if not from_outside(outcome)]
-    found = steady_contrasts(_variable(condition), usable)
-    return [pair for pair in found if is_meant(pair.changed, condition.of) and is_meant(pair.control, condition.other)]
+    pairs = steady_contrasts(_variable(condition), usable)
+    return [
+        pair
+        for pair in pairs
+        if matches_filter(pair.changed, condition.of) and matches_filter(pair.control, condition.other)
+    ]
 
 
 def _variable(condition: Condition) -> Variable:
     key = condition.differ_in[0]
-    tests = [wanted.test for wanted in condition.of.values if wanted.key == key]
+    tests = [key_filter.test for key_filter in condition.of.values if key_filter.key == key]
     test = tests[0] if tests and tests[0] in RELATED else None
     fits = (ValueFilter(test=test) if test else ValueFilter()).allows
-    besides = NCCL_SETTINGS if "needs.backend" in condition.differ_in else ()
+    ignored = NCCL_SETTINGS if "needs.backend" in condition.differ_in else ()
     keys = tuple(map(_stored_key, condition.differ_in))
     related = RELATED[test] if test else operator.ne
-    return Variable(keys=keys, without=fits, with_it=fits, related=related, besides=besides)
+    return Variable(keys=keys, without=fits, with_it=fits, related=related, ignored_prefixes=ignored)
 
 
-def _runs_of(found: Sequence[Contrast]) -> tuple[Outcome, ...]:
-    return tuple({run.dir: run for pair in found for run in (pair.control, pair.changed)}.values())
+def _runs_of(pairs: Sequence[Contrast]) -> tuple[Outcome, ...]:
+    return tuple({run.dir: run for pair in pairs for run in (pair.control, pair.changed)}.values())
 
 
-def _around(beside: Sequence[Contrast]) -> tuple[Outcome, ...]:
-    return (*(pair.control for pair in beside), beside[0].changed)
+def _runs_of_group(group: Sequence[Contrast]) -> tuple[Outcome, ...]:
+    return (*(pair.control for pair in group), group[0].changed)
 
 
 def _no_pair(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     meant = [*_final_runs(condition.of, outcomes), *_final_runs(condition.other, outcomes)]
     outside = [outcome for outcome in meant if from_outside(outcome)]
     flaky = [outcome for outcome in meant if outcome.flaky]
-    why = _outside_text(outside) if outside else silenced(_variable(condition), meant)
-    why = why or (f"{named(flaky)}: attempts disagree" if flaky else "")
+    why = _outside_text(outside) if outside else why_not_judged(_variable(condition), meant)
+    why = why or (f"{outcome_names(flaky)}: attempts disagree" if flaky else "")
     ends = dict.fromkeys((_side_text(condition.of), _side_text(condition.other)))
     alone = f"in two runs that differ in {' and '.join(condition.differ_in)} alone"
     return _not_reached(why or f"missing: {' and '.join(ends)}, {alone}")
 
 
-def _why_silent(condition: Condition, asked: Sequence[Outcome], silent: Sequence[str] = ()) -> str:
-    """Return why none of the runs answers."""
-    outside = [outcome for outcome in asked if from_outside(outcome)]
+def _why_silent(condition: Condition, runs: Sequence[Outcome], silent: Sequence[str] = ()) -> str:
+    """Return the reason why none of the runs can answer the condition."""
+    outside = [outcome for outcome in runs if from_outside(outcome)]
     if outside:
         return _outside_text(outside)
-    if asked:
-        return f"{named(asked)}: not judged, or flaky"
+    if runs:
+        return f"{outcome_names(runs)}: not judged, or flaky"
     return f"missing: {' and '.join(silent) or _runs_text(condition.of)}"
 
 
 def _outside_text(outcomes: Sequence[Outcome]) -> str:
-    return f"{named(outcomes)}: {_causes(outcomes)} tells nothing of the program's parts"
+    return f"{outcome_names(outcomes)}: {_causes(outcomes)} tells nothing of the program's parts"
 
 
 def _causes(outcomes: Sequence[Outcome]) -> str:
     return ", ".join(sorted({outcome.verdict.cause or "" for outcome in outcomes}))
 
 
-def is_meant(outcome: Outcome, sought: RunFilter, *, unknown: bool = False) -> bool:
-    """Whether the run is one of these. `unknown` is the answer for a key with an unknown value in this run."""
+def matches_filter(outcome: Outcome, sought: RunFilter, *, unknown: bool = False) -> bool:
+    """Whether the filter selects the run. `unknown` is the answer if the run's value of a key is unknown."""
     if sought.scenarios and not any(_is_named(outcome, name) for name in sought.scenarios):
         return False
-    return all(_has(outcome, wanted, unknown=unknown) for wanted in sought.values)
+    return all(_has_value(outcome, key_filter, unknown=unknown) for key_filter in sought.values)
 
 
 def _is_named(outcome: Outcome, name: str) -> bool:
@@ -291,15 +300,15 @@ def _is_named(outcome: Outcome, name: str) -> bool:
     return outcome.spec.scenario == name or outcome.spec.scenario.startswith(f"{name}@")
 
 
-def _has(outcome: Outcome, wanted: KeyFilter, *, unknown: bool) -> bool:
-    value = _value(outcome, wanted.key)
+def _has_value(outcome: Outcome, key_filter: KeyFilter, *, unknown: bool) -> bool:
+    value = _value(outcome, key_filter.key)
     if value is None:
         return unknown
-    return wanted.allows(value)
+    return key_filter.allows(value)
 
 
 def _value(outcome: Outcome, key: str) -> str | None:
-    """Return the value of a key; None if it is unknown. The requirements of a scenario are replaced by what it got."""
+    """Return the value of a key, or None if unknown. The actual backend replaces the required one."""
     if key == "run.ranks":
         return f"{outcome.spec.ranks}"
     if is_of_ours(key) and not (takes_our_keys(outcome) and outcome.spec.device):
@@ -312,17 +321,16 @@ def _stored_key(key: str) -> str:
     return key.removeprefix("needs.") if key in ("needs.backend", "needs.device") else key
 
 
-def filled(words: Sequence[str], fails: Outcome) -> str | None:
-    """Return the command with a failed run for `{fails}`."""
-    return _filled(words, GateResult(state=GateState.FIRED, why="", fails=fails), by_name=False)
+def fill_command(words: Sequence[str], fails: Outcome) -> str | None:
+    """Return the command with the failed run in place of `{fails}`, or None if it does not fit the run."""
+    return _fill(words, GateResult(state=GateState.FIRED, why="", fails=fails), by_name=False)
 
 
-def _filled(words: Sequence[str], answer: GateResult, by_name: bool) -> str | None:
-    """Return the command, or None if it does not fit the run. `by_name`.
+def _fill(words: Sequence[str], answer: GateResult, by_name: bool) -> str | None:
+    """Return the command with its placeholders filled, or None if it does not fit the run.
 
-    its author named the run, whatever its program.
-
-    A run of another program can only be repeated unchanged: it need not be a scenario at all.
+    A run of another program can only be repeated unchanged, since it need not be a scenario. With `by_name`, the plan
+    names the run's scenario, so the command is used for any program.
     """
     run = answer.passes if f"{{{PASSES}}}" in words else answer.fails
     if run is None:
@@ -331,8 +339,8 @@ def _filled(words: Sequence[str], answer: GateResult, by_name: bool) -> str | No
         return run.repeat
     if words[0] == "claim" and not all(_is_now(run, word) for word in words[2:] if "=" in word):
         return None
-    told = [_word(word, run) for word in words]
-    return _shell([word for word in told if word is not None])
+    filled_words = [_fill_word(word, run) for word in words]
+    return _shell([word for word in filled_words if word is not None])
 
 
 def _shell(words: Sequence[str]) -> str:
@@ -346,14 +354,14 @@ def _is_now(run: Outcome, word: str) -> bool:
     return now is not None and same_value(now, values.partition(",")[0])
 
 
-def _word(word: str, run: Outcome) -> str | None:
+def _fill_word(word: str, run: Outcome) -> str | None:
     """Return the word with its placeholders filled; None if it needs a number that the run does not have."""
-    for found in PLACEHOLDER.finditer(word):
-        key, times = found[1], found[2]
+    for placeholder in PLACEHOLDER.finditer(word):
+        key, times = placeholder[1], placeholder[2]
         value = run.spec.scenario if key in (FAILS, PASSES) else dict(run.spec.criteria).get(key) or _value(run, key)
         if value is None or (times and not is_number(value)):
             return None
-        word = word.replace(found[0], f"{float(value) * int(times):.0f}" if times else value)
+        word = word.replace(placeholder[0], f"{float(value) * int(times):.0f}" if times else value)
     return word
 
 
@@ -362,7 +370,7 @@ def _names_its_runs(condition: Condition) -> bool:
 
 
 def when(condition: Condition) -> str:
-    """Return the condition in words."""
+    """Return the condition as text."""
     text = _WORDS[condition.form](condition)
     where = ", ".join(condition.where.scenarios) or _values_text(condition.where, ", ")
     return f"{text} ({where})" if where else text
@@ -380,12 +388,16 @@ def _contrast_words(condition: Condition) -> str:
 
 
 _WORDS: Mapping[Form, Callable[[Condition], str]] = {
-    Form.FLAKY: lambda one: f"attempts of {'one launch' if one.of == EVERY_RUN else _runs_text(one.of)} disagree",
+    Form.FLAKY: lambda condition: (
+        f"attempts of {'one launch' if condition.of == EVERY_RUN else _runs_text(condition.of)} disagree"
+    ),
     Form.FAILS: _fails_words,
-    Form.PASSES: lambda one: f"{_runs_text(one.of, ' and ')} passes",
+    Form.PASSES: lambda condition: f"{_runs_text(condition.of, ' and ')} passes",
     Form.CONTRAST: _contrast_words,
-    Form.EACH: lambda one: f"{_side_text(one.of)} fails and each of {_side_text(one.other, ' and ')} passes",
-    Form.ALIKE: lambda one: f"{_side_text(one.of)} fails and {_side_text(one.other)} fails alike",
+    Form.EACH: lambda condition: (
+        f"{_side_text(condition.of)} fails and each of {_side_text(condition.other, ' and ')} passes"
+    ),
+    Form.ALIKE: lambda condition: f"{_side_text(condition.of)} fails and {_side_text(condition.other)} fails alike",
     Form.MISSING: lambda _: "the same parameters get no gradient in every run",
 }
 
@@ -395,22 +407,22 @@ def _runs_text(sought: RunFilter, joined: str = " or ") -> str:
 
 
 def _side_text(sought: RunFilter, joined: str = " or ") -> str:
-    """Return one side of a contrast in words."""
+    """Return one side of a contrast as text."""
     return joined.join(sought.scenarios) or _values_text(sought, " and ", joined) or "a run"
 
 
 def _values_text(sought: RunFilter, between: str = " and ", joined: str = " or ") -> str:
-    return between.join(_key_text(wanted, joined) for wanted in sought.values)
+    return between.join(_key_text(key_filter, joined) for key_filter in sought.values)
 
 
-def _key_text(wanted: KeyFilter, joined: str) -> str:
-    *most, last = wanted.values or ("",)
+def _key_text(key_filter: KeyFilter, joined: str) -> str:
+    *most, last = key_filter.values or ("",)
     values = f"{', '.join(most)}{joined}{last}" if most else last
-    match wanted.test:
+    match key_filter.test:
         case Test.MORE:
-            return f"more {wanted.key}"
+            return f"more {key_filter.key}"
         case Test.LESS:
-            return f"less {wanted.key}"
+            return f"less {key_filter.key}"
         case Test.OTHER_THAN:
-            return f"{wanted.key} other than {values}"
-    return f"{wanted.key}={values}"
+            return f"{key_filter.key} other than {values}"
+    return f"{key_filter.key}={values}"

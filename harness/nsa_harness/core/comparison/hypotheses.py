@@ -1,4 +1,4 @@
-"""Hypotheses: suspected causes and fixes, each tested against contrasts and never against a single run.
+"""Test hypotheses, suspected causes and fixes, by contrasts between runs and never by a single run.
 
 A hypothesis without a contrast is not tested, and gets the command that tests it.
 """
@@ -18,7 +18,6 @@ from nsa_harness.core.comparison.contrasts import (
     Endings,
     Test,
     Variable,
-    blocked_pairs,
     configuration,
     contrasts,
     endings,
@@ -29,25 +28,26 @@ from nsa_harness.core.comparison.contrasts import (
     passed,
     setting,
     simplest,
+    unjudged_pairs,
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.experiment.statistics import more_often, tries
 from nsa_harness.core.report import Outcome, Status, Verdict
 
-_BY_CHANCE = 0.05  # probability of a wrong answer by counts
-_SHOWN = 2  # runs
+_BY_CHANCE = 0.05  # accepted probability that an answer by counts is wrong
+_SHOWN = 2  # runs that a reason names
 NO_CONTROL = "no control run"
 
 
 def takes_our_keys(outcome: Outcome) -> bool:
-    """Whether the program is ours. Another one has no keys model, gc and parallel, and chooses its device itself."""
+    """Whether the run is one of nsa.train. Other programs have no keys model, gc and parallel."""
     return outcome.spec.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
 
 
 class HypothesisKind(StrEnum):
     CAUSE = "cause"  # a run passes without it, and fails with it
     CHANGE = "change"  # a run passes on one side, and fails on the other
-    NEED = "need"  # a run passes with it, and fails without it; refuted if all runs that it concerns pass without it
+    NEED = "need"  # a run passes with it, and fails without it; refuted if all runs concerned pass without it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,28 +56,36 @@ class Hypothesis:
     kind: HypothesisKind
     variable: Variable
     prominent: bool = False  # has a row even if no run tests it
-    concerns: Callable[[Outcome], bool] = takes_our_keys  # of a need: the runs in which it would matter
+    concerns: Callable[[Outcome], bool] = takes_our_keys  # for a NEED: the runs in which it would matter
 
 
 def switch(key: str, on: str, *, off: str = "") -> Variable:
+    """Return a variable that sets `key` to `on` in the changed run. `off` is the control's value for a command."""
     undo, values = ((f"{key}={off}",), (off, on)) if off else ((), None)
     return Variable(keys=(key,), without=other_than(on), with_it=one_of(on), undo=undo, values=values)
 
 
 def swap(key: str, control: tuple[str, ...], changed: tuple[str, ...], *, typed: str | None = None) -> Variable:
-    """Return a variable with named values on both sides. `typed` is the key on the command line."""
+    """Return a variable whose `key` has a value of `control` in the control run and of `changed` in the changed run.
+
+    `typed` is the name of the key in commands, if it differs.
+    """
     undo = (f"{typed or key}={control[0]}",)
     values = (control[0], changed[0])
     return Variable(keys=(key,), without=one_of(*control), with_it=one_of(*changed), undo=undo, values=values)
 
 
-def besides_default(key: str, default: str, example: str) -> Variable:
-    """Return a variable for any value but the default. `example` is another value to try."""
+def other_than_default(key: str, default: str, example: str) -> Variable:
+    """Return a variable whose key has the default in the control run and any other value in the changed run.
+
+    `example` is another value, for a command.
+    """
     undo, values = (f"{key}={default}",), (default, example)
     return Variable(keys=(key,), without=one_of(default), with_it=other_than(default), undo=undo, values=values)
 
 
 def rising(key: str, example: tuple[str, str] | None = None) -> Variable:
+    """Return a variable whose number is larger in the changed run than in the control run."""
     return Variable(
         keys=(key,),
         without=is_number,
@@ -87,7 +95,7 @@ def rising(key: str, example: tuple[str, str] | None = None) -> Variable:
     )
 
 
-NCCL = replace(swap("backend", ("gloo",), ("nccl",), typed="needs.backend"), besides=NCCL_SETTINGS)
+NCCL = replace(swap("backend", ("gloo",), ("nccl",), typed="needs.backend"), ignored_prefixes=NCCL_SETTINGS)
 NCCL_HYPOTHESIS = Hypothesis(text="NCCL is the cause", kind=HypothesisKind.CAUSE, variable=NCCL, prominent=True)
 ENVIRONMENT_HYPOTHESES = tuple(
     Hypothesis(text=f"{name} changes it", kind=HypothesisKind.CHANGE, variable=switch(f"run.env.{name}", "1"))
@@ -112,7 +120,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class HypothesisRow:
-    """One hypothesis with one answer. If contrasts answer differently it has a row for each answer."""
+    """One answer to one hypothesis. If contrasts give several answers, the hypothesis has several rows."""
 
     hypothesis: Hypothesis
     answer: Answer
@@ -128,7 +136,7 @@ _WEIGHTIEST_FIRST = (Answer.SUPPORTED, Answer.UNDECIDED, Answer.REFUTED, Answer.
 
 
 def answers(outcomes: Sequence[Outcome], hypotheses: Sequence[Hypothesis]) -> tuple[HypothesisRow, ...]:
-    """Return the answers of several runs, the most important first; none for a single run, which has no contrast."""
+    """Return the answers to the hypotheses, the most important first; none for a single run, which has no contrast."""
     if sum(outcome.final for outcome in outcomes) < 2:
         return ()
     of = endings(outcomes)
@@ -144,25 +152,25 @@ def worth_a_row(row: HypothesisRow) -> bool:
     return row.hypothesis.prominent and (row.command is not None or row.reason != NO_CONTROL)
 
 
-def silenced(variable: Variable, outcomes: Sequence[Outcome]) -> str:
-    """Return why runs that would have answered do not, such as "ddp_nccl was SKIP"; "" if there are none."""
-    for pair in blocked_pairs(variable, outcomes)[:1]:
-        ended = {one: _unjudged_word(one) for one in (run.verdict for run in pair)}
+def why_not_judged(variable: Variable, outcomes: Sequence[Outcome]) -> str:
+    """Return why a pair of runs that could be a contrast is none, such as "ddp_nccl was SKIP"; "" without a pair."""
+    for pair in unjudged_pairs(variable, outcomes)[:1]:
+        ended = {verdict: _unjudged_word(verdict) for verdict in (run.verdict for run in pair)}
         return "; ".join(f"{run.spec.scenario} was {ended[run.verdict]}" for run in pair if ended[run.verdict])
     return ""
 
 
 def _unjudged_word(verdict: Verdict) -> str:
-    """Return "" for a run that was judged on its program."""
+    """Return why the verdict shows nothing about the program, "SKIP", "ERROR" or "killed"; "" if it does."""
     if verdict.status in (Status.SKIP, Status.ERROR):
         return verdict.status.value
     return "killed" if verdict.cause == Cause.KILLED else ""
 
 
 def _lowest_rate(outcomes: Sequence[Outcome], of: Callable[[Outcome], Endings]) -> float | None:
-    """Return the lowest failure rate among configurations that fail sometimes; None if all are steady.
+    """Return the lowest failure rate among configurations that fail only sometimes; None if there are none.
 
-    As long as something fails by chance, one pass and one failure are no contrast.
+    If something fails by chance, one pass and one failure prove nothing.
     """
     rates = [ended.bad / ended.of for outcome in outcomes if outcome.final and not (ended := of(outcome)).steady]
     return min(rates, default=None)
@@ -171,64 +179,70 @@ def _lowest_rate(outcomes: Sequence[Outcome], of: Callable[[Outcome], Endings]) 
 def _rows(
     hypothesis: Hypothesis, outcomes: Sequence[Outcome], of: Callable[[Outcome], Endings], rate: float | None
 ) -> Iterator[HypothesisRow]:
-    found = contrasts(hypothesis.variable, outcomes)
-    if not found:
-        yield _without_it(hypothesis, outcomes, of) or _not_tested(hypothesis, outcomes)
-    said = [(*_answer(hypothesis.kind, one, rate), one) for one in found]
-    supported = any(given is Answer.SUPPORTED for given, _, _ in said)
-    # What breaks one configuration need not break every other one.
-    elsewhere = [one for given, _, one in said if supported and given is Answer.REFUTED and passed(one.changed)]
+    pairs = contrasts(hypothesis.variable, outcomes)
+    if not pairs:
+        yield _refuted_need(hypothesis, outcomes, of) or _not_tested(hypothesis, outcomes)
+    graded = [(*_answer(hypothesis.kind, contrast, rate), contrast) for contrast in pairs]
+    supported = any(given is Answer.SUPPORTED for given, _, _ in graded)
+    # A setting that breaks one configuration need not break every other one.
+    elsewhere = [
+        contrast for given, _, contrast in graded if supported and given is Answer.REFUTED and passed(contrast.changed)
+    ]
     for answer in Answer:
-        saying = [(reason, one) for given, reason, one in said if given is answer and one not in elsewhere]
-        if saying:
-            reason, one = saying[0]
+        answering = [
+            (reason, contrast) for given, reason, contrast in graded if given is answer and contrast not in elsewhere
+        ]
+        if answering:
+            reason, contrast = answering[0]
             if answer is Answer.SUPPORTED and elsewhere:
-                reason += f"; no difference in {', '.join(one.changed.spec.scenario for one in elsewhere[:_SHOWN])}"
+                reason += (
+                    f"; no difference in {', '.join(contrast.changed.spec.scenario for contrast in elsewhere[:_SHOWN])}"
+                )
             yield HypothesisRow(
                 hypothesis=hypothesis,
                 answer=answer,
-                control=Side(run=one.control, ended=one.controls),
-                changed=Side(run=one.changed, ended=one.changes),
-                of_contrasts=(len(saying), len(found)),
+                control=Side(run=contrast.control, ended=contrast.controls),
+                changed=Side(run=contrast.changed, ended=contrast.changes),
+                of_contrasts=(len(answering), len(pairs)),
                 reason=reason,
-                command=_test_command(hypothesis.variable, one.changed) if answer is Answer.UNDECIDED else None,
+                command=_test_command(hypothesis.variable, contrast.changed) if answer is Answer.UNDECIDED else None,
                 cost_s=None,
             )
 
 
-def _answer(kind: HypothesisKind, one: Contrast, rate: float | None) -> tuple[Answer, str]:
-    """Return the answer with its reason. If nothing fails by chance, one run of each side is enough."""
+def _answer(kind: HypothesisKind, contrast: Contrast, rate: float | None) -> tuple[Answer, str]:
+    """Return the answer of one contrast, with its reason. If nothing fails by chance, one run per side is enough."""
     if rate is not None:
-        return _by_counts(kind, one, rate)
-    if passed(one.control) == passed(one.changed):
-        if passed(one.control):
+        return _by_counts(kind, contrast, rate)
+    if passed(contrast.control) == passed(contrast.changed):
+        if passed(contrast.control):
             return Answer.REFUTED, "passes with and without it"
-        if one.ends_alike:
+        if contrast.ends_alike:
             return Answer.REFUTED, "ends the same way with and without it"
         return Answer.UNDECIDED, "ends badly with and without it, not alike"
-    if passed(one.control):
+    if passed(contrast.control):
         return (Answer.REFUTED if kind is HypothesisKind.NEED else Answer.SUPPORTED), "breaks it"
     return (Answer.REFUTED if kind is HypothesisKind.CAUSE else Answer.SUPPORTED), "passes with it, not without it"
 
 
-def _by_counts(kind: HypothesisKind, one: Contrast, rate: float) -> tuple[Answer, str]:
-    """Return the answer by Fisher's exact test, at 95 %, for failures by chance at that rate or more often."""
-    control, changed = one.controls, one.changes
+def _by_counts(kind: HypothesisKind, contrast: Contrast, rate: float) -> tuple[Answer, str]:
+    """Return the answer of one contrast by Fisher's exact test at 95 %, if something fails by chance at that rate."""
+    control, changed = contrast.controls, contrast.changes
     if more_often((changed.bad, changed.of), (control.bad, control.of), 1 - _BY_CHANCE):
         return (Answer.REFUTED if kind is HypothesisKind.NEED else Answer.SUPPORTED), "fails more often with it"
     if more_often((control.bad, control.of), (changed.bad, changed.of), 1 - _BY_CHANCE):
         return (Answer.REFUTED if kind is HypothesisKind.CAUSE else Answer.SUPPORTED), "fails less often with it"
     if control.steady and changed.steady and bool(control.bad) == bool(changed.bad):
         enough = tries(rate, 1 - _BY_CHANCE) if not control.bad else tries(1 - rate, 1 - _BY_CHANCE)
-        if min(control.of, changed.of) >= enough and (not control.bad or one.ends_alike):
+        if min(control.of, changed.of) >= enough and (not control.bad or contrast.ends_alike):
             return Answer.REFUTED, "ends the same way with and without it, each time"
     return Answer.UNDECIDED, "something here fails by chance, and these are too few runs"
 
 
-def _without_it(
+def _refuted_need(
     hypothesis: Hypothesis, outcomes: Sequence[Outcome], of: Callable[[Outcome], Endings]
 ) -> HypothesisRow | None:
-    """Return the refutation of a need if every run that it concerns passes without it."""
+    """Return the row that refutes a NEED because every run concerned passes without it, or None."""
     key = hypothesis.variable.keys[0]
     runs = [
         run
@@ -254,7 +268,7 @@ def _without_it(
 
 
 def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> HypothesisRow:
-    silent = silenced(hypothesis.variable, outcomes)
+    silent = why_not_judged(hypothesis.variable, outcomes)
     # A machine that could not make these runs cannot make the test either.
     base = None if silent else _base(hypothesis.variable, outcomes)
     wall_s = [outcome.timing.wall_s for outcome in outcomes if outcome.final and outcome.timing.wall_s]
@@ -271,11 +285,11 @@ def _not_tested(hypothesis: Hypothesis, outcomes: Sequence[Outcome]) -> Hypothes
 
 
 def _base(variable: Variable, outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the run to test with: an unexpected failure with the suspect enabled; else one that passed."""
+    """Return the run from which to test a hypothesis: an unexpected failure with the suspect, else one that passed."""
     ours = [outcome for outcome in outcomes if is_evidence(outcome) and takes_our_keys(outcome)]
     key = variable.keys[0]
-    bad = [one for one in ours if not (passed(one) or one.expected) and variable.with_it(setting(one, key))]
-    fitting = bad or [one for one in ours if passed(one) and _fits_either_side(variable, setting(one, key))]
+    bad = [run for run in ours if not (passed(run) or run.expected) and variable.with_it(setting(run, key))]
+    fitting = bad or [run for run in ours if passed(run) and _fits_either_side(variable, setting(run, key))]
     return min(fitting, key=simplest, default=None)
 
 
@@ -284,7 +298,7 @@ def _fits_either_side(variable: Variable, value: str) -> bool:
 
 
 def _test_command(variable: Variable, base: Outcome) -> str | None:
-    """Return a command that makes both sides of the contrast from this run."""
+    """Return a command that makes both sides of a contrast from this run, or the missing side; None if impossible."""
     if not takes_our_keys(base):
         return None
     typed, *others = (word.partition("=")[0] for word in variable.undo) if variable.undo else ("",)

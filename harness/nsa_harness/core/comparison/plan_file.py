@@ -1,6 +1,6 @@
-"""Plan files: what a plan runs, and what was decided before the run about each answer.
+"""Read plan files: the scenarios to run, and the decision that was made in advance for each possible answer.
 
-The models are the whole list of keys. Scenarios, causes, keys and commands are checked by name as they are read.
+The models below list every key. Names of scenarios, causes, keys and commands are checked as they are read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _KNOWN_CAUSES = (*CAUSES_OF_VERDICTS, _UNCERTAIN)
 
 
 class Form(StrEnum):
-    """The question of a condition, named by the keys that it is written with."""
+    """The kind of a condition, named after the keys that are written."""
 
     FLAKY = "flaky"
     FAILS = "fails"  # at least one of the runs fails
@@ -95,18 +95,18 @@ _ENDS = frozenset({"flaky", "missing_gradients", "fails", "passes", "each_passes
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """The names that a plan may use. A plan of a stored run is read without: its names were checked before the run."""
+    """The names that a plan may use. The plan of a stored run is read without them, since they were checked before."""
 
     scenarios: Sequence[Named]
     runs: Sequence[Named]  # the scenarios that the plan runs
     gates: Collection[str]
 
 
-Mistakes = Iterator[tuple[Location, str]]  # the place inside a value, and what is wrong
+Mistakes = Iterator[tuple[Location, str]]  # (location inside a value, message)
 
 
 def _reject(value: object, mistakes: Mistakes) -> None:
-    """Raise all mistakes of a value at once, each with its location inside the value."""
+    """Raise ValidationError with all mistakes of a value, each with its location inside the value, if there are any."""
     if lines := _lines(value, mistakes):
         raise ValidationError.from_exception_data("plan", lines)
 
@@ -209,7 +209,7 @@ def _placeholders(words: Iterable[str], sides: Collection[str]) -> Mistakes:
 
 
 def _changes(words: Sequence[str]) -> Mistakes:
-    """Yield what is wrong with the keys that a command changes."""
+    """Yield mistakes in the KEY=VALUE words of a command."""
     for before, word in pairwise(words):
         if not is_override(word):
             continue
@@ -221,7 +221,7 @@ def _changes(words: Sequence[str]) -> Mistakes:
         except UsageError as error:
             yield (), str(error).removeprefix(": ")
             continue
-        yield from (((), f"{one.key}: {one.what}") for one in axis_mistakes(override.key, override.value))
+        yield from (((), f"{mistake.key}: {mistake.what}") for mistake in axis_mistakes(override.key, override.value))
 
 
 def _check_is_run(name: str, info: ValidationInfo) -> str:
@@ -237,38 +237,38 @@ _NAMES: TypeAdapter[tuple[str, ...]] = TypeAdapter(
 
 
 def _read_runs(value: object, info: ValidationInfo) -> RunFilter:
-    """Return the runs that are meant: `any`, those of scenarios, or those with certain values of their keys."""
+    """Return the filter for runs that a plan describes: `any`, names of scenarios, or keys with their values."""
     if value == _ANY:
         return EVERY_RUN
     if not isinstance(value, dict):
         return RunFilter(scenarios=_NAMES.validate_python(value, context=info.context))
-    _reject(value, (mistake for key, wanted in value.items() for mistake in _key_mistakes(key, wanted)))
-    return RunFilter(values=tuple(_key_filter(key, wanted) for key, wanted in value.items()))
+    _reject(value, (mistake for key, spec in value.items() for mistake in _key_mistakes(key, spec)))
+    return RunFilter(values=tuple(_key_filter(key, spec) for key, spec in value.items()))
 
 
-def _key_mistakes(key: str, wanted: Any) -> Mistakes:
+def _key_mistakes(key: str, spec: Any) -> Mistakes:
     try:
         _check_key(key)
     except ValueError as error:
         yield (key,), str(error)
         return
-    inside = (_NOT,) if isinstance(wanted, dict) else ()
-    if inside and wanted.keys() != {_NOT}:
-        yield (key,), f"expected a value, a list of values, or {{{_NOT}: VALUE}}, got the keys {', '.join(wanted)}"
+    inside = (_NOT,) if isinstance(spec, dict) else ()
+    if inside and spec.keys() != {_NOT}:
+        yield (key,), f"expected a value, a list of values, or {{{_NOT}: VALUE}}, got the keys {', '.join(spec)}"
         return
-    items = _as_tuple(wanted[_NOT] if inside else wanted)
+    items = _as_tuple(spec[_NOT] if inside else spec)
     if not items:
         yield (key,), "expected at least one item, got an empty list"
-    for number, item in enumerate(items) if wanted not in _RELATIVE else ():
+    for number, item in enumerate(items) if spec not in _RELATIVE else ():
         wrong = axis_mistakes(key, from_plain(item, Origin(source="")))
         yield from (((key, *inside, number), mistake.what) for mistake in wrong)
 
 
-def _key_filter(key: str, wanted: Any) -> KeyFilter:
-    if wanted in _RELATIVE:
-        return KeyFilter(key=key, test=Test(wanted))
-    test = Test.OTHER_THAN if isinstance(wanted, dict) else Test.ONE_OF
-    items = _as_tuple(wanted[_NOT] if isinstance(wanted, dict) else wanted)
+def _key_filter(key: str, spec: Any) -> KeyFilter:
+    if spec in _RELATIVE:
+        return KeyFilter(key=key, test=Test(spec))
+    test = Test.OTHER_THAN if isinstance(spec, dict) else Test.ONE_OF
+    items = _as_tuple(spec[_NOT] if isinstance(spec, dict) else spec)
     return KeyFilter(key=key, test=test, values=tuple(shown_setting(item) for item in items))
 
 
@@ -297,7 +297,7 @@ Command = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"^({'|'.join(COMMANDS)})\\b"}),
 ]
 Runs = TypeAliasType("Runs", Annotated[RunFilter, PlainValidator(_read_runs), WithJsonSchema(_runs_schema())])
-# None stands for a key that is not written; a written null is rejected as `Runs` rejects it.
+# None means that the key is not written. A written null is rejected, as in `Runs`.
 End = TypeAliasType("End", Annotated[RunFilter | None, PlainValidator(_read_runs), WithJsonSchema(_runs_schema())])
 
 
@@ -306,7 +306,7 @@ class _Closed(BaseModel):
 
     @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:  # noqa: ARG003
-        """Yield what is wrong between keys, whether or not each key is sound."""
+        """Yield contradictions between keys of the raw content, even if some keys are invalid."""
         return iter(())
 
     @model_validator(mode="wrap")
@@ -324,7 +324,7 @@ class _Closed(BaseModel):
 
 
 class Condition(_Closed):
-    """The `if` of a gate, with the keys that it is written with."""
+    """The `if` of a gate. The keys that are written decide its form."""
 
     flaky: End = None
     missing_gradients: Literal["same"] | None = None
@@ -342,7 +342,7 @@ class Condition(_Closed):
 
     @property
     def of(self) -> RunFilter:
-        """The runs that the condition asks about; for a contrast, the runs that fail."""
+        """The runs that the condition is about; for a contrast, the runs that fail."""
         return self.flaky or (self.passes if self.form is Form.PASSES else self.fails) or EVERY_RUN
 
     @property
@@ -354,7 +354,7 @@ class Condition(_Closed):
     @property
     def causes(self) -> tuple[str, ...]:
         """The causes that count; empty for every cause that enters a decision tree."""
-        return tuple(one for one in self.cause if one != _UNCERTAIN)
+        return tuple(cause for cause in self.cause if cause != _UNCERTAIN)
 
     @property
     def uncertain(self) -> bool:
@@ -363,27 +363,27 @@ class Condition(_Closed):
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """The runs that a command may name by a placeholder."""
+        """The placeholders that a command of this gate may use, {fails} and {passes}, without braces."""
         if self.form is Form.PASSES:
             return (PASSES,)
         return (FAILS, PASSES) if self.form in (Form.CONTRAST, Form.EACH) else (FAILS,)
 
     @property
     def asks_of_ours(self) -> bool:
-        """Whether only runs of our own program can answer it."""
-        keys = [wanted.key for runs in (self.of, self.other) for wanted in runs.values]
+        """Whether only runs of nsa.train can answer the condition."""
+        keys = [key_filter.key for runs in (self.of, self.other) for key_filter in runs.values]
         return self.form is Form.MISSING or any(map(is_of_ours, (*keys, *self.differ_in)))
 
     @property
     def goes_before_the_rest(self) -> bool:
-        """Whether it takes precedence over a certain cause, since it asks how runs failed and not why."""
+        """Whether the condition takes precedence over a certain cause, since it asks how runs failed, not why."""
         return self.form is Form.FLAKY or bool(self.causes or self.of.scenarios)
 
     @classmethod
     def contradictions(cls, content: Mapping[str, Any]) -> Mistakes:
         form = _FORMS.get(_ENDS.intersection(content))
         if form is None or not content.keys() - {"where", "differ_in"}:
-            forms = ", ".join(" with ".join(sorted(one)) for one in _FORMS if one)
+            forms = ", ".join(" with ".join(sorted(form_keys)) for form_keys in _FORMS if form_keys)
             yield (), f"expected one of: {forms}, cause; got {', '.join(sorted(content)) or 'nothing'}"
         contrast = form in CONTRASTS
         differ_in, causes = _texts(content.get("differ_in", ())), _texts(content.get("cause", ()))
@@ -409,7 +409,7 @@ class Condition(_Closed):
 
 
 class Gate(_Closed):
-    """A decision that was made before the run: if the condition holds, then do this, because of that."""
+    """A decision that was made before the run: if `condition` is true, do `then`, for the reason `because`."""
 
     condition: Condition = Field(alias="if")
     then: Text
@@ -444,8 +444,8 @@ class PlanFile(_Closed):
         if not {"tags", "scenarios"} & content.keys():
             yield (), "name what the plan runs: `tags` or `scenarios`"
 
-    def runs(self, one: Named) -> bool:
-        return bool({*self.tags} & {*one.tags}) or bool({*self.scenarios} & {one.name, one.family})
+    def runs(self, scenario: Named) -> bool:
+        return bool({*self.tags} & {*scenario.tags}) or bool({*self.scenarios} & {scenario.name, scenario.family})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -477,8 +477,8 @@ def is_plan(root: Node | None) -> bool:
 
 
 @lru_cache(maxsize=8)  # a run that is reported while it continues is judged by the same text again and again
-def agreed_plan(stored: PlanText) -> ReadPlan:
-    """Return the plan of a stored run, whose names were checked before the run. Never raises."""
+def read_stored_plan(stored: PlanText) -> ReadPlan:
+    """Return the plan of a stored run. Its names are not checked, as they were before the run. Never raises."""
     return read_plan(stored, None)
 
 
@@ -504,11 +504,11 @@ def _known(root: Node, scenarios: Sequence[Named]) -> _Known:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    return tuple(one for one in _as_tuple(value) if isinstance(one, str))
+    return tuple(text for text in _as_tuple(value) if isinstance(text, str))
 
 
 def plan_schema() -> dict[str, Any]:
-    """Return the JSON schema of a plan file, for editors. Only `read_plan` checks names and what goes together."""
+    """Return the JSON schema of a plan file, for editors. It checks neither names nor contradictions between keys."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **PlanFile.model_json_schema(),

@@ -1,4 +1,4 @@
-"""Severity of a finding, by one rule for every document."""
+"""The severity of a finding, by one rule for all documents."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def severity(finding: Finding, outcome: Outcome) -> Severity:
 
 
 def silent_faults(outcome: Outcome) -> tuple[Finding, ...]:
-    """Return what is wrong in a run that passed."""
+    """Return the findings of a run that passed although something is wrong: all but those of severity INFO."""
     if outcome.verdict.status is not Status.PASS:
         return ()
     return tuple(finding for finding in outcome.findings if severity(finding, outcome) is not Severity.INFO)
 
 
 def strict_exit_code(report: Report) -> int:
-    """Return the exit code, with 1 if all else is well and a run passed with something wrong in it."""
+    """Return the exit code of `--strict`, with 1 also if nothing but a silent fault of a run is wrong."""
     silent = any(silent_faults(outcome) for outcome in report.outcomes if outcome.final)
     return exit_code(report, strict=True) or int(silent)

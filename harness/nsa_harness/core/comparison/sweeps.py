@@ -1,7 +1,7 @@
-"""Sweeps: runs that differ only in tokens and layers, what each step cost, and the fit of each implementation.
+"""Sweeps: fit the cost of a step over runs that differ only in tokens and layers, and predict it for other sizes.
 
-A fit is per implementation, which each cell records. If it changes within the sweep, each implementation has its own
-fit, and a size at which another one may run is refused with a reason.
+Each run records its implementation. If it changes within the sweep, each implementation has its own fit. No prediction
+is made for a size at which another implementation may run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from nsa_harness.core.diagnosis.explanation import stated
 from nsa_harness.core.fits import LAYERS, LEAST_SIZES, TOKENS, Fit, Interval, Point, Quantity, Size, fitted
 from nsa_harness.core.report import Finding, Outcome, Status, StepCost
 
-_LEAST_STEPS = 3  # after the first one, for a median
-_LEAST_ERROR = 0.02  # of a time: what slows a machine down for some steps affects a whole cell
+_LEAST_STEPS = 3  # measured steps, without the first, that a median needs
+_LEAST_ERROR = 0.02  # relative error of a time: a machine that slows down affects all steps of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Regime:
     """The cells of a sweep in which the same implementations ran."""
 
     cells: tuple[Outcome, ...]  # by size
-    named: str  # the implementations that differ from those of other cells; empty if none does
+    named: str  # the implementations that other cells of the sweep do not have; empty if all have the same
 
     @property
     def costs(self) -> tuple[StepCost, ...]:
@@ -40,7 +40,7 @@ class Regime:
         return tuple(fit for fit in made.values() if fit is not None)
 
     def _points(self, quantity: Quantity) -> Sequence[Point]:
-        """Return the points; none unless every cell has one."""
+        """Return the measured points of the cells; none if the value of some cell is missing."""
         values = [(cost, measured(cost, quantity)) for cost in self.costs]
         points = [
             Point(size=size_of(cost), value=value, error=_error(cost, quantity)) for cost, value in values if value
@@ -57,12 +57,12 @@ class Regime:
 
     @property
     def until(self) -> int | None:
-        """Return the number of tokens from which another implementation runs, if the cells show it."""
+        """The number of tokens from which another implementation runs, or None if unknown."""
         return min((cost.until_tokens for cost in self.costs if cost.until_tokens is not None), default=None)
 
     @property
     def by(self) -> str:
-        """Return the implementation as words after a verb; empty if all cells of the sweep have the same one."""
+        """The implementation as text to put after a verb, " with X"; empty if all cells of the sweep have the same."""
         return f" with {self.named}" if self.named else ""
 
 
@@ -75,17 +75,21 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Runs that differ only in tokens and layers."""
+    """Runs that differ only in tokens and layers, called cells."""
 
     cells: tuple[Outcome, ...]
     regimes: tuple[Regime, ...]  # by their smallest length
 
     def predicted(self, size: Size) -> Mapping[Quantity, Interval] | Refused:
         """Return the cost of a step of that size, or the reason why it is not predicted."""
-        regime = max((one for one in self.regimes if one.first <= size.tokens), key=_first, default=None)
+        regime = max(
+            (candidate for candidate in self.regimes if candidate.first <= size.tokens), key=_first, default=None
+        )
         if regime is None:
             return Refused(reason=f"the smallest cell has {self.regimes[0].first} tokens, and below nothing is known")
-        above = min((one for one in self.regimes if one.first > size.tokens), key=_first, default=None)
+        above = min(
+            (candidate for candidate in self.regimes if candidate.first > size.tokens), key=_first, default=None
+        )
         if regime.until is not None and size.tokens >= regime.until:
             return Refused(
                 reason=f"the cells up to {regime.last} tokens ran {_implementation_text(regime)}, and from"
@@ -115,13 +119,13 @@ def _unfitted(regime: Regime) -> str:
     return f"{ran}, and a fit takes {LEAST_SIZES} lengths or numbers of layers"
 
 
-def unfitted(regime: Regime) -> str | None:
+def why_no_fit(regime: Regime) -> str | None:
     """Return why there is no fit; None if there is one."""
     return None if regime.fits else _unfitted(regime)
 
 
 def measured(cost: StepCost, quantity: Quantity) -> float | None:
-    """Return the value that a fit takes from a cell; a time must be the median of several steps."""
+    """Return the value of a cell for a fit, or None. A time must be the median of several steps."""
     match quantity:
         case Quantity.SECONDS:
             return cost.seconds if cost.steps >= _LEAST_STEPS else None
@@ -144,12 +148,12 @@ def size_of(cost: StepCost) -> Size:
 
 
 def sweeps(outcomes: Iterable[Outcome]) -> tuple[Sweep, ...]:
-    """Return the sweeps among these runs; each size that passed counts once."""
-    alike: dict[tuple[object, ...], dict[Size, Outcome]] = {}
+    """Return the sweeps among these runs. Only runs that passed count, one of each size."""
+    cells_of: dict[tuple[object, ...], dict[Size, Outcome]] = {}
     for outcome in outcomes:
         if outcome.final and outcome.verdict.status is Status.PASS and outcome.cost is not None:
-            alike.setdefault(_apart_from_size(outcome), {}).setdefault(size_of(outcome.cost), outcome)
-    ordered = ([cells[size] for size in sorted(cells, key=_by_size)] for cells in alike.values())
+            cells_of.setdefault(_apart_from_size(outcome), {}).setdefault(size_of(outcome.cost), outcome)
+    ordered = ([cells[size] for size in sorted(cells, key=_by_size)] for cells in cells_of.values())
     return tuple(_sweep(cells) for cells in ordered if len(cells) >= LEAST_SIZES)
 
 
@@ -158,14 +162,14 @@ def with_growth(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
 
     Applying it twice changes nothing more.
     """
-    told: dict[int, Finding] = {}
+    findings: dict[int, Finding] = {}
     for regime in (regime for sweep in sweeps(outcomes) for regime in sweep.regimes):
         largest = regime.cells[-1]
         square = next((fit for fit in regime.fits if fit.quantity in _TIMES and fit.is_square), None)
         if square is not None and all(finding.code != Cause.QUADRATIC_COST for finding in largest.findings):
-            told[id(largest)] = _quadratic(regime, square)
+            findings[id(largest)] = _quadratic(regime, square)
     return tuple(
-        replace(outcome, findings=(*outcome.findings, told[id(outcome)])) if id(outcome) in told else outcome
+        replace(outcome, findings=(*outcome.findings, findings[id(outcome)])) if id(outcome) in findings else outcome
         for outcome in outcomes
     )
 
@@ -198,7 +202,7 @@ def _by_size(size: Size) -> tuple[int, int]:
 
 
 def _apart_from_size(outcome: Outcome) -> tuple[object, ...]:
-    """Return what must be equal in a sweep: the shape's other numbers, not its name, and not the number of steps."""
+    """Return the settings that must be equal in a sweep: all but tokens, layers and the number of steps."""
     assert outcome.cost is not None
     settings = tuple(pair for pair in outcome.spec.settings if pair[0] not in (TOKENS, LAYERS, "train.steps"))
     return settings, outcome.spec.ranks, outcome.spec.device, outcome.spec.backend, outcome.cost.batch
@@ -211,7 +215,7 @@ def _sweep(cells: Sequence[Outcome]) -> Sweep:
         by.setdefault(cell.cost.implementations, []).append(cell)
     shared = set.intersection(*(set(implementations) for implementations in by))
     regimes = (
-        Regime(cells=tuple(some), named=", ".join(one for one in implementations if one not in shared))
-        for implementations, some in by.items()
+        Regime(cells=tuple(cells_of), named=", ".join(name for name in implementations if name not in shared))
+        for implementations, cells_of in by.items()
     )
     return Sweep(cells=tuple(cells), regimes=tuple(sorted(regimes, key=_first)))

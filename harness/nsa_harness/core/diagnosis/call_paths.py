@@ -84,7 +84,7 @@ def turned_off_at(context: DiagnosisContext, rank: int, way: Sequence[Frame], *,
 def _place_of(line: Branch | Frame | None) -> Place | None:
     if line is None:
         return None
-    at = line.goes_on if isinstance(line, Branch) else line.line
+    at = line.continues_at if isinstance(line, Branch) else line.line
     return Place(file=line.file, line=at, function=line.function)
 
 

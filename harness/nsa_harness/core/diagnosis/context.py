@@ -19,7 +19,14 @@ from nsa_harness.core.collectives.alignment import (
     groups_of,
 )
 from nsa_harness.core.collectives.reasons import StepDifference, first_step_of_difference
-from nsa_harness.core.collectives.timeline import UNTOLD_GROUP, Event, Timeline, comparable, stacked, timeline
+from nsa_harness.core.collectives.timeline import (
+    UNKNOWN_GROUP,
+    Event,
+    Timeline,
+    timeline,
+    timeline_of_stack,
+    with_comparable_callers,
+)
 from nsa_harness.core.evidence.evidence import (
     Collective,
     Ending,
@@ -107,12 +114,12 @@ class DiagnosisContext:
         if self.stacks_only:
             at_s = self.evidence.snapshots[-1].at_s
             stacks = {rank: rank_stack(one) for rank, one in self.looked.items()}
-            return {rank: stacked(rank, stack, at_s) for rank, stack in stacks.items()}
+            return {rank: timeline_of_stack(rank, stack, at_s) for rank, stack in stacks.items()}
         return self._recorded
 
     @cached_property
     def _recorded(self) -> dict[int, Timeline]:
-        return comparable(
+        return with_comparable_callers(
             {
                 rank.rank: timeline(
                     rank.rank,
@@ -295,7 +302,7 @@ def raised_at(context: DiagnosisContext, rank: int | None, raised: Raised) -> Pl
 
 def call_facts(context: DiagnosisContext, rank: int, event: Event) -> Facts:
     """Return what a sentence may say of a collective that the rank entered. A stack alone shows no group."""
-    group = "" if event.group == UNTOLD_GROUP else event.group
+    group = "" if event.group == UNKNOWN_GROUP else event.group
     return {"op": event.op, "number": event.seq, "group": group, "line": event_place(context, rank, event)}
 
 

@@ -240,9 +240,9 @@ class StatusFile:
     forwards: tuple[Forwards, ...] = ()  # of the latest steps, oldest first, in the thread that began the latest one
 
     def entered(self, step: int) -> tuple[ModuleCall, ...] | None:
-        """Return the modules of that step in order; None if they are not known from the first one on."""
-        found = next((forward.calls for forward in self.forwards if forward.step == step and forward.whole), None)
-        return None if found is None else tuple(self.modules[call] for call in found if call < len(self.modules))
+        """Return the modules that the step entered, in order; None if the first of them is not known."""
+        calls = next((forward.calls for forward in self.forwards if forward.step == step and forward.whole), None)
+        return None if calls is None else tuple(self.modules[call] for call in calls if call < len(self.modules))
 
     @property
     def newest(self) -> ProgressEvent | None:

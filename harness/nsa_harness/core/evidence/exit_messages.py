@@ -1,4 +1,4 @@
-"""Messages at the end of a process, from Python, torch and torchrun: tracebacks, exit errors, debugging modes."""
+"""Read what a process printed before it ended: tracebacks, errors at exit, torch's debugging modes, sent signals."""
 
 from __future__ import annotations
 
@@ -46,20 +46,27 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
     return None
 
 
-def handed_on(raised: Raised) -> Raised:
-    """Return the exception with those that other processes passed on as text: torch's workers, pools, spawned ranks."""
-    texts = (raised.message, *(one.message for one in raised.chain))
-    found = (printed for text in texts if (printed := last_traceback(text)))
-    inner = tuple(EarlierError(type=kind, message=message, frames=frames) for kind, message, frames in found)
+def with_passed_on_errors(raised: Raised) -> Raised:
+    """Return the exception with the errors that its message quotes.
+
+    DataLoader workers, process pools and spawned ranks pass on their tracebacks as text.
+    """
+    texts = (raised.message, *(earlier.message for earlier in raised.chain))
+    tracebacks = (printed for text in texts if (printed := last_traceback(text)))
+    inner = tuple(EarlierError(type=kind, message=message, frames=frames) for kind, message, frames in tracebacks)
     return replace(raised, chain=(*inner, *raised.chain))
 
 
-def original(raised: Raised) -> Raised:
-    """Return the earliest exception of the chain that has a line of the program.
+def earliest_program_error(raised: Raised) -> Raised:
+    """Return the exception, or the earliest one of its chain that has a frame of the program.
 
-    A library raises its own exception from one that it caught inside itself, which says less.
+    Exceptions that a library caught inside itself do not count: they explain less.
     """
-    own = [one for one in raised.chain if one.explicit and any(not is_library(frame.file) for frame in one.frames)]
+    own = [
+        earlier
+        for earlier in raised.chain
+        if earlier.explicit and any(not is_library(frame.file) for frame in earlier.frames)
+    ]
     if not own:
         return raised
     return replace(raised, type=own[-1].type, message=own[-1].message, frames=own[-1].frames)
@@ -82,19 +89,19 @@ def timeout_message(rank: RankEvidence) -> re.Match[str] | None:
     inside = raised is not None and any("/torch/" in frame.file for frame in raised.frames[:1])
     texts = [f"{raised.type}: {raised.message}"] if raised is not None and inside else []
     texts += [line for line in rank.error_lines if _LAST_BEFORE_ABORT.search(line)]
-    return next((said for text in texts if (said := GAVE_UP.search(text))), None)
+    return next((message for text in texts if (message := GAVE_UP.search(text))), None)
 
 
 def warnings_of(log: Iterable[str]) -> tuple[str, ...]:
-    """Return the torch warnings that a rule reads, by their first words, each once."""
-    return tuple(sorted({found[0] for line in log if (found := _WARNINGS.search(line))}))
+    """Return the torch warnings that the diagnosis rules need, by their first words, each once."""
+    return tuple(sorted({match[0] for line in log if (match := _WARNINGS.search(line))}))
 
 
 def error_lines(log: str) -> tuple[str, ...]:
-    """Return the last lines that name an error; if none does, the last line with text."""
+    """Return the last lines that name an error, or the last line with text if no line names one."""
     lines = [_PREFIX.sub("", line)[:_MAX_LENGTH] for line in log.splitlines() if line.strip()]
-    found = [line for line in lines if _ERROR_WORDS.search(line)]
-    return tuple(found[-_MAX_LINES:] or lines[-1:])
+    error_texts = [line for line in lines if _ERROR_WORDS.search(line)]
+    return tuple(error_texts[-_MAX_LINES:] or lines[-1:])
 
 
 _LINES = 400  # of the end of the log
@@ -117,33 +124,38 @@ _DEATHS = (
 
 
 def last_words(log: str) -> tuple[LastMessages, ...]:
-    """Return the messages in the order of printing; a repeated message counts once."""
-    return _said(log, _BEGINNINGS)
+    """Return the messages that Python and torch print while the interpreter exits, in order, each once."""
+    return _read_messages(log, _BEGINNINGS)
 
 
 def deaths(log: str, raised: Raised | None) -> tuple[LastMessages, ...]:
-    """Return the tracebacks of a rank's threads and children; of unnamed ones, not the rank's own and its causes."""
+    """Return the tracebacks of a rank's threads and child processes.
+
+    A traceback without a name counts if it is not that of `raised`, of its causes, or of a named one.
+    """
     behind: tuple[Raised | EarlierError, ...] = (raised, *raised.chain) if raised else ()
-    own = {frame.line for one in behind if (frame := user_frame(one.frames))}
-    found = [(one, one.place.line) for one in _said(log, _DEATHS) if one.place and one.place.line]
-    own |= {line for one, line in found if one.name != one.kind}
-    return tuple(one for one, line in found if one.name != one.kind or line not in own)
+    own = {frame.line for error in behind if (frame := user_frame(error.frames))}
+    deaths_with_lines = [
+        (death, death.place.line) for death in _read_messages(log, _DEATHS) if death.place and death.place.line
+    ]
+    own |= {line for death, line in deaths_with_lines if death.name != death.kind}
+    return tuple(death for death, line in deaths_with_lines if death.name != death.kind or line not in own)
 
 
-def _said(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[LastMessages, ...]:
+def _read_messages(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[LastMessages, ...]:
     lines = log.splitlines()[-_LINES:]
-    found: dict[LastMessages, None] = {}
+    messages: dict[LastMessages, None] = {}
     for number, line in enumerate(lines):
         for kind, beginning in beginnings:
             begins = beginning.match(line)
-            if begins is not None and len(found) < _MAX_WORDS:
+            if begins is not None and len(messages) < _MAX_WORDS:
                 name = next((group for group in begins.groups() if group), kind)
-                found[_last_words(kind, name, lines[number + (line != _START) :])] = None
-    return tuple(found)
+                messages[_read_message(kind, name, lines[number + (line != _START) :])] = None
+    return tuple(messages)
 
 
-def _last_words(kind: str, name: str, after: Sequence[str]) -> LastMessages:
-    """Yield each message with the traceback that follows immediately, if there is one."""
+def _read_message(kind: str, name: str, after: Sequence[str]) -> LastMessages:
+    """Return the message, with the traceback that follows it immediately if there is one."""
     error, place, entered = "", None, None
     if after and after[0].startswith("Traceback (most recent call last)"):
         end = next((n for n, line in enumerate(after) if n and line and not line[0].isspace()), len(after))
@@ -151,8 +163,8 @@ def _last_words(kind: str, name: str, after: Sequence[str]) -> LastMessages:
         if raised is not None:
             error, frame = f"{raised[0]}: {raised[1]}"[:_MAX_TEXT], user_frame(raised[2])
             place = Place(file=frame.file, line=frame.line, function=frame.function) if frame else None
-            own = [one for one in raised[2] if not is_library(one.file)][-1:]
-            entered = next((Place(file=one.file, line=one.line, function=one.function) for one in own), None)
+            own = [frame for frame in raised[2] if not is_library(frame.file)][-1:]
+            entered = next((Place(file=frame.file, line=frame.line, function=frame.function) for frame in own), None)
     return LastMessages(kind=kind, name=name[:_MAX_TEXT], error=error, place=place, entered=entered)
 
 
@@ -166,21 +178,21 @@ _LISTED = re.compile(r"^(/.+\.py|<.+>):(\d+):(\S+)$")
 _MOST_LINES = 200
 
 
-def debugged(log: str) -> Debugged | None:
-    """Return the last message of a debugging mode that a rank printed, or None."""
+def debug_message(log: str) -> Debugged | None:
+    """Return the last message that a debugging mode of torch printed: anomaly detection or checkpoint's debug mode."""
     if "Traceback of forward call" not in log and _RECOMPUTED not in log:
         return None
     lines = [_PREFIX.sub("", line) for line in log.splitlines()]
-    return _anomaly(lines) or _recomputed(lines)
+    return _read_anomaly(lines) or _read_recomputation(lines)
 
 
-def _anomaly(lines: Sequence[str]) -> Debugged | None:
-    starts = [(number, found) for number, line in enumerate(lines) if (found := _ANOMALY.search(line))]
+def _read_anomaly(lines: Sequence[str]) -> Debugged | None:
+    starts = [(number, match) for number, line in enumerate(lines) if (match := _ANOMALY.search(line))]
     if not starts:
         return None
-    number, found = starts[-1]
+    number, match = starts[-1]
     frames = tuple(_printed_frames(lines[number + 1 : number + 1 + _MOST_LINES]))
-    return Debugged(operation=found[1], frames=frames[::-1]) if frames else None
+    return Debugged(operation=match[1], frames=frames[::-1]) if frames else None
 
 
 def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
@@ -192,8 +204,8 @@ def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
             return
 
 
-def _recomputed(lines: Sequence[str]) -> Debugged | None:
-    """Return the first operation in which the recomputation differs from the forward pass, and where it was called."""
+def _read_recomputation(lines: Sequence[str]) -> Debugged | None:
+    """Return the first operation in which the recomputation differs from the forward pass, with its stack."""
     if _FORWARD not in lines or _RECOMPUTED not in lines:
         return None
     start, middle = lines.index(_FORWARD), lines.index(_RECOMPUTED)
@@ -209,8 +221,8 @@ def _recomputed(lines: Sequence[str]) -> Debugged | None:
 
 
 def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
-    """Return number (from 1) and name of each operation; checkpointing itself adds calls of detach."""
-    found: list[tuple[int, str]] = []
+    """Return number (from 1) and name of each operation, without detach, which checkpointing adds."""
+    operations: list[tuple[int, str]] = []
     number = 0
     for line in lines:
         if line.startswith("+--"):
@@ -218,16 +230,16 @@ def _operations(lines: Sequence[str]) -> list[tuple[int, str]]:
         operation = _OPERATION.search(line)
         number += line.startswith("$")
         if operation and "detach" not in operation[1]:
-            found.append((number, operation[1]))
-    return found
+            operations.append((number, operation[1]))
+    return operations
 
 
-def _listed_frames(lines: Sequence[str], which: str, wanted: int) -> Iterator[Frame]:
-    """Return the stack of one operation, innermost first."""
+def _listed_frames(lines: Sequence[str], which: str, number: int) -> Iterator[Frame]:
+    """Yield the frames of one operation, innermost first."""
     inside = False
     for line in lines:
         if trace := _TRACE.match(line):
-            inside = trace["pass"] == which and int(trace["number"]) == wanted
+            inside = trace["pass"] == which and int(trace["number"]) == number
         elif inside and (frame := _LISTED.match(line)):
             yield Frame(file=frame[1], line=int(frame[2]), function=frame[3])
 
@@ -256,7 +268,7 @@ _MAX_SIGNALS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class AgentFailure:
-    """One rank in the agent's summary. `first` marks the one that the agent observed first."""
+    """One failed rank in torchrun's summary. `first`: torchrun observed this failure first."""
 
     rank: int
     pid: int
@@ -266,22 +278,25 @@ class AgentFailure:
 
 def agent_failures(log: str) -> tuple[AgentFailure, ...]:
     """Return the failures in the summary at the end of torchrun's own output; empty if there is none."""
-    others, found, first = log.partition(_FIRST)
+    others, heading, first = log.partition(_FIRST)
     return tuple(
-        AgentFailure(rank=int(rank), pid=int(pid), status=int(status), first=part is first and bool(found))
+        AgentFailure(rank=int(rank), pid=int(pid), status=int(status), first=part is first and bool(heading))
         for part in (others, first)
         for rank, status, pid in _FAILURE.findall(part)
     )
 
 
 def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
-    """Return the signals that launchers and schedulers report to have sent: (process or 0, "SIGTERM", sender)."""
-    said = [(match.start(), sender, match.groupdict()) for sender, words in _SENDERS for match in words.finditer(log)]
+    """Return the signals that launchers and schedulers report in the log: (pid, "SIGTERM", sender).
+
+    The pid is 0 if the signal went to the whole job.
+    """
+    sent = [(match.start(), sender, match.groupdict()) for sender, words in _SENDERS for match in words.finditer(log)]
     return tuple(
         (
             int(one.get("pid") or 0),
             one.get("signal") or "SIGTERM",
             f"{sender} ({one['why'].lower()})" if one.get("why") else sender,
         )
-        for _, sender, one in sorted(said, key=lambda it: it[0])[:_MAX_SIGNALS]
+        for _, sender, one in sorted(sent, key=lambda it: it[0])[:_MAX_SIGNALS]
     )

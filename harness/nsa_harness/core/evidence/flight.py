@@ -1,4 +1,4 @@
-"""torch's flight recorder, JSON or pickled, as values. torch's own analyser fails on gloo dumps."""
+"""Read dumps of torch's flight recorder, JSON or pickled. torch's own analyser fails on gloo dumps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from nsa_harness.core.evidence.evidence import Collective, Frame
 
 _MAX_INSTRUCTIONS = 4_000_000  # a full recorder of 2000 entries with frames has about 500 000
-# None of these imports or calls anything: data of only these is safe to unpickle, whoever wrote it.
+# None of these instructions imports or calls anything, so a pickle with only these is safe to read.
 _PLAIN = frozenset({
     "PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BINUNICODE", "SHORT_BINUNICODE", "BININT",
     "BININT1", "BININT2", "LONG1", "BINFLOAT", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST",
@@ -45,7 +45,7 @@ _UNREADABLE = (
 
 
 def plain_value(data: bytes) -> Any:
-    """Return the value in `data`; nothing in it is ever called.
+    """Return the pickled value in `data`. Nothing in it is ever called.
 
     Raises ValueError with the byte that is no plain value.
     """
@@ -67,7 +67,7 @@ def plain_value(data: bytes) -> Any:
 
 MAX_BYTES = 64 << 20
 _KEPT_PER_GROUP = 16
-_MAX_ENTRIES = 20_000  # newest; torch keeps 2000 by default
+_MAX_ENTRIES = 20_000  # latest entries that are read; torch stores 2000 by default
 _MAX_GROUPS = 4096
 _MAX_TENSORS = 64  # of one coalesced operation
 _MAX_RANKS = 1 << 16
@@ -104,29 +104,33 @@ def parse_flight(text: str) -> tuple[Collective, ...]:
 
 
 def essential(collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GROUP) -> tuple[Collective, ...]:
-    """Return the latest of each group and all that are not completed: enough to know which rank waits for which."""
+    """Return the latest collectives of each group and all open ones: enough to know which rank waits for which."""
     newest: dict[str, list[Collective]] = {}
     for collective in collectives:
         newest.setdefault(collective.group, []).append(collective)
     kept = {
         (collective.group, collective.seq)
         for group in newest.values()
-        for collective in [*group[-newest_kept:], *[one for one in group if not one.retired][:_KEPT_PER_GROUP]]
+        for collective in [
+            *group[-newest_kept:],
+            *[collective for collective in group if not collective.retired][:_KEPT_PER_GROUP],
+        ]
     }
-    return tuple(one for one in collectives if (one.group, one.seq) in kept)
+    return tuple(collective for collective in collectives if (collective.group, collective.seq) in kept)
 
 
 def missing_numbers(collectives: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:
-    """Return (group, first, last) of numbers missing inside one recorder, which only ever loses the oldest.
+    """Yield (group, first, last) of numbers that are missing between the entries of one recorder.
 
-    After an open entry others may have been skipped, since an open one is always stored (`essential`).
+    A recorder only loses its oldest entries. A gap after an open entry does not count: `essential` stores open entries
+    and drops completed ones after them.
     """
     newest: dict[str, Collective] = {}
-    for one in sorted(collectives, key=lambda one: (one.group, one.seq)):
-        before = newest.get(one.group)
-        if before is not None and before.retired and one.seq > before.seq + 1:
-            yield one.group, before.seq + 1, one.seq - 1
-        newest[one.group] = one
+    for collective in sorted(collectives, key=lambda collective: (collective.group, collective.seq)):
+        before = newest.get(collective.group)
+        if before is not None and before.retired and collective.seq > before.seq + 1:
+            yield collective.group, before.seq + 1, collective.seq - 1
+        newest[collective.group] = collective
 
 
 def _flight_dump(dump: Mapping[Any, Any]) -> FlightDump:
@@ -137,28 +141,28 @@ def _flight_dump(dump: Mapping[Any, Any]) -> FlightDump:
     for number, entry in enumerate(entries):
         where = f"entry {number}"
         point_to_point = _truth(_dict(entry, where).get("is_p2p"))
-        one = _collective(entry, where, point_to_point)
-        (transfers if point_to_point else collectives).append(one)
+        collective = _collective(entry, where, point_to_point)
+        (transfers if point_to_point else collectives).append(collective)
         if not point_to_point:
-            frames[one.group, one.seq] = _frames(entry, where)
+            frames[collective.group, collective.seq] = _frames(entry, where)
     return FlightDump(
         collectives=tuple(collectives),
         transfers=tuple(transfers),
         groups=_groups(_dict(dump.get("pg_config") or {}, "pg_config")),
-        frames={key: some for key, some in frames.items() if some},
+        frames={key: entered_by for key, entered_by in frames.items() if entered_by},
     )
 
 
 def _frames(entry: Mapping[Any, Any], where: str) -> tuple[Frame, ...]:
     where = f"{where}: frames"
-    some = [_dict(one, where) for one in _list(entry.get("frames"), where)[:_MAX_FRAMES]]
+    recorded = [_dict(frame, where) for frame in _list(entry.get("frames"), where)[:_MAX_FRAMES]]
     return tuple(
         Frame(
-            file=_string(one.get("filename"), where),
-            line=_whole(one.get("line"), where),
-            function=_string(one.get("name"), where),
+            file=_string(frame.get("filename"), where),
+            line=_whole(frame.get("line"), where),
+            function=_string(frame.get("name"), where),
         )
-        for one in some
+        for frame in recorded
     )
 
 
@@ -197,15 +201,15 @@ def _sizes(entry: Mapping[Any, Any], where: str) -> list[tuple[int, ...]]:
 
 def _groups(configuration: Mapping[Any, Any]) -> dict[str, tuple[int, ...]]:
     """Return the members of groups; empty if unknown. gloo leaves one nameless group without ranks here."""
-    found = {}
+    members_of = {}
     for name, about in list(configuration.items())[:_MAX_GROUPS]:
         where = f"pg_config {_string(name, 'pg_config')!r}"
         ranks = _dict(about, where).get("ranks")
         listed = json.loads(ranks) if isinstance(ranks, str) else ranks
         members = tuple(_whole(rank, where) for rank in _list(listed, where)[:_MAX_RANKS])
         if members:
-            found[str(name)] = members
-    return found
+            members_of[str(name)] = members
+    return members_of
 
 
 # The functions below take one value out of a hostile document, or name the place where it is wrong.

@@ -1,4 +1,4 @@
-"""Gradients as the ranks traced them: which parameters got one, in which buckets, and in which order they arrived."""
+"""Read the gradients that the ranks traced: which parameters got one, in which bucket and order."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def trace_lines(log: Iterable[str]) -> Iterator[str]:
 
 
 def read_traces(lines: Sequence[str]) -> RankTraces:
-    gradients = [found for line in lines if (found := _GRADIENTS.match(line))]
-    names = [found[1] for line in lines if (found := _MISSING.match(line))]
-    buckets = [(int(found[2]), found[3]) for line in lines if (found := _BUCKET.match(line))]
+    gradients = [match for line in lines if (match := _GRADIENTS.match(line))]
+    names = [match[1] for line in lines if (match := _MISSING.match(line))]
+    buckets = [(int(match[2]), match[3]) for line in lines if (match := _BUCKET.match(line))]
     last = gradients[-1] if gradients else None
     return RankTraces(
         arrived=int(last[2]) if last else None,
@@ -83,7 +83,7 @@ def read_ready_buckets(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str
     for record in records:
         step, buckets = record.get("step"), record.get("buckets")
         if isinstance(step, int) and isinstance(buckets, list) and len(orders) < _MAX_STEPS:
-            numbers = [one.get("bucket") for one in buckets[:_MAX_NAMES] if isinstance(one, dict)]
+            numbers = [bucket.get("bucket") for bucket in buckets[:_MAX_NAMES] if isinstance(bucket, dict)]
             orders[step] = tuple(f"bucket {number}" for number in numbers if isinstance(number, int))
     return orders
 
@@ -98,9 +98,9 @@ def buckets_ready(ranks: Mapping[int, Orders]) -> BucketsReady | None:
 
 
 def first_out_of_order(ranks: Mapping[int, Orders]) -> OutOfOrder | None:
-    """Return the first step, and in it the first rank, with another order than most; of two ranks the higher one.
+    """Return the first step and rank with an order that differs from most ranks' order; of two ranks, the higher one.
 
-    Only what arrived on both is compared: a missing gradient is another finding.
+    Only gradients that both ranks have are compared, because a missing gradient is another finding.
     """
     traced = {rank: orders for rank, orders in sorted(ranks.items()) if orders}
     for step in sorted({step for orders in traced.values() for step in orders}):
@@ -108,17 +108,20 @@ def first_out_of_order(ranks: Mapping[int, Orders]) -> OutOfOrder | None:
         common = Counter(now.values()).most_common(1)[0][0] if now else ()
         other = next(rank for rank, order in now.items() if order == common)
         for rank, order in now.items():
-            if (found := _parted(order, common)) is not None:
-                position, name, expected = found
+            if (first := _first_difference(order, common)) is not None:
+                position, name, expected = first
                 return OutOfOrder(step=step, rank=rank, position=position, name=name, expected=expected, other=other)
     return None
 
 
 def _at(orders: Orders, step: int) -> tuple[str, ...]:
-    return orders[max((known for known in orders if known <= step), default=min(orders))]
+    return orders[max((earlier for earlier in orders if earlier <= step), default=min(orders))]
 
 
-def _parted(order: tuple[str, ...], common: tuple[str, ...]) -> tuple[int, str, str] | None:
+def _first_difference(order: tuple[str, ...], common: tuple[str, ...]) -> tuple[int, str, str] | None:
+    """Return (position, name, expected name) of the first gradient out of order; None if the orders agree."""
     here, there = set(order), set(common)
-    pairs = zip([one for one in order if one in there], [one for one in common if one in here], strict=False)
-    return next(((number, one, two) for number, (one, two) in enumerate(pairs, start=1) if one != two), None)
+    pairs = zip([name for name in order if name in there], [name for name in common if name in here], strict=False)
+    return next(
+        ((number, name, expected) for number, (name, expected) in enumerate(pairs, start=1) if name != expected), None
+    )

@@ -26,7 +26,7 @@ from nsa_harness.core.evidence.status_file import read_place, read_ranks
 from nsa_harness.core.report import Place
 
 KEPT_POINTS = 96
-KEPT_LOOKS = 96  # of a replica; the latest
+KEPT_SAMPLES = 96  # latest samples per replica
 _MAX_NAMES = 8
 _MAX_PARTS = 64
 _MAX_TEXT = 200
@@ -44,7 +44,7 @@ def read_health_samples(records: Iterable[dict[str, Any]]) -> HealthSamples | No
     reader = _Reader()
     for record in records:
         reader.take(record)
-    return reader.looks() if reader.seen else None
+    return reader.samples() if reader.seen else None
 
 
 class _Reader:
@@ -54,9 +54,10 @@ class _Reader:
         self._memory: list[Memory] = []
         self._fetched: list[Fetched] = []
         self._replicas: dict[int, Replica] = {}
-        self._never: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # per optimizer, from its last sample
-        self._still: dict[int, int] = {}  # per optimizer, from its last sample
-        self._looks: Counter[int] = Counter()
+        # Each by optimizer, from its last sample.
+        self._never: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # parameters without any gradient so far
+        self._still: dict[int, int] = {}  # parameters whose gradients were always zero
+        self._samples: Counter[int] = Counter()
         self._broken: dict[int, Broken | None] = {}
 
     def take(self, record: dict[str, Any]) -> None:
@@ -87,10 +88,12 @@ class _Reader:
             self._count_losses(record)
         self.seen = True
 
-    def looks(self) -> HealthSamples:
-        never = [found for found in self._never.values() if found[0]]
-        broken = [one for one in self._broken.values() if one is not None]
-        still = max(((self._looks[one], count) for one, count in self._still.items() if count), default=(0, 0))
+    def samples(self) -> HealthSamples:
+        never = [last for last in self._never.values() if last[0]]
+        broken = [broken_value for broken_value in self._broken.values() if broken_value is not None]
+        still = max(
+            ((self._samples[optimizer], count) for optimizer, count in self._still.items() if count), default=(0, 0)
+        )
         return replace(
             self._state,
             memory=tuple(_thin_out(self._memory)),
@@ -101,8 +104,8 @@ class _Reader:
             never_place=never[0][2] if never else None,
             still_count=still[1],
             still_looks=still[0],
-            looks=max(self._looks.values(), default=0),
-            parameters=min(broken, key=lambda one: one.step, default=None),
+            looks=max(self._samples.values(), default=0),
+            parameters=min(broken, key=lambda value: value.step, default=None),
         )
 
     def _change(self, **changes: Any) -> None:
@@ -112,7 +115,7 @@ class _Reader:
         self._change(**{name: int(record[name]) for name in ("losses", "bad_losses", "bad_in_a_row")})
 
     def _take_loss(self, record: dict[str, Any]) -> None:
-        """Store a loss that is not finite. If the parameters were broken before, only that is stored."""
+        """Store a loss that is not finite. If the parameters were not finite before it, store only those."""
         step, place = int(record["step"]), read_place(str(record["place"]))
         if names := _names(record["held"]):
             self._broken[0] = self._broken.get(0) or Broken(step=step - 1, value=_value(record), names=names)
@@ -120,6 +123,11 @@ class _Reader:
             self._change(loss=Broken(step=step, value=_value(record), place=place))
 
     def _take_step(self, record: dict[str, Any]) -> None:
+        """Store what the probe sampled after one step of one optimizer: memory, waits for data, and gradients.
+
+        Only the first optimizer's records count for memory and waits. A value that is not finite is stored with the
+        first step that had it, and forgotten once a sample is finite again.
+        """
         step, optimizer = int(record["step"]), int(record["optimizer"])
         self._change(steps=max(self._state.steps, step))
         self._count_losses(record)
@@ -128,7 +136,7 @@ class _Reader:
             self._memory.append(Memory(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
         if optimizer == 0 and "waited_s" in record:
             self._fetched.append(_read_fetched(record))
-        self._looks[optimizer] += 1
+        self._samples[optimizer] += 1
         place = read_place(str(record.get("never_place", "")))
         self._never[optimizer] = int(record["never"]), _names(record["never_names"]), place
         self._still[optimizer] = int(record.get("still", 0))
@@ -137,17 +145,17 @@ class _Reader:
         self._broken[optimizer] = before or now if now else None
 
     def _take_replica(self, record: dict[str, Any]) -> None:
-        known = self._replicas[int(record["ddp"])]
-        look = ReplicaSample(
+        replica = self._replicas[int(record["ddp"])]
+        sample = ReplicaSample(
             at=str(record["at"]),
             round=int(record.get("round", 0)),
             steps=int(record.get("steps", 0)),
             checksum=str(record["sum"])[:16],
         )
-        self._replicas[known.number] = replace(
-            known,
-            looks=(*known.looks, look)[-KEPT_LOOKS:],
-            parts=tuple(_part(one) for one in record["seen"][:_MAX_PARTS]),
+        self._replicas[replica.number] = replace(
+            replica,
+            looks=(*replica.looks, sample)[-KEPT_SAMPLES:],
+            parts=tuple(_part(part) for part in record["seen"][:_MAX_PARTS]),
             hook=str(record["hook"])[:_MAX_TEXT],
         )
 
@@ -231,7 +239,7 @@ def _value(record: dict[str, Any]) -> str:
 
 
 def _thin_out(points: list[Point]) -> list[Point]:
-    """Return the latest points, and every second of the older ones if there are too many."""
+    """Return at most KEPT_POINTS points: all of the latest half, and every second of the older ones."""
     while len(points) > KEPT_POINTS:
         half = len(points) // 2
         points = points[:half:2] + points[half:]

@@ -82,7 +82,7 @@ class Unwaited:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenUp:
-    """Batches whose training pass an exception ended at one line, and which were not retried."""
+    """Batches that were dropped: an exception at one line ended their training pass, and they were not retried."""
 
     type: str
     place: Place | None  # where it was raised

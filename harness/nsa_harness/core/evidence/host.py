@@ -1,4 +1,4 @@
-"""Host state: processes and threads, the node's memory and GPUs, processes that the kernel killed, and NCCL's log."""
+"""The state of a host: processes, threads, memory, GPUs, processes that the kernel killed, and NCCL's log."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
     index, uuid, name, utilisation, used, total, errors = row
     percent, used_mib, total_mib = _number(utilisation), _number(used), _number(total)
     uncorrected, of_pids = _number(errors), pids.get(uuid, {})
-    kept = sorted(of_pids)[:_MAX_PIDS]
+    kept_pids = sorted(of_pids)[:_MAX_PIDS]
     return Gpu(
         index=int(index),
         name=name[:80],
@@ -164,8 +164,8 @@ def _gpu(row: list[str], pids: Mapping[str, Mapping[int, float | None]]) -> Gpu:
         used_bytes=None if used_mib is None else int(used_mib) << 20,
         total_bytes=None if total_mib is None else int(total_mib) << 20,
         ecc_errors=None if uncorrected is None else int(uncorrected),
-        pids=tuple(kept),
-        used_by={pid: int(mib) << 20 for pid in kept if (mib := of_pids[pid]) is not None},
+        pids=tuple(kept_pids),
+        used_by={pid: int(mib) << 20 for pid in kept_pids if (mib := of_pids[pid]) is not None},
     )
 
 
@@ -181,7 +181,7 @@ _MAX_LINE = 300
 
 
 def killed_since(records: Iterable[str], began_us: int) -> Iterator[str]:
-    """Return the lines of /dev/kmsg about processes that the kernel killed since; times are since boot."""
+    """Yield the lines of /dev/kmsg on processes that the kernel killed after `began_us` (microseconds since boot)."""
     for record in records:
         parts = _RECORD.match(record)
         killed = _KILLED.search(parts[2]) if parts else None
@@ -194,7 +194,7 @@ def killed_pids(lines: Iterable[str]) -> Iterator[int]:
 
 
 def would_act(process: Process) -> str:
-    """Return how the process would handle signals that end others; empty if unknown. No signal is sent."""
+    """Return how the process would react to SIGTERM, by its state and masks; empty if unknown. Send no signal."""
     if process.state == "D":
         return "in state D, in which no signal reaches it, SIGKILL included, until its call of the kernel is over"
     if process.state in "Tt" or process.frozen:
@@ -214,8 +214,8 @@ def would_act(process: Process) -> str:
 
 
 def _signals_in(mask: int) -> Iterator[str]:
-    known = {one.value: one.name for one in signal.Signals}
-    return (known.get(number, f"signal {number}") for number in range(1, 65) if mask >> (number - 1) & 1)
+    names = {number_and_name.value: number_and_name.name for number_and_name in signal.Signals}
+    return (names.get(number, f"signal {number}") for number in range(1, 65) if mask >> (number - 1) & 1)
 
 
 # NCCL's output with NCCL_DEBUG=INFO: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
@@ -230,7 +230,7 @@ _MAX_WARNINGS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class NcclInfo:
-    """How NCCL connected the ranks, as far as its log shows."""
+    """How NCCL connected the ranks, from its log."""
 
     version: str | None
     channels: int | None  # for collectives
@@ -243,19 +243,26 @@ class NcclInfo:
 
 
 def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
-    """Return the connections from each rank's log lines; None if NCCL wrote nothing: not enabled, or not used."""
-    lines = {rank: told for rank, log in logs.items() if (told := [line for line in log if _NCCL.search(line)])}
+    """Return how NCCL connected the ranks, from their logs; None if NCCL wrote nothing."""
+    lines = {
+        rank: nccl_lines for rank, log in logs.items() if (nccl_lines := [line for line in log if _NCCL.search(line)])
+    }
     if not lines:
         return None
-    everything = [line for told in lines.values() for line in told]
-    channels = next((found for line in everything if (found := _NCCL_CHANNELS.search(line))), None)
-    transports = Counter(found[1] for line in everything if (found := _NCCL_TRANSPORT.search(line)))
-    warnings = (found[1].strip()[:_MAX_LINE] for line in everything if (found := _NCCL_WARNING.search(line)))
+    everything = [line for nccl_lines in lines.values() for line in nccl_lines]
+    channels = next((match for line in everything if (match := _NCCL_CHANNELS.search(line))), None)
+    transports = Counter(match[1] for line in everything if (match := _NCCL_TRANSPORT.search(line)))
+    warnings = (match[1].strip()[:_MAX_LINE] for line in everything if (match := _NCCL_WARNING.search(line)))
     return NcclInfo(
         version=_first(_NCCL_VERSION, everything),
         channels=int(channels[1]) if channels else None,
         p2p_channels=int(channels[2]) if channels else None,
-        transports=tuple(name for name, _ in sorted(transports.items(), key=lambda one: (-one[1], one[0]))),
+        transports=tuple(
+            name
+            for name, _ in sorted(
+                transports.items(), key=lambda transport_count: (-transport_count[1], transport_count[0])
+            )
+        ),
         network=_first(_NCCL_NETWORK, everything),
         seen=tuple(sorted(lines)),
         connected=tuple(rank for rank in sorted(lines) if _has_connected(lines[rank])),
@@ -263,11 +270,11 @@ def read_nccl(logs: Mapping[int, Iterable[str]]) -> NcclInfo | None:
     )
 
 
-def _has_connected(told: Iterable[str]) -> bool:
-    """Whether every communicator that was begun is connected. NCCL before 2.18 does not log the beginning."""
-    said = Counter(word for line in told for word in ("Init START", "Init COMPLETE") if word in line)
-    return said["Init COMPLETE"] >= max(1, said["Init START"])
+def _has_connected(lines: Iterable[str]) -> bool:
+    """Whether the rank finished every communicator that it began. NCCL before 2.18 does not log the beginning."""
+    begun_and_done = Counter(word for line in lines for word in ("Init START", "Init COMPLETE") if word in line)
+    return begun_and_done["Init COMPLETE"] >= max(1, begun_and_done["Init START"])
 
 
 def _first(expression: re.Pattern[str], lines: Iterable[str]) -> str | None:
-    return next((found[1].strip() for line in lines if (found := expression.search(line))), None)
+    return next((match[1].strip() for line in lines if (match := expression.search(line))), None)

@@ -1,4 +1,4 @@
-"""Files of a job that was not watched: logs split by rank, timeouts of collectives, Slurm's messages, and dumps."""
+"""Read the files of a job that was not watched: logs by rank, NCCL's timeouts, Slurm's messages, and dumps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_RANKS = 4096  # a higher number in a log is no rank
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(r"\[([A-Za-z_]{1,40}?)_?(\d{1,6})\]: ?")  # torchrun's --tee, and torch's own of a traceback
 _LABEL = re.compile(r"^ *(\d{1,6}): ?")  # srun --label
-_BY_NCCL = re.compile(r"\[(?:PG [^\]]{1,120} )?Rank (\d{1,6})\]")
+_NCCL_PREFIX = re.compile(r"\[(?:PG [^\]]{1,120} )?Rank (\d{1,6})\]")
 _GLOBAL = "rank"
 _LABELLED = 0.8  # share of lines that make a log labelled: a line may be torn
 _FEWEST_LABELLED = 3
@@ -34,24 +34,24 @@ class JobLog:
 
 
 def by_rank(text: str) -> JobLog:
-    """Return the lines of each rank without their prefix, in order, also from an interleaved file."""
+    """Return the lines of each rank without the rank's prefix. The ranks' lines may be interleaved."""
     plain = _COLOUR.sub("", text) if "\x1b" in text else text
     lines = [line[:_MAX_LINE].rstrip("\r") for line in plain.split("\n")]
     local: dict[int, int] = {}
-    found: dict[int | None, list[str]] = {}
-    for task, some in _tasks(lines):
-        told = list(map(_split_prefix, some))
-        local |= {own: rank for own, rank, _ in told if own is not None and rank is not None}
-        of_torchrun = any(own is not None or rank is not None for own, rank, _ in told)
-        for own, rank, line in told:
-            known = rank if rank is not None else local.get(own, own) if own is not None else None
-            whose = known if known is not None or of_torchrun else task
-            found.setdefault(whose, []).append(line)
-    return JobLog(lines={rank: tuple(some) for rank, some in found.items()}, local=local)
+    lines_of: dict[int | None, list[str]] = {}
+    for task, task_lines in _tasks(lines):
+        parsed = list(map(_split_prefix, task_lines))
+        local |= {own: rank for own, rank, _ in parsed if own is not None and rank is not None}
+        of_torchrun = any(own is not None or rank is not None for own, rank, _ in parsed)
+        for own, rank, line in parsed:
+            numbered = rank if rank is not None else local.get(own, own) if own is not None else None
+            owner = numbered if numbered is not None or of_torchrun else task
+            lines_of.setdefault(owner, []).append(line)
+    return JobLog(lines={rank: tuple(rank_lines) for rank, rank_lines in lines_of.items()}, local=local)
 
 
 def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
-    """Yield the lines of each Slurm task if they are labelled; else all of them."""
+    """Yield (task, its lines) if `srun --label` wrote the log, else (None, all lines)."""
     labels = [_LABEL.match(line) for line in lines]
     written = [label for label, line in zip(labels, lines, strict=True) if line.strip()]
     labelled = [label for label in written if label and int(label[1]) < MAX_RANKS]
@@ -66,51 +66,56 @@ def _tasks(lines: Sequence[str]) -> Iterator[tuple[int | None, list[str]]]:
 
 
 def _split_prefix(line: str) -> tuple[int | None, int | None, str]:
-    """Return (local rank, rank, text): "[default1]:[rank3]: text" is of local rank 1, which is rank 3."""
+    """Return (local rank, rank, text). "[default1]:[rank3]: text" comes from rank 3, which has local rank 1."""
     own = rank = None
     at = 0
-    while found := _PREFIX.match(line, at):
-        number = int(found[2])
+    while prefix := _PREFIX.match(line, at):
+        number = int(prefix[2])
         if number >= MAX_RANKS:
             break
-        if found[1] == _GLOBAL:
+        if prefix[1] == _GLOBAL:
             rank = number
         elif own is None and rank is None:
             own = number
         else:
             break
-        at = found.end()
-    if rank is None and "Rank " in line and (said := _BY_NCCL.search(line)) and int(said[1]) < MAX_RANKS:
-        rank = int(said[1])
+        at = prefix.end()
+    if (
+        rank is None
+        and "Rank " in line
+        and (nccl_prefix := _NCCL_PREFIX.search(line))
+        and int(nccl_prefix[1]) < MAX_RANKS
+    ):
+        rank = int(nccl_prefix[1])
     return own, rank, line[at:]
 
 
-_OF_FILE = (
+_OWN_RANK = (
     re.compile(r"^\s*(?:declare -x |export )?RANK[=:] ?[\"']?(\d{1,6})\b"),
     re.compile(r"[\"']RANK[\"']: ?[\"']?(\d{1,6})\b"),
 )
 _WORLD_SIZE = re.compile(r"\bWORLD_SIZE[\"']?[=:] ?[\"']?(\d{1,6})\b|\bworld[_ ]size[=:] ?(\d{1,6})\b")
-_OF_LAUNCHER = re.compile(
+_LAUNCHER_TEXT = re.compile(
     r"torch/distributed/(?:run\.py|elastic/(?:agent|multiprocessing/api))|ChildFailedError|^(?:srun|slurmstepd): ", re.M
 )
 
 
-def rank_said(text: str) -> int | None:
-    """Return the rank that a file names for itself, if it names only one."""
-    named = {int(found[1]) for words in _OF_FILE for found in _matching_lines(words, text, "RANK")}
+def find_rank(text: str) -> int | None:
+    """Return the rank that the text prints as its own RANK, if it prints only one."""
+    named = {int(match[1]) for words in _OWN_RANK for match in _matching_lines(words, text, "RANK")}
     return named.pop() if len(named) == 1 and max(named) < MAX_RANKS else None
 
 
-def world_size_said(text: str) -> int:
-    """Return the world size that is named most often; 0 if none is named."""
-    said = Counter(int(one[1] or one[2]) for one in _matching_lines(_WORLD_SIZE, text, "WORLD_SIZE", "world"))
-    known = [(count, size) for size, count in said.items() if 0 < size <= MAX_RANKS]
-    return max(known, default=(0, 0))[1]
+def find_world_size(text: str) -> int:
+    """Return the world size that the text prints most often; 0 if it prints none."""
+    sizes = Counter(int(match[1] or match[2]) for match in _matching_lines(_WORLD_SIZE, text, "WORLD_SIZE", "world"))
+    valid = [(count, size) for size, count in sizes.items() if 0 < size <= MAX_RANKS]
+    return max(valid, default=(0, 0))[1]
 
 
-def is_of_launcher(text: str) -> bool:
-    """Whether some of the text is torchrun's or Slurm's own."""
-    return _OF_LAUNCHER.search(text) is not None
+def is_launcher_text(text: str) -> bool:
+    """Whether torchrun or Slurm wrote a part of the text."""
+    return _LAUNCHER_TEXT.search(text) is not None
 
 
 _LOCAL_PATH = re.compile(r"(?:^|/)attempt_(\d{1,6})/(\d{1,6})/[^/]+$")
@@ -120,7 +125,7 @@ _LAST_NUMBER = re.compile(r"(?:^|[/_.\-])(?:r|gpu|task)?(\d{1,9})(?:\.[A-Za-z]{1
 
 @dataclass(frozen=True, kw_only=True)
 class PathRank:
-    """The rank that the path of a file shows; all fields None or empty if it shows none."""
+    """The rank in the path of a file. All fields are None or empty if the path has none."""
 
     rank: int | None = None
     local: int | None = None  # torchrun's --log-dir: the local rank
@@ -130,8 +135,9 @@ class PathRank:
 
 
 def rank_of_path(name: str) -> PathRank:
-    if found := _LOCAL_PATH.search(name):
-        return PathRank(local=_rank(found[2]), launch=name[: found.start()], attempt=int(found[1]))
+    """Return the rank, local rank or last number in the path: "rank3.log", "attempt_0/3/stderr.log", "job_3.out"."""
+    if local := _LOCAL_PATH.search(name):
+        return PathRank(local=_rank(local[2]), launch=name[: local.start()], attempt=int(local[1]))
     named = _RANK_PATH.findall(name)
     last = _LAST_NUMBER.search(name)
     return PathRank(rank=_rank(named[-1]) if named else None, number=int(last[1]) if last else None)
@@ -162,7 +168,7 @@ _OPERATIONS = {
     "ALLTOALL_BASE": "all_to_all",
 }
 _TRANSFERS = frozenset({"SEND", "RECV", "RECVANYSOURCE", "COALESCED"})
-_MAX_SAID = 4096
+_MAX_MATCHES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,38 +182,38 @@ class Progress:
 
 
 def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Return (rank, the collective that NCCL's watchdog gave up), the first number of each rank in each group."""
+    """Return (rank, collective) for each timeout of NCCL's watchdog: the lowest number per rank and group."""
     groups = {
-        (int(one["rank"]), int(one["seq"])): one["group"] or one["id"]
-        for one in _matching_lines(_PROGRESS, text, "last enqueued")
-        if one["seq"] is not None
+        (int(match["rank"]), int(match["seq"])): match["group"] or match["id"]
+        for match in _matching_lines(_PROGRESS, text, "last enqueued")
+        if match["seq"] is not None
     }
     first: dict[tuple[int, str], Collective] = {}
-    for one in _matching_lines(_TIMEOUT, text, "Watchdog caught"):
-        rank, seq = int(one["rank"]), int(one["seq"])
-        if rank >= MAX_RANKS or one["op"] in _TRANSFERS:
+    for match in _matching_lines(_TIMEOUT, text, "Watchdog caught"):
+        rank, seq = int(match["rank"]), int(match["seq"])
+        if rank >= MAX_RANKS or match["op"] in _TRANSFERS:
             continue
         group = groups.get((rank, seq), "0")
-        known = first.get((rank, group))
-        if known is None or seq < known.seq:
-            first[rank, group] = _open(group, seq, one["op"], one["count"])
+        earlier = first.get((rank, group))
+        if earlier is None or seq < earlier.seq:
+            first[rank, group] = _open_collective(group, seq, match["op"], match["count"])
     return tuple((rank, collective) for (rank, _), collective in first.items())
 
 
 def progress(text: str) -> tuple[Progress, ...]:
     """Return the watchdogs' last report on each rank and group."""
-    said = {
-        (int(one["rank"]), one["group"] or one["id"]): (int(one["enqueued"]), int(one["completed"]))
-        for one in _matching_lines(_PROGRESS, text, "last enqueued")
-        if int(one["rank"]) < MAX_RANKS
+    latest = {
+        (int(match["rank"]), match["group"] or match["id"]): (int(match["enqueued"]), int(match["completed"]))
+        for match in _matching_lines(_PROGRESS, text, "last enqueued")
+        if int(match["rank"]) < MAX_RANKS
     }
     return tuple(
         Progress(rank=rank, group=group, enqueued=enqueued, completed=completed)
-        for (rank, group), (enqueued, completed) in said.items()
+        for (rank, group), (enqueued, completed) in latest.items()
     )
 
 
-def _open(group: str, seq: int, op: str, count: str | None) -> Collective:
+def _open_collective(group: str, seq: int, op: str, count: str | None) -> Collective:
     return Collective(
         group=group,
         seq=seq,
@@ -221,33 +227,39 @@ def _open(group: str, seq: int, op: str, count: str | None) -> Collective:
 
 
 def _matching_lines(words: re.Pattern[str], text: str, *hints: str) -> Iterator[re.Match[str]]:
-    """Yield matches in lines that have a hint: searching for a plain text is cheap, and most lines have none."""
+    """Yield the pattern's matches, only in lines with one of the hints: a plain search is cheap."""
     if not any(hint in text for hint in hints):
         return iter(())
     lines = (line[:_MAX_LINE] for line in text.split("\n") if any(hint in line for hint in hints))
-    return islice((one for line in lines for one in words.finditer(line)), _MAX_SAID)
+    return islice((match for line in lines for match in words.finditer(line)), _MAX_MATCHES)
 
 
 _TASKS = re.compile(r"srun: error: (?:\S{1,200}: )?tasks? (?P<tasks>[\d,\-]{1,400}): (?P<how>[^\n]{1,80})")
 _CODE = re.compile(r"Exited with exit code (\d{1,3})")
-_HOW = (("Out Of Memory", -9), ("Killed", -9), ("Segmentation fault", -11), ("Aborted", -6), ("Terminated", -15))
+_STATUS_BY_TEXT = (
+    ("Out Of Memory", -9),
+    ("Killed", -9),
+    ("Segmentation fault", -11),
+    ("Aborted", -6),
+    ("Terminated", -15),
+)
 _OUT_OF_MEMORY = re.compile(r"[^\n]{0,80}(?:oom[_-]kill event|Out Of Memory)[^\n]{0,120}")
 
 
 def exits_of_tasks(text: str) -> tuple[tuple[int, int], ...]:
-    """Return (task, status) from srun's messages; if each task is one rank, these are the ranks' exits."""
+    """Return (task, exit status) from srun's messages. A task is a rank if srun started the ranks."""
     return tuple(
         (task, status)
-        for one in _matching_lines(_TASKS, text, "srun: error")
-        if (status := _status(one["how"])) is not None
-        for task in _numbers(one["tasks"])
+        for match in _matching_lines(_TASKS, text, "srun: error")
+        if (status := _status(match["how"])) is not None
+        for task in _numbers(match["tasks"])
     )
 
 
 def _status(how: str) -> int | None:
     if code := _CODE.match(how):
         return int(code[1])
-    return next((status for words, status in _HOW if how.startswith(words)), None)
+    return next((status for words, status in _STATUS_BY_TEXT if how.startswith(words)), None)
 
 
 def _numbers(listed: str) -> Iterator[int]:
@@ -260,17 +272,19 @@ def _numbers(listed: str) -> Iterator[int]:
 
 def killed_for_memory(text: str) -> tuple[str, ...]:
     """Return the messages of Slurm and the kernel about memory, each once."""
-    return tuple(dict.fromkeys(one[0].strip() for one in _matching_lines(_OUT_OF_MEMORY, text, "oom", "Out Of Memory")))
+    return tuple(
+        dict.fromkeys(match[0].strip() for match in _matching_lines(_OUT_OF_MEMORY, text, "oom", "Out Of Memory"))
+    )
 
 
-_TOLD_OF_WATCHDOG = 4
-_SAID_BY_WATCHDOG = re.compile(r"Watchdog caught collective operation timeout[^\n]{0,200}")
+_MAX_WATCHDOG_LINES = 4
+_WATCHDOG_LINE = re.compile(r"Watchdog caught collective operation timeout[^\n]{0,200}")
 
 
 def watchdog_lines(text: str) -> tuple[str, ...]:
-    """Return the first lines of NCCL's watchdog, which names an error only further down."""
+    """Return the first timeout messages of NCCL's watchdog."""
     return tuple(
-        one[0] for one in islice(_matching_lines(_SAID_BY_WATCHDOG, text, "Watchdog caught"), _TOLD_OF_WATCHDOG)
+        match[0] for match in islice(_matching_lines(_WATCHDOG_LINE, text, "Watchdog caught"), _MAX_WATCHDOG_LINES)
     )
 
 
@@ -282,18 +296,18 @@ _FINGERPRINT = re.compile(
 
 
 def fingerprints(text: str) -> tuple[tuple[int, Collective], ...]:
-    """Yield (rank, the collective that it was in) of both sides, as the ranks report a difference."""
-    found: dict[int, Collective] = {}
-    for one in _matching_lines(_FINGERPRINT, text, "CollectiveFingerPrint"):
-        rank = int(one["rank"])
+    """Return (rank, collective) for both sides of the mismatches that TORCH_DISTRIBUTED_DEBUG=DETAIL reports."""
+    collectives: dict[int, Collective] = {}
+    for match in _matching_lines(_FINGERPRINT, text, "CollectiveFingerPrint"):
+        rank = int(match["rank"])
         # A rank that got further names a sequence of its own; the report's own sequence is compared.
         if rank < MAX_RANKS:
-            shape = tuple(int(size) for size in re.findall(r"\d{1,18}", one["shape"] or ""))
-            opened = _open("0", int(one["seq"] or 0), one["op"], None)
-            found[rank] = replace(
-                opened, sizes=(shape,) if shape else (), dtypes=(one["dtype"],) if one["dtype"] else ()
+            shape = tuple(int(size) for size in re.findall(r"\d{1,18}", match["shape"] or ""))
+            opened = _open_collective("0", int(match["seq"] or 0), match["op"], None)
+            collectives[rank] = replace(
+                opened, sizes=(shape,) if shape else (), dtypes=(match["dtype"],) if match["dtype"] else ()
             )
-    return tuple(found.items())
+    return tuple(collectives.items())
 
 
 _PICKLE, _ELF, _CORE = b"\x80", b"\x7fELF", 4
@@ -336,57 +350,57 @@ def _json_like(head: bytes) -> bool:
 
 def read_job_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
     """Return a file's kind and content. Never raises: an unusable file has a reason."""
-    known = JobFile(name=name, kind=Kind.NOTHING, changed_ns=changed_ns)
+    file = JobFile(name=name, kind=Kind.NOTHING, changed_ns=changed_ns)
     if not data.strip():
-        return replace(known, why=EMPTY)
+        return replace(file, why=EMPTY)
     if data[:1] == _PICKLE:
-        return _recorder(known, data)
+        return _recorder(file, data)
     if data[:4] == _ELF:
         if int.from_bytes(data[16:18], "little") != _CORE:
-            return replace(known, why="a program, and no dump of one")
-        return replace(known, kind=Kind.CORE)
+            return replace(file, why="a program, and no dump of one")
+        return replace(file, kind=Kind.CORE)
     if data.startswith(_PACKED):
-        return replace(known, why="it is packed; unpack it first")
+        return replace(file, why="it is packed; unpack it first")
     head = data[:_SNIFFED]
     strange = sum(byte < 9 or 13 < byte < 27 for byte in head) + head.decode("utf-8", "replace").count("\ufffd")
     if strange > _BINARY * len(head) or b"\0\0" in head:
-        return replace(known, why="binary, and no dump that is known")
-    if _json_like(head) and (document := _document(known, data)):
+        return replace(file, why="binary, and no dump that is known")
+    if _json_like(head) and (document := _document(file, data)):
         return document
-    return _text(known, data.decode("utf-8-sig", errors="replace"))
+    return _text(file, data.decode("utf-8-sig", errors="replace"))
 
 
-def _recorder(known: JobFile, data: bytes) -> JobFile:
+def _recorder(file: JobFile, data: bytes) -> JobFile:
     try:
-        return replace(known, kind=Kind.RECORDER, recorder=parse_dump(data))
+        return replace(file, kind=Kind.RECORDER, recorder=parse_dump(data))
     except ValueError as error:
-        return replace(known, why=str(error))
+        return replace(file, why=str(error))
 
 
-def _document(known: JobFile, data: bytes) -> JobFile | None:
-    """Return a JSON document; None for a log whose lines are JSON, or begin like it."""
+def _document(file: JobFile, data: bytes) -> JobFile | None:
+    """Return a file that is one JSON document; None for a log with lines of JSON."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
         return None
     if isinstance(value, dict) and "entries" in value:
-        return _recorder(known, data)
+        return _recorder(file, data)
     try:
         stacks = parse_py_spy(data.decode("utf-8", errors="replace"), "py-spy")
-        pids = {one.get("pid") for one in value}
+        pids = {thread.get("pid") for thread in value}
         pid = pids.pop() if len(pids) == 1 else 0
     except (ValueError, TypeError, AttributeError):
-        return replace(known, why="JSON, and neither a flight recorder dump nor stacks of py-spy")
+        return replace(file, why="JSON, and neither a flight recorder dump nor stacks of py-spy")
     if not stacks:
-        return replace(known, why="JSON without anything in it")
-    return replace(known, kind=Kind.STACKS, stacks={pid if isinstance(pid, int) else 0: stacks})
+        return replace(file, why="JSON without anything in it")
+    return replace(file, kind=Kind.STACKS, stacks={pid if isinstance(pid, int) else 0: stacks})
 
 
 _BEGINS_WITH_A_THREAD = re.compile(r"\s*(?:Timeout \([\d:.]+\)!\s+)?(?:Current thread|Thread) 0x[0-9a-f]+ ")
 
 
-def _text(known: JobFile, text: str) -> JobFile:
-    """Return the stacks if the file begins with them, else a log; faulthandler's stacks may be anywhere in a log."""
+def _text(file: JobFile, text: str) -> JobFile:
+    """Return a stack dump if the text is one, else a log. A log may also contain stacks of faulthandler."""
     stacks = parse_py_spy_text(text)
     if not stacks and _BEGINS_WITH_A_THREAD.match(text):
         stacks = {0: parse_faulthandler(text)}
@@ -395,4 +409,4 @@ def _text(known: JobFile, text: str) -> JobFile:
             stacks = {0: parse_pystack(text)}
         except ValueError:
             stacks = {}
-    return replace(known, kind=Kind.STACKS if stacks else Kind.LOG, text=text, stacks=stacks)
+    return replace(file, kind=Kind.STACKS if stacks else Kind.LOG, text=text, stacks=stacks)

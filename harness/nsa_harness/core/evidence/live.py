@@ -1,16 +1,16 @@
-"""Progress: what a running attempt shows while it is watched, and what can be said of the time a plan still takes."""
+"""The progress of a running attempt for the screen, and an estimate of the time that a plan still takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STILL_S = 300.0  # without news; CI systems end a job that prints nothing for ten minutes
+STILL_S = 300.0  # longest time without output; CI systems end a job that prints nothing for ten minutes
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
-    """One rank at this moment, read from its board."""
+    """One rank at this moment, from its status file."""
 
     rank: int
     phase: str
@@ -29,7 +29,10 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstSnapshot:
-    """Ranks that stand alike at the first look at a running job. Whether they move the next look shows."""
+    """Ranks that are blocked at the same place in the first snapshot of a running job.
+
+    Only the next snapshot shows whether they make progress.
+    """
 
     ranks: tuple[int, ...]
     blocked_in: str  # "barrier", "all_reduce (DDP)", "read in load"; "running"
@@ -42,7 +45,7 @@ class FirstSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressNews:
-    """What was last said of an attempt where each line stays."""
+    """The last line printed about an attempt, on a terminal that keeps every line, such as a CI log."""
 
     phase: str
     milestone: int

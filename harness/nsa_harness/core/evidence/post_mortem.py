@@ -1,4 +1,4 @@
-"""Post-mortem: the evidence of a job that was not watched, from all of its files."""
+"""Post-mortem: merge the files of a job that was not watched into its evidence."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from nsa_harness.core.evidence.exit_messages import (
     agent_failures,
     closing_signals,
     deaths,
-    debugged,
+    debug_message,
     error_lines,
-    handed_on,
     last_traceback,
     last_words,
     timeout_message,
     warnings_of,
+    with_passed_on_errors,
 )
 from nsa_harness.core.evidence.flight import FlightDump, essential
 from nsa_harness.core.evidence.gradients import RankTraces
@@ -42,21 +42,21 @@ from nsa_harness.core.evidence.job_files import (
     Kind,
     by_rank,
     exits_of_tasks,
+    find_rank,
+    find_world_size,
     fingerprints,
-    is_of_launcher,
+    is_launcher_text,
     killed_for_memory,
     progress,
     rank_of_path,
-    rank_said,
     timeouts,
     watchdog_lines,
-    world_size_said,
 )
 from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Trouble
 
-_OF_SOME_RANK = "it does not say of which rank it is: it is taken for one of the ranks, and called rank {} here"
+_UNNAMED_RANK = "it does not say of which rank it is: it is taken for one of the ranks, and called rank {} here"
 _TRACEBACK = "Traceback (most recent call last):\n"
 _NAMED_PARTS = 8  # parts of a path that a short name may have
 _DIED = re.compile(r"^Fatal Python error: ", re.M)
@@ -65,7 +65,7 @@ _LAUNCHER = "ChildFailedError"  # torchrun's own exception after a rank has fail
 
 @dataclass(kw_only=True)
 class _Rank:
-    """Everything that all files together say of one rank."""
+    """The content of all files that belongs to one rank."""
 
     texts: list[tuple[str, str]] = field(default_factory=list)  # (file, text)
     stacks: tuple[Stack, ...] = ()
@@ -85,7 +85,7 @@ class _Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class PostMortem:
-    """The evidence, the source of each part, and the data that would have shown more."""
+    """The evidence of a job, the files that it comes from, and the data that would have shown more."""
 
     evidence: Evidence
     files: Mapping[str, str]  # a proof as the rules name it -> the file that was read
@@ -95,7 +95,7 @@ class PostMortem:
 
 def read_post_mortem(files: Sequence[JobFile], node: str) -> PostMortem:
     """Return the evidence of a job from its files. Never raises."""
-    return _Merge(files=sorted(files, key=lambda one: (one.changed_ns, one.name)), node=node).made()
+    return _Merge(files=sorted(files, key=lambda file: (file.changed_ns, file.name)), node=node).merge()
 
 
 @dataclass(kw_only=True)
@@ -106,128 +106,135 @@ class _Merge:
     launcher: list[tuple[str, str]] = field(default_factory=list)
     trouble: list[Trouble] = field(default_factory=list)
 
-    def made(self) -> PostMortem:
+    def merge(self) -> PostMortem:
         latest = _latest_attempts(self.files)
         logs = [step for step in latest if step.kind is Kind.LOG]
-        self.numbered = _numbered_ranks(one.name for one in logs)
-        split = [(one, by_rank(one.text)) for one in logs]
-        local = {rank: known for _, log in split for rank, known in log.local.items()}
-        for one, log in split:
-            self._take_log(one, log, local)
+        self.numbered = _numbered_ranks(file.name for file in logs)
+        split = [(file, by_rank(file.text)) for file in logs]
+        local = {rank: log_rank for _, log in split for rank, log_rank in log.local.items()}
+        for file, log in split:
+            self._take_log(file, log, local)
         everything = "\n".join(text for _, text in self.launcher)
         self.failures = agent_failures(everything)
         self._take_exits(everything)
         self._take_watchdogs([text for _, text in self._all_texts()])
         pids = {failure.pid: failure.rank for failure in self.failures}
-        for one in latest:
-            self._take_dump(one, pids)
+        for file in latest:
+            self._take_dump(file, pids)
         self._take_orphans()
         return self._post_mortem(everything)
 
-    def _of(self, rank: int) -> _Rank:
+    def _files_of(self, rank: int) -> _Rank:
         return self.ranks.setdefault(rank, _Rank())
 
     # Logs.
 
-    def _take_log(self, one: JobFile, log: JobLog, local: Mapping[int, int]) -> None:
-        whose = self._owner(one, log, local)
+    def _take_log(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> None:
+        unlabelled = self._owner(file, log, local)
         for rank, lines in log.lines.items():
             text = "\n".join(lines)
             if not text.strip():
                 continue
-            owner = rank if rank is not None else whose
+            owner = rank if rank is not None else unlabelled
             # Lines that srun labels may come from torchrun itself, one per node.
-            if owner is None or (rank is not None and is_of_launcher(text)):
-                self.launcher.append((one.name, text))
+            if owner is None or (rank is not None and is_launcher_text(text)):
+                self.launcher.append((file.name, text))
             else:
-                self._of(owner).texts.append((one.name, text))
+                self._files_of(owner).texts.append((file.name, text))
 
-    def _owner(self, one: JobFile, log: JobLog, local: Mapping[int, int]) -> int | None:
-        """Return the rank of lines that name none: by the path, the content, or the only rank that other lines name."""
+    def _owner(self, file: JobFile, log: JobLog, local: Mapping[int, int]) -> int | None:
+        """Return the rank of a log's lines without a rank, or None for a launcher's log.
+
+        The path decides, then the content, then the only rank that other lines of the log name.
+        """
         named = [rank for rank in log.lines if rank is not None]
-        path, bare = rank_of_path(one.name), "\n".join(log.lines.get(None, ()))
+        path, bare = rank_of_path(file.name), "\n".join(log.lines.get(None, ()))
         if path.local is not None:
             return named[0] if len(named) == 1 else local.get(path.local, path.local)
-        if is_of_launcher(bare) or len(named) > 1:
+        if is_launcher_text(bare) or len(named) > 1:
             return None
         if path.rank is not None:
             return path.rank
-        said = rank_said(bare)
-        known = said if said is not None else next(iter(named), None)
-        return known if known is not None else self.numbered.get(one.name)
+        stated = find_rank(bare)
+        owner = stated if stated is not None else next(iter(named), None)
+        return owner if owner is not None else self.numbered.get(file.name)
 
     def _all_texts(self) -> Iterator[tuple[str, str]]:
         yield from self.launcher
         for rank in self.ranks.values():
             yield from rank.texts
 
-    # What launchers say.
+    # Messages of launchers.
 
     def _take_exits(self, text: str) -> None:
         began = _first_time(text)
         for failure in self.failures:
             # torchrun has microseconds for the first failure; its table only has seconds.
             at_s = max(0.0, _time_of(text, failure.pid) - began) + (0.0 if failure.first else 0.5)
-            self._of(failure.rank).exit = Exit(
+            self._files_of(failure.rank).exit = Exit(
                 pid=failure.pid, rank=failure.rank, status=failure.status, at_s=at_s, by_us=False
             )
-            self._of(failure.rank).pid = failure.pid
+            self._files_of(failure.rank).pid = failure.pid
         for rank, status in () if self.failures else exits_of_tasks(text):
-            self._of(rank).exit = Exit(pid=0, rank=rank, status=status, at_s=0.0, by_us=False)
+            self._files_of(rank).exit = Exit(pid=0, rank=rank, status=status, at_s=0.0, by_us=False)
 
     def _take_watchdogs(self, texts: Iterable[str]) -> None:
         whole = "\n".join(texts)
         gave_up = timeouts(whole)
-        for rank, one in gave_up:
-            self._of(rank).collectives += (one,)
-        for rank, one in fingerprints(whole):
-            self._of(rank).fingerprint = one
-        entered = {(one.group, one.seq): one for _, one in gave_up}
-        for said in progress(whole):
-            mine = self._of(said.rank).collectives
-            if any(one.group == said.group for one in mine):
+        for rank, collective in gave_up:
+            self._files_of(rank).collectives += (collective,)
+        for rank, collective in fingerprints(whole):
+            self._files_of(rank).fingerprint = collective
+        entered = {(collective.group, collective.seq): collective for _, collective in gave_up}
+        for report in progress(whole):
+            mine = self._files_of(report.rank).collectives
+            if any(collective.group == report.group for collective in mine):
                 continue
             # The rank has entered the call that the others wait in, or completed as many calls.
-            ahead = [one for (group, seq), one in entered.items() if group == said.group and seq <= said.enqueued]
-            open_ = tuple(one for one in ahead if one.seq > said.completed)
-            self._of(said.rank).collectives += open_ or (_done(said.group, said.completed),)
+            ahead = [
+                collective
+                for (group, seq), collective in entered.items()
+                if group == report.group and seq <= report.enqueued
+            ]
+            open_ = tuple(collective for collective in ahead if collective.seq > report.completed)
+            self._files_of(report.rank).collectives += open_ or (_completed_call(report.group, report.completed),)
 
     # Dumps.
 
-    def _take_dump(self, one: JobFile, pids: Mapping[int, int]) -> None:
-        if one.kind not in (Kind.RECORDER, Kind.STACKS):
+    def _take_dump(self, file: JobFile, pids: Mapping[int, int]) -> None:
+        if file.kind not in (Kind.RECORDER, Kind.STACKS):
             return
-        path = rank_of_path(one.name)
-        by_pid = next((pids[pid] for pid in one.stacks if pid in pids), None)
+        path = rank_of_path(file.name)
+        by_pid = next((pids[pid] for pid in file.stacks if pid in pids), None)
         number = path.number if path.number is not None and path.number < MAX_RANKS else None
         of_path = path.rank if path.rank is not None else path.local
         by_name = of_path if of_path is not None else pids.get(path.number or -1, number)
         rank = by_pid if by_pid is not None else by_name
-        said = rank_said(one.text) if rank is None else None
-        self._keep_dump(one, rank if rank is not None else said)
+        stated = find_rank(file.text) if rank is None else None
+        self._store_dump(file, rank if rank is not None else stated)
 
-    def _keep_dump(self, one: JobFile, rank: int | None) -> None:
+    def _store_dump(self, file: JobFile, rank: int | None) -> None:
         if rank is None:
             rank = self._free_rank()
-            self.trouble.append(Trouble(what=one.name, why=_OF_SOME_RANK.format(rank)))
-        mine = self._of(rank)
-        if one.recorder is not None:
-            # JSON has no lines: of the same moment the pickle shows more.
-            if mine.recorder is None or one.recorder.frames or not mine.recorder.frames:
-                mine.recorder, mine.recorder_of = one.recorder, one.name
+            self.trouble.append(Trouble(what=file.name, why=_UNNAMED_RANK.format(rank)))
+        mine = self._files_of(rank)
+        if file.recorder is not None:
+            # A pickled dump has frames; a JSON dump of the same moment has none.
+            if mine.recorder is None or file.recorder.frames or not mine.recorder.frames:
+                mine.recorder, mine.recorder_of = file.recorder, file.name
             return
-        (pid, stacks), *children = one.stacks.items()
-        mine.stacks, mine.stacks_of, mine.children = stacks, one.name, dict(children)
+        (pid, stacks), *children = file.stacks.items()
+        mine.stacks, mine.stacks_of, mine.children = stacks, file.name, dict(children)
         mine.pid = pid or mine.pid
 
     def _take_orphans(self) -> None:
         """Assign tracebacks and dumps of threads in logs that name no rank."""
         for name, text in list(self.launcher):
-            if is_of_launcher(text):
+            if is_launcher_text(text):
                 self._take_unlabelled(name, text)
             elif last_traceback(text) or parse_faulthandler(text):
                 self.launcher.remove((name, text))
-                self._keep_text(name, text, self._free_rank())
+                self._store_text(name, text, self._free_rank())
 
     def _take_unlabelled(self, name: str, text: str) -> None:
         """Assign a traceback among torchrun's own lines to the rank that failed first, if it left no other."""
@@ -235,34 +242,39 @@ class _Merge:
         parts = (f"{_TRACEBACK}{part}" for part in text.split(_TRACEBACK)[1:])
         printed = (part for part in parts if (raised := last_traceback(part)) and not raised[0].endswith(_LAUNCHER))
         own = next(printed, None)
-        if own is not None and first is not None and not last_traceback(self._of(first).text):
-            self._keep_text(name, own, first)
+        if own is not None and first is not None and not last_traceback(self._files_of(first).text):
+            self._store_text(name, own, first)
 
-    def _keep_text(self, name: str, text: str, rank: int) -> None:
-        self.trouble.append(Trouble(what=name, why=_OF_SOME_RANK.format(rank)))
-        self._of(rank).texts.append((name, text))
+    def _store_text(self, name: str, text: str, rank: int) -> None:
+        self.trouble.append(Trouble(what=name, why=_UNNAMED_RANK.format(rank)))
+        self._files_of(rank).texts.append((name, text))
 
     def _free_rank(self) -> int:
         return next(number for number in range(MAX_RANKS + 1) if number not in self.ranks)
 
     # All of it.
 
-    def _post_mortem(self, said: str) -> PostMortem:
-        everything = "\n".join((said, *(rank.text for rank in self.ranks.values())))
+    def _post_mortem(self, launcher_text: str) -> PostMortem:
+        everything = "\n".join((launcher_text, *(rank.text for rank in self.ranks.values())))
         names = _full_names(self.ranks.values())
-        for one in self.ranks.values():
-            one.stacks = tuple(_with_full_names(stack, names) for stack in one.stacks)
+        for rank in self.ranks.values():
+            rank.stacks = tuple(_with_full_names(stack, names) for stack in rank.stacks)
         groups = {
-            name: some for rank in self.ranks.values() if rank.recorder for name, some in rank.recorder.groups.items()
+            name: members
+            for rank in self.ranks.values()
+            if rank.recorder
+            for name, members in rank.recorder.groups.items()
         }
-        told = max([world_size_said(everything), *(rank + 1 for some in groups.values() for rank in some)], default=0)
-        size = max([told if told <= MAX_RANKS else 0, *(rank + 1 for rank in self.ranks), 1])
-        ranks = tuple(_rank_evidence(rank, self.ranks.get(rank, _Rank())) for rank in range(size))
-        exits = tuple(sorted((rank.exit for rank in ranks if rank.exit), key=lambda one: one.at_s))
-        looked = tuple(
-            look for rank in ranks if (look := _snapshot(rank, self.ranks.get(rank.rank, _Rank()))) is not None
+        stated = max(
+            [find_world_size(everything), *(rank + 1 for members in groups.values() for rank in members)], default=0
         )
-        closing = closing_signals(said)
+        size = max([stated if stated <= MAX_RANKS else 0, *(rank + 1 for rank in self.ranks), 1])
+        ranks = tuple(_rank_evidence(rank, self.ranks.get(rank, _Rank())) for rank in range(size))
+        exits = tuple(sorted((rank.exit for rank in ranks if rank.exit), key=lambda exit: exit.at_s))
+        looked = tuple(
+            snapshot for rank in ranks if (snapshot := _snapshot(rank, self.ranks.get(rank.rank, _Rank()))) is not None
+        )
+        closing = closing_signals(launcher_text)
         evidence = Evidence(
             node=self.node,
             world_size=size,
@@ -289,40 +301,40 @@ class _Merge:
             ),
             memory=_memory(everything),
             observed=True,
-            last_lines=error_lines(said),
+            last_lines=error_lines(launcher_text),
             groups=groups,
         )
         return PostMortem(
             evidence=replace(evidence, trouble=(*self.trouble, *_unused_files(self.files))),
             files=self._proofs(),
             missing=tuple(_missing(evidence, self.ranks, self.files)),
-            script=_script(said),
+            script=_script(launcher_text),
         )
 
     def _rank_of(self, pid: int) -> int | None:
         return next((failure.rank for failure in self.failures if failure.pid == pid), None)
 
     def _proofs(self) -> dict[str, str]:
-        """Return proofs as rules name the files of a run, with the file that was read here."""
-        found: dict[str, str] = {}
-        for rank, one in self.ranks.items():
-            raised = [name for name, text in one.texts if last_traceback(text)] or [name for name, _ in one.texts]
-            found |= {f"rank{rank}/stderr.log": raised[-1]} if raised else {}
-            found |= {f"rank{rank}/stacks.txt": one.stacks_of or raised[-1]} if one.stacks_of or raised else {}
-            found |= {f"rank{rank}/flight.json": one.recorder_of} if one.recorder_of else {}
+        """Return, for each file name that the diagnosis rules cite, the file of this job that replaces it."""
+        proofs: dict[str, str] = {}
+        for rank, files in self.ranks.items():
+            raised = [name for name, text in files.texts if last_traceback(text)] or [name for name, _ in files.texts]
+            proofs |= {f"rank{rank}/stderr.log": raised[-1]} if raised else {}
+            proofs |= {f"rank{rank}/stacks.txt": files.stacks_of or raised[-1]} if files.stacks_of or raised else {}
+            proofs |= {f"rank{rank}/flight.json": files.recorder_of} if files.recorder_of else {}
         for name, _ in self.launcher:
-            found |= dict.fromkeys(("output.log", "processes.jsonl"), name)
-        return found
+            proofs |= dict.fromkeys(("output.log", "processes.jsonl"), name)
+        return proofs
 
 
 def _numbered_ranks(names: Iterable[str]) -> dict[str, int]:
-    """Return the ranks of logs that only a number at the end of their names distinguishes: "job_0.out", "job_1.out"."""
-    alike: dict[str, dict[str, int]] = {}
+    """Return the rank of each log whose name differs from others only in its last number: "job_0.out", "job_1.out"."""
+    numbered: dict[str, dict[str, int]] = {}
     for name in names:
         number = rank_of_path(name).number
         if number is not None and number < MAX_RANKS:
-            alike.setdefault(re.sub(r"\d+(?=\D*$)", "#", name), {})[name] = number
-    return {name: number for some in alike.values() if len(some) > 1 for name, number in some.items()}
+            numbered.setdefault(re.sub(r"\d+(?=\D*$)", "#", name), {})[name] = number
+    return {name: number for ranks in numbered.values() if len(ranks) > 1 for name, number in ranks.items()}
 
 
 def _latest_attempts(files: Sequence[JobFile]) -> list[JobFile]:
@@ -339,18 +351,18 @@ def _latest_attempts(files: Sequence[JobFile]) -> list[JobFile]:
     ]
 
 
-def _rank_evidence(rank: int, known: _Rank) -> RankEvidence:
-    errors = known.text
-    raised = _raised(rank, known)
+def _rank_evidence(rank: int, files: _Rank) -> RankEvidence:
+    errors = files.text
+    raised = _raised(rank, files)
     fatal = _DIED.search(errors)
     lines = (*error_lines(errors), *watchdog_lines(errors)) if errors else ()
     return RankEvidence(
         rank=rank,
-        pid=known.pid or None,
-        exit=known.exit,
-        raised=handed_on(raised) if raised else None,
+        pid=files.pid or None,
+        exit=files.exit,
+        raised=with_passed_on_errors(raised) if raised else None,
         board=None,
-        collectives=_collectives(known),
+        collectives=_collectives(files),
         death_stacks=parse_faulthandler(errors[fatal.start() :]) if fatal else (),
         peak_rss_bytes=None,
         peak_gpu_bytes=None,
@@ -358,15 +370,15 @@ def _rank_evidence(rank: int, known: _Rank) -> RankEvidence:
         last_loss=None,
         error_lines=tuple(dict.fromkeys(lines)),
         warned=warnings_of(errors.splitlines()),
-        debugged=debugged(errors),
+        debugged=debug_message(errors),
         last_words=last_words(errors),
         deaths=deaths(errors, raised),
     )
 
 
-def _raised(rank: int, known: _Rank) -> Raised | None:
-    """Return the exception of a rank: from the last of its files with a traceback of the rank itself."""
-    for _, text in reversed(known.texts):
+def _raised(rank: int, files: _Rank) -> Raised | None:
+    """Return the last exception in the files of a rank, or None. torchrun's own exception does not count."""
+    for _, text in reversed(files.texts):
         printed = last_traceback(text)
         if printed and not printed[0].endswith(_LAUNCHER):
             kind, message, frames = printed
@@ -376,33 +388,35 @@ def _raised(rank: int, known: _Rank) -> Raised | None:
     return None
 
 
-def _collectives(known: _Rank) -> tuple[Collective, ...]:
+def _collectives(files: _Rank) -> tuple[Collective, ...]:
     """Return the recorder's collectives, with the frames that entered them; else those of watchdogs."""
-    if known.recorder is None:
-        return known.collectives or ((known.fingerprint,) if known.fingerprint else ())
-    frames = known.recorder.frames
-    kept = essential(known.recorder.collectives)
-    return tuple(replace(one, frames=frames.get((one.group, one.seq), ())) for one in kept)
+    if files.recorder is None:
+        return files.collectives or ((files.fingerprint,) if files.fingerprint else ())
+    frames = files.recorder.frames
+    collectives = essential(files.recorder.collectives)
+    return tuple(
+        replace(collective, frames=frames.get((collective.group, collective.seq), ())) for collective in collectives
+    )
 
 
-def _snapshot(rank: RankEvidence, known: _Rank) -> RankSnapshot | None:
+def _snapshot(rank: RankEvidence, files: _Rank) -> RankSnapshot | None:
     """Return the rank's last state from a dump, or from its own traceback if it gave up waiting there."""
-    stacks, proof = known.stacks, "stacks.txt"
-    text = known.text
+    stacks, proof = files.stacks, "stacks.txt"
+    text = files.text
     if not stacks and not _DIED.search(text):
         stacks = parse_faulthandler(text)
     if not stacks and rank.raised and rank.raised.frames and timeout_message(rank):
         proof = "stderr.log"
         stacks = (_stack_of_traceback(rank.raised.frames),)
-    recorded = known.recorder is not None or bool(known.collectives)
+    recorded = files.recorder is not None or bool(files.collectives)
     if not stacks and not recorded:
         return None
     return RankSnapshot(
         rank=rank.rank,
-        pid=known.pid,
+        pid=files.pid,
         process=None,
         stacks=stacks,
-        child_stacks=known.children,
+        child_stacks=files.children,
         collectives=rank.collectives if recorded else (),
         proof=f"rank{rank.rank}/{proof}" if stacks else f"rank{rank.rank}/flight.json",
         dumped=True,
@@ -414,7 +428,10 @@ def _stack_of_traceback(frames: tuple[Frame, ...]) -> Stack:
 
 
 def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
-    """Return the stacks with full file names. py-spy shortens them; other files of the job have the full name."""
+    """Return a full file name for each shortened one. py-spy shortens names; other files of the job have them in full.
+
+    A short name that fits several files is left out.
+    """
     full = {
         frame.file
         for rank in ranks
@@ -426,12 +443,12 @@ def _full_names(ranks: Iterable[_Rank]) -> dict[str, str]:
         for frame in frames
         if frame.file.startswith("/")
     }
-    found: dict[str, set[str]] = {}
+    candidates: dict[str, set[str]] = {}
     for file in full:
         parts = file.split("/")
         for count in range(1, min(len(parts), _NAMED_PARTS)):
-            found.setdefault("/".join(parts[-count:]), set()).add(file)
-    return {short: files.pop() for short, files in found.items() if len(files) == 1}
+            candidates.setdefault("/".join(parts[-count:]), set()).add(file)
+    return {short: files.pop() for short, files in candidates.items() if len(files) == 1}
 
 
 def _with_full_names(stack: Stack, names: Mapping[str, str]) -> Stack:
@@ -440,7 +457,7 @@ def _with_full_names(stack: Stack, names: Mapping[str, str]) -> Stack:
     )
 
 
-def _done(group: str, seq: int) -> Collective:
+def _completed_call(group: str, seq: int) -> Collective:
     return Collective(
         group=group, seq=seq, op="collective", sizes=(), dtypes=(), retired=True, created_ns=max(seq, 0), started=True
     )
@@ -451,26 +468,26 @@ _TIME_FORM = "%Y-%m-%d_%H:%M:%S"
 
 
 def _first_time(text: str) -> float:
-    return min((_seconds(one) for one in re.findall(_TIME, text)), default=0.0)
+    return min((_seconds(stamp) for stamp in re.findall(_TIME, text)), default=0.0)
 
 
 def _time_of(text: str, pid: int) -> float:
-    """Return when torchrun reports that this process failed; 0 if it does not."""
+    """Return the time of this process's failure in torchrun's summary, in seconds since 1970; 0 if it is not there."""
     blocks = text.split("time")
-    found = next((block for block in reversed(blocks) if f"(pid: {pid})" in block), "")
-    said = re.match(_TIME, f"time{found}")
-    return _seconds(said[1]) if said else 0.0
+    last_block = next((block for block in reversed(blocks) if f"(pid: {pid})" in block), "")
+    stamp = re.match(_TIME, f"time{last_block}")
+    return _seconds(stamp[1]) if stamp else 0.0
 
 
-def _seconds(said: str) -> float:
+def _seconds(stamp: str) -> float:
     try:
-        return (datetime.strptime(said, _TIME_FORM) - datetime(1970, 1, 1)).total_seconds()
+        return (datetime.strptime(stamp, _TIME_FORM) - datetime(1970, 1, 1)).total_seconds()
     except ValueError:
         return 0.0
 
 
 def _launcher(closing: Sequence[tuple[int, str, str]]) -> Exit | None:
-    """Return the launcher's exit. If a scheduler ended the job, that is the launcher's end; 15 is SIGTERM."""
+    """Return the launcher's exit by SIGTERM (15) if Slurm cancelled the whole job, else None."""
     whole = any(not pid and sender.startswith("Slurm") for pid, _, sender in closing)
     return Exit(pid=0, rank=None, status=-15, at_s=0.0, by_us=False) if whole else None
 
@@ -494,8 +511,8 @@ _SCRIPT = re.compile(r"^={20,}\n(\S{1,200}) FAILED\n-{20,}$", re.M)
 
 
 def _script(text: str) -> str:
-    found = _SCRIPT.search(text)
-    return found[1] if found else ""
+    match = _SCRIPT.search(text)
+    return match[1] if match else ""
 
 
 # What is missing, and how to have it next time.
@@ -527,14 +544,14 @@ class Missing:
 
 def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[JobFile]) -> Iterator[Missing]:
     everyone = range(evidence.world_size)
-    looked = {one.rank for look in evidence.snapshots for one in look.ranks if one.stacks}
-    known: dict[str, Callable[[int], bool]] = {
+    with_stacks = {rank.rank for snapshot in evidence.snapshots for rank in snapshot.ranks if rank.stacks}
+    is_there: dict[str, Callable[[int], bool]] = {
         "logs": lambda rank: rank in ranks and bool(ranks[rank].texts),
-        "stacks": lambda rank: rank in looked,
+        "stacks": lambda rank: rank in with_stacks,
         "flight recorder dumps": lambda rank: rank in ranks and ranks[rank].recorder is not None,
     }
     cores = [file.name for file in files if file.kind is Kind.CORE]
-    for what, there in known.items():
+    for what, there in is_there.items():
         lacking = [rank for rank in everyone if not there(rank)]
         whose = "every rank" if len(lacking) == len(everyone) > 1 else _ranks_text(lacking)
         now = tuple(f"pystack core {core} > rank3.txt  # and read that too" for core in cores[:1])

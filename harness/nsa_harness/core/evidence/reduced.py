@@ -1,4 +1,4 @@
-"""Reduce evidence to its size limit: what is dropped first if a rank has a thousand threads, or endless stacks."""
+"""Reduce evidence to its size limit, for ranks with a thousand threads or very deep stacks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAY_ACT = ("read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connec
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """The limits of one level."""
+    """How much evidence one level of reduction leaves."""
 
     stacks: int
     frames: int
@@ -58,7 +58,10 @@ HISTORIES = (1024, 768, 512, 256, 96)
 
 
 def with_history(evidence: Evidence, calls: int) -> Evidence:
-    """Return the evidence with each rank's latest calls, from the start of a step, and the matching recorder rows."""
+    """Return the evidence with at most the latest `calls` calls and recorder entries of each rank.
+
+    The calls begin with a whole step.
+    """
     ranks = (
         replace(
             rank,
@@ -71,33 +74,42 @@ def with_history(evidence: Evidence, calls: int) -> Evidence:
 
 
 def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:
-    """Return the calls from the start of a step on; if all belong to one step, the latest ones."""
-    kept = calls[-most:]
+    """Return the latest calls from the start of a step; if they all belong to one step, all of them."""
+    latest = calls[-most:]
     before = calls[-most - 1].step if len(calls) > most else None
-    return tuple(one for one in kept if one.step != before) or kept
+    return tuple(call for call in latest if call.step != before) or latest
 
 
-def brief(snapshot: Snapshot) -> Snapshot:
+def without_finished_calls(snapshot: Snapshot) -> Snapshot:
     """Return a snapshot without finished calls and steps that the rank's final status file has too."""
-    ranks = (replace(rank, board=_recent(rank.board, _RECENT_CALLS)) for rank in snapshot.ranks)
+    ranks = (replace(rank, board=_with_recent_calls(rank.board, _RECENT_CALLS)) for rank in snapshot.ranks)
     return replace(snapshot, ranks=tuple(ranks))
 
 
-def _recent(board: StatusFile | None, count: int) -> StatusFile | None:
-    """Return the last finished calls, and those that waits rest on: the first call, group creations, open calls."""
+def _with_recent_calls(board: StatusFile | None, count: int) -> StatusFile | None:
+    """Return the status file with fewer calls and steps.
+
+    The last `count` finished calls stay, and every call that the proof of a wait needs: the first call, creations of
+    groups, and open calls.
+    """
     if board is None:
         return None
     finished = {call.number for call in [call for call in board.calls if call.left_s is not None][-count:]}
-    kept = {*finished, *(call.number for call in board.calls[:1])}
+    numbers = {*finished, *(call.number for call in board.calls[:1])}
     calls = (
-        call for call in board.calls if call.left_s is None or call.op in {ENTRANCE, *CREATIONS} or call.number in kept
+        call
+        for call in board.calls
+        if call.left_s is None or call.op in {ENTRANCE, *CREATIONS} or call.number in numbers
     )
     return replace(board, calls=tuple(calls), steps_s=board.steps_s[-count:])
 
 
-def reduced(evidence: Evidence, keep: Keep) -> Evidence:
-    """Return the evidence with less of what is long. What the verdict rests on goes last; `trouble` notes each cut."""
-    said = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
+def reduce_evidence(evidence: Evidence, keep: Keep) -> Evidence:
+    """Return the evidence with at most as many items as `keep` allows, and a note of that in `trouble`.
+
+    The items that the verdict needs most are dropped last.
+    """
+    cut = Trouble(what="evidence", why="reduced to its bound: the files in dumps/ have all threads and frames")
     snapshots = (
         replace(snapshot, ranks=tuple(_rank_snapshot(rank, keep) for rank in snapshot.ranks))
         for snapshot in evidence.snapshots[-keep.snapshots :]
@@ -107,7 +119,7 @@ def reduced(evidence: Evidence, keep: Keep) -> Evidence:
         ranks=tuple(_rank(rank, keep) for rank in evidence.ranks),
         snapshots=tuple(snapshots),
         samples=evidence.samples[-keep.samples * max(1, evidence.world_size) :],
-        trouble=(*evidence.trouble, said),
+        trouble=(*evidence.trouble, cut),
     )
 
 
@@ -115,7 +127,8 @@ def _rank(rank: RankEvidence, keep: Keep) -> RankEvidence:
     raised = rank.raised
     if raised is not None:
         chain = (
-            replace(one, message=one.message[: keep.text], frames=one.frames[: keep.frames]) for one in raised.chain
+            replace(error, message=error.message[: keep.text], frames=error.frames[: keep.frames])
+            for error in raised.chain
         )
         raised = replace(
             raised, message=raised.message[: keep.text], frames=raised.frames[: keep.frames], chain=tuple(chain)
@@ -131,9 +144,9 @@ def _rank(rank: RankEvidence, keep: Keep) -> RankEvidence:
     )
 
 
-def _health_samples(looks: HealthSamples | None, keep: Keep) -> HealthSamples | None:
-    """Return the latest samples; their totals, such as broken or never, are stored separately."""
-    if looks is None:
+def _health_samples(samples: HealthSamples | None, keep: Keep) -> HealthSamples | None:
+    """Return the latest samples. Totals, such as parameters without gradients, stay complete."""
+    if samples is None:
         return None
     replicas = tuple(
         replace(
@@ -141,9 +154,9 @@ def _health_samples(looks: HealthSamples | None, keep: Keep) -> HealthSamples | 
             looks=replica.looks[-keep.calls :],
             names=tuple((first[-keep.text :], last[-keep.text :]) for first, last in replica.names),
         )
-        for replica in looks.replicas
+        for replica in samples.replicas
     )
-    return replace(looks, memory=looks.memory[-keep.calls :], replicas=replicas)
+    return replace(samples, memory=samples.memory[-keep.calls :], replicas=replicas)
 
 
 def _board(board: StatusFile | None, keep: Keep) -> StatusFile | None:
@@ -164,8 +177,8 @@ def _rank_snapshot(rank: RankSnapshot, keep: Keep) -> RankSnapshot:
         process=process,
         children=tuple(child for child, _ in children),
         stacks=stacks,
-        child_stacks={child.pid: found for child, found in children if child.pid in rank.child_stacks},
-        board=_recent(rank.board, keep.calls),
+        child_stacks={child.pid: stacks for child, stacks in children if child.pid in rank.child_stacks},
+        board=_with_recent_calls(rank.board, keep.calls),
         collectives=rank.collectives[-keep.calls :],
     )
 
@@ -173,43 +186,44 @@ def _rank_snapshot(rank: RankSnapshot, keep: Keep) -> RankSnapshot:
 def _threads(
     process: Process, stacks: Sequence[Stack], marking: Iterable[int], keep: Keep
 ) -> tuple[Process, tuple[Stack, ...]]:
-    """Return the training thread, then those that may act, because they decide whether a wait is closed.
+    """Return the process and its stacks with at most `keep.stacks` stacks.
 
-    If a Python thread's stack is dropped, its thread is dropped too: otherwise it would look like a library's thread.
+    The training thread comes first, then threads that may still run, because they decide whether a wait is closed. A
+    dropped stack takes its thread along: a thread without a Python stack would count as a library's thread.
     """
     training = training_stack(stacks, process.pid, marking)
     parked = {task.tid for task in process.tasks if task.syscall == "futex" and task.timed is False}
     others = [stack for stack in stacks if stack is not training]
-    others.sort(key=lambda one: (is_poller(one), one.tid in parked))
+    others.sort(key=lambda stack: (is_poller(stack), stack.tid in parked))
     chosen = [*([training] if training else []), *others][: keep.stacks]
-    known = {one.tid for one in chosen}
-    left_out = {stack.tid for stack in stacks if stack.frames and stack.tid not in known}
+    kept_tids = {stack.tid for stack in chosen}
+    left_out = {stack.tid for stack in stacks if stack.frames and stack.tid not in kept_tids}
     tasks = tuple(task for task in process.tasks if task.tid not in left_out)
-    return _process(replace(process, tasks=tasks), [one.tid for one in chosen], keep), _stacks(chosen, keep)
+    return _process(replace(process, tasks=tasks), [stack.tid for stack in chosen], keep), _stacks(chosen, keep)
 
 
 def _stacks(stacks: Iterable[Stack], keep: Keep) -> tuple[Stack, ...]:
     """Return the stacks with the innermost frames of each."""
     return tuple(
-        replace(one, thread=one.thread[:80], frames=_frames(one, keep), native=one.native[:8])
-        for one in islice(stacks, keep.stacks)
+        replace(stack, thread=stack.thread[:80], frames=_frames(stack, keep), native=stack.native[:8])
+        for stack in islice(stacks, keep.stacks)
     )
 
 
 def _frames(stack: Stack, keep: Keep) -> tuple[Frame, ...]:
-    """Return the innermost frames, which show the wait, and the program's own; libraries in between are dropped."""
+    """Return the innermost frames, which show the wait, and then the program's frames; drop library frames first."""
     inner, outer = stack.frames[: keep.frames // 2], stack.frames[keep.frames // 2 :]
     own = [frame for frame in outer if not is_library(frame.file)]
     rest = keep.frames - len(inner) - len(own)
-    kept = own if rest < len(outer) - len(own) else outer
+    outer_kept = own if rest < len(outer) - len(own) else outer
     return tuple(
         replace(frame, file=frame.file[-keep.text :], function=frame.function[: keep.text])
-        for frame in (*inner, *kept)[: 2 * keep.frames]
+        for frame in (*inner, *outer_kept)[: 2 * keep.frames]
     )
 
 
 def _process(process: Process, tids: Iterable[int | None], keep: Keep) -> Process:
-    """Return the process: threads of the stacks and those that may act first, then those that computed most."""
+    """Return the process with fewer threads: those of the stacks first, then those that may act, then by CPU time."""
     leading = {process.pid, *tids}
 
     def rank_of(task: Task) -> tuple[bool, bool, float]:

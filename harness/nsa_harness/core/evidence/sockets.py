@@ -1,4 +1,4 @@
-"""TCP sockets from the kernel: its table in /proc and its inet_diag answers, as values."""
+"""Read the kernel's TCP sockets: the table in /proc and answers of inet_diag."""
 
 from __future__ import annotations
 
@@ -61,8 +61,12 @@ def answers_end(data: bytes) -> bool:
 
 def other_ends(table: Mapping[int, Socket]) -> dict[int, int]:
     """Return inode -> inode of the other end, for connections with both ends in the table (both on this host)."""
-    by_address = {(one.local, one.peer): inode for inode, one in table.items() if one.state != "LISTEN"}
-    pairs = ((inode, by_address.get((one.peer, one.local))) for inode, one in table.items() if one.state != "LISTEN")
+    by_address = {(socket.local, socket.peer): inode for inode, socket in table.items() if socket.state != "LISTEN"}
+    pairs = (
+        (inode, by_address.get((socket.peer, socket.local)))
+        for inode, socket in table.items()
+        if socket.state != "LISTEN"
+    )
     return {inode: other for inode, other in pairs if other is not None and other != inode}
 
 

@@ -1,4 +1,4 @@
-"""Stacks as values: the user's frames, the training thread, the collective call, process pools, and native frames."""
+"""Read stack dumps, and find in them the user's frame, the training thread, the collective call and process pools."""
 
 from __future__ import annotations
 
@@ -73,17 +73,17 @@ def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
     File names are short unless --full-filenames was given. Those of torch and the standard library get a directory,
     which distinguishes them from the program's own.
     """
-    found: dict[int, list[tuple[str, int | None, str, list[Frame]]]] = {}
+    processes: dict[int, list[tuple[str, int | None, str, list[Frame]]]] = {}
     threads: list[tuple[str, int | None, str, list[Frame]]] | None = None
     for line in text.splitlines():
         if process := _PY_SPY_PROCESS.match(line):
-            threads = found[int(process[1])] = []
+            threads = processes[int(process[1])] = []
         elif threads is None:
             continue
         elif thread := _PY_SPY_THREAD.match(line):
             threads.append((thread[3] or "", int(thread[1]) if thread[1] else None, thread[2], []))
         elif threads and (frame := _PY_SPY_FRAME.match(line)) and len(threads[-1][3]) < _MAX_FRAMES:
-            file = _in_its_folder(frame[2])
+            file = _with_directory(frame[2])
             threads[-1][3].append(Frame(file=file, line=int(frame[3] or 0), function=frame[1]))
     return {
         pid: tuple(
@@ -97,12 +97,12 @@ def parse_py_spy_text(text: str) -> dict[int, tuple[Stack, ...]]:
             )
             for name, tid, state, frames in some[:_MAX_THREADS]
         )
-        for pid, some in found.items()
+        for pid, some in processes.items()
         if some
     }
 
 
-def _in_its_folder(short: str) -> str:
+def _with_directory(short: str) -> str:
     top = short.partition("/")[0].removesuffix(".py")
     if short.startswith(("/", "<")):
         return short
@@ -112,23 +112,25 @@ def _in_its_folder(short: str) -> str:
 
 
 _PARTNERS = ("src", "dst")  # global ranks
-_OTHERWISE = ("group_src", "group_dst")  # numbers within a group; a stack does not show their global ranks
+_PARTNERS_IN_GROUP = ("group_src", "group_dst")  # numbers within a group; a stack does not show their global ranks
 _NUMBER = re.compile(r"-?\d{1,9}")
 
 
 def _arguments(frames: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Return root or partner and tag of the outermost torch.distributed call that the thread is in.
+    """Return root or partner (src, dst) and tag of the outermost torch.distributed call that the thread is in.
 
-    Empty if the source has no variables (`py-spy --locals` has), the call has neither, or names them by their number in
-    a group. Only whole numbers are read: any other variable may be a secret.
+    The result is empty if the dump has no variables (`py-spy --locals` adds them), if the call has no such argument,
+    or if the argument is a number within a group. Only whole numbers are read, because other variables may be secrets.
     """
     inside = takewhile(lambda frame: is_library(str(frame["filename"])), frames)
     calls = [frame for frame in inside if str(frame["filename"]).endswith(_PUBLIC[0])]
     for frame in reversed(calls):
-        told = {str(one["name"]): str(one["repr"]) for one in frame.get("locals") or ()}
-        numbers = {name: int(told[name]) for name in (*_PARTNERS, "tag") if _NUMBER.fullmatch(told.get(name, ""))}
+        variables = {str(variable["name"]): str(variable["repr"]) for variable in frame.get("locals") or ()}
+        numbers = {
+            name: int(variables[name]) for name in (*_PARTNERS, "tag") if _NUMBER.fullmatch(variables.get(name, ""))
+        }
         named = any(name in numbers for name in _PARTNERS)
-        if not named and any(told.get(name, "None") != "None" for name in _OTHERWISE):
+        if not named and any(variables.get(name, "None") != "None" for name in _PARTNERS_IN_GROUP):
             return {}
         if numbers:
             return numbers
@@ -184,8 +186,10 @@ def in_probe(file: str) -> bool:
 
 
 def is_poller(stack: Stack) -> bool:
-    """Whether a library or the probe keeps this Python thread for itself."""
-    return any(in_probe(frame.file) or any(one in frame.file for one in _LIBRARY_POLLERS) for frame in stack.frames)
+    """Whether the thread is a background thread of a library or of the probe, which never ends a wait."""
+    return any(
+        in_probe(frame.file) or any(poller in frame.file for poller in _LIBRARY_POLLERS) for frame in stack.frames
+    )
 
 
 def user_frame(frames: Sequence[Frame]) -> Frame | None:
@@ -197,9 +201,10 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 def training_stack(stacks: Sequence[Stack], pid: int, marking_tids: Iterable[int] = ()) -> Stack | None:
-    """Return the training thread's stack: a thread with events that has left Python's main loop, else the main thread.
+    """Return the stack of the training thread, which is the main thread with one exception.
 
-    On CUDA the backward pass runs Python hooks on autograd's own threads; the main thread only waits.
+    During a backward pass on CUDA, autograd's own thread runs the Python hooks and the main thread only waits. Then it
+    is the thread with progress events that runs the user's code.
     """
     by_tid = {stack.tid: stack for stack in stacks}
     main = by_tid.get(pid) or next((stack for stack in stacks if stack.thread == "MainThread"), None)
@@ -212,15 +217,20 @@ def training_stack(stacks: Sequence[Stack], pid: int, marking_tids: Iterable[int
 
 def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = ()) -> Frame | None:
     """Return the innermost frame in a file with that ending and, if names are given, in one of these functions."""
-    wanted = set(names)
+    wanted_names = set(names)
     return next(
-        (frame for frame in frames if frame.file.endswith(file_ends) and (not wanted or frame.function in wanted)), None
+        (
+            frame
+            for frame in frames
+            if frame.file.endswith(file_ends) and (not wanted_names or frame.function in wanted_names)
+        ),
+        None,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Awaited:
-    """What a thread waits for in another thread, by the standard library's call that it is in."""
+    """A wait for another thread, identified by the standard library's call."""
 
     call: str
     what: str
@@ -241,12 +251,12 @@ _AWAITED = {
 
 
 def awaited(frames: Sequence[Frame]) -> Awaited:
-    """Return the wait, by the frames between the innermost one and the program; py-spy adds a method's class."""
+    """Return the wait that the innermost library frames show, else A_LOCK. py-spy prefixes a method with its class."""
     for frame in takewhile(lambda frame: is_library(frame.file), frames):
-        for (file, name), found in _AWAITED.items():
+        for (file, name), wait in _AWAITED.items():
             own = frame.function if "." in name else frame.function.rpartition(".")[2]
             if frame.file.endswith(file) and own == name:
-                return found
+                return wait
     return A_LOCK
 
 
@@ -293,17 +303,17 @@ def group_call(frames: Sequence[Frame]) -> GroupCall | None:
     if leaf is not None and leaf.function == "_engine_run_backward":
         return GroupCall(op=_WAITS_FOR[leaf.function], by="DDP")
     inside = list(takewhile(lambda frame: is_library(frame.file) or in_probe(frame.file), frames))
-    if leaf is None or not _of_groups(leaf.file) or any(one in leaf.file for one in _NO_CALLS):
+    if leaf is None or not _is_group_file(leaf.file) or any(file in leaf.file for file in _NO_CALLS):
         return None
     by = next((name for frame in inside for file, name in _MADE_BY if file in frame.file), "")
-    called = takewhile(lambda frame: _of_groups(frame.file), inside)
+    called = takewhile(lambda frame: _is_group_file(frame.file), inside)
     names = [(frame.file, frame.function.rpartition(".")[2]) for frame in called]
     public = [name for file, name in names if file.endswith(_PUBLIC) and not name.startswith("_")]
-    known = [_WAITS_FOR[name] for _, name in names if name in _WAITS_FOR]
-    return GroupCall(op=next(iter([*public[-1:], *known]), names[0][1]), by=by)
+    awaited_ops = [_WAITS_FOR[name] for _, name in names if name in _WAITS_FOR]
+    return GroupCall(op=next(iter([*public[-1:], *awaited_ops]), names[0][1]), by=by)
 
 
-def _of_groups(file: str) -> bool:
+def _is_group_file(file: str) -> bool:
     return _GROUP_CALLS in file or file.endswith(_WRAPPED)
 
 
@@ -357,13 +367,13 @@ def parse_native(text: str) -> dict[int, tuple[str, ...]]:
 
 def parse_pystack(text: str) -> tuple[Stack, ...]:
     """Return the threads of `pystack remote`, which prints the outermost frame first. Raises ValueError without any."""
-    found: list[tuple[int, bool, list[Frame]]] = []
+    threads: list[tuple[int, bool, list[Frame]]] = []
     for line in text.splitlines():
         if thread := _PYSTACK_THREAD.match(line):
-            found.append((int(thread[1]), "[Has the GIL]" in thread[2], []))
-        elif found and (frame := _PYSTACK_FRAME.match(line)):
-            found[-1][2].append(Frame(file=frame[1], line=int(frame[2]), function=frame[3]))
-    if not found:
+            threads.append((int(thread[1]), "[Has the GIL]" in thread[2], []))
+        elif threads and (frame := _PYSTACK_FRAME.match(line)):
+            threads[-1][2].append(Frame(file=frame[1], line=int(frame[2]), function=frame[3]))
+    if not threads:
         raise ValueError("not the form of pystack remote: no thread in it")
     return tuple(
         Stack(
@@ -374,12 +384,12 @@ def parse_pystack(text: str) -> tuple[Stack, ...]:
             source="pystack",
             gil=gil,
         )
-        for tid, gil, frames in found
+        for tid, gil, frames in threads
     )
 
 
 def _native(frames: list[dict[str, object]]) -> tuple[str, ...]:
-    """Whether the frame is native: py-spy gives Python frames no module, and native ones their library."""
+    """Return the names of the innermost native frames. py-spy names a module only for native frames."""
     native = takewhile(lambda frame: frame.get("module") is not None, frames)
     named = (f"{_function(str(frame['name']))} ({str(frame['module']).rpartition('/')[2]})" for frame in native)
     return tuple(name[:200] for name, _ in islice(groupby(named), _MAX_NATIVE))
@@ -420,7 +430,7 @@ _POOLS = (MULTIPROCESSING, EXECUTOR)
 
 def awaits_result(frames: Sequence[Frame]) -> Pool | None:
     """Return the kind of pool whose result this thread waits for."""
-    return next((pool for pool in _POOLS if any(_within(frames, *one) for one in pool.awaited_in)), None)
+    return next((pool for pool in _POOLS if any(_within(frames, *place) for place in pool.awaited_in)), None)
 
 
 def is_worker(pool: Pool, frames: Sequence[Frame]) -> bool:
@@ -428,11 +438,11 @@ def is_worker(pool: Pool, frames: Sequence[Frame]) -> bool:
 
 
 def awaits_task(frames: Sequence[Frame]) -> bool:
-    """Whether a worker waits in the queue of tasks, with no user code below the pool's own loop."""
+    """Whether an idle pool worker waits for its next task: the pool's loop is in the get() of the task queue."""
     loops = (
         number
-        for number, one in enumerate(frames)
-        if any(one.file.endswith(pool.file) and one.function == pool.loop for pool in _POOLS)
+        for number, frame in enumerate(frames)
+        if any(frame.file.endswith(pool.file) and frame.function == pool.loop for pool in _POOLS)
     )
     inner = next(loops, 0)
     return inner > 0 and _within(frames[inner - 1 : inner], _QUEUE, ("get",))

@@ -1,4 +1,4 @@
-"""Read status files: bytes that another process wrote, trusted only as far as they are consistent."""
+"""Read status files. Another process writes these bytes, so only consistent records are used."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         gradients={step: gradients for step, _, gradients, _ in steps},
         marked={step: marks for step, _, _, marks in steps if marks},
         groups=_groups(facts),
-        caught=_caught(facts, chains),
+        caught=_read_caught(facts, chains),
         mesh=tuple((axis, int(place)) for axis, place in _COORDINATE.findall(facts.get(protocol.FACT_MESH, ""))),
         backend=facts.get(protocol.FACT_BACKEND, ""),
         device_pending=max(0, recorded - reached),
@@ -147,7 +147,7 @@ _SIZES = {
 
 
 def _as_layout_3(data: bytes) -> bytes:
-    """Return the file in today's layout; what layout 2 did not have is empty."""
+    """Return a file of layout 2 in layout 3. The fields that layout 2 lacks are empty."""
     board = bytearray(protocol.BOARD_SIZE)
     board[: protocol.CALLS_AT] = data[: protocol.CALLS_AT]
     for call in _ring(data, protocol.CALL_2, protocol.CALLS_AT, protocol.CALLS_2):
@@ -228,12 +228,12 @@ def _marks(data: bytes, strings: list[str], clock: _Clock) -> tuple[ProgressEven
 def _gaps(data: bytes) -> dict[str, float]:
     size = len(protocol.KINDS) * protocol.GAP.size
     gaps_ns = protocol.GAP.iter_unpack(data[protocol.GAPS_AT : protocol.GAPS_AT + size])
-    known = list(zip(protocol.KINDS, gaps_ns, strict=True))[1:]
-    return {kind: gap_ns / _NS for kind, (gap_ns,) in known if gap_ns}
+    gaps = list(zip(protocol.KINDS, gaps_ns, strict=True))[1:]
+    return {kind: gap_ns / _NS for kind, (gap_ns,) in gaps if gap_ns}
 
 
 def _steps(data: bytes) -> list[tuple[int, ...]]:
-    """Return the latest unbroken series of the ring: anything else is a torn write or an older lap."""
+    """Return the latest steps with consecutive numbers and rising times; other records are torn or overwritten."""
     series: list[tuple[int, ...]] = []
     for record in _ring(data, protocol.STEP, protocol.STEPS_AT, protocol.STEPS):
         follows = bool(series) and record[0] == series[-1][0] + 1
@@ -246,7 +246,7 @@ def _steps(data: bytes) -> list[tuple[int, ...]]:
 
 
 def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[Forwards, ...]]:
-    """Return every module with its line once, and the latest steps."""
+    """Return each entered module once, with the line that called it, and the latest steps as indices into these."""
     ring = _ring(data, protocol.FORWARD, protocol.FORWARDS_AT, protocol.FORWARDS)
     # A record that is being written leaves a gap, which ends what can be compared.
     newest = ring[_unbroken_from(ring) :]
@@ -254,7 +254,7 @@ def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], 
     for record in newest:
         by_step.setdefault(record[1] & protocol.WHAT_STEP_MASK, []).append(record)
     modules: dict[tuple[int, int], int] = {}
-    found: list[Forwards] = []
+    steps: list[Forwards] = []
     for step, records in list(by_step.items())[-_STEPS_OF_FORWARDS:]:
         thread = by_step[max(by_step)][0][3]
         keys = [
@@ -264,9 +264,9 @@ def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], 
         ]
         calls = tuple(modules.setdefault(key, len(modules)) for key in keys)
         whole = records[0][0] == 1 or records[0] is not newest[0]
-        found.append(Forwards(step=step, whole=whole, calls=calls))
+        steps.append(Forwards(step=step, whole=whole, calls=calls))
     named = (ModuleCall(name=_string(strings, name), place=read_place(_string(strings, at))) for name, at in modules)
-    return tuple(named), tuple(found)
+    return tuple(named), tuple(steps)
 
 
 def _unbroken_from(ring: Sequence[tuple[int, ...]]) -> int:
@@ -290,36 +290,42 @@ def _groups(facts: dict[str, str]) -> dict[str, tuple[int, ...]]:
     return {name[len(word) :]: read_ranks(value) for name, value in facts.items() if name.startswith(word)}
 
 
-def _caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tuple[CaughtException, ...]:
-    """Return caught exceptions; what does not parse as step, type and place is skipped."""
+def _read_caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tuple[CaughtException, ...]:
+    """Return the exceptions that were caught. A fact that is not "step type place" is skipped."""
     caught: list[CaughtException] = []
     for name, value in sorted(facts.items()):
         parts = value.split(" ", 2) if name.startswith(protocol.FACT_CAUGHT) else []
         if len(parts) == 3 and parts[0].isascii() and parts[0].isdecimal() and len(parts[0]) < _STEP_DIGITS:
-            one = CaughtException(step=int(parts[0]), type=parts[1], place=read_place(parts[2]))
+            exception = CaughtException(step=int(parts[0]), type=parts[1], place=read_place(parts[2]))
             number = name[len(protocol.FACT_CAUGHT) :]
             again = facts.get(protocol.FACT_CAUGHT_AGAIN + number, "")
-            caught.append(_handled(_counted(one, again, chains), number, facts))
-    return tuple(one for one in caught if one.left_forward or one.handled is not None)
+            caught.append(_with_handler(_with_count(exception, again, chains), number, facts))
+    return tuple(exception for exception in caught if exception.left_forward or exception.handled is not None)
 
 
-def _counted(one: CaughtException, again: str, chains: list[tuple[Frame, ...]]) -> CaughtException:
+def _with_count(exception: CaughtException, again: str, chains: list[tuple[Frame, ...]]) -> CaughtException:
     numbers = _AGAIN.fullmatch(again)
     if numbers is None:
-        return one
+        return exception
     count, last_step, node = map(int, numbers.groups())
-    return replace(one, count=max(1, count), last_step=max(one.step, last_step), chain=_at(chains, node, ()))
+    return replace(
+        exception, count=max(1, count), last_step=max(exception.step, last_step), chain=_at(chains, node, ())
+    )
 
 
-def _handled(one: CaughtException, number: str, facts: dict[str, str]) -> CaughtException:
-    """Return the first of its lines that finally caught it."""
+def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]) -> CaughtException:
+    """Return the exception with the line that caught it for good, and whether it had left a module's forward.
+
+    Each fact describes one handler: "10 3.0 run.py:30:main". The first digit is 1 if the exception ended there, the
+    second if it had left a forward.
+    """
     lines = [
-        found
+        match
         for name, value in sorted(facts.items())
-        if name.startswith(f"{protocol.FACT_HANDLED}{number}.") and (found := _HANDLED.fullmatch(value))
+        if name.startswith(f"{protocol.FACT_HANDLED}{number}.") and (match := _HANDLED.fullmatch(value))
     ]
     place = next((read_place(line[3]) for line in lines if line[1] == "1"), None)
-    return replace(one, handled=place, left_forward=not lines or any(line[2] == "1" for line in lines))
+    return replace(exception, handled=place, left_forward=not lines or any(line[2] == "1" for line in lines))
 
 
 def read_ranks(text: str) -> tuple[int, ...]:
@@ -374,7 +380,7 @@ def _count(text: str) -> int | None:
 def _ring(data: bytes, record: struct.Struct, at: int, count: int) -> list[tuple[int, ...]]:
     """Return the records that are at the slot of their number, in the order of the numbers."""
     ring = record.iter_unpack(memoryview(data)[at : at + count * record.size])
-    return sorted(one for place, one in enumerate(ring) if one[0] and (one[0] - 1) % count == place)
+    return sorted(number for place, number in enumerate(ring) if number[0] and (number[0] - 1) % count == place)
 
 
 def _call(record: tuple[int, ...], strings: list[str], chains: list[tuple[Frame, ...]], clock: _Clock) -> Call:

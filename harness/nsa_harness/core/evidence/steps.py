@@ -1,4 +1,4 @@
-"""The collectives that a rank entered in each step: the status file's times joined with the flight recorder's."""
+"""Count the collectives that a rank entered in each step, from its status file and flight recorder."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile, StepRow, Tally
 
 _NS = 1_000_000_000
-_KEPT_ROWS = 64  # rows of a rank whose steps all differ; consecutive equal steps are one row
+_MAX_ROWS = 64  # latest rows per rank; consecutive equal steps share a row
 _NEAR = 64  # calls that other threads may have made while this one was inside
 _SLACK_S = 0.0001  # both clocks are read at slightly different moments
 SETUP = ("init_process_group", "new_", "split_group", "shrink_group", "destroy_process_group", protocol.WAIT)
 
 
 def entered_s(board: StatusFile, collective: Collective) -> float | None:
-    """Return when the rank entered it, in seconds since the launch; None without the recorder's clock."""
+    """Return when the rank entered the collective, in seconds since the launch; None without a common clock."""
     return None if board.zero_ns is None else (collective.created_ns - board.zero_ns) / _NS
 
 
 def calls_of(board: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
-    """Return the Python call of each collective by group and number; none for those of DDP and FSDP below Python.
+    """Return the Python call that entered each collective, by (group, number).
 
-    One call may enter several. Of calls within a tenth of a millisecond, each entered one of its own size. The latest
-    are matched first, since the older ones of either side may be lost.
+    Collectives of DDP and FSDP have no Python call. One call may enter several collectives. If several calls fit in
+    time, the one with the same operation and size is used. The latest are matched first, since older ones may be lost.
     """
-    found: dict[tuple[str, int], Call] = {}
-    alike: set[int] = set()  # calls that entered exactly what they were called for
-    for one in sorted(collectives, key=lambda one: (one.group, one.seq), reverse=True):
-        near = _calls_around(board, one)
-        own = next((call for call in reversed(near) if call.number not in alike and _is_entered_by(one, call)), None)
+    calls: dict[tuple[str, int], Call] = {}
+    matched: set[int] = set()  # calls that entered exactly what they were called for
+    for collective in sorted(collectives, key=lambda collective: (collective.group, collective.seq), reverse=True):
+        near = _calls_around(board, collective)
+        own = next(
+            (call for call in reversed(near) if call.number not in matched and _is_entered_by(collective, call)), None
+        )
         if own is not None:
-            alike.add(own.number)
+            matched.add(own.number)
         if near:
-            found[one.group, one.seq] = own or near[-1]
-    return found
+            calls[collective.group, collective.seq] = own or near[-1]
+    return calls
 
 
 def _calls_around(board: StatusFile, collective: Collective) -> list[Call]:
@@ -63,12 +65,15 @@ def step_s(board: StatusFile) -> float | None:
 
 
 def elements(collective: Collective) -> int:
-    """Return the elements of all its tensors: their shapes need not agree between ranks."""
+    """Return the number of elements of all tensors. Their shapes may differ between ranks."""
     return sum(prod(sizes) for sizes in collective.sizes)
 
 
 def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[StepRow, ...]:
-    """Return the steps that both sources still have completely, and the current one; none without a common clock."""
+    """Return the steps that status file and recorder still have completely, and the current one.
+
+    Empty without a common clock.
+    """
     if board.zero_ns is None or not board.steps_s:
         return ()
     since_s = _remembered_since(board, collectives)
@@ -82,8 +87,8 @@ def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Ste
             tallies=_tallies(
                 board,
                 [
-                    one
-                    for at_s, one in marked
+                    collective
+                    for at_s, collective in marked
                     if (begin_s is None or at_s > begin_s) and (end_s is None or at_s <= end_s)
                 ],
             ),
@@ -91,7 +96,7 @@ def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Ste
         for step, begin_s, end_s in _spans(board)
         if since_s is None or (begin_s is not None and begin_s >= since_s)
     )
-    return tuple(_merge_equal_steps(rows))[-_KEPT_ROWS:]
+    return tuple(_merge_equal_steps(rows))[-_MAX_ROWS:]
 
 
 def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:
@@ -101,11 +106,11 @@ def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:
 
 def ledger_table(rows: dict[int, tuple[StepRow, ...]]) -> Iterator[str]:
     """Yield the ledgers of all ranks as a table: a line per step, a column per rank."""
-    known = {rank: by_step(ledger) for rank, ledger in rows.items()}
+    ledgers = {rank: by_step(ledger) for rank, ledger in rows.items()}
     yield "Collectives that each rank entered during each optimizer step; 'below': by DDP or FSDP, not from Python."
     texts = {
-        step: [f"  rank {rank}  {_row_text(known[rank].get(step))}" for rank in sorted(known)]
-        for step in sorted({step for rank in known.values() for step in rank})
+        step: [f"  rank {rank}  {_row_text(ledgers[rank].get(step))}" for rank in sorted(ledgers)]
+        for step in sorted({step for rank in ledgers.values() for step in rank})
     }
     for lines, steps in groupby(texts, key=texts.__getitem__):
         first, *more = steps
@@ -163,7 +168,7 @@ def _tallies(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Tall
 
 
 def _remembered_since(board: StatusFile, collectives: Sequence[Collective]) -> float | None:
-    """Return since when recorder and status file have everything; None = from the beginning.
+    """Return the time since which recorder and status file are complete; None if they are so from the beginning.
 
     A group is complete back to the first gap in its numbers: older entries were overwritten, or are only stored as
     open.
@@ -179,10 +184,10 @@ def _remembered_since(board: StatusFile, collectives: Sequence[Collective]) -> f
 
 def _whole_since(group: Sequence[Collective]) -> Collective | None:
     """Return the oldest entry after the last gap; None if the numbers go back to the first."""
-    series = sorted(group, key=lambda one: one.seq, reverse=True)
+    series = sorted(group, key=lambda entry: entry.seq, reverse=True)
     oldest = series[0]
-    for one in series[1:]:
-        if one.seq < oldest.seq - 1:
+    for entry in series[1:]:
+        if entry.seq < oldest.seq - 1:
             return oldest
-        oldest = one
+        oldest = entry
     return oldest if oldest.seq > 1 else None

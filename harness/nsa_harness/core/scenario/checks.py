@@ -1,6 +1,6 @@
-"""Turn a merged tree into a Scenario, or into all its mistakes with their places.
+"""Turn a merged tree into a Scenario, or into a list of all its mistakes with their places.
 
-Each key is checked on its own, then keys that contradict each other.
+First each key is checked by itself, then the keys that may contradict each other.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from nsa_harness.core.scenario.yaml_tree import (
     Node,
     Plain,
     in_order,
-    nested,
     origin_of,
     plain,
     shown,
+    tree_of_key,
     visible,
     without,
 )
@@ -47,7 +47,7 @@ _LASTING = (FaultKind.LEAK, FaultKind.SET_PARAMETERS)  # these faults never end 
 
 
 def contradictions(scenario: Scenario, program: OwnProgram | None) -> Contradictions:
-    """Yield every contradiction of a scenario whose keys are valid: (place, what is wrong)."""
+    """Yield (location, message) for keys of a valid scenario that contradict each other."""
     yield from _program(scenario)
     yield from _expectations(scenario)
     if scenario.is_ours and program is not None:
@@ -97,8 +97,8 @@ def _fault(scenario: Scenario, fault: FaultSection) -> Contradictions:
     if fault.kind is FaultKind.STARVED_LOADER and fault.step == 1:
         yield ("fault", "step"), "the first batch is fetched before there is a model to wait for; expected at least 2"
     if (fault.parameters is None) == (fault.kind is FaultKind.SET_PARAMETERS):
-        wanted = "expected a pattern such as" if fault.parameters is None else "only set_parameters takes"
-        yield ("fault", "parameters"), f'{wanted} "*.norm.weight"'
+        hint = "expected a pattern such as" if fault.parameters is None else "only set_parameters takes"
+        yield ("fault", "parameters"), f'{hint} "*.norm.weight"'
     if fault.heals_s is not None and fault.kind in _LASTING:
         yield ("fault", "heals_s"), f"{fault.kind} is never over; leave the whole fault out for a healthy run"
     if fault.when is not None:
@@ -132,7 +132,7 @@ class CheckedScenario:
 
 
 def checked_scenario(tree: Node, program: OwnProgram | None) -> CheckedScenario:
-    """Return the scenario of a tree whose `extends` and `matrix` are resolved, or its mistakes and contradictions.
+    """Return the scenario of a tree with resolved `extends` and `matrix`, or its mistakes and contradictions.
 
     `program` is None if the scenario can only belong to another program.
     """
@@ -150,20 +150,24 @@ def file_mistakes(tree: Node) -> tuple[Mistake, ...]:
 
 
 def axis_mistakes(key: str, value: Node) -> Iterator[Mistake]:
-    """Yield the mistakes of one matrix value. Other required keys of its section may be set elsewhere."""
-    for mistake in file_mistakes(nested(key, value)):
+    """Yield the mistakes of one value that a matrix gives to a dotted key, such as gc.mode.
+
+    A missing key is no mistake here, because the scenario or another axis may set it. The value of a whole section
+    (no dot) is only checked in the merged scenario.
+    """
+    for mistake in file_mistakes(tree_of_key(key, value)):
         if mistake.key.startswith(key) and "." in key and mistake.what != _REQUIRED:
             yield mistake
 
 
 def key_mistake(tree: Node, location: Location, what: str) -> Mistake:
     """Return a mistake at the place where the key was given."""
-    key = ".".join(visible(str(step)) for step in _written(tree, location))
+    key = ".".join(visible(str(step)) for step in _steps_in_file(tree, location))
     return Mistake(origin=origin_of(tree, location), key=key, what=what)
 
 
-def _written(tree: Node, location: Location) -> Iterator[str | int]:
-    """Yield the steps of a location without the number of an item that was written without its list."""
+def _steps_in_file(tree: Node, location: Location) -> Iterator[str | int]:
+    """Yield the steps of a pydantic location that the file has; a single item may be written without its list."""
     here: Node | None = tree
     for step in location:
         content = here.content if here else None
@@ -178,7 +182,7 @@ def _written(tree: Node, location: Location) -> Iterator[str | int]:
 def checked_model(
     model: type[Checked], tree: Node, context: object = None
 ) -> tuple[Checked | None, tuple[Mistake, ...]]:
-    """Return the value of a tree, or every key of it that is wrong by itself. `context` is for the validators."""
+    """Return the model that a tree describes, or a mistake for every invalid key. Validators receive `context`."""
     value = plain(tree)
     if not isinstance(value, dict):
         what = f"expected keys and values such as `about: ...`, got {_shape(value)}"
@@ -188,8 +192,8 @@ def checked_model(
         return model.model_validate_json(json.dumps(value), context=context), ()
     except ValidationError as error:
         details = error.errors(include_url=False)
-    found = [key_mistake(tree, _location(detail), _words(model, detail)) for detail in details]
-    return None, in_order(found)
+    mistakes = [key_mistake(tree, _location(detail), _message(model, detail)) for detail in details]
+    return None, in_order(mistakes)
 
 
 def _location(detail: ErrorDetails) -> Location:
@@ -219,7 +223,7 @@ _BOUNDS = {
 }
 
 
-def _words(model: type[BaseModel], detail: ErrorDetails) -> str:
+def _message(model: type[BaseModel], detail: ErrorDetails) -> str:
     kind, given, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown_key(model, _location(detail))

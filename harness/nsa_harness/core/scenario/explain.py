@@ -1,4 +1,4 @@
-"""The resolved YAML of a scenario, each value with the place it comes from."""
+"""The lines that `nsa-harness explain` prints: a scenario as YAML, and what it resolves to on this machine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _COLUMN = 44
 _BARE_WORD_STARTS = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ/.")
 
 
-def explained(scenario: Scenario, tree: Node) -> Iterator[str]:
-    """Yield lines of YAML that can be saved and run, with the origin of each value as a comment."""
+def scenario_lines(scenario: Scenario, tree: Node) -> Iterator[str]:
+    """Yield a scenario as YAML that can be saved and run; a comment after each value names its origin in `tree`."""
     value = as_plain(scenario)
     assert isinstance(value, dict)
     for key, item in value.items():
@@ -23,7 +23,7 @@ def explained(scenario: Scenario, tree: Node) -> Iterator[str]:
 
 
 def resolved_lines(spec: RunSpec | Skip, command: str) -> Iterator[str]:
-    """Yield what the scenario resolves to on this machine, as comments."""
+    """Yield YAML comments with the launch on this machine, or with the reason for a skip."""
     if isinstance(spec, Skip):
         yield f"# on this machine: SKIP, {spec.reason}"
         return

@@ -13,7 +13,7 @@ FORMS = 'none, all, "start:stop" with start < stop, or a list such as [2, 6]'
 
 
 def parse_layers(value: object) -> str:
-    """Return the canonical text of a choice: none, all, 0:6 or 2,6. Raises ValueError that says what was expected."""
+    """Return the canonical text of a choice: none, all, 0:6 or 2,6. Raises ValueError with the accepted forms."""
     if value in ("none", "all"):
         return str(value)
     if isinstance(value, str):
@@ -43,10 +43,10 @@ def named_layers(choice: str) -> tuple[int, ...]:
 def _canonical_text(text: str) -> str:
     if _LIST.fullmatch(text):  # the canonical text of a list, as the environment and stored scenarios have it
         return ",".join(str(layer) for layer in sorted({int(layer) for layer in text.split(",")}))
-    found = _RANGE.fullmatch(text)
-    if not found:
+    bounds = _RANGE.fullmatch(text)
+    if not bounds:
         raise ValueError(f"expected {FORMS}, got {shown(text)}")
-    start, stop = int(found[1]), int(found[2])
+    start, stop = int(bounds[1]), int(bounds[2])
     if start >= stop:
         raise ValueError(f'expected "start:stop" with start < stop, got {shown(text)}')
     return f"{start}:{stop}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from nsa_harness.core.plan import Expect, Launcher, Limits, RunSpec
 from nsa_harness.core.scenario.checks import checked_scenario
-from nsa_harness.core.scenario.overrides import is_override, overridden, parse_override
+from nsa_harness.core.scenario.overrides import is_override, parse_override, with_overrides
 from nsa_harness.core.scenario.yaml_tree import Origin, from_plain
 from nsa_harness.errors import UsageError
 
@@ -35,7 +35,7 @@ def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Li
                 f"{word}: only limits can be set here, such as limits.stall_s=10; the command follows `--`"
             )
     bare = from_plain({"name": "job", "about": "observed", "run": {"command": ["job"]}}, Origin(source="command line"))
-    checked = checked_scenario(overridden(bare, [parse_override(word) for word in words]), None)
+    checked = checked_scenario(with_overrides(bare, [parse_override(word) for word in words]), None)
     if checked.scenario is None:
         raise UsageError("\n".join(str(mistake) for mistake in checked.mistakes))
     limits = checked.scenario.limits
@@ -49,7 +49,7 @@ def observed_limits(words: Sequence[str], deadline_s: float | None = None) -> Li
 
 
 def observed_spec(name: str, about: str, command: Sequence[str], limits: Limits, spec_hash: str) -> RunSpec:
-    """Return the spec of an observed job. `ranks` is unknown until the job is observed, see `with_ranks`."""
+    """Return the spec of an observed job. Its number of ranks is unknown at first; `with_ranks` sets it later."""
     return RunSpec(
         scenario=name,
         about=about,

@@ -13,10 +13,10 @@ from nsa_harness.core.scenario.yaml_tree import (
     Node,
     Origin,
     from_plain,
-    merged,
-    nested,
+    merge,
     parse_yaml,
     plain,
+    tree_of_key,
     visible,
     without,
 )
@@ -53,7 +53,7 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One combination of a matrix. The suffix is empty without one."""
+    """One combination of a scenario's matrix. The suffix is empty if the scenario has no matrix."""
 
     suffix: str
     tree: Node
@@ -65,7 +65,7 @@ def is_override(word: str) -> bool:
 
 
 def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
-    """Return the override that a word stands for. Raises UsageError."""
+    """Return the override that a word such as `gc.layers=0:4` describes. Raises UsageError."""
     key, text = word.split("=", 1)
     if key.split(".")[0] in _NOT_HERE:
         raise UsageError(f"{source}: {key}: can stand only in a scenario file")
@@ -78,7 +78,7 @@ def parse_override(word: str, source: str = COMMAND_LINE) -> Override:
 
 
 def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
-    """Return the axis that `gc.mode=reentrant,non_reentrant` stands for. Raises UsageError."""
+    """Return the axis that a word such as `gc.mode=reentrant,non_reentrant` describes. Raises UsageError."""
     if not is_override(word):
         raise UsageError(f"{source}: expected KEY=A,B such as gc.mode=reentrant,non_reentrant, got {visible(word, 60)}")
     key, text = word.split("=", 1)
@@ -94,29 +94,29 @@ def parse_axis(word: str, source: str = f"{COMMAND_LINE}: --matrix") -> Axis:
 
 
 def with_axes(tree: Node, axes: Sequence[Axis]) -> Node:
-    """Return the tree with these axes in its matrix; they replace its own axes of the same key."""
+    """Return the tree with these axes added to its matrix. They replace the tree's own axes of the same keys."""
     for axis in axes:
         values = Node(origin=axis.values[0].origin, content=axis.values)
         own = Node(origin=values.origin, content={"matrix": Node(origin=values.origin, content={axis.key: values})})
-        tree = merged(_without_axis(tree, axis.key), own)
+        tree = merge(_without_axis(tree, axis.key), own)
     return tree
 
 
-def overridden(tree: Node, overrides: Sequence[Override]) -> Node:
+def with_overrides(tree: Node, overrides: Sequence[Override]) -> Node:
     """Return the tree with the overrides applied. An override of a matrix key removes that axis."""
     for override in overrides:
-        tree = merged(_without_axis(tree, override.key), nested(override.key, override.value))
+        tree = merge(_without_axis(tree, override.key), tree_of_key(override.key, override.value))
     return tree
 
 
 def variants(tree: Node) -> Iterator[Variant]:
-    """Yield each combination of the tree's matrix, in the order written; the tree itself without a matrix."""
+    """Yield each combination of the tree's matrix in the order written, or only the tree if it has no matrix."""
     axes = _axes(tree)
     bare = without(tree, ("matrix",)) if isinstance(tree.content, dict) else tree
     for values in itertools.product(*(items for _, items in axes)):
         chosen = [Override(key=key, value=value) for (key, _), value in zip(axes, values, strict=True)]
         suffix = ",".join(f"{override.key}={_value_text(override.value)}" for override in chosen)
-        yield Variant(suffix=f"@{suffix}" if suffix else "", tree=overridden(bare, chosen))
+        yield Variant(suffix=f"@{suffix}" if suffix else "", tree=with_overrides(bare, chosen))
 
 
 def matrix_mistakes(tree: Node) -> Iterator[Mistake]:

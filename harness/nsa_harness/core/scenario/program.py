@@ -1,4 +1,4 @@
-"""The interface to our own program, whose options a scenario has as keys; other programs need none of it."""
+"""The interface to nsa.train. Its options are keys of a scenario; other programs get theirs in run.args."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.scenario import Scenario
 
 Location = tuple[str | int, ...]
-Contradictions = Iterator[tuple[Location, str]]  # the place of each, and what is wrong
+Contradictions = Iterator[tuple[Location, str]]  # (location of a key, message)
 
 Row = dict[str, float | str]  # one row of a table that the program writes, by column; an empty cell is missing
 Table = Callable[[str], Sequence[Row] | None]  # the rows of a file, by its name; None if there are none
@@ -28,9 +28,9 @@ class Surroundings:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnProgram:
-    """What our own program knows about its keys: model, train, gc, parallel and trace."""
+    """The functions by which nsa.train handles its own keys: model, train, gc, parallel and trace."""
 
     contradictions: Callable[[Scenario], Contradictions]  # on any machine
-    beyond_the_model: Callable[[Scenario, MachineFacts], Contradictions]  # with the model that this machine gets
-    missing: Callable[[Scenario, MachineFacts], str | None]  # what this machine lacks: the reason of a Skip
+    beyond_the_model: Callable[[Scenario, MachineFacts], Contradictions]  # given the model chosen for this machine
+    missing: Callable[[Scenario, MachineFacts], str | None]  # the reason of a Skip if this machine lacks something
     launch: Callable[[RunSpec, Scenario, MachineFacts, Surroundings], RunSpec]  # with its command line filled in

@@ -25,7 +25,10 @@ def resolve(
     program: OwnProgram,
     notes: tuple[str, ...] = (),
 ) -> RunSpec | Skip:
-    """Return the launch of a scenario on this machine. `program` fills in what only our own program reads."""
+    """Return the RunSpec to launch a scenario on this machine, or a Skip if the machine lacks something.
+
+    For nsa.train, `program` fills in the command line and decides every `auto`.
+    """
     if reason := _missing(scenario, facts, program):
         return Skip(
             scenario=scenario.name,
@@ -40,7 +43,7 @@ def resolve(
 
 
 def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
-    """Return twelve hex digits over everything that decides what runs; no path of this machine is included."""
+    """Return twelve hex digits that identify what runs. No path of this machine is hashed."""
     names = {surroundings.subject_dir: OUR_PROGRAM, surroundings.python: "python"}
     head = tuple(names.get(word, word) for word in spec.program)
     head = (PurePath(head[0]).name, *head[1:])
@@ -60,7 +63,7 @@ def spec_hash(spec: RunSpec, surroundings: Surroundings) -> str:
 
 
 def settings_of(scenario: Scenario) -> tuple[tuple[str, str], ...]:
-    """Return the settings that differ from the defaults, in sections that decide what runs: (dotted key, value)."""
+    """Return (dotted key, value) for each setting that differs from its default, in sections that a launch reads."""
     chosen: dict[str, str] = {f"run.env.{name}": value for name, value in scenario.run.env.items()}
     for section in SETTING_SECTIONS:
         values = getattr(scenario, section).model_dump(mode="json", exclude_defaults=True, exclude={"env"})
@@ -103,7 +106,7 @@ def _foreign(scenario: Scenario) -> RunSpec:
 
 
 def _common(scenario: Scenario) -> RunSpec:
-    """Return the parts that do not depend on the machine."""
+    """Return the RunSpec with all fields that do not depend on the machine."""
     limits = scenario.limits
     return RunSpec(
         scenario=scenario.name,
@@ -143,7 +146,9 @@ def expectation(
     """
     expect = scenario.expect
     done = {} if steps is None else {"steps": Bound(eq=steps)}
-    counting = {name: one for name, one in expect.metrics.items() if device is None or one.device in (None, device)}
+    counting = {
+        name: bound for name, bound in expect.metrics.items() if device is None or bound.device in (None, device)
+    }
     bounds = {**done, **{name: _bound(bound, uniform) for name, bound in counting.items()}}
     return Expect(
         verdict=expect.verdict.value,

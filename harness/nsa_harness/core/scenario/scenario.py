@@ -1,4 +1,4 @@
-"""Scenario: one question as declared in YAML. The models are the whole list of keys, types and defaults."""
+"""Scenario: one run as declared in YAML. The models below list every key with its type and default."""
 
 from __future__ import annotations
 
@@ -130,33 +130,34 @@ class ExpectedVerdict(StrEnum):
     HANG = "HANG"
 
 
-def _word(value: str) -> str:
+def _check_word(value: str) -> str:
     if not _WORD.fullmatch(value):
         raise ValueError(f"expected a word of letters, digits, _ . and -, got {shown(value)}")
     return value
 
 
-def _name(value: str) -> str:
-    # A name becomes a directory of the run.
+def _check_name(value: str) -> str:
+    # The name of a scenario becomes a directory of the run.
     if not NAME.fullmatch(value):
         raise ValueError(f"expected a name of letters, digits and _ . @ = , : + -, got {shown(value)}")
     return value
 
 
-def _branch(value: str) -> str:
+def _check_branch(value: str) -> str:
     branches = value.split("+")
     if value != "all" and (not set(branches) <= {"cmp", "sel", "win"} or len(set(branches)) < len(branches)):
         raise ValueError(f"expected all, cmp, sel, win or a pair such as cmp+sel, got {shown(value)}")
     return value
 
 
-def _auto(value: object) -> object:
+def _read_auto(value: object) -> object:
+    """Return a limit in seconds, or None for `auto`."""
     if isinstance(value, str) and value != "auto":
         raise ValueError(f"expected a number of seconds or auto, got {shown(value)}")
     return None if value == "auto" else value
 
 
-def _env_name(name: str) -> str:
+def _check_env_name(name: str) -> str:
     if not _ENV_NAME.fullmatch(name):
         raise ValueError(f"{shown(name)} cannot be the name of an environment variable")
     if name in _LAUNCHER_SETS or name.startswith("_NSA_HARNESS_"):
@@ -164,7 +165,8 @@ def _env_name(name: str) -> str:
     return name
 
 
-def _env_value(value: object) -> object:
+def _read_env_value(value: object) -> object:
+    """Return the value as text; YAML reads 1 as a number."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
@@ -172,7 +174,7 @@ def _env_value(value: object) -> object:
     return value
 
 
-def _regex(value: str) -> str:
+def _check_regex(value: str) -> str:
     try:
         groups = re.compile(value).groups
     except re.error as error:
@@ -182,10 +184,10 @@ def _regex(value: str) -> str:
     return value
 
 
-Name = Annotated[str, AfterValidator(_name)]
-Word = Annotated[str, AfterValidator(_word)]
-Branch = Annotated[str, AfterValidator(_branch)]
-Regex = Annotated[str, AfterValidator(_regex)]
+Name = Annotated[str, AfterValidator(_check_name)]
+Word = Annotated[str, AfterValidator(_check_word)]
+Branch = Annotated[str, AfterValidator(_check_branch)]
+Regex = Annotated[str, AfterValidator(_check_regex)]
 Positive = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Count = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Layers = Annotated[
@@ -203,12 +205,12 @@ Layers = Annotated[
 ]
 AutoSeconds = Annotated[
     Annotated[float, Field(gt=0, le=1e9)] | None,
-    BeforeValidator(_auto),
+    BeforeValidator(_read_auto),
     PlainSerializer(lambda seconds: "auto" if seconds is None else seconds),
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "number", "exclusiveMinimum": 0}]}),
 ]
-EnvName = Annotated[str, AfterValidator(_env_name)]
-EnvValue = Annotated[str, BeforeValidator(_env_value), WithJsonSchema({"type": ["string", "integer"]})]
+EnvName = Annotated[str, AfterValidator(_check_env_name)]
+EnvValue = Annotated[str, BeforeValidator(_read_env_value), WithJsonSchema({"type": ["string", "integer"]})]
 
 
 OUR_PROGRAM = "nsa.train"
@@ -219,7 +221,7 @@ class _Section(BaseModel):
 
 
 class Needs(_Section):
-    """What the machine must have; missing means SKIP."""
+    """Requirements of the machine. If one is not met, the scenario is skipped."""
 
     gpus: Annotated[int, Field(ge=0, le=1024)] = 0
     backend: Backend = Backend.AUTO
@@ -254,7 +256,7 @@ class Model(_Section):
 
 
 class Train(_Section):
-    """The training of it."""
+    """The training loop."""
 
     steps: Positive = 1
     cpu_steps: Positive | None = Field(default=None, description="at most so many of them where the device is a CPU")
@@ -324,7 +326,7 @@ class LimitSection(_Section):
 
 
 class NumberBound(_Section):
-    """Bounds of one number; all given must hold."""
+    """Bounds of one number. The number must satisfy every bound that is set."""
 
     lt: float | None = None
     le: float | None = None
@@ -348,7 +350,7 @@ class NumberBound(_Section):
 
 
 class MetricBound(NumberBound):
-    """Bounds of one metric; all given must hold."""
+    """Bounds of one metric. The metric must satisfy every bound that is set."""
 
     unit: Unit = Field(default=Unit.PLAIN, description="uniform: the bounds are multiples of ln(vocabulary)")
     device: Literal["cpu", "cuda"] | None = Field(default=None, description="of nsa.train: they count on it alone")
@@ -368,7 +370,7 @@ class ExpectSection(_Section):
 
 
 class FaultWhenSection(_Section):
-    """On what a fault depends besides its rank and step. All that is given must hold."""
+    """Further conditions of a fault, in addition to its rank and step. Every condition that is set must be true."""
 
     recomputed: Layers | None = Field(default=None, description="each of these layers was computed again in backward")
     any_recomputed: Layers | None = Field(default=None, description="one of these layers was computed again")
@@ -404,7 +406,7 @@ class FaultSection(_Section):
 
 
 class Scenario(_Section):
-    """One question, complete."""
+    """One complete scenario: a program, its settings, a planted fault or none, and the expected result."""
 
     name: Name
     about: Annotated[str, Field(max_length=300)] = ""
@@ -429,7 +431,7 @@ class Scenario(_Section):
 
 
 class ScenarioFile(Scenario):
-    """What may stand in a file: a Scenario, and what is used up when it is read."""
+    """The content of a scenario file: a Scenario, and keys that are resolved when the file is read."""
 
     name: Name = Field(default="", description="the file's name unless given", validate_default=False)
     schema_: Literal[1] = Field(default=1, alias="schema")

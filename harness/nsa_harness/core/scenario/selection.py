@@ -32,7 +32,10 @@ Item = TypeVar("Item", bound=Named)
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """A selection. Patterns keep their order; inside a pattern, priority comes first, then name, then matrix order."""
+    """The words that select scenarios.
+
+    Results follow the order of the patterns. Within a pattern they are sorted by priority, name and matrix order.
+    """
 
     patterns: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()  # any of them
@@ -40,51 +43,53 @@ class Selection:
 
 
 def selected(items: Sequence[Item], selection: Selection) -> tuple[Item, ...]:
-    """Return the selected items. Raises UsageError if a word matches nothing, or all words together match nothing."""
+    """Return the selected items. Raises UsageError if a word, or all words together, match nothing."""
     # The variants of one scenario keep the order of its matrix.
     ordered = sorted(items, key=lambda item: (-item.priority, item.family))
-    found = list(ordered)
+    chosen = list(ordered)
     if selection.patterns:
-        found = list({id(item): item for word in selection.patterns for item in _matching(ordered, word)}.values())
+        chosen = list({id(item): item for word in selection.patterns for item in _matching(ordered, word)}.values())
     if selection.tags:
         _check_tags(items, selection.tags)
-        found = [item for item in found if set(item.tags) & set(selection.tags)]
+        chosen = [item for item in chosen if set(item.tags) & set(selection.tags)]
     if selection.expression is not None:
         keep = _Expression(selection.expression)
-        found = [item for item in found if keep.matches(item)]
-    if not found:
-        raise UsageError(f"nothing selected: {_described(selection)} together match none of {len(items)} scenarios")
-    return tuple(found)
+        chosen = [item for item in chosen if keep.matches(item)]
+    if not chosen:
+        raise UsageError(
+            f"nothing selected: {_selection_text(selection)} together match none of {len(items)} scenarios"
+        )
+    return tuple(chosen)
 
 
 def _matching(items: Sequence[Item], word: str) -> list[Item]:
     # A name takes precedence over an alias: a user's scenario may have the name that a shipped one has as alias.
     named = [item for item in items if word in (item.name, item.family)]
-    found = named or [item for item in items if any(_matches(known, word) for known in _known(item))]
-    if found:
-        return found
-    known = {known for item in items for known in _known(item)}
-    hint = did_you_mean(word, sorted(known)) or "; `nsa-harness list` shows all"
+    matching = named or [item for item in items if any(_matches(known, word) for known in _names(item))]
+    if matching:
+        return matching
+    names = {names for item in items for names in _names(item)}
+    hint = did_you_mean(word, sorted(names)) or "; `nsa-harness list` shows all"
     raise UsageError(f"no scenario named {shown(word)}{hint}")
 
 
-def _known(item: Named) -> tuple[str, ...]:
+def _names(item: Named) -> tuple[str, ...]:
     return (item.name, item.family, *item.aliases)
 
 
-def _matches(known: str, word: str) -> bool:
-    return known == word or (any(c in word for c in "*?[") and fnmatchcase(known, word))
+def _matches(name: str, word: str) -> bool:
+    return name == word or (any(c in word for c in "*?[") and fnmatchcase(name, word))
 
 
 def _check_tags(items: Sequence[Named], tags: Sequence[str]) -> None:
-    known = sorted({tag for item in items for tag in item.tags})
+    known_tags = sorted({tag for item in items for tag in item.tags})
     for tag in tags:
-        if tag not in known:
-            hint = did_you_mean(tag, known) or f"; known tags: {', '.join(known)}"
+        if tag not in known_tags:
+            hint = did_you_mean(tag, known_tags) or f"; known tags: {', '.join(known_tags)}"
             raise UsageError(f"no scenario has the tag {shown(tag)}{hint}")
 
 
-def _described(selection: Selection) -> str:
+def _selection_text(selection: Selection) -> str:
     words = [
         *selection.patterns,
         *(f"-t {tag}" for tag in selection.tags),
@@ -104,13 +109,13 @@ class _Expression:
         self._value(lambda _: False)  # checked before there is a scenario to match
 
     def matches(self, item: Named) -> bool:
-        return self._value(lambda word: word in item.tags or any(word in known for known in _known(item)))
+        return self._value(lambda word: word in item.tags or any(word in name for name in _names(item)))
 
     def _value(self, holds: Callable[[str], bool]) -> bool:
         self._tokens = [match[1] for match in self._TOKEN.finditer(self.text)]
         value = self._any_of(holds)
         if self._tokens:
-            raise self._wrong(f"did not expect {shown(self._tokens[0])}")
+            raise self._error(f"did not expect {shown(self._tokens[0])}")
         return value
 
     def _any_of(self, holds: Callable[[str], bool]) -> bool:
@@ -131,11 +136,11 @@ class _Expression:
         if self._take("("):
             value = self._any_of(holds)
             if not self._take(")"):
-                raise self._wrong('expected ")"')
+                raise self._error('expected ")"')
             return value
         if not self._tokens or self._tokens[0] in (")", "and", "or"):
             got = f", got {shown(self._tokens[0])}" if self._tokens else " at the end"
-            raise self._wrong(f"expected a word{got}")
+            raise self._error(f"expected a word{got}")
         return holds(self._tokens.pop(0))
 
     def _take(self, token: str) -> bool:
@@ -144,5 +149,5 @@ class _Expression:
             return True
         return False
 
-    def _wrong(self, what: str) -> UsageError:
+    def _error(self, what: str) -> UsageError:
         return UsageError(f"-k {shown(self.text)}: {what}; write words with and, or, not and brackets")

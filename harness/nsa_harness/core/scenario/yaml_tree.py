@@ -1,6 +1,6 @@
-"""Trees with positions: YAML 1.2 text as nodes that know their line and column.
+"""Read YAML 1.2 as a tree of nodes with line and column.
 
-Built from parser events, so hostile text cannot expand aliases, construct objects or exhaust the stack.
+The tree is built from parser events, so hostile text cannot expand aliases, construct objects or exhaust the stack.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Plain = Scalar | list["Plain"] | dict[str, "Plain"]
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The place where a value was given: a place in a file, or a source without lines (`command line`)."""
+    """Where a value was written: a position in a file, or a source without lines such as `command line`."""
 
     source: str
     line: int | None = None
@@ -46,7 +46,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A value with the place of its key, or of the item in a list."""
+    """A value, and the position of its key or list item."""
 
     origin: Origin
     content: Scalar | tuple[Node, ...] | dict[str, Node]
@@ -77,7 +77,7 @@ class Parsed:
 
 @lru_cache(maxsize=512)  # a nightly's matrix reads one catalog once per kind of runner, and reading is slow
 def parse_yaml(text: str, source: str) -> Parsed:
-    """Return the tree of one document. Never raises; all duplicate keys are reported, a syntax error once."""
+    """Return the tree of one document. Never raises: every duplicate key and the first syntax error become mistakes."""
     return _parsed(_Builder(source), text)
 
 
@@ -103,17 +103,17 @@ def plain(node: Node) -> Plain:
     return node.content
 
 
-def merged(under: Node, over: Node) -> Node:
+def merge(under: Node, over: Node) -> Node:
     """Return `over` merged into `under`: maps merge, everything else replaces."""
     if not (isinstance(under.content, dict) and isinstance(over.content, dict)):
         return over
     content = dict(under.content)
     for key, child in over.content.items():
-        content[key] = merged(content[key], child) if key in content else child
+        content[key] = merge(content[key], child) if key in content else child
     return replace(over, content=content)
 
 
-def nested(key: str, value: Node) -> Node:
+def tree_of_key(key: str, value: Node) -> Node:
     """Return the tree that sets one dotted key."""
     for name in reversed(key.split(".")):
         value = Node(origin=value.origin, content={name: value})

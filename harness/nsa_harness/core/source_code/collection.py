@@ -1,4 +1,4 @@
-"""Choose which source to store: the functions that hold the lines of the evidence, and the functions around them."""
+"""Choose the source code to store as evidence: the functions with lines of the evidence, and functions they call."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ from nsa_harness.core.report import Place
 from nsa_harness.core.source_code.excerpt import Excerpt, Function, calls_in, parsed
 from nsa_harness.core.source_code.program_source import MAX_CALLS, STORE_SETTERS
 
-_MAX_LINES = 400  # of one function
-_FOLDERS = 3  # directories above a file that its imports are looked up in
+_MAX_LINES = 400  # longest function that is stored
+_FOLDERS = 3  # number of parent directories in which a file's imports are searched
 # A key and its value. A set or a list takes one argument only.
 _MAY_SET = re.compile(rf"\.(?:{'|'.join(sorted(STORE_SETTERS))})\(\s*(?:f?([\"']).*?\1\s*[,%+.]|[\w.\[\]]+\s*,)")
 
 
 def program_sources(evidence: Evidence, text_of: Callable[[str], str]) -> Iterator[Source]:
-    """Yield the functions that hold lines of the evidence, then what they call and what shares their attributes.
+    """Yield the functions with lines of the evidence, then functions that they call or that use the same attributes.
 
     `text_of` returns the text of a file of the program, and "" for any other file.
     """
     lines = places_of(evidence)
     texts = {file: text for file in lines if (text := text_of(file))}
-    kept = [
+    chosen = [
         excerpt
         for file, text in texts.items()
-        for excerpt in excerpts(file, text, lines[file] | lines_setting_keys(evidence, text))
+        for excerpt in excerpts(file, text, lines[file] | _lines_setting_keys(evidence, text))
     ]
-    yield from kept
+    yield from chosen
     for imported in [path for file, text in texts.items() for path in _imported(file, text)]:
         if imported not in texts and not is_library(imported) and (text := text_of(imported)):
             texts[imported] = text
-    functions = [one for file, text in texts.items() for one in _functions(file, text)]
-    known = {(one.file, one.first) for one in kept}
+    functions = [function for file, text in texts.items() for function in _functions(file, text)]
+    known = {(excerpt.file, excerpt.first) for excerpt in chosen}
     for _ in range(MAX_CALLS):
-        wanted = [_touched(one) for one in kept]
+        touched = [_names_used(excerpt) for excerpt in chosen]
         calls, shared = (
-            {name for one in wanted for name in one[0]},
-            {(one.file, name) for one, names in zip(kept, wanted, strict=True) for name in names[1]},
+            {name for touch in touched for name in touch[0]},
+            {(excerpt.file, name) for excerpt, names in zip(chosen, touched, strict=True) for name in names[1]},
         )
-        kept = [
+        chosen = [
             function
             for function in functions
             if (function.file, function.first) not in known
             and (
                 Excerpt.of(function).name in calls
-                or any((function.file, name) in shared for name in _touched(function)[1])
+                or any((function.file, name) in shared for name in _names_used(function)[1])
             )
         ]
-        known |= {(one.file, one.first) for one in kept}
-        yield from kept
+        known |= {(excerpt.file, excerpt.first) for excerpt in chosen}
+        yield from chosen
 
 
 def places_of(evidence: Evidence) -> dict[str, set[int]]:
-    """Return every line of the program that the evidence names, by file, without those of libraries."""
+    """Return by file every line of the program that the evidence names, without lines of libraries."""
     lines: dict[str, set[int]] = {}
     for file, line in _places(evidence):
         if file.startswith("/") and not is_library(file):
@@ -82,8 +82,11 @@ def _places(value: object) -> Iterator[tuple[str, int]]:
             yield from _places(each)
 
 
-def lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
-    """Return lines that may set a key of a store, if a rank waited for one; the store may have any name."""
+def _lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
+    """Return the lines of `text` that may set a key of a store, on an object of any name.
+
+    Empty if no rank waited for a key.
+    """
     boards = (rank.board for rank in evidence.ranks if rank.board)
     gave_up = any(rank.raised and "DistStoreError" in rank.raised.type for rank in evidence.ranks)
     if not gave_up and not any(call.key for board in boards for call in board.calls):
@@ -92,9 +95,9 @@ def lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
 
 
 def excerpts(file: str, text: str, lines: set[int]) -> Iterator[Source]:
-    """Yield for each line the function around it, else its outermost statement, and the functions that call it by name.
+    """Yield the function around each line, or the module's statement, and the functions that call it by its name.
 
-    Nothing is yielded for text that is not valid Python, or for a function of more than `_MAX_LINES` lines.
+    Functions of more than `_MAX_LINES` lines are skipped, and so is text that is not valid Python.
     """
     module = _module(text)
     whole = text.splitlines()
@@ -139,11 +142,11 @@ def _module(text: str) -> ast.Module:
 
 
 @lru_cache(maxsize=4096)
-def _touched(kept: Source) -> tuple[frozenset[str], frozenset[str]]:
+def _names_used(function: Source) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names that the function calls, and the attributes of `self` that it reads, sets or locks."""
-    tree = parsed(kept.text)
+    tree = parsed(function.text)
     own = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self")
-    return frozenset(name for _, name in calls_in(ast.walk(tree))), frozenset(one.attr for one in own)
+    return frozenset(name for _, name in calls_in(ast.walk(tree))), frozenset(attribute.attr for attribute in own)
 
 
 def _span(body: Sequence[ast.stmt], line: int) -> tuple[int, int] | None:
@@ -160,6 +163,6 @@ def _span(body: Sequence[ast.stmt], line: int) -> tuple[int, int] | None:
     return span
 
 
-def _begin(one: ast.stmt) -> int:
-    decorators = one.decorator_list if isinstance(one, Function | ast.ClassDef) else []
-    return min([one.lineno, *(each.lineno for each in decorators)])
+def _begin(statement: ast.stmt) -> int:
+    decorators = statement.decorator_list if isinstance(statement, Function | ast.ClassDef) else []
+    return min([statement.lineno, *(each.lineno for each in decorators)])

@@ -1,4 +1,4 @@
-"""One stored function of the program: its syntax tree, and the branches that decide whether a line is reached."""
+"""One stored function of the user's program: its syntax tree, and the branches that decide if a line is reached."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Branch:
     function: str
     text: str  # "if rank == 0", "except ValueError", "continue"
     of_rank: bool  # the condition reads the rank
-    leaves: bool  # it lies before the line, and its block leaves the loop or the function
-    ends: bool  # it leaves the function, so a thread that is further down in the same call did not take it
-    varies: bool  # it reads more than loop counters and settings, which are the same on every rank
-    catches: bool  # it is an `except`
-    goes_on: int  # its own line; for an `except` that leaves, the line of its jump
+    leaves: bool  # the branch is before the line, and its block leaves the loop or the function
+    ends: bool  # its block leaves the function, so a thread that is further down in this call did not take it
+    varies: bool  # the condition reads more than loop counters and settings, which are the same on every rank
+    catches: bool  # the branch is an `except`
+    continues_at: int  # line of the branch; for an `except` that leaves, line of its jump
 
     @property
     def place(self) -> Place:
@@ -53,9 +53,9 @@ class Loop:
     line: int
     last: int
     function: str
-    of_items: bool  # it iterates over items and does not merely count
-    exits: tuple[Branch, ...]  # conditions and handlers that end it early
-    stops: tuple[Branch, ...]  # exits by an exception whose name is no error: some caller catches it
+    of_items: bool  # the loop iterates over items, such as batches, and does not only count
+    exits: tuple[Branch, ...]  # conditions and handlers that end the loop early
+    stops: tuple[Branch, ...]  # exits by an exception that is not named an error, which a caller catches
     skips: tuple[Branch, ...]  # handlers around the requested line that continue with the next iteration
 
     def holds(self, line: Frame) -> bool:
@@ -102,7 +102,7 @@ class Excerpt(Source):
         return tuple((line + self.first - 1, name) for line, name in calls_in(self.nodes))
 
     @cached_property
-    def names_handed_on(self) -> frozenset[str]:
+    def names_passed_to_calls(self) -> frozenset[str]:
         """Names and attributes that are passed to a call."""
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         values = [value for call in calls for value in (*call.args, *(keyword.value for keyword in call.keywords))]
@@ -121,46 +121,48 @@ class Excerpt(Source):
                 yield node
 
     def blocks_around(self, line: int) -> list[_Holder]:
-        """Conditions, handlers, loops and functions around a line of the file, innermost first."""
+        """Return the conditions, handlers, loops and functions around a line of the file, innermost first."""
         at = line + 1 - self.first
         blocks = [node for node in self.nodes if isinstance(node, _Holder)]
         return sorted(
-            (block for block in blocks if block.lineno <= at <= (block.end_lineno or 0)), key=lambda one: -one.lineno
+            (block for block in blocks if block.lineno <= at <= (block.end_lineno or 0)),
+            key=lambda block: -block.lineno,
         )
 
     def branches(self, line: int) -> tuple[Branch, ...]:
         """Return the conditions around the line, nearest first; then handlers; then jumps before it in its loop."""
         around = self.blocks_around(line)
-        tested = (one for one in around if isinstance(one, ast.If | ast.While))
-        tests = [self._branch(one, one.test) for one in tested if not _asks_for_main(one.test)]
-        handlers = [self._branch(one, one.type) for one in around if isinstance(one, ast.ExceptHandler)]
-        loop = next((one for one in around if isinstance(one, LoopNode)), None)
-        block = loop or next((one for one in around if isinstance(one, Function)), None)
+        tested = (block for block in around if isinstance(block, ast.If | ast.While))
+        tests = [self._branch(block, block.test) for block in tested if not _is_main_guard(block.test)]
+        handlers = [self._branch(block, block.type) for block in around if isinstance(block, ast.ExceptHandler)]
+        loop = next((block for block in around if isinstance(block, LoopNode)), None)
+        block = loop or next((block for block in around if isinstance(block, Function)), None)
         return (*tests, *handlers, *(self._jumps(block, line - self.first) if block is not None else ()))
 
     def handlers(self, line: int) -> tuple[Branch, ...]:
-        """Return the handlers around the line or next to it in its innermost loop.
+        """Return the `except` handlers of the line's innermost loop, or of its function.
 
-        Each stands at the statement by which it leaves the loop or function, if there is one.
+        The line of each result is the `break`, `continue`, `return` or `raise` of the handler, if it has one.
         """
         around = self.blocks_around(line)
-        block = next((one for one in around if isinstance(one, LoopNode)), next(iter(around[-1:]), None))
+        block = next((block for block in around if isinstance(block, LoopNode)), next(iter(around[-1:]), None))
         return tuple(self._handlers(block)) if block else ()
 
     def _handlers(self, block: ast.AST) -> Iterator[Branch]:
-        for one, nested in _guards(block, nested=False):
-            if isinstance(one, ast.ExceptHandler) and not nested:
-                jump = next((statement for statement in one.body if isinstance(statement, _JUMPS)), one)
-                yield replace(self._branch(one, one.type), line=self.line_of(jump))
+        """Yield the handlers of the block, without those of inner loops, at the line of their jump."""
+        for guard, nested in _guards(block, nested=False):
+            if isinstance(guard, ast.ExceptHandler) and not nested:
+                jump = next((statement for statement in guard.body if isinstance(statement, _JUMPS)), guard)
+                yield replace(self._branch(guard, guard.type), line=self.line_of(jump))
 
     def handler_that_continues(self, line: int) -> Branch | None:
         """Return the nearest `except` that catches what the line raises and stays in its function."""
         at = line + 1 - self.first
         tries = [node for node in self.nodes if isinstance(node, ast.Try)]
         around = [node for node in tries if node.body[0].lineno <= at <= (node.body[-1].end_lineno or 0)]
-        caught = (handler for block in sorted(around, key=lambda one: -one.lineno) for handler in block.handlers)
-        staying = (one for one in caught if not any(isinstance(node, ast.Raise) for node in ast.walk(one)))
-        return next((self._branch(one, one.type) for one in staying), None)
+        caught = (handler for block in sorted(around, key=lambda block: -block.lineno) for handler in block.handlers)
+        staying = (handler for handler in caught if not any(isinstance(node, ast.Raise) for node in ast.walk(handler)))
+        return next((self._branch(handler, handler.type) for handler in staying), None)
 
     def loops_around(self, line: int) -> tuple[Loop, ...]:
         """Return the loops around the line, innermost first."""
@@ -182,36 +184,40 @@ class Excerpt(Source):
         )
 
     def _skips(self, loop: LoopNode, line: int) -> Iterator[Branch]:
-        """Yield handlers of a `try` around the line, or before it in an iteration that the handler ends."""
+        """Yield the handlers because of which an iteration may skip the line.
+
+        Their `try` is around the line, or they are before the line and continue with the next iteration.
+        """
         tries = [node for node in ast.walk(loop) if isinstance(node, ast.Try)]
         bodies = {id(handler): node.body for node in tries for handler in node.handlers}
-        for one, nested in _guards(loop, nested=False):
-            if not isinstance(one, ast.ExceptHandler) or id(one) not in bodies or nested:
+        for guard, nested in _guards(loop, nested=False):
+            if not isinstance(guard, ast.ExceptHandler) or id(guard) not in bodies or nested:
                 continue
-            body = bodies[id(one)]
-            jump = next((statement for statement in one.body if isinstance(statement, _JUMPS)), None)
+            body = bodies[id(guard)]
+            jump = next((statement for statement in guard.body if isinstance(statement, _JUMPS)), None)
             inside = body[0].lineno <= line <= (body[-1].end_lineno or 0) and not isinstance(jump, ast.Raise)
-            if inside or (isinstance(jump, ast.Continue) and (one.end_lineno or 0) < line):
-                yield replace(self._branch(one, one.type), line=self.line_of(jump or one))
+            if inside or (isinstance(jump, ast.Continue) and (guard.end_lineno or 0) < line):
+                yield replace(self._branch(guard, guard.type), line=self.line_of(jump or guard))
 
     def _jumps(
         self, block: ast.AST, line: int, kinds: tuple[type[ast.stmt], ...] = _JUMPS, *, errors: bool = True
     ) -> Iterator[Branch]:
-        """Yield conditions and handlers that leave the block before the line, or continue with its next iteration.
+        """Yield conditions and handlers before the line whose body has one of these jumps out of the block.
 
-        `errors`: a `raise` of an error counts as leaving too.
+        `break` and `continue` of an inner loop do not count. With `errors` false, a `raise` of an error does not count
+        either.
         """
-        for one, nested in _guards(block, nested=False):
+        for guard, nested in _guards(block, nested=False):
             leaves = tuple(kind for kind in kinds if not nested or kind not in (ast.Continue, ast.Break))
             jumps = [
                 statement
-                for statement in one.body
-                if isinstance(statement, leaves) and (errors or not _fails(statement))
+                for statement in guard.body
+                if isinstance(statement, leaves) and (errors or not _raises_error(statement))
             ]
-            if jumps and (one.end_lineno or 0) <= line:
-                ends = not any(isinstance(statement, ast.Continue | ast.Break) for statement in one.body)
-                branch = self._branch(one, one.test if isinstance(one, ast.If) else one.type, leaves=True)
-                yield replace(branch, ends=ends, goes_on=self.line_of(jumps[0]) if branch.catches else branch.line)
+            if jumps and (guard.end_lineno or 0) <= line:
+                ends = not any(isinstance(statement, ast.Continue | ast.Break) for statement in guard.body)
+                branch = self._branch(guard, guard.test if isinstance(guard, ast.If) else guard.type, leaves=True)
+                yield replace(branch, ends=ends, continues_at=self.line_of(jumps[0]) if branch.catches else branch.line)
 
     def _branch(self, node: ast.stmt | ast.ExceptHandler, test: ast.expr | None, *, leaves: bool = False) -> Branch:
         return Branch(
@@ -219,15 +225,15 @@ class Excerpt(Source):
             line=self.line_of(node),
             function=self.name,
             text=_END_OF_HEAD.sub("", self.text.splitlines()[node.lineno - 1].strip())[:120],
-            of_rank=test is not None and self.asks_rank(test),
+            of_rank=test is not None and self.reads_rank(test),
             leaves=leaves,
             ends=False,
             varies=test is None or self._varies(test),
             catches=isinstance(node, ast.ExceptHandler),
-            goes_on=self.line_of(node),
+            continues_at=self.line_of(node),
         )
 
-    def asks_rank(self, test: ast.expr) -> bool:
+    def reads_rank(self, test: ast.expr) -> bool:
         """Whether the condition names the rank, or a variable that the function assigned from the rank."""
         names = {node.id for node in ast.walk(test) if isinstance(node, ast.Name)}
         assigned = [
@@ -236,11 +242,11 @@ class Excerpt(Source):
             if isinstance(node, ast.Assign)
             and any(isinstance(each, ast.Name) and each.id in names for each in node.targets)
         ]
-        return any(names_rank(ast.unparse(one)) for one in (test, *assigned))
+        return any(names_rank(ast.unparse(expression)) for expression in (test, *assigned))
 
     def _varies(self, test: ast.expr) -> bool:
-        unvarying = self._counters | {name for name, value in self._assigned_once if not _unlike(value, self._counters)}
-        return any(name not in unvarying for name in _unlike(test, self._counters))
+        constant = (name for name, value in self._assigned_once if not _varying_names(value, self._counters))
+        return bool(_varying_names(test, self._counters) - self._counters.union(constant))
 
     @cached_property
     def _counters(self) -> set[str]:
@@ -253,7 +259,7 @@ class Excerpt(Source):
 
     @cached_property
     def _assigned_once(self) -> tuple[tuple[str, ast.expr], ...]:
-        """Names with exactly one assignment, and its value unless that is a container that is filled later."""
+        """(name, value) of names that are assigned once. Lists, dicts and sets do not count: they are filled later."""
         given = Counter(
             node.id for node in self.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         )
@@ -278,7 +284,7 @@ class Excerpt(Source):
                 yield ast.unparse(node.func.value), node
 
     def exits_with_lock(self, lock: str, acquired: int) -> Iterator[int]:
-        """Yield lines of the excerpt that return or raise before the lock is released, unless a `finally` does."""
+        """Yield lines that return or raise before the lock is released. A release in a `finally` always happens."""
         calls = [call for call in self.method_calls(("release",)) if ast.unparse(call.func) == f"{lock}.release"]
         finals = [statement for node in self.nodes if isinstance(node, ast.Try) for statement in node.finalbody]
         released = (
@@ -322,18 +328,18 @@ def names_rank(text: str) -> bool:
     return _RANK.search(text) is not None
 
 
-def _asks_for_main(test: ast.expr) -> bool:
+def _is_main_guard(test: ast.expr) -> bool:
     """Whether the test is `__name__ == "__main__"`, which is the same on every rank."""
     return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
 
 
-def _fails(jump: ast.stmt) -> bool:
+def _raises_error(jump: ast.stmt) -> bool:
     """Whether the statement raises a class named Error, or the current exception again."""
     return isinstance(jump, ast.Raise) and (jump.exc is None or "Error" in ast.unparse(jump.exc))
 
 
 def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.ExceptHandler, bool]]:
-    """Yield conditions and handlers in source order, without inner functions, and whether an inner loop holds them."""
+    """Yield (condition or handler, whether it is in an inner loop) in source order, without inner functions."""
     for node in ast.iter_child_nodes(block):
         if isinstance(node, ast.If | ast.ExceptHandler):
             yield node, nested
@@ -341,12 +347,16 @@ def _guards(block: ast.AST, *, nested: bool) -> Iterator[tuple[ast.If | ast.Exce
             yield from _guards(node, nested=nested or isinstance(node, LoopNode))
 
 
-def _unlike(value: ast.expr, counters: Collection[str]) -> set[str]:
-    """Return names in `value` that are no counter, setting or constant; a call counts by its function's name."""
+def _varying_names(value: ast.expr, counters: Collection[str]) -> set[str]:
+    """Return the names in `value` that may differ between ranks.
+
+    Counters, settings, constants and the right side of `%` are the same on every rank. A call counts by its function's
+    name.
+    """
     settings = {id(each) for node in ast.walk(value) if isinstance(node, ast.Attribute | ast.Subscript)
                 for each in ast.walk(node.value) if is_setting(ast.unparse(node))}  # fmt: skip
     periods = (node.right for node in ast.walk(value) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod))
-    settings |= {id(node) for one in periods for node in ast.walk(one)}
+    settings |= {id(node) for period in periods for node in ast.walk(period)}
     names = [node.id for node in ast.walk(value) if isinstance(node, ast.Name) and id(node) not in settings]
     return {name for name in names if name not in counters and not name.isupper()}
 

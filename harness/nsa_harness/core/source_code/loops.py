@@ -1,4 +1,4 @@
-"""Loops of the program in which a thread sleeps: their text, and whether another iteration can change anything."""
+"""Judge a loop in which a thread of the program sleeps: can another iteration change anything?"""
 
 from __future__ import annotations
 
@@ -14,58 +14,65 @@ _READS = (
     ast.boolop, ast.unaryop, ast.cmpop, ast.expr_context,
 )  # fmt: skip
 _STEPS = (ast.While, ast.If, ast.Expr, ast.Pass, ast.Break, ast.Continue, ast.Return)
-_SAYS = (
+_REPORTING = (
     ast.Assign, ast.AugAssign, ast.BinOp, ast.operator, ast.JoinedStr, ast.FormattedValue, ast.Dict, ast.keyword,
     ast.With, ast.withitem,
 )  # fmt: skip
-_LOOKS = frozenset({"sleep", "is_set", "len"})
-# Calls of a thread that only reports. None of these releases a lock or fills a queue.
-_REPORTS = _LOOKS | {
+_POLLS = frozenset({"sleep", "is_set", "len"})
+# Functions that a reporting thread calls. None of these releases a lock or fills a queue.
+_REPORTS = _POLLS | {
     "wait", "write", "writelines", "flush", "fsync", "fileno", "open", "write_text", "touch", "utime", "print", "debug",
     "info", "warning", "error", "log", "dump_traceback", "dumps", "format", "strftime", "isoformat", "now", "time",
     "monotonic", "perf_counter", "getpid", "getrusage", "str", "int", "float", "round", "repr", "send", "sendto",
     "sendall", "add_scalar", "gauge", "memory_allocated",
 }  # fmt: skip
-_SHARED = frozenset({"value"})  # of multiprocessing.Value, which another process may set
+_SHARED = frozenset({"value"})  # attribute of multiprocessing.Value, which another process may set
 
 
 def innermost_loop(text: str, line: int) -> str:
-    """Return the loop around the line, within one function; "" if there is none, or the text is no Python."""
+    """Return the text of the innermost loop around the line in its function; "" if there is none."""
     holders = (node for node in ast.walk(_tree(text)) if isinstance(node, (*_LOOPS, *_FUNCTIONS)))
-    around = [one for one in holders if one.lineno <= line <= (one.end_lineno or 0)]
-    inner = max(around, key=lambda one: (one.lineno, one.col_offset), default=None)
-    found = ast.unparse(inner) if isinstance(inner, _LOOPS) else ""
-    return found if len(found) <= _MAX_TEXT else ""
+    around = [node for node in holders if node.lineno <= line <= (node.end_lineno or 0)]
+    inner = max(around, key=lambda node: (node.lineno, node.col_offset), default=None)
+    text_of_loop = ast.unparse(inner) if isinstance(inner, _LOOPS) else ""
+    return text_of_loop if len(text_of_loop) <= _MAX_TEXT else ""
 
 
-def only_looks(loop: str) -> bool:
-    """Whether the loop only reads objects of the process and sleeps, so that only another thread can end it."""
-    return _holds(loop, (*_READS, *_STEPS), _LOOKS)
+def only_polls(loop: str) -> bool:
+    """Whether the loop only reads variables and sleeps, so that only another thread can end it."""
+    return _contains_only(loop, (*_READS, *_STEPS), _POLLS)
 
 
 def only_reports(loop: str) -> bool:
-    """Whether each iteration only reports to a file, a log or a connection; only other threads can end such a loop."""
+    """Whether the loop only reports to a file, log or connection and sleeps, so that only another thread can end it.
+
+    Such a loop releases no lock and decides nothing by the result of its own calls.
+    """
     inside = list(ast.walk(_tree(loop)))
-    tests = [node for one in inside if isinstance(one, ast.While | ast.If) for node in ast.walk(one.test)]
-    asked = {_called(test) for test in tests if isinstance(test, ast.Call)}
-    given = {one.id for one in inside if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    decided = asked <= {"is_set", "wait", "len"} and not given & {
+    tests = [
+        node for branching in inside if isinstance(branching, ast.While | ast.If) for node in ast.walk(branching.test)
+    ]
+    called = {_function_name(test) for test in tests if isinstance(test, ast.Call)}
+    given = {node.id for node in inside if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    decided = called <= {"is_set", "wait", "len"} and not given & {
         test.id for test in tests if isinstance(test, ast.Name)
     }
-    locked = any(isinstance(one, ast.withitem) and not isinstance(one.context_expr, ast.Call) for one in inside)
-    return decided and not locked and _holds(loop, (*_READS, *_STEPS, *_SAYS), _REPORTS)
+    locked = any(isinstance(node, ast.withitem) and not isinstance(node.context_expr, ast.Call) for node in inside)
+    return decided and not locked and _contains_only(loop, (*_READS, *_STEPS, *_REPORTING), _REPORTS)
 
 
-def _holds(loop: str, kinds: tuple[type[ast.AST], ...], calls: frozenset[str]) -> bool:
+def _contains_only(loop: str, kinds: tuple[type[ast.AST], ...], calls: frozenset[str]) -> bool:
     body = _tree(loop).body
     inside = [node for statement in body for node in ast.walk(statement)]
-    known = (_called(one) in calls if isinstance(one, ast.Call) else isinstance(one, kinds) for one in inside)
-    shared = any(isinstance(one, ast.Attribute) and one.attr in _SHARED for one in inside)
-    return bool(body) and isinstance(body[0], ast.While) and not shared and all(known)
+    allowed = (
+        _function_name(node) in calls if isinstance(node, ast.Call) else isinstance(node, kinds) for node in inside
+    )
+    shared = any(isinstance(node, ast.Attribute) and node.attr in _SHARED for node in inside)
+    return bool(body) and isinstance(body[0], ast.While) and not shared and all(allowed)
 
 
-def _called(one: ast.Call) -> str:
-    return one.func.attr if isinstance(one.func, ast.Attribute) else getattr(one.func, "id", "")
+def _function_name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""The stored source of a program, and the questions that a diagnosis asks of it."""
+"""Search the stored source of the user's program, for the diagnosis: branches, loops, callers, locks and queues."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from nsa_harness.core.source_code.excerpt import Branch, Excerpt, Loop, LoopNode
 
 MAX_CALLS = 3  # longest chain of calls that is followed from a line of the evidence
 STORE_SETTERS = frozenset({"set", "add", "append", "compare_set", "queue_push"})
-# Where a thread waits, by the library's file and function, and which methods end that wait. Events and conditions are
-# missing: a thread that waits for one may be at fault itself, because it came too late or asks for nothing.
+# (file, function) of the library in which a thread waits -> methods that end the wait. Events and conditions are
+# missing, because the waiting thread may itself be at fault: it may have come too late.
 _ENDS_OF_WAITS = {
     ("queue.py", "get"): ("put", "put_nowait"),
     ("queue.py", "put"): ("get", "get_nowait"),
@@ -30,7 +30,7 @@ _NOWHERE = Excerpt(file="", first=0, text="")
 
 @dataclass(frozen=True)
 class ProgramSource:
-    """The stored functions of a program. Each excerpt is parsed once, when a question first needs it."""
+    """The stored functions of a program. Each excerpt is parsed once, when it is first needed."""
 
     sources: tuple[Source, ...] = ()
 
@@ -39,17 +39,17 @@ class ProgramSource:
         return tuple(map(Excerpt.of, self.sources))
 
     def excerpt(self, line: Line) -> Excerpt | None:
-        """Return the smallest excerpt that holds the line, or None."""
+        """Return the smallest excerpt with the line, or None."""
         return self.excerpt_at(line.file, line.line)
 
     def excerpt_at(self, file: str | None, line: int | None) -> Excerpt | None:
         if file is None or line is None:
             return None
-        held = [one for one in self._by_file.get(file, ()) if one.first <= line <= one.last]
-        return min(held, key=lambda one: len(one.text), default=None)
+        held = [excerpt for excerpt in self._by_file.get(file, ()) if excerpt.first <= line <= excerpt.last]
+        return min(held, key=lambda excerpt: len(excerpt.text), default=None)
 
     def _around(self, line: Line) -> Excerpt:
-        """Return the smallest excerpt that holds the line, or an empty one."""
+        """Return the smallest excerpt with the line, or an empty one."""
         return self.excerpt(line) or _NOWHERE
 
     @cached_property
@@ -81,19 +81,19 @@ class ProgramSource:
             return None
         return excerpt.text.splitlines()[place.line - excerpt.first].strip()[:200]
 
-    def same_function(self, one: Line, other: Line) -> bool:
-        """Whether both lines lie in one stored function."""
-        excerpt = self.excerpt(one)
+    def same_function(self, line: Line, other: Line) -> bool:
+        """Whether both lines are in the same stored function."""
+        excerpt = self.excerpt(line)
         return excerpt is not None and excerpt is self.excerpt(other)
 
     # Branches and loops.
 
     def branches(self, place: Line) -> tuple[Branch, ...]:
-        """Return what decides whether the line is reached; see `Excerpt.branches`."""
+        """Return the branches that decide whether the line is reached; see `Excerpt.branches`."""
         return self._around(place).branches(place.line or 0)
 
     def handlers(self, place: Line) -> tuple[Branch, ...]:
-        """Return the handlers where an exception may have been caught before the line."""
+        """Return the `except` handlers of the line's innermost loop, or of its function; see `Excerpt.handlers`."""
         return self._around(place).handlers(place.line or 0)
 
     def handler_that_continues(self, place: Line) -> Branch | None:
@@ -105,10 +105,10 @@ class ProgramSource:
         return self._around(place).loops_around(place.line or 0)
 
     def loops_left(self, inside: Line, outside: Line) -> tuple[Loop, ...]:
-        """Return the loops of one function that hold `inside` and end before `outside`, innermost first."""
+        """Return the loops around `inside` that end before `outside` in the same function, innermost first."""
         if not self.same_function(inside, outside):
             return ()
-        return tuple(one for one in self.loops_around(inside) if (outside.line or 0) > one.last)
+        return tuple(loop for loop in self.loops_around(inside) if (outside.line or 0) > loop.last)
 
     def loop_line(self, frame: Frame) -> int | None:
         """Return the first line of the innermost loop around the frame's line, or None."""
@@ -116,51 +116,60 @@ class ProgramSource:
         loop = next((block for block in excerpt.blocks_around(frame.line) if isinstance(block, LoopNode)), None)
         return excerpt.line_of(loop) if loop else None
 
-    def opens_block_around(self, one: Line | None, other: Line | None) -> bool:
-        """Whether the first line begins a `with` that holds the other line, in one function."""
-        if one is None or other is None or not self.same_function(one, other):
+    def opens_block_around(self, first: Line | None, second: Line | None) -> bool:
+        """Whether the first line begins a `with` around the second line, in the same function."""
+        if first is None or second is None or not self.same_function(first, second):
             return False
-        excerpt = self._around(one)
-        begins, inside = ((each.line or 0) + 1 - excerpt.first for each in (one, other))
+        excerpt = self._around(first)
+        begins, inside = ((each.line or 0) + 1 - excerpt.first for each in (first, second))
         blocks = [node for node in excerpt.nodes if isinstance(node, ast.With)]
         return any(block.lineno == begins < inside <= (block.end_lineno or 0) for block in blocks)
 
     def is_later_statement(self, branch: Branch, line: Line) -> bool:
-        """Whether the branch is a condition on several statements, and the line is not in the first of them."""
+        """Whether the line is in the body of this `if`, but not in the first statement of the body."""
         excerpt = self.excerpt(line)
         if excerpt is None or excerpt is not self.excerpt_at(branch.file, branch.line):
             return False
         at = (line.line or 0) + 1 - excerpt.first
         tests = [block for block in excerpt.blocks_around(line.line or 0) if isinstance(block, ast.If)]
         held = [test for test in tests if excerpt.line_of(test) == branch.line]
-        return any((one.body[0].end_lineno or 0) < at <= (one.body[-1].end_lineno or 0) for one in held)
+        return any((test.body[0].end_lineno or 0) < at <= (test.body[-1].end_lineno or 0) for test in held)
 
     def deciding_branch(self, reached: Line, other: Line | None, *, same_rank: bool = False) -> Branch | None:
-        """Return the branch that decides why one rank reached a line and another rank did not.
+        """Return the branch because of which one rank reached a line and another rank did not.
 
         `other` is the line where the other rank is in the same function, or None if it has left the function. The
-        branch that `other` is in and that leaves before the line comes first, then the nearest condition around the
-        line that is not around both, then the last branch before the line that may leave its loop. With `same_rank`,
-        the rank reached the line before, so no condition on the rank decides.
+        candidates, best first: a branch around `other` that leaves before the line is reached; the nearest condition
+        around the line that is not around both; the last branch before the line that may leave its loop. With
+        `same_rank`, the other rank has reached the line before, so conditions on the rank are excluded.
         """
         if other is not None and not self.same_function(reached, other):
             return None
-        beside = self.branches(other) if other is not None else ()
-        shared, within = {one.line for one in beside}, {one.line for one in beside if not one.leaves}
+        other_branches = self.branches(other) if other is not None else ()
+        shared, within = (
+            {branch.line for branch in other_branches},
+            {branch.line for branch in other_branches if not branch.leaves},
+        )
         own = [branch for branch in self.branches(reached) if not (same_rank and branch.of_rank)]
-        own = [one for one in own if one.line not in shared or (one.leaves and (one.line in within or not one.ends))]
-        own = [one for one in own if one.varies] or own
-        around = [one for one in own if not one.leaves]
-        inside = [one for one in own if one.leaves and one.line in within]
+        own = [
+            branch
+            for branch in own
+            if branch.line not in shared or (branch.leaves and (branch.line in within or not branch.ends))
+        ]
+        own = [branch for branch in own if branch.varies] or own
+        around = [branch for branch in own if not branch.leaves]
+        inside = [branch for branch in own if branch.leaves and branch.line in within]
         return next(iter([*inside, *around, *reversed(own)]), None)
 
-    def condition_around_only(self, one: Line | None, other: Line) -> Branch | None:
-        """Return the nearest condition around a line that is not around the other line of its function."""
-        if one is None or not self.same_function(one, other):
+    def condition_around_only(self, line: Line | None, other: Line) -> Branch | None:
+        """Return the nearest condition around a line that is not around another line of the same function."""
+        if line is None or not self.same_function(line, other):
             return None
         shared = {branch.line for branch in self.branches(other)}
         own = (
-            branch for branch in self.branches(one) if not branch.leaves and branch.varies and branch.line not in shared
+            branch
+            for branch in self.branches(line)
+            if not branch.leaves and branch.varies and branch.line not in shared
         )
         return next(own, None)
 
@@ -171,7 +180,7 @@ class ProgramSource:
         excerpt, seen = self.excerpt(place), set[str]()
         while excerpt is not None and excerpt.text not in seen:
             seen.add(excerpt.text)
-            branch = next((one for one in self.branches(place) if not one.leaves and one.varies), None)
+            branch = next((branch for branch in self.branches(place) if not branch.leaves and branch.varies), None)
             calls = [] if branch is not None else list(self._callers(excerpt))
             if len(calls) != 1:
                 return branch
@@ -207,9 +216,9 @@ class ProgramSource:
         return ()
 
     def branch_around_module(self, path: str) -> Branch | None:
-        """Return what decides whether the program calls the module of that path.
+        """Return the branch that decides whether the program calls the module with that path.
 
-        The line is the only one that calls the innermost part of the path by name: self.proj(...) for y_embed.proj.0.
+        For y_embed.proj.0 this is the branch around self.proj(...), if only one line calls it.
         """
         for name in reversed(path.split(".")):
             called = [
@@ -243,15 +252,15 @@ class ProgramSource:
 
     # Locks and queues.
 
-    def locks_taken_at(self, wanted: Line) -> frozenset[str]:
+    def locks_taken_at(self, waiting: Line) -> frozenset[str]:
         """Return the locks that the line takes, as the program writes them."""
-        excerpt = self._around(wanted)
-        at = (wanted.line or 0) + 1 - excerpt.first
+        excerpt = self._around(waiting)
+        at = (waiting.line or 0) + 1 - excerpt.first
         return frozenset(lock for lock, node in excerpt.locks() if node.lineno == at)
 
-    def lock_taken_by(self, wanted: Line, frames: Sequence[Frame]) -> Place | None:
+    def lock_taken_by(self, waiting: Line, frames: Sequence[Frame]) -> Place | None:
         """Return the `with` around one of these frames that took the lock which the wanted line takes."""
-        locks = self.locks_taken_at(wanted)
+        locks = self.locks_taken_at(waiting)
         for frame in frames if locks else ():
             held = self._around(frame)
             for lock, node in held.locks():
@@ -259,22 +268,22 @@ class ProgramSource:
                     return Place(file=frame.file, line=held.line_of(node), function=frame.function)
         return None
 
-    def other_holder_of_lock(self, wanted: Line) -> Place | None:
+    def other_holder_of_lock(self, waiting: Line) -> Place | None:
         """Return where the only other function of the file takes the lock that this line takes."""
-        excerpt, locks = self.excerpt(wanted), self.locks_taken_at(wanted)
-        others = [one for one in self.same_file(excerpt) if one is not excerpt] if excerpt else []
-        taken = [one.place(by) for one in others for lock, by in one.locks() if lock in locks]
-        return taken[0] if len({one.function for one in taken}) == 1 else None
+        excerpt, locks = self.excerpt(waiting), self.locks_taken_at(waiting)
+        others = [function for function in self.same_file(excerpt) if function is not excerpt] if excerpt else []
+        taken = [function.place(by) for function in others for lock, by in function.locks() if lock in locks]
+        return taken[0] if len({lock_place.function for lock_place in taken}) == 1 else None
 
-    def exit_with_lock(self, wanted: Line) -> Place | None:
+    def exit_with_lock(self, waiting: Line) -> Place | None:
         """Return where a function of the file exits without releasing the lock that this line takes.
 
         Only a lock that the function took by a call counts, since a `with` always releases its lock.
         """
-        locks = self.locks_taken_at(wanted)
+        locks = self.locks_taken_at(waiting)
         exits = (
             Place(file=excerpt.file, line=line + excerpt.first - 1, function=excerpt.name)
-            for excerpt in self._by_file.get(wanted.file or "", ())
+            for excerpt in self._by_file.get(waiting.file or "", ())
             for lock, taken in excerpt.locks()
             if lock in locks and isinstance(taken, ast.Call)
             for line in excerpt.exits_with_lock(lock, taken.lineno)
@@ -282,34 +291,36 @@ class ProgramSource:
         return next(exits, None)
 
     def missing_partner(self, frames: Sequence[Frame]) -> Place | None:
-        """Return where another thread's function would end the queue operation that these frames wait in.
+        """Return the line of another thread that should end the queue operation in which a thread waits.
 
-        `frames` are innermost first. If a handler of that function leaves early, its line is returned instead.
+        For a thread in Queue.get that is the put() of a function in which a thread begins. If a handler of that
+        function leaves it early, the handler's line is returned, because the put() may then never come. `frames` are
+        those of the waiting thread, innermost first.
         """
-        at = next((at for at, one in enumerate(frames) if not is_library(one.file)), 0)
+        at = next((at for at, frame in enumerate(frames) if not is_library(frame.file)), 0)
         inside = PurePosixPath(frames[at - 1].file).name, frames[at - 1].function.rpartition(".")[2]
         excerpt = self.excerpt(frames[at]) if at and inside in _ENDS_OF_WAITS else None
         if excerpt is None:
             return None
         waiting = [call for call in excerpt.method_calls((inside[1],)) if excerpt.line_of(call) == frames[at].line]
-        objects = {_object(one) for one in waiting}
-        on_stack = {one for frame in frames if (one := self.excerpt(frame))}
+        objects = {_object(call) for call in waiting}
+        on_stack = {held for frame in frames if (held := self.excerpt(frame))}
         # Methods are stored on their own as well, so a whole class is skipped.
-        functions = [one for one in self.excerpts if one.tree is not one.body]
+        functions = [stored for stored in self.excerpts if stored.tree is not stored.body]
         calls = [
             (function, call.lineno, _object(call) in objects)
             for function in functions
             if function not in on_stack
             for call in function.method_calls(_ENDS_OF_WAITS[inside])
         ]
-        calls.sort(key=lambda one: not one[2])  # same object name first; the queue may have another name elsewhere
-        entries = (entry for one, line, _ in calls if (entry := _thread_entry(functions, one, line)))
-        starts = ((one, line) for one, line in entries if one not in on_stack)
+        calls.sort(key=lambda call: not call[2])  # same object name first; the queue may have another name elsewhere
+        entries = (entry for function, line, _ in calls if (entry := _thread_entry(functions, function, line)))
+        starts = ((function, line) for function, line in entries if function not in on_stack)
         return next((_early_exit(*start) for start in starts), None)
 
 
 def _pattern(name: ast.expr) -> str:
-    """Return a pattern for the key. A key without literal text matches nothing."""
+    """Return a pattern for the keys that the expression may give. Without literal text the pattern matches nothing."""
     parts = name.values if isinstance(name, ast.JoinedStr) else [name]
     words = [re.escape(str(part.value)) if isinstance(part, ast.Constant) else "(.+)" for part in parts]
     return "".join(words) if set(words) != {"(.+)"} else "(?!)"
@@ -329,7 +340,7 @@ def _thread_entry(functions: Sequence[Excerpt], excerpt: Excerpt, line: int) -> 
     A thread begins in a function that is passed to a call or named `run`. Only functions with one caller are followed.
     """
     for _ in range(MAX_CALLS):
-        if excerpt.name == "run" or any(excerpt.name in function.names_handed_on for function in functions):
+        if excerpt.name == "run" or any(excerpt.name in function.names_passed_to_calls for function in functions):
             return excerpt, line
         callers = [
             (function, at + 1 - function.first)
@@ -338,7 +349,7 @@ def _thread_entry(functions: Sequence[Excerpt], excerpt: Excerpt, line: int) -> 
             for at, name in function.calls
             if name == excerpt.name
         ]
-        if len({id(one) for one, _ in callers}) != 1:
+        if len({id(function) for function, _ in callers}) != 1:
             return None
         excerpt, line = callers[0]
     return None

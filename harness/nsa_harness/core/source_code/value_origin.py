@@ -1,4 +1,4 @@
-"""Find where a value of the program was made: follow its use back through assignments, returns and arguments."""
+"""Find the line that made a value of the program: follow assignments, returns and arguments back from its use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from nsa_harness.core.source_code.program_source import ProgramSource
 _CHANCE = re.compile(r"\brandom\b|\bsecrets\b|\buuid\d?\b|environ\b|getenv\b")
 _COLLECTIVES = re.compile(r"\b(?:all_reduce|all_gather|broadcast|reduce_scatter|all_to_all)\w*\(")
 _WORLD = re.compile(r"\bget_world_size\(")  # the same on every rank
-_OPTIONS = re.compile(r"\.parse_(?:known_)?args\(")  # the same on every rank, whatever it is made from
+_OPTIONS = re.compile(r"\.parse_(?:known_)?args\(")  # its result is the same on every rank
 _MAX_STEPS = 12  # assignments between a use and the origin
-_FURTHER = 3  # steps by which an origin that differs by rank may be further away than one that does not
+_FURTHER = 3  # an origin that differs by rank is preferred if it is at most this many steps further away
 _MAX_USES = 200  # uses that one search inspects
 
 _WITHIN = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")  # frames of their own before Python 3.12
@@ -32,29 +32,29 @@ class Origin:
     """The line that made a value."""
 
     place: Place
-    of_rank: bool  # the value depends there on the rank, on chance, or on whether an exception came
+    of_rank: bool  # the value depends at this line on the rank, on chance, or on whether an exception was caught
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Use:
-    """An expression at a line of the file, and the callers of its function as far as they are known."""
+    """An expression at a line of the file, and the known callers of its function."""
 
     excerpt: Excerpt
     line: int
     value: ast.expr
     callers: tuple[_Use, ...] = ()  # calls of this function, whose arguments are its parameters
     outer: Chain = ()  # frames around the function, innermost first
-    below: bool = False  # it lies in a function that was called for the value
-    handed: bool = False  # it is an argument: conditions around the call do not decide its value
+    in_callee: bool = False  # the expression is in a function that was called to make the value
+    is_argument: bool = False  # the expression is an argument: conditions around the call do not decide its value
 
 
 def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) -> Origin | None:
-    """Return what decides the number of iterations: the origin of the items or the condition of the loop at `line`."""
+    """Return the origin of the items or of the condition of the loop at `line`, which decide how often it iterates."""
     excerpt = program.excerpt(line)
     if excerpt is None or line.line is None:
         return None
     loops = (node for node in excerpt.nodes if isinstance(node, ast.For | ast.While))
-    loop = next((one for one in loops if excerpt.line_of(one) == line.line), None)
+    loop = next((loop_node for loop_node in loops if excerpt.line_of(loop_node) == line.line), None)
     if loop is None:
         return None
     value = loop.iter if isinstance(loop, ast.For) else loop.test
@@ -64,7 +64,7 @@ def origin_of_loop(program: ProgramSource, line: Place | Frame, outer: Chain) ->
 def origin_of_arguments(program: ProgramSource, chain: Chain, *, own_rank: bool = True) -> Origin | None:
     """Return the origin of the arguments of the call at the chain's innermost line.
 
-    `own_rank`: the arguments should not depend on the rank, so an origin that names the rank is wanted.
+    `own_rank`: the arguments should be equal on all ranks, so an origin that reads the rank explains a difference.
     """
     excerpt = program.excerpt(chain[0]) if chain else None
     if excerpt is None or chain[0].line is None:
@@ -88,71 +88,80 @@ class _Search:
     own_rank: bool = True
     uses: deque[tuple[int, _Use]] = field(default_factory=deque)
     seen: set[tuple[int, int, str]] = field(default_factory=set)
-    places: list[tuple[int, bool, Place]] = field(default_factory=list)
-    # Calls among `places` that only receive the rank, with the functions that they reach.
-    handed: dict[Place, frozenset[tuple[str, str]]] = field(default_factory=dict)
+    origins: list[tuple[int, Origin]] = field(default_factory=list)  # with the distance from the use, in steps
+    # Places whose only part that differs by rank is an argument of a call -> the functions that the call reaches.
+    rank_passed_to: dict[Place, frozenset[tuple[str, str]]] = field(default_factory=dict)
 
     def origin(self, use: _Use) -> Origin | None:
-        """Return the nearest place; one that differs by rank comes first unless it is `_FURTHER` steps further away."""
-        outer = tuple(one for one in use.outer if one.function not in _WITHIN)
+        """Return the line that made the value of `use`, or None.
+
+        This is the nearest line that computes a value. A line whose value differs by rank is preferred, unless it is
+        more than `_FURTHER` steps further away. If the line only passes the rank to a function of the program, the
+        nearest line in that function is returned whose value differs by rank.
+        """
+        outer = tuple(frame for frame in use.outer if frame.function not in _WITHIN)
         self.uses.append((0, replace(use, outer=outer)))
         while self.uses and len(self.seen) < _MAX_USES:
             depth, each = self.uses.popleft()
             if depth < _MAX_STEPS:
                 self._follow(depth, each)
-        best = min(self.places, key=lambda one: one[0], default=None)
-        if best is not None and best[2] in self.handed:
-            reached = self.handed[best[2]]
-            made = [one for one in self.places if one[1] and one[2] not in self.handed]
-            inside = [one for one in made if (one[2].file, one[2].function) in reached]
-            best = min(inside, key=lambda one: one[0], default=best)
-        return None if best is None else Origin(place=best[2], of_rank=best[1])
+        # Of equally distant origins the first is best, so only the distance is compared.
+        nearest_first = [origin for _, origin in sorted(self.origins, key=lambda pair: pair[0])]
+        nearest = next(iter(nearest_first), None)
+        reached = self.rank_passed_to.get(nearest.place, frozenset()) if nearest is not None else frozenset()
+        inside = (
+            origin
+            for origin in nearest_first
+            if origin.of_rank and origin.place not in self.rank_passed_to
+            if (origin.place.file, origin.place.function) in reached
+        )
+        return next(inside, nearest)
 
     def _follow(self, depth: int, use: _Use) -> None:
-        """Follow every name of the expression to its assignments, and every call into the program's function."""
+        """Follow each name of the expression to its assignments, and each call to the results of its function."""
         called, inputs = self._inputs(use)
         for function, call in called:
-            if not _is_agreed(function):
+            if not _is_equal_on_ranks(function):
                 for line, value in _results(function):
-                    made = _Use(excerpt=function, line=line, value=value, callers=(call,), below=True)
-                    self._add(depth, made, line)
+                    result = _Use(excerpt=function, line=line, value=value, callers=(call,), in_callee=True)
+                    self._add(depth, result, line)
         for name in inputs:
             key = (use.excerpt.first, hash((use.excerpt.file, use.line)), name)
             if key in self.seen:
                 continue
             self.seen.add(key)
-            for one in self._definitions(use, name):
-                self._add(depth, one, one.line)
+            for definition in self._definitions(use, name):
+                self._add(depth, definition, definition.line)
 
     def _add(self, depth: int, use: _Use, line: int) -> None:
-        """Note a line that makes the value, and queue the line's own inputs."""
+        """Store the line as a place that makes the value, unless it only passes a value on, and queue its inputs."""
         text = ast.unparse(use.value)
         if _OPTIONS.search(text):
             return
         self.uses.append((depth + 1, use))
         called, inputs = self._inputs(use)
-        of_rank = self._is_of_rank(use)
+        of_rank = self._depends_on_rank(use)
         calls = (node for node in ast.walk(use.value) if isinstance(node, ast.Call))
         nothing = not inputs and all(call.args or call.keywords for call in calls)
         plain = isinstance(use.value, ast.Name | ast.Attribute | ast.Constant) or bool(called) or nothing
         plain = plain or _WORLD.search(text) is not None
-        handed_on = not use.below and any(self._is_given(use, name) for name in inputs)
+        handed_on = not use.in_callee and any(self._has_argument(use, name) for name in inputs)
         if of_rank or not (plain or handed_on):
             place = Place(file=use.excerpt.file, line=line, function=use.excerpt.name)
-            self.places.append((depth + (0 if of_rank else _FURTHER), of_rank, place))
-            if called and not self._is_of_rank(replace(use, value=_outside_calls(use.value, called))):
-                self.handed[place] = frozenset(self._reached([function for function, _ in called]))
+            self.origins.append((depth + (0 if of_rank else _FURTHER), Origin(place=place, of_rank=of_rank)))
+            if called and not self._depends_on_rank(replace(use, value=_outside_calls(use.value, called))):
+                self.rank_passed_to[place] = frozenset(self._reached([function for function, _ in called]))
 
     def _reached(self, functions: Sequence[Excerpt]) -> set[tuple[str, str]]:
         """Return file and name of these functions and of all functions that they call."""
         seen: set[tuple[str, str]] = set()
         waiting = list(functions)
         while waiting:
-            one = waiting.pop()
-            key = (one.file, one.name)
+            excerpt = waiting.pop()
+            key = (excerpt.file, excerpt.name)
             if key not in seen:
                 seen.add(key)
-                calls = [node for node in one.nodes if isinstance(node, ast.Call)]
+                calls = [node for node in excerpt.nodes if isinstance(node, ast.Call)]
                 waiting += [function for call in calls if (function := self._function_called(call))]
         return seen
 
@@ -161,30 +170,32 @@ class _Search:
         called: list[tuple[Excerpt, _Use]] = []
         names: dict[str, None] = {}
 
-        def visit(one: ast.AST) -> None:
-            if isinstance(one, ast.Call):
-                function = self._function_called(one)
+        def visit(expression: ast.AST) -> None:
+            if isinstance(expression, ast.Call):
+                function = self._function_called(expression)
                 if function is not None:
-                    called.append((function, replace(_at(use, one), callers=use.callers)))
+                    called.append((function, replace(_use_at(use, expression), callers=use.callers)))
                     return
-                if isinstance(one.func, ast.Attribute):
-                    visit(one.func.value)
-                for given in (*one.args, *(word.value for word in one.keywords)):
+                if isinstance(expression.func, ast.Attribute):
+                    visit(expression.func.value)
+                for given in (*expression.args, *(word.value for word in expression.keywords)):
                     visit(given)
-            elif isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name):
-                text = ast.unparse(one)
+            elif isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
+                text = ast.unparse(expression)
                 if not is_setting(text):
-                    names[text if one.value.id in ("self", "cls") else one.value.id] = None
-            elif isinstance(one, ast.Name):
-                if not one.id.isupper() and one.id not in ("self", "cls"):
-                    names[one.id] = None
-            elif not (isinstance(one, ast.Attribute) and is_setting(ast.unparse(one))):
-                for node in ast.iter_child_nodes(one):
+                    names[text if expression.value.id in ("self", "cls") else expression.value.id] = None
+            elif isinstance(expression, ast.Name):
+                if not expression.id.isupper() and expression.id not in ("self", "cls"):
+                    names[expression.id] = None
+            elif not (isinstance(expression, ast.Attribute) and is_setting(ast.unparse(expression))):
+                for node in ast.iter_child_nodes(expression):
                     visit(node)
 
         visit(use.value)
-        known = {name for name, _, _ in _assignments(use.excerpt)}
-        return called, [one for one in names if "." in one or one in known or _parameter(use.excerpt, one) is not None]
+        assigned = {name for name, _, _ in _assignments(use.excerpt)}
+        return called, [
+            name for name in names if "." in name or name in assigned or _parameter(use.excerpt, name) is not None
+        ]
 
     def _function_called(self, call: ast.Call) -> Excerpt | None:
         """Return the called function if it is the only stored function of that name."""
@@ -192,10 +203,17 @@ class _Search:
         return self.program.only_function(name)
 
     def _definitions(self, use: _Use, name: str) -> Iterator[_Use]:
-        """Yield what gave the name its value: assignments above, a caller's argument, or other methods for `self`."""
-        own = [one for one in _assignments(use.excerpt) if one[0] == name and one[1] <= use.line]
+        """Yield the expressions that gave the name its value.
+
+        These are assignments above the use, else assignments to the attribute in the file, else callers' arguments.
+        """
+        own = [
+            assignment
+            for assignment in _assignments(use.excerpt)
+            if assignment[0] == name and assignment[1] <= use.line
+        ]
         if own:
-            yield from (replace(use, line=line, value=value, handed=False) for line, value in _latest(use, own))
+            yield from (replace(use, line=line, value=value, is_argument=False) for line, value in _latest(use, own))
         elif "." in name:
             yield from self._attributes(use, name)
         elif (at := _parameter(use.excerpt, name)) is not None:
@@ -203,7 +221,7 @@ class _Search:
 
     def _attributes(self, use: _Use, name: str) -> Iterator[_Use]:
         assigned = [
-            _Use(excerpt=excerpt, line=line, value=value, below=True)
+            _Use(excerpt=excerpt, line=line, value=value, in_callee=True)
             for excerpt in self.program.same_file(use.excerpt)
             for other, line, value in _assignments(excerpt)
             if other == name
@@ -211,16 +229,16 @@ class _Search:
         yield from (node for node in assigned if not isinstance(node.value, ast.Constant) or _is_conditional(node))
 
     def _arguments(self, use: _Use, name: str, at: int) -> Iterator[_Use]:
-        """Yield what the known callers pass for the parameter, else what the only caller passes."""
+        """Yield the arguments that the known callers, or the only caller, pass for the parameter."""
         for call in use.callers or tuple(self._callers(use)):
             if not isinstance(call.value, ast.Call):
                 continue
             words = [keyword.value for keyword in call.value.keywords if keyword.arg == name]
             given = words or (call.value.args if at < 0 else call.value.args[at : at + 1])
             for value in given:
-                yield replace(_at(call, value), callers=call.callers, below=use.below, handed=True)
+                yield replace(_use_at(call, value), callers=call.callers, in_callee=use.in_callee, is_argument=True)
 
-    def _is_given(self, use: _Use, name: str) -> bool:
+    def _has_argument(self, use: _Use, name: str) -> bool:
         position = _parameter(use.excerpt, name)
         return position is not None and next(self._arguments(use, name, position), None) is not None
 
@@ -230,17 +248,17 @@ class _Search:
             calls = _calls(excerpt, use.excerpt.name, use.outer[1:]) if excerpt and excerpt.first else ()
             yield from (call for call in calls if _holds(call, line))
             return
-        found = [one for excerpt in self.program.excerpts for one in _calls(excerpt, use.excerpt.name, ())]
-        yield from found if len(found) == 1 else ()
+        callers = [call for excerpt in self.program.excerpts for call in _calls(excerpt, use.excerpt.name, ())]
+        yield from callers if len(callers) == 1 else ()
 
-    def _is_of_rank(self, use: _Use) -> bool:
+    def _depends_on_rank(self, use: _Use) -> bool:
         """Whether the value depends on the rank or on chance, by its text or by a condition around it."""
         text = ast.unparse(use.value)
         by_text = _CHANCE.search(text) is not None or (self.own_rank and names_rank(text))
-        return by_text or (not use.handed and _is_conditional(use))
+        return by_text or (not use.is_argument and _is_conditional(use))
 
 
-def _at(use: _Use, value: ast.expr) -> _Use:
+def _use_at(use: _Use, value: ast.expr) -> _Use:
     """Return `value` as a use in the same function."""
     return _Use(excerpt=use.excerpt, line=use.excerpt.line_of(value), value=value, outer=use.outer)
 
@@ -248,12 +266,12 @@ def _at(use: _Use, value: ast.expr) -> _Use:
 def _outside_calls(value: ast.expr, called: Sequence[tuple[Excerpt, _Use]]) -> ast.expr:
     """Return the names of an expression that lie outside these calls."""
     calls = [call.value for _, call in called]
-    inside = {id(node) for one in calls for node in ast.walk(one)}
+    inside = {id(node) for call in calls for node in ast.walk(call)}
     names = [node for node in ast.walk(value) if isinstance(node, ast.Name | ast.Attribute) and id(node) not in inside]
     return ast.Tuple(elts=list(names), ctx=ast.Load())
 
 
-def _is_agreed(function: Excerpt) -> bool:
+def _is_equal_on_ranks(function: Excerpt) -> bool:
     """Whether the function calls a collective, so that its result is the same on every rank."""
     return _COLLECTIVES.search(function.text) is not None
 
@@ -273,10 +291,16 @@ def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _latest(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tuple[int, ast.expr]]:
-    """Yield assignments backwards up to the first unconditional one; counters only if there is nothing else."""
+    """Yield assignments backwards up to the first unconditional one. Numbers only count if nothing else is assigned."""
     around = {id(block) for block in use.excerpt.blocks_around(use.line)}
-    counters = [one for one in own if isinstance(one[2], ast.Constant) and isinstance(one[2].value, int)]
-    for _, line, value in reversed(own if len(counters) == len(own) else [one for one in own if one not in counters]):
+    counters = [
+        assignment
+        for assignment in own
+        if isinstance(assignment[2], ast.Constant) and isinstance(assignment[2].value, int)
+    ]
+    for _, line, value in reversed(
+        own if len(counters) == len(own) else [assignment for assignment in own if assignment not in counters]
+    ):
         yield line, value
         if all(id(block) in around for block in use.excerpt.blocks_around(line)) and line < use.line:
             return
@@ -284,32 +308,34 @@ def _latest(use: _Use, own: Sequence[tuple[str, int, ast.expr]]) -> Iterator[tup
 
 @lru_cache(maxsize=1024)
 def _assignments(excerpt: Excerpt) -> tuple[tuple[str, int, ast.expr], ...]:
-    """Return name, line and value of all that the function assigns, in the order of the lines."""
+    """Return (name, line, value) for each assignment of the function, in the order of the lines."""
     assigned: list[tuple[str, int, ast.expr]] = []
-    for one in excerpt.nodes:
+    for node in excerpt.nodes:
         pairs: list[tuple[ast.expr, ast.expr]] = []
-        if isinstance(one, ast.Assign):
-            pairs = [(target, one.value) for target in one.targets]
-        elif isinstance(one, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and one.value is not None:
-            pairs = [(one.target, one.value)]
-        elif isinstance(one, ast.For | ast.AsyncFor | ast.comprehension):
-            pairs = [] if ast.unparse(one.iter).startswith("range(") else [(one.target, one.iter)]
-        elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and _CHANCE.search(ast.unparse(one.value)):
-            pairs = [(argument, one.value) for argument in one.value.args]  # random.shuffle(order)
-        elif isinstance(one, ast.With):
-            pairs = [(item.optional_vars, item.context_expr) for item in one.items if item.optional_vars]
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
+            pairs = [(node.target, node.value)]
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+            pairs = [] if ast.unparse(node.iter).startswith("range(") else [(node.target, node.iter)]
+        elif (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _CHANCE.search(ast.unparse(node.value))
+        ):
+            pairs = [(argument, node.value) for argument in node.value.args]  # random.shuffle(order)
+        elif isinstance(node, ast.With):
+            pairs = [(item.optional_vars, item.context_expr) for item in node.items if item.optional_vars]
         for target, value in pairs:
-            line = excerpt.line_of(value if isinstance(one, ast.comprehension) else target)
-            assigned += [(name, line, each) for name, each in _bound(target, value)]
-    return tuple(sorted(assigned, key=lambda one: one[1]))
+            line = excerpt.line_of(value if isinstance(node, ast.comprehension) else target)
+            assigned += [(name, line, each) for name, each in _bindings(target, value)]
+    return tuple(sorted(assigned, key=lambda assignment: assignment[1]))
 
 
-def _bound(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+def _bindings(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(target, ast.Tuple | ast.List):
         parts = value.elts if isinstance(value, ast.Tuple | ast.List) else ()
         paired = len(parts) == len(target.elts)
         for at, each in enumerate(target.elts):
-            yield from _bound(each, parts[at] if paired else value)
+            yield from _bindings(each, parts[at] if paired else value)
     elif isinstance(target, ast.Name | ast.Attribute):
         yield ast.unparse(target), value
 
@@ -346,4 +372,4 @@ def _is_conditional(use: _Use) -> bool:
     around = use.excerpt.blocks_around(use.line)
     tests = [block.test for block in around if isinstance(block, ast.If)]
     handled = any(isinstance(block, ast.ExceptHandler) for block in around)
-    return handled or any(use.excerpt.asks_rank(test) for test in tests)
+    return handled or any(use.excerpt.reads_rank(test) for test in tests)

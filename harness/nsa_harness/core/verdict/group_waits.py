@@ -1,4 +1,4 @@
-"""Waits for other ranks: collectives, point-to-point transfers, keys of the store, and the creation of groups."""
+"""Find a rank's wait for other ranks: in a collective, a transfer, a store wait, or the creation of a group."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RENDEZVOUS = re.compile(r"//\w+//\d+/(\d+)(?![\w/])")
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """All ranks at one moment, and what is known of the job around them."""
+    """All ranks at one moment, with the job's process groups and size."""
 
     living: Mapping[int, RankSnapshot]
     gone: frozenset[int]
@@ -50,7 +50,7 @@ class JobState:
 
     @property
     def elsewhere(self) -> tuple[int, ...]:
-        """Ranks on other nodes or not started yet, whose state nobody can see."""
+        """Ranks on other nodes, and ranks that have not started yet. Their state is unknown."""
         return tuple(sorted(set(range(self.world_size)) - self.seen))
 
     def others(self, rank: int) -> tuple[int, ...]:
@@ -65,26 +65,29 @@ def job_of(
     world_size: int = 0,
     groups: Mapping[str, tuple[int, ...]] | None = None,
 ) -> JobState:
-    """Return the state of the job. `world_size` and `groups` are used where no status file has them."""
+    """Return the state of the job. `world_size` and `groups` are used if no status file has them."""
     left = frozenset(gone)
     boards = [rank.board for rank in ranks if rank.board]
     sizes = [board.world_size or 0 for board in boards]
     recorded = (collective.started for rank in ranks for collective in rank.collectives)
-    known = backend_of(backend, boards)
+    known_backend = backend_of(backend, boards)
     return JobState(
         living={rank.rank: rank for rank in ranks if rank.rank not in left},
         gone=left,
-        groups={**(groups or {}), **{name: some for board in boards for name, some in board.groups.items() if some}},
+        groups={
+            **(groups or {}),
+            **{name: members for board in boards for name, members in board.groups.items() if members},
+        },
         world_size=max(sizes, default=world_size),
         # Only a device's recorder records what has started, so it identifies a program of unknown backend.
-        spins="nccl" in known or (known != "gloo" and any(started is not None for started in recorded)),
+        spins="nccl" in known_backend or (known_backend != "gloo" and any(started is not None for started in recorded)),
     )
 
 
 def backend_of(asked_for: str, boards: Iterable[StatusFile]) -> str:
     """Return the backend of the job; if none was requested, the one that the ranks report."""
-    found = next((board.backend for board in boards if board.backend), "")
-    return asked_for if asked_for in ("gloo", "nccl") else found or asked_for
+    reported = next((board.backend for board in boards if board.backend), "")
+    return asked_for if asked_for in ("gloo", "nccl") else reported or asked_for
 
 
 def group_wait(
@@ -100,8 +103,8 @@ def group_wait(
         return None
     inside = bool(frames) and _is_inside(frames[0])
     call = _open_call(rank)
-    if call is not None and (inside or not frames) and (found := _unrecorded_wait(rank, call, job)):
-        return found
+    if call is not None and (inside or not frames) and (wait := _unrecorded_wait(rank, call, job)):
+        return wait
     return _collective(rank, frames, call, job, inside=inside, computes=computes)
 
 
@@ -163,12 +166,12 @@ def operation(call: Call) -> str:
 def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
     named = missing_rank(call.key)
     kinds = frozenset({ENTRANCE}) if call.op == ENTRANCE else CREATIONS
-    made = {other: _calls_ahead(rank, job.living.get(other), kinds) for other in job.others(rank.rank)}
-    absent = [other for other, (ahead, _) in made.items() if ahead < 0] if named is None else [named]
+    ahead_of = {other: _calls_ahead(rank, job.living.get(other), kinds) for other in job.others(rank.rank)}
+    absent = [other for other, (ahead, _) in ahead_of.items() if ahead < 0] if named is None else [named]
     absent += [other for other in job.elsewhere if other not in absent]
     if not absent and call.op != ENTRANCE:
         # The peer has finished as many calls as this rank has begun, and is inside a later one.
-        absent = [other for other, (ahead, inside) in made.items() if ahead > 0 and inside]
+        absent = [other for other, (ahead, inside) in ahead_of.items() if ahead > 0 and inside]
     if call.op == ENTRANCE and job.world_size:
         absent += range(job.world_size, call.elements)  # the call names more ranks than were started
     if not absent:
@@ -182,14 +185,14 @@ def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset
         return -1, False
     within = _open_call(peer)
     inside = within is not None and within.op in kinds
-    if not _forgot(peer.board) and not _forgot(rank.board):
+    if not _has_lost_calls(peer.board) and not _has_lost_calls(rank.board):
         return _count(peer.board, kinds) - _count(rank.board, kinds), inside
     # The entrance is every rank's first call. A rank inside a call of that kind is taken to be in the same call.
-    entered = inside or (kinds == {ENTRANCE} and _forgot(peer.board))
+    entered = inside or (kinds == {ENTRANCE} and _has_lost_calls(peer.board))
     return (0 if entered else -1), inside
 
 
-def _forgot(board: StatusFile) -> bool:
+def _has_lost_calls(board: StatusFile) -> bool:
     return bool(board.calls) and board.calls[0].number > 1
 
 
@@ -212,15 +215,15 @@ def _is_other_half(rank: int, call: Call, peer: RankSnapshot) -> bool:
     if theirs is None or theirs.peer not in (rank, None) or operation(theirs) not in TRANSFERS:
         return False
     both = (operation(call), operation(theirs))
-    if _BOTH_WAYS.intersection(both) or sum(one in _SENDS for one in both) == 1:
+    if _BOTH_WAYS.intersection(both) or sum(op in _SENDS for op in both) == 1:
         return True
     # Both send. That is fine if the partner has posted a receive, which completes without another call.
     posted = () if peer.board is None else peer.board.calls
-    return all(one in _SENDS for one in both) and any(one.op == "irecv" and one.peer in (rank, None) for one in posted)
+    return all(op in _SENDS for op in both) and any(op.op == "irecv" and op.peer in (rank, None) for op in posted)
 
 
 def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
-    """Return the wait for a key. A rendezvous key names the missing rank; any other rank may set any other key."""
+    """Return the wait for a store key. A rendezvous key names one missing rank; other keys may be set by any rank."""
     named = missing_rank(call.key)
     if named is not None:
         return _wait_for_ranks(WaitKind.GROUP_CREATION, (named,), job, call=call)
@@ -232,16 +235,20 @@ def _store_wait(rank: int, call: Call, job: JobState) -> WaitState:
 
 def missing_rank(key: str) -> int | None:
     """Return the rank that a text's first rendezvous key waits for: the end of "/default_pg/0//cpu//0/1"."""
-    found = _RENDEZVOUS.search(key)
-    return int(found[1]) if found else None
+    match = _RENDEZVOUS.search(key)
+    return int(match[1]) if match else None
 
 
 def _wait_for_ranks(kind: WaitKind, peers: Iterable[int], job: JobState, *, call: Call) -> WaitState:
-    """Return the wait for these ranks. The own wait of a visible rank decides; a rank outside the job never comes."""
-    wanted = tuple(sorted(peers))
-    nobody = bool(job.world_size) and not job.elsewhere and all(peer >= job.world_size for peer in wanted)
-    closed = bool(wanted) and (nobody or any(peer in job.seen for peer in wanted))
-    return WaitState(kind=kind, peers=wanted, closed=closed, call=call)
+    """Return the wait for these ranks.
+
+    It is closed if one of them is visible, because then that rank's own wait decides. It is also closed if none of them
+    can exist, because all their numbers are beyond the world size.
+    """
+    awaited = tuple(sorted(peers))
+    nobody = bool(job.world_size) and not job.elsewhere and all(peer >= job.world_size for peer in awaited)
+    closed = bool(awaited) and (nobody or any(peer in job.seen for peer in awaited))
+    return WaitState(kind=kind, peers=awaited, closed=closed, call=call)
 
 
 def _transport(
@@ -254,7 +261,7 @@ def _transport(
 def _collective(
     rank: RankSnapshot, frames: Sequence[Frame], call: Call | None, job: JobState, *, inside: bool, computes: bool
 ) -> WaitState | None:
-    """Return the collective that this rank waits in, and the ranks that have not entered it."""
+    """Return the rank's wait in a collective, for the ranks that have not entered it; None if it is in none."""
     pending = next((collective for collective in rank.collectives if not collective.retired), None)
     in_engine = bool(frames) and frames[0].function == "_engine_run_backward"
     others = job.others(rank.rank)
@@ -310,6 +317,6 @@ def _has_not_entered(peer: RankSnapshot, pending: Collective, *, certain: bool) 
     return max(in_group, default=0) < pending.seq or (same is not None and not _matches(pending, same))
 
 
-def _matches(one: Collective, other: Collective) -> bool:
-    alike = one.op not in _UNIFORM or (one.sizes, one.dtypes) == (other.sizes, other.dtypes)
-    return one.op == other.op and alike
+def _matches(collective: Collective, other: Collective) -> bool:
+    same_tensors = collective.op not in _UNIFORM or (collective.sizes, collective.dtypes) == (other.sizes, other.dtypes)
+    return collective.op == other.op and same_tensors

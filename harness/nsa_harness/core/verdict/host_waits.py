@@ -1,4 +1,4 @@
-"""Waits of a process on its host: locks, pipes, files, connections, children, workers and the clock."""
+"""Find what a process waits for on its host: locks, pipes, files, connections, child processes, workers or time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nsa_harness.core.evidence.stacks import (
     training_stack,
     user_frame,
 )
-from nsa_harness.core.source_code.loops import only_looks, only_reports
-from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, carried, cpu_share
+from nsa_harness.core.source_code.loops import only_polls, only_reports
+from nsa_harness.core.verdict.motion import BUSY_SHARE, SLEEPS, STARVED_SHARE, Motion, cpu_share, has_connection_traffic
 from nsa_harness.core.verdict.wait import OF_MOTION, ChildWait, WaitKind, WaitState
 
 _LIBRARY_THREADS = ("gloo", "pt_", "cuda", "nccl", "jemalloc")
@@ -32,7 +32,7 @@ def is_library(task: Task) -> bool:
 
 
 def _natively_busy(task: Task) -> bool:
-    """Whether a thread of a C++ library may be what is waited for: it runs, or is in a read or write that can end.
+    """Whether a thread without Python frames may end the wait: it runs, or is in a read or write that can end.
 
     A thread that only polls (epoll, timed waits) is a library's event loop. gloo, autograd and allocators keep such
     threads.
@@ -68,7 +68,7 @@ _DEEPEST = 8  # levels of child processes that are followed
 
 @dataclass(frozen=True, kw_only=True)
 class _Actor:
-    """One process at this moment, and its thread that waits."""
+    """One process at this moment, and the thread of it that waits."""
 
     process: Process
     before: Process | None
@@ -77,8 +77,8 @@ class _Actor:
 
     @property
     def task(self) -> Task | None:
-        wanted = self.stack.tid if self.stack and self.stack.tid else self.process.pid
-        return next((task for task in self.process.tasks if task.tid == wanted), None)
+        tid = self.stack.tid if self.stack and self.stack.tid else self.process.pid
+        return next((task for task in self.process.tasks if task.tid == tid), None)
 
     @property
     def may_act(self) -> bool:
@@ -109,13 +109,13 @@ class _Actor:
             ChildWait(
                 kind=WaitKind.COMPUTE,
                 motion=Motion.BURNING,
-                pid=one.tid or 0,
+                pid=stack.tid or 0,
                 command=self.process.command,
-                thread=one.thread,
-                leaf=one.frames[0],
-                user=user_frame(one.frames),
+                thread=stack.thread,
+                leaf=stack.frames[0],
+                user=user_frame(stack.frames),
             )
-            for one in busy
+            for stack in busy
         )
 
     @property
@@ -156,24 +156,24 @@ def host_wait(
 
 
 def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
-    """Return the wait of `actor`. `above` are the processes that wait for it and cannot act in their waiting thread."""
+    """Return what process `pid` waits for. `above` are the processes that wait for it, directly or indirectly."""
     actor = family.actors[pid]
     task = actor.task
     if _awaits_batch(actor.frames):
         return _loader(family, (*above, pid))
     if at_work := _pool_at_work(family, pid, above):
         return _pool(family, actor, at_work, (*above, pid))
-    asked = _BY_CALL.get(task.syscall) if task else None
-    if task is None or asked is None:
+    find_wait = _BY_CALL.get(task.syscall) if task else None
+    if task is None or find_wait is None:
         return _unless_busy(family, WaitState(kind=WaitKind.UNKNOWN))
-    return asked(family, actor, task, (*above, pid))
+    return find_wait(family, actor, task, (*above, pid))
 
 
 def _sleep(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    looks = actor.stack is not None and task.woke >= WAKES and only_looks(actor.stack.loop)
+    only_reads = actor.stack is not None and task.woke >= WAKES and only_polls(actor.stack.loop)
     alone = len(family.actors) == 1 and not actor.thread_may_act()
     polls = len(above) > 1 and task.woke >= WAKES  # the end of this sleep then ends nothing for the processes above
-    return WaitState(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=looks and alone)
+    return WaitState(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=only_reads and alone)
 
 
 def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
@@ -186,7 +186,7 @@ def _lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) ->
 
 
 def _shared_lock(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    """Return the wait for a semaphore: every process that has it in its memory may release it."""
+    """Return the wait for a semaphore in shared memory. Any process that maps this memory may release it."""
     wait = WaitState(kind=WaitKind.LOCK, target=task.target)
     all_named = task.held_by is not None and len(task.held_by) < _NAMED_HOLDERS
     if task.timed is not False or not all_named or actor.thread_may_act():
@@ -207,15 +207,15 @@ def _has_no_request(actor: _Actor) -> bool:
 
 
 def _unless_busy(family: _Family, wait: WaitState) -> WaitState:
-    """Return the wait, unless it is open and a child that computes may be what it is for: a compiler, a worker pool.
+    """Return the wait; mark it as MOVING if it is open and a computing child may end it, such as a compiler.
 
-    A child that the wait is already known to be for does not count.
+    A child that explains the wait already does not count.
     """
-    known = {next(iter(family.actors)), *(one.pid for one in wait.computing)}
+    explained = {next(iter(family.actors)), *(child.pid for child in wait.computing)}
     computes = (
-        one.before is not None and cpu_share(one.before, one.process, family.elapsed_s) >= BUSY_SHARE
-        for pid, one in family.actors.items()
-        if pid not in known
+        actor.before is not None and cpu_share(actor.before, actor.process, family.elapsed_s) >= BUSY_SHARE
+        for pid, actor in family.actors.items()
+        if pid not in explained
     )
     return replace(wait, motion=Motion.MOVING, computing=()) if not wait.closed and any(computes) else wait
 
@@ -234,8 +234,8 @@ def _io(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> W
 
 
 def _connection(family: _Family, actor: _Actor, task: Task, wait: WaitState) -> WaitState:
-    """Return the wait for a connection: for a rank if the other end is one, else for the outside world."""
-    socket = next((one for one in actor.process.sockets if f"socket:[{one.inode}]" == task.target), None)
+    """Return the wait on a connection. It is a wait for a rank if the other end belongs to one."""
+    socket = next((end for end in actor.process.sockets if f"socket:[{end.inode}]" == task.target), None)
     if socket is None:
         return wait
     ends = socket.peer_rank is not None and socket.peer_rank != family.rank and task.syscall in _READS | _WRITES
@@ -252,8 +252,8 @@ def _wait_for_holders(family: _Family, wait: WaitState, task: Task, above: tuple
     below = [pid for pid in holders if pid in family.actors and pid not in above]
     waiting = all(not family.actors[pid].may_act for pid in holders if pid in above)
     peers = {family.owners[pid] for pid in holders if pid not in family.actors}
-    found = _wait_for_children(wait, family, below, above, closed=waiting) if below else replace(wait, closed=waiting)
-    return replace(found, peers=tuple(sorted(peers)) if found.closed else ())
+    held = _wait_for_children(wait, family, below, above, closed=waiting) if below else replace(wait, closed=waiting)
+    return replace(held, peers=tuple(sorted(peers)) if held.closed else ())
 
 
 def _file_lock(family: _Family, _: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
@@ -261,13 +261,15 @@ def _file_lock(family: _Family, _: _Actor, task: Task, above: tuple[int, ...]) -
 
 
 def _children(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    own = tuple(pid for pid, one in family.actors.items() if one.process.parent == actor.process.pid)
-    wanted = task.held_by or own
-    known = [pid for pid in wanted if pid in family.actors and pid not in above]
-    return _wait_for_children(WaitState(kind=WaitKind.CHILD), family, known, above, closed=len(known) == len(wanted))
+    own = tuple(pid for pid, child in family.actors.items() if child.process.parent == actor.process.pid)
+    awaited = task.held_by or own
+    followed = [pid for pid in awaited if pid in family.actors and pid not in above]
+    return _wait_for_children(
+        WaitState(kind=WaitKind.CHILD), family, followed, above, closed=len(followed) == len(awaited)
+    )
 
 
-# The wait of each system call. `above` are the processes that wait for this one, and this one itself.
+# The function that finds the wait, by system call. `above` has the waiting processes, including this one.
 _BY_CALL: Mapping[str, Callable[[_Family, _Actor, Task, tuple[int, ...]], WaitState]] = {
     **dict.fromkeys(_IO_CALLS, _io),
     **dict.fromkeys(_FILE_LOCKS, _file_lock),
@@ -288,23 +290,25 @@ def _pool_at_work(family: _Family, pid: int, above: tuple[int, ...]) -> tuple[in
     pool = awaits_result(family.actors[pid].frames)
     if pool is None:
         return ()
-    workers = ((one, actor.frames) for one, actor in family.actors.items() if one != pid and one not in above)
-    return tuple(one for one, frames in workers if is_worker(pool, frames) and not awaits_task(frames))
+    workers = (
+        (worker, actor.frames) for worker, actor in family.actors.items() if worker != pid and worker not in above
+    )
+    return tuple(worker for worker, frames in workers if is_worker(pool, frames) and not awaits_task(frames))
 
 
 def _pool(family: _Family, actor: _Actor, at_work: Sequence[int], above: tuple[int, ...]) -> WaitState:
-    """Return the wait for a pool: closed if every busy worker's wait is and no thread can finish or add a task."""
+    """Return the wait for a pool. It is closed if all busy workers are in closed waits and no thread can add a task."""
     serving = [stack for stack in actor.stacks if serves_pool(stack.frames)]
     others = actor.thread_may_act(serving)
-    all_read = not any(one.is_unread for one in family.actors.values())
-    found = _wait_for_children(WaitState(kind=WaitKind.CHILD), family, at_work, above, closed=all_read and not others)
-    return _unless_busy(family, found)
+    all_read = not any(member.is_unread for member in family.actors.values())
+    wait = _wait_for_children(WaitState(kind=WaitKind.CHILD), family, at_work, above, closed=all_read and not others)
+    return _unless_busy(family, wait)
 
 
 def _awaits_batch(frames: Sequence[Frame]) -> bool:
-    """Whether the thread waits for a batch. py-spy names a method with its class, faulthandler without it."""
-    asked = (frame.function.rpartition(".")[2] for frame in frames if frame.file.endswith(_LOADER))
-    return any(name in _LOADER_CALLS for name in asked)
+    """Whether the thread waits for a batch of a DataLoader. Only py-spy prefixes a method with its class."""
+    functions = (frame.function.rpartition(".")[2] for frame in frames if frame.file.endswith(_LOADER))
+    return any(name in _LOADER_CALLS for name in functions)
 
 
 def _is_at_work(stack: Stack | None) -> bool:
@@ -322,7 +326,7 @@ def _wait_for_children(
         return wait
     below = [_child(family, pid, above) for pid in pids]
     at_work = [(child, (child,) if child.kind is WaitKind.COMPUTE else child.computing) for child in below]
-    computing = tuple(one for _, computes in at_work for one in computes)
+    computing = tuple(child for _, computes in at_work for child in computes)
     # A loop that never ends explains the wait only if nothing else that is waited for may end it.
     may_end = any(not child.closed and not computes for child, computes in at_work)
     moving = any(child.motion is Motion.MOVING for child in below) or (computing and may_end)
@@ -343,11 +347,11 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
     moved = _motion(actor, family.elapsed_s)
     if moved is not Motion.WAITING or len(above) > _DEEPEST:
         kind = OF_MOTION.get(moved, WaitKind.UNKNOWN)
-        found = WaitState(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
+        wait = WaitState(kind=kind, motion=moved, closed=moved is Motion.STOPPED)
     else:
-        found = _wait_of(family, pid, above)
+        wait = _wait_of(family, pid, above)
     return ChildWait(
-        **vars(replace(found, closed=found.closed and not found.peers)),
+        **vars(replace(wait, closed=wait.closed and not wait.peers)),
         pid=pid,
         command=actor.process.command,
         leaf=actor.frames[0] if actor.frames else None,
@@ -356,7 +360,11 @@ def _child(family: _Family, pid: int, above: tuple[int, ...]) -> ChildWait:
 
 
 def _motion(actor: _Actor, elapsed_s: float) -> Motion:
-    """Return the motion of a child. CPU time or bytes count, unless its samples can distinguish a loop from work."""
+    """Return the motion of a child process of a rank.
+
+    CPU time counts as progress, unless it was used on known lines and no bytes were transferred: later samples of these
+    lines then show whether it is an endless loop.
+    """
     process, before = actor.process, actor.before
     if process.state in "ZX":
         return Motion.GONE
@@ -370,13 +378,13 @@ def _motion(actor: _Actor, elapsed_s: float) -> Motion:
 
 
 def _only_computes(actor: _Actor, before: Process, elapsed_s: float) -> bool:
-    """Whether the child computes in the thread with known lines and moves few bytes: decoding workers read a little."""
+    """Whether the child computes in its thread with known lines and transfers no bytes, unlike a decoding worker."""
     task = actor.task
-    earlier_s = next((one.cpu_s for one in before.tasks if task and one.tid == task.tid), None)
+    earlier_s = next((thread.cpu_s for thread in before.tasks if task and thread.tid == task.tid), None)
     if not actor.frames or task is None or earlier_s is None or task.cpu_s - earlier_s < STARVED_SHARE * elapsed_s:
         return False
     return not _moved_bytes(before, actor.process)
 
 
 def _moved_bytes(before: Process, after: Process) -> bool:
-    return before.io_bytes != after.io_bytes or carried(before, after)
+    return before.io_bytes != after.io_bytes or has_connection_traffic(before, after)

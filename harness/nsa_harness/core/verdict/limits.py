@@ -1,4 +1,4 @@
-"""Time limits in force: how long a run may make no progress, learned from the run itself."""
+"""The current time limits of a run: how long it may make no progress, learned from its own pauses and steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SET_UP = {"init_process_group", "new_group"}
 
 
 def started(board: StatusFile | None) -> bool:
-    """Whether the rank has finished start-up: it trains, or calls collectives other than those that create groups."""
+    """Whether the rank has finished start-up: it trains, or has called a collective that does not create a group."""
     if board is None:
         return False
     trains = board.training is not None
@@ -37,14 +37,18 @@ def last_progress_s(board: StatusFile) -> float:
     return max(board.created_s, newest.at_s if newest else 0.0, *counted)
 
 
-def in_force(declared: Limits, boards: Iterable[StatusFile | None], grown_s: float = 0.0) -> Limits:
-    """Return the limits for this moment; a suspect that moved again after `grown_s` raises the floor."""
-    known = [board for board in boards if board is not None]
-    phases = {board.newest.kind for board in known if board.newest}
-    same_phase = max((gap for b in known for kind, gap in b.gaps_s.items() if kind in phases), default=0.0)
-    longest = max((gap for b in known for gap in b.gaps_s.values()), default=0.0)
-    floor = STALL_FLOOR_S if known else BLIND_STALL_S
-    step_s = max((_longest_step_s(board) for board in known), default=0.0)
+def current_limits(declared: Limits, boards: Iterable[StatusFile | None], grown_s: float = 0.0) -> Limits:
+    """Return the current limits: the declared ones, and for the rest values that grow with the run's own pauses.
+
+    A run may pause several times as long as it did before in the same phase without being suspected. `grown_s` is the
+    least stall limit after a suspicion that proved wrong.
+    """
+    status_files = [board for board in boards if board is not None]
+    phases = {board.newest.kind for board in status_files if board.newest}
+    same_phase = max((gap for b in status_files for kind, gap in b.gaps_s.items() if kind in phases), default=0.0)
+    longest = max((gap for b in status_files for gap in b.gaps_s.values()), default=0.0)
+    floor = STALL_FLOOR_S if status_files else BLIND_STALL_S
+    step_s = max((_longest_step_s(board) for board in status_files), default=0.0)
     return Limits(
         stall_s=_chosen(declared.stall_s, max(floor, STALL_FACTOR * same_phase, grown_s)),
         busy_s=_chosen(declared.busy_s, max(BUSY_FLOOR_S, BUSY_FACTOR * step_s)),

@@ -1,4 +1,4 @@
-"""Motion of a rank between two snapshots: it moves, waits, computes, or is stopped."""
+"""The motion of a rank between two snapshots: it makes progress, waits, only computes, is stopped, or is gone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ class Motion(StrEnum):
 
 
 def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -> Motion:
-    """Return what one rank did between two snapshots, apart from collectives."""
+    """Return what one rank did between two snapshots, judged without its collectives.
+
+    A rank is MOVING if it recorded a progress event, transferred bytes or went to another line. It is BURNING if it
+    used CPU time and did none of these, as an endless loop does.
+    """
     if after.dumped:
         return Motion.WAITING
     if after.process is None or after.process.state in "ZX":
@@ -48,9 +52,10 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
 
 
 def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether the rank made no progress event and moved no byte, so that only its line may have changed.
+    """Whether a change of the line is the rank's only sign of progress, as in a polling loop.
 
-    A rank that polls shows another line now and then. A loop that reports each retry and sleeps moves a few bytes.
+    The rank recorded no progress event and transferred no bytes, or only a few while it sleeps: a loop that logs each
+    retry writes a line.
     """
     if _has_new_event(before, after):
         return False
@@ -59,7 +64,7 @@ def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: floa
 
 
 def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether both snapshots show a sleep on one line, but not the same sleep, and few bytes moved between them."""
+    """Whether the rank woke up and sleeps again on the same line, with few bytes transferred in between."""
     earlier, later = nap(before), nap(after)
     if earlier is None or later is None or earlier >= later or leaf(before) != leaf(after):
         return False
@@ -67,13 +72,14 @@ def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float)
 
 
 def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
+    """Whether the rank read or wrote little, and nothing on its connections."""
     moved, processes = _moved_bytes(before, after), (before.process, after.process)
     few = moved is not None and moved < STREAM_BYTES_PER_S * elapsed_s
-    return few and not (processes[0] and processes[1] and carried(processes[0], processes[1]))
+    return few and not (processes[0] and processes[1] and has_connection_traffic(processes[0], processes[1]))
 
 
 def nap(snapshot: RankSnapshot) -> float | None:
-    """Return when the training thread's sleep ends; None if it is in no sleep."""
+    """Return the time at which the training thread's sleep ends, or None if the thread does not sleep."""
     task = task_of(snapshot, rank_stack(snapshot))
     return task.wakes_at_s if task and task.syscall in SLEEPS else None
 
@@ -95,31 +101,35 @@ def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
 
 
 def thread_cpu_s(before: RankSnapshot | None, after: RankSnapshot) -> float | None:
-    """Return the CPU time that the training thread used since; None if unknown."""
+    """Return the CPU time that the training thread used between the snapshots, or None if unknown."""
     stack = rank_stack(after)
     then, now = task_of(before, stack) if before else None, task_of(after, stack)
     return now.cpu_s - then.cpu_s if now and then else None
 
 
 def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
-    """Return the kernel's state of the stack's thread; without a stack, of the first thread."""
-    wanted = stack.tid if stack and stack.tid else snapshot.pid
+    """Return the kernel's record of the stack's thread. Without a stack, return that of the main thread."""
+    tid = stack.tid if stack and stack.tid else snapshot.pid
     tasks = snapshot.process.tasks if snapshot.process else ()
-    return next((task for task in tasks if task.tid == wanted), None)
+    return next((task for task in tasks if task.tid == tid), None)
 
 
 def _has_new_event(before: RankSnapshot, after: RankSnapshot) -> bool:
+    """Whether the rank recorded a progress event or completed a collective between the snapshots."""
     if before.board is None or after.board is None:
         return before.board is not after.board
     then, now = (
-        (sum(mark.count for mark in one.marks), one.completed, one.device_completed)
-        for one in (before.board, after.board)
+        (sum(mark.count for mark in board.marks), board.completed, board.device_completed)
+        for board in (before.board, after.board)
     )
     return then != now
 
 
 def _transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
-    """Whether bytes moved, apart from those of our own queries and of threads that sleep, report and sleep again."""
+    """Whether the rank transferred bytes.
+
+    Bytes of our own queries do not count, nor a few bytes of threads that only sleep, report and sleep again.
+    """
     if before.process is None or after.process is None:
         return False
     asleep, spare = _sleeping_threads(before) & _sleeping_threads(after), STREAM_BYTES_PER_S * elapsed_s
@@ -133,24 +143,24 @@ def _transferred(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) ->
         return True
     tasks = (*before.process.tasks, *after.process.tasks)
     connected = any(task.target.startswith("socket:[") for task in tasks)
-    return carried(before.process, after.process, spare if asleep and not connected else 0)
+    return has_connection_traffic(before.process, after.process, spare if asleep and not connected else 0)
 
 
 def _sleeping_threads(snapshot: RankSnapshot) -> set[tuple[int | None, tuple[Frame, ...]]]:
-    """Return the threads in a wait that ends on its own, with their frames; the training thread does not count."""
+    """Return (thread, frames) of threads in a sleep or timed wait, apart from the training thread and pollers."""
     tasks = snapshot.process.tasks if snapshot.process else ()
     naps = {task.tid for task in tasks if task.timed and (task.syscall in SLEEPS or task.syscall == "futex")}
     trains = rank_stack(snapshot)
     others = (stack for stack in snapshot.stacks if stack.tid in naps and stack is not trains and not is_poller(stack))
-    return {(one.tid, one.frames) for one in others}
+    return {(stack.tid, stack.frames) for stack in others}
 
 
 def _task_bytes(process: Process, tids: set[int | None]) -> int:
     return sum(task.io_bytes or 0 for task in process.tasks if task.tid in tids)
 
 
-def carried(before: Process, after: Process, spare_bytes: float = 0) -> bool:
-    """Whether a connection had bytes acknowledged or received.
+def has_connection_traffic(before: Process, after: Process, spare_bytes: float = 0) -> bool:
+    """Whether a connection transferred more than `spare_bytes`; on a connection to a rank any byte counts.
 
     The kernel's count of bytes read and written does not include send and recv, which socket libraries call.
     Connections to the launcher and its store do not count, since keep-alive traffic is not training.
@@ -163,18 +173,21 @@ def carried(before: Process, after: Process, spare_bytes: float = 0) -> bool:
     )
 
 
-def _carried_bytes(one: Socket) -> int:
-    return (one.acked_bytes or 0) + (one.received_bytes or 0)
+def _carried_bytes(socket: Socket) -> int:
+    return (socket.acked_bytes or 0) + (socket.received_bytes or 0)
 
 
 def _moved_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
-    """Return the bytes read and written since, without those of our own queries; None if the kernel counts none."""
-    looks = [
-        one.process.io_bytes - one.asked_bytes
-        for one in (before, after)
-        if one.process is not None and one.process.io_bytes is not None
+    """Return the bytes read and written between the snapshots, without those of our own queries.
+
+    None if the kernel does not report them.
+    """
+    totals = [
+        snapshot.process.io_bytes - snapshot.asked_bytes
+        for snapshot in (before, after)
+        if snapshot.process is not None and snapshot.process.io_bytes is not None
     ]
-    return looks[1] - looks[0] if len(looks) == 2 else None
+    return totals[1] - totals[0] if len(totals) == 2 else None
 
 
 def leaf(snapshot: RankSnapshot) -> Frame | None:

@@ -1,4 +1,4 @@
-"""Proof of a hang: when a run without progress may be called HANG, and of which kind."""
+"""Prove a hang: decide whether a run without progress is a HANG, and of which kind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Computation = Sequence[Sample] | Sequence[ChildSample]  # samples of one process
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The reason why this run can make no more progress."""
+    """A proof that a run can make no more progress."""
 
     kind: HangKind | None  # None: a post-mortem shows that the run was blocked, but not always in what
     reason: str
@@ -42,15 +42,15 @@ def prove(
     backend: str,
     gone: Iterable[int] = (),
 ) -> Proof | None:
-    """Return the proof that this run hangs, or None while it may still move.
+    """Return the proof that this run hangs, or None while it may still make progress.
 
     `snapshots` belong to one stall episode, oldest first. `limits` are those in force, with every value set. `backend`
     decides whether ranks keep a core busy while they wait for a device.
     """
-    looks = snapshot_pair(snapshots)
-    if looks is None:
+    pair = snapshot_pair(snapshots)
+    if pair is None:
         return None
-    before, after = looks
+    before, after = pair
     graph = wait_for(before, after, gone, backend)
     if graph.moved or not graph.roots:
         return None
@@ -90,7 +90,7 @@ class StallEpisode:
     last_progress_s: float
 
     def endless(self, root: Wait) -> bool:
-        """Return an open root that has shown for long enough that it does not end."""
+        """Whether an open wait, or a computation, has lasted so long that it counts as endless."""
         quiet_s = self.no_progress_s(root)
         if root.kind is WaitKind.COMPUTE or root.computing:
             busy_s = _number(self.limits.busy_s)
@@ -107,7 +107,7 @@ class StallEpisode:
         return not self._wakes_in_time(root)
 
     def left_s(self, root: Wait) -> float | None:
-        """Return the seconds until that would be long enough; None for a sleep that ends in time."""
+        """Return the seconds until `endless` may become true, or None for a sleep that ends before the deadline."""
         busy_s = _number(self.limits.busy_s)
         if root.kind is WaitKind.COMPUTE or root.computing:
             limit_s = busy_s if _all_loop(root, self.samples) else TURN_TIMES * busy_s
@@ -118,7 +118,7 @@ class StallEpisode:
         return max(0.0, limit_s - self.no_progress_s(root))
 
     def no_progress_s(self, root: Wait) -> float:
-        """Return the seconds since the run's last progress and since this rank last moved a byte or computed."""
+        """Return the seconds since the run's last progress or this rank's last motion, whichever came later."""
         stirring = {Motion.MOVING} if _computes(root) else {Motion.MOVING, Motion.BURNING}
         times = (
             sample.at_s
@@ -128,16 +128,16 @@ class StallEpisode:
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
     def sleeps_again(self, root: Wait) -> bool:
-        """Whether the rank slept on this line before, that sleep has ended, and it sleeps there again."""
-        looks = (rank for look in self.snapshots for rank in look.ranks if rank.rank == root.rank)
-        seen = [(leaf(rank), nap(rank)) for rank in looks]
+        """Whether the rank's earlier sleep on this line has ended and it sleeps there again: a polling loop."""
+        own = (rank for snapshot in self.snapshots for rank in snapshot.ranks if rank.rank == root.rank)
+        seen = [(leaf(rank), nap(rank)) for rank in own]
         seen += [(sample.leaf, sample.wakes_at_s) for sample in self.samples if sample.rank == root.rank]
         now_s = self.snapshots[-1].at_s
         before = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in seen)
         return root.kind is WaitKind.SLEEP and any(before)
 
     def _wakes_in_time(self, root: Wait) -> bool:
-        """Whether a sleep ends before the deadline. A sleep that follows another one on the same line is a loop."""
+        """Whether the rank's sleep ends before the deadline. A polling loop does not count."""
         if root.until_s is None:
             return False
         in_time = self.limits.deadline_s is None or root.until_s <= self.limits.deadline_s
@@ -145,22 +145,25 @@ class StallEpisode:
 
 
 def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ...]:
-    """Return the samples in which the rank, or each process it waits for, computed since it last moved otherwise."""
+    """Return the samples of each computing process: those since the rank last made any other progress.
+
+    The processes are those that the rank waits for, or the rank itself.
+    """
     seen = _burning(root.rank, samples)
     if not root.computing:
-        return (tuple(one for one in seen if not one.below),)
-    below = [child for one in seen for child in one.below]
-    return tuple(tuple(one for one in below if one.pid == child.pid) for child in root.computing)
+        return (tuple(sample for sample in seen if not sample.below),)
+    below = [child for sample in seen for child in sample.below]
+    return tuple(tuple(process for process in below if process.pid == child.pid) for child in root.computing)
 
 
 def loop_lines(root: Wait, samples: Sequence[Sample]) -> set[tuple[str, int]]:
-    """Return the innermost lines of the last samples that computed."""
+    """Return the innermost lines in the last samples of each computation."""
     return {line for computation in computations(root, samples) for line in _last_lines(computation)}
 
 
 def _last_lines(seen: Computation) -> set[tuple[str, int]]:
-    known = [one.leaf for one in seen if one.leaf]
-    return {(leaf.file, leaf.line) for leaf in known[-LOOP_SAMPLES:]}
+    leaves = [sample.leaf for sample in seen if sample.leaf]
+    return {(leaf.file, leaf.line) for leaf in leaves[-LOOP_SAMPLES:]}
 
 
 def _computes(root: Wait) -> bool:
@@ -168,11 +171,15 @@ def _computes(root: Wait) -> bool:
 
 
 def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples in which the rank computed since it last moved in any other way."""
+    """Return the samples in which the rank computed, since its last sample with other progress."""
     own = [sample for sample in samples if sample.rank == rank]
-    moves = (number for number, one in enumerate(own, start=1) if one.motion == Motion.MOVING and not one.another_line)
+    moves = (
+        number
+        for number, sample in enumerate(own, start=1)
+        if sample.motion == Motion.MOVING and not sample.another_line
+    )
     moved = max(moves, default=0)
-    return [one for one in own[moved:] if one.motion == Motion.BURNING]
+    return [sample for sample in own[moved:] if sample.motion == Motion.BURNING]
 
 
 def _all_loop(root: Wait, samples: Sequence[Sample]) -> bool:
@@ -184,22 +191,23 @@ def _loops(seen: Computation) -> bool:
 
 
 def _is_short_loop(seen: Computation) -> bool:
-    """Whether every sample shows one function of the user, few of its lines, and few lines of its callees."""
+    """Whether all last samples show one function of the user, few lines of it, and few innermost lines."""
     last = seen[-TURN_SAMPLES:]
-    users = {one.user for one in last}
+    users = {sample.user for sample in last}
     functions = {(user.file, user.function) if user else None for user in users}
-    leaves = {(one.leaf.file, one.leaf.line) if one.leaf else None for one in last}
+    leaves = {(sample.leaf.file, sample.leaf.line) if sample.leaf else None for sample in last}
     few = len(users) <= TURN_USER_LINES and len(leaves) <= TURN_LINES
     return len(last) == TURN_SAMPLES and len(functions) == 1 and not {None} & (functions | leaves) and few
 
 
 def closed(root: Wait, limits: Limits) -> bool:
-    """Return the wait, closed if its sleep, or that of the child it waits for, ends after the deadline."""
+    """Whether nothing can end the wait before the deadline; a sleep past the deadline counts."""
     late = root.until_s is not None and limits.deadline_s is not None and root.until_s > limits.deadline_s
     return late or root.closed
 
 
 def _closed_kind(roots: Sequence[Wait]) -> HangKind:
+    """Return the kind of a hang in which every root wait is closed. A sleep that ends too late is STARVED."""
     kinds = {root.child.deepest.kind if root.child else root.kind for root in roots}
     if WaitKind.STOPPED in kinds:
         return HangKind.STOPPED

@@ -1,4 +1,4 @@
-"""Verdict: PASS, FAIL, HANG or ERROR, from the evidence alone.
+"""Return the verdict of a run, PASS, FAIL, HANG or ERROR, from its evidence.
 
 Verdict and diagnosis never see the planted fault, the scenario's name or the expected result.
 """
@@ -23,7 +23,7 @@ from nsa_harness.core.evidence.evidence import (
     Sample,
     Stack,
 )
-from nsa_harness.core.evidence.exit_messages import original, timeout_message
+from nsa_harness.core.evidence.exit_messages import earliest_program_error, timeout_message
 from nsa_harness.core.evidence.stacks import in_function
 from nsa_harness.core.report import HangKind, Status
 from nsa_harness.core.verdict.limits import last_progress_s, limits_of
@@ -54,22 +54,22 @@ def _main_thread(rank: RankSnapshot) -> Stack | None:
     return by_id or next((stack for stack in rank.stacks if stack.tid is None and stack.thread == "MainThread"), None)
 
 
-_MOVED_LOOKS = 2  # one moved byte may be a library's heartbeat
+_MOVED_SAMPLES = 2  # one moved byte may be a library's heartbeat
 
 
 def moving_ranks(samples: Sequence[Sample]) -> tuple[int, ...]:
-    """Return the ranks that moved between snapshots, or computed on more lines than a loop has."""
+    """Return the ranks that made progress in these samples, or computed on more lines than a loop has."""
     return tuple(rank for rank in sorted({sample.rank for sample in samples}) if _moves(rank, samples))
 
 
 def still_moving(evidence: Evidence) -> list[int]:
-    """Return the ranks that moved during observation."""
+    """Return the ranks that made progress while the job was observed."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     return sorted({*moving_ranks(evidence.samples), *_ranks_with_new_events(last, evidence)})
 
 
-def looked_at(evidence: Evidence) -> str:
-    """Return one sentence that begins with MOVING or SUSPECT."""
+def observation_sentence(evidence: Evidence) -> str:
+    """Return the result of observing a job that goes on: one sentence that begins with MOVING or SUSPECT."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     blind = [rank.rank for rank in last if rank.board is None]
     has, own = ("has", "its own") if len(blind) == 1 else ("have", "theirs")
@@ -87,15 +87,18 @@ def looked_at(evidence: Evidence) -> str:
 
 def _moves(rank: int, samples: Sequence[Sample]) -> bool:
     own = [sample for sample in samples if sample.rank == rank]
-    moved = [one for one in own if one.motion == Motion.MOVING]
-    burning = [one for one in own if one.motion == Motion.BURNING]
+    moved = [sample for sample in own if sample.motion == Motion.MOVING]
+    burning = [sample for sample in own if sample.motion == Motion.BURNING]
     below = [child for sample in burning for child in sample.below]
-    lines = [_lines(burning), *(_lines([one for one in below if one.pid == pid]) for pid in {one.pid for one in below})]
-    return len(moved) >= _MOVED_LOOKS or any(len(line) > LOOP_LINES for line in lines)
+    lines = [
+        _lines(burning),
+        *(_lines([child for child in below if child.pid == pid]) for pid in {child.pid for child in below}),
+    ]
+    return len(moved) >= _MOVED_SAMPLES or any(len(line) > LOOP_LINES for line in lines)
 
 
 def _lines(seen: Sequence[Sample] | Sequence[ChildSample]) -> set[tuple[str, int]]:
-    return {(one.leaf.file, one.leaf.line) for one in seen if one.leaf}
+    return {(sample.leaf.file, sample.leaf.line) for sample in seen if sample.leaf}
 
 
 def _ranks_with_new_events(last: Sequence[RankSnapshot], evidence: Evidence) -> set[int]:
@@ -108,23 +111,23 @@ def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-# Messages of a rank whose peer has gone: never the first failure if anything else went wrong.
+# A rank prints these messages after its peer has exited, so they are never the first failure if there is another.
 _COLLATERAL = re.compile(
     r"Connection (?:closed by|reset by) peer|Socket (?:unexpectedly )?closed|Timed out waiting|Broken pipe"
     r"|failed to recv, got 0 bytes|Connection refused|Watchdog caught collective operation timeout"
     r"|failed to pass monitoredBarrier|successfully reached monitoredBarrier, but received errors"
     r"|ncclRemoteError|Detected mismatch between collectives on ranks"
 )
-_OF_A_PIPE = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|OS|URL)Error$")  # a pipe of the program itself may break too
+_MAY_BE_OWN_PIPE = re.compile(r"(?:Connection\w*|BrokenPipe|EOF|OS|URL)Error$")  # a program may also break its own pipe
 # gloo aborts the rank that received a message of another collective. That rank called the right one.
 _MISMATCH_ABORT = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size")
 
 
 # Peers notice a closed connection at once; the end of the process that had it is recorded a little later.
-_SEEN_LATE_S = 0.5
+_EXIT_DELAY_S = 0.5
 _DESTROYS = "destroy_process_group"
 # The second value is the signal as a shell, or the program's own handler, reports it.
-_ASKED_TO_END = (-signal.SIGTERM, 128 + signal.SIGTERM)
+_TERMINATED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class FailureKind(StrEnum):
@@ -133,7 +136,7 @@ class FailureKind(StrEnum):
     CODE = "code"
     LEFT = "left"  # ended with 0 or an unknown status while other ranks still needed it
     LAUNCHER = "launcher"
-    UNSEEN = "unseen"  # ended with an unknown status while other ranks were asked to end
+    UNSEEN = "unseen"  # ended with an unknown status while the other ranks were ended by SIGTERM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,12 +178,12 @@ def judge(evidence: Evidence) -> Judgement:
     words = {
         Ending.STALL: "the run was ended as a stall, and the evidence on disk does not prove one",
         Ending.EARLY: "ended early, and nothing is proven of it: it stood as another run did that was proven to hang",
-        Ending.EXITED: _unseen_end(evidence),
+        Ending.EXITED: _unseen_end_text(evidence),
         Ending.INTERRUPTED: "interrupted before it ended",
-        Ending.CONTROLLER_DIED: f"the harness died before the run ended; {_without_controller(evidence)}",
+        Ending.CONTROLLER_DIED: f"the harness died before the run ended; {_ending_without_controller(evidence)}",
         Ending.NOT_LAUNCHED: "the launcher could not be started",
         Ending.RESTARTED: "the job started its ranks anew, and nothing shows why",
-        Ending.DETACHED: looked_at(evidence),
+        Ending.DETACHED: observation_sentence(evidence),
     }
     return Judgement(status=Status.ERROR, failures=(), proof=None, error=words[evidence.ending])
 
@@ -188,28 +191,27 @@ def judge(evidence: Evidence) -> Judgement:
 def _judge_post_mortem(evidence: Evidence, failures: tuple[Failure, ...]) -> Judgement:
     """Return the verdict of a post-mortem.
 
-    Ranks that gave up waiting for each other, or were asked to end, show how a hang ends. That is no failure of their
-    own.
+    A rank that gave up waiting for others, or was ended by SIGTERM, has not failed on its own: that is how a hang ends.
     """
-    own = [failure for failure in failures if not failure.collateral and failure.status not in _ASKED_TO_END]
-    proof = None if own else _was_blocked(evidence)
+    own = [failure for failure in failures if not failure.collateral and failure.status not in _TERMINATED]
+    proof = None if own else _post_mortem_proof(evidence)
     if proof is not None:
         return Judgement(status=Status.HANG, failures=(), proof=proof)
     if failures:
         return Judgement(status=Status.FAIL, failures=failures, proof=None)
-    return Judgement(status=Status.ERROR, failures=(), proof=None, error=_nothing_shown(evidence))
+    return Judgement(status=Status.ERROR, failures=(), proof=None, error=_no_verdict_text(evidence))
 
 
-def _was_blocked(evidence: Evidence) -> Proof | None:
-    """Whether ranks gave up waiting for others, or were dumped in waits for others in different calls."""
+def _post_mortem_proof(evidence: Evidence) -> Proof | None:
+    """Return the proof that ranks gave up waiting for others, or were dumped while they waited in different calls."""
     graph = post_mortem_graph(evidence)
     waiting = [wait for wait in graph.waits if wait.kind in FOR_RANKS]
     closed = all(root.closed and root.kind in FOR_RANKS for root in graph.roots)
-    apart = len({_call(wait) for wait in waiting}) > 1
+    differ = len({_call(wait) for wait in waiting}) > 1
     if gave_up := [rank.rank for rank in evidence.ranks if timeout_message(rank)]:
-        kind = HangKind.DEADLOCK if apart and closed else None
+        kind = HangKind.DEADLOCK if differ and closed else None
         return Proof(kind=kind, reason=f"{_ranks_text(gave_up)} gave up waiting for the others", graph=graph)
-    if not len(waiting) == evidence.world_size > 1 or not closed or not apart:
+    if not len(waiting) == evidence.world_size > 1 or not closed or not differ:
         return None
     reason = f"each of {len(waiting)} ranks was dumped in a wait for others, and not all of them in the same call"
     return Proof(kind=HangKind.DEADLOCK, reason=reason, graph=graph)
@@ -220,14 +222,14 @@ def _call(wait: Wait) -> tuple[object, ...]:
     return (wait.blocked_in, wait.user if wait.collective is None else None)
 
 
-def _nothing_shown(evidence: Evidence) -> str:
+def _no_verdict_text(evidence: Evidence) -> str:
     waits = post_mortem_graph(evidence).waits
     seen = "; ".join(f"rank {wait.rank} is blocked in {wait.blocked_in}" for wait in waits)
     return f"what was read shows neither a failure nor that it cannot go on{f': {seen}' if seen else ''}"
 
 
 def ended_well(evidence: Evidence) -> str | None:
-    """Return a sentence that shows that every rank ended well, or None.
+    """Return a sentence with the evidence that every rank ended well, or None.
 
     The evidence is each rank's own exit code, or that of a launcher that exits with 0 only if every rank did. If a
     rank's exit was not seen, below a program that may catch any error, the end of its interpreter is enough.
@@ -248,27 +250,27 @@ def ended_well(evidence: Evidence) -> str | None:
 
 
 def _ranks_without_good_end(evidence: Evidence) -> list[RankEvidence]:
-    """Return the ranks whose good end is not recorded."""
+    """Return the ranks that are not known to have exited with 0 on their own."""
     return [rank for rank in evidence.ranks if rank.exit is None or rank.exit.status != 0 or rank.exit.by_us]
 
 
-def _unseen_end(evidence: Evidence) -> str:
+def _unseen_end_text(evidence: Evidence) -> str:
     launcher, unseen = evidence.launcher, _ranks_without_good_end(evidence)
     if launcher is None or launcher.status is None or launcher.by_us or not unseen:
         return "nobody saw how the run ended: the record of its processes is missing"
     return f"the command {how_it_ended(launcher.status)}, and nobody saw how {_ranks(unseen)} ended"
 
 
-def _ranks(some: Sequence[RankEvidence]) -> str:
-    return _ranks_text([one.rank for one in some])
+def _ranks(ranks: Sequence[RankEvidence]) -> str:
+    return _ranks_text([rank.rank for rank in ranks])
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
 
 
-def _without_controller(evidence: Evidence) -> str:
-    """Return the verdict of a run whose controller died, from the records of its reaper."""
+def _ending_without_controller(evidence: Evidence) -> str:
+    """Return a clause about how a run ended after its controller died, from the records of its reaper."""
     if evidence.observed:
         return "the job was left alone"
     if evidence.undead is None:
@@ -292,18 +294,20 @@ def _proof(evidence: Evidence) -> Proof | None:
 
 
 def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
-    # A rank in the last snapshot printed its exception and lived on, even if its end was not seen.
-    stood = [rank.rank for look in evidence.snapshots[-1:] for rank in look.ranks if evidence.ending is Ending.STALL]
+    # A rank that is in the last snapshot survived the exception that it printed.
+    alive = [
+        rank.rank for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks if evidence.ending is Ending.STALL
+    ]
     printed = {rank.rank for rank in evidence.ranks if rank.raised is not None and rank.raised.at_s is None}
-    survived = [rank.rank for rank in evidence.ranks if rank.rank in printed.intersection(stood) and rank.exit is None]
-    over = {rank.rank for look in evidence.snapshots[-1:] for rank in look.ranks if is_shutting_down(rank)}
-    standing = [rank for rank in evidence.ranks if rank.rank not in survived]
-    found = [one for rank in standing if (one := _rank_failure(rank, over=rank.rank in over))]
-    found += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, proof, found))]
-    found += _unseen_ends(evidence, found)
+    survived = [rank.rank for rank in evidence.ranks if rank.rank in printed.intersection(alive) and rank.exit is None]
+    over = {rank.rank for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks if is_shutting_down(rank)}
+    ended = [rank for rank in evidence.ranks if rank.rank not in survived]
+    failures = [failure for rank in ended if (failure := _rank_failure(rank, over=rank.rank in over))]
+    failures += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, proof, failures))]
+    failures += _unseen_ends(evidence, failures)
     launcher = evidence.launcher
-    if not found and launcher and launcher.status not in (0, None) and not launcher.by_us:
-        found.append(
+    if not failures and launcher and launcher.status not in (0, None) and not launcher.by_us:
+        failures.append(
             Failure(
                 kind=FailureKind.LAUNCHER,
                 rank=None,
@@ -313,43 +317,48 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
                 status=launcher.status,
             )
         )
-    return tuple(sorted(found, key=lambda failure: (failure.collateral, failure.at_s)))
+    return tuple(sorted(failures, key=lambda failure: (failure.collateral, failure.at_s)))
 
 
 def _rank_failure(rank: RankEvidence, *, over: bool) -> Failure | None:
-    """Return the failure of a rank. `over` means that its program had ended, but not its process."""
+    """Return the failure of a rank. `over`: the program has finished and the interpreter is exiting."""
     exit = rank.exit
     if rank.raised is not None and (_ended_by(rank.raised, exit) or (over and rank.raised.at_s is not None)):
-        raised = original(rank.raised)
+        raised = earliest_program_error(rank.raised)
         return Failure(
             kind=FailureKind.RAISED,
             rank=rank.rank,
             at_s=raised.at_s if raised.at_s is not None else (exit.at_s if exit else 0.0),
             text=f"{raised.type}: {raised.message}".strip(),
             # If a handler raises or fails after a peer was lost, that is also a consequence.
-            collateral=_lost_a_peer(rank.raised) or any(_lost_a_peer(one) for one in rank.raised.chain),
+            collateral=_lost_a_peer(rank.raised) or any(_lost_a_peer(error) for error in rank.raised.chain),
             status=exit.status if exit else None,
             raised=raised,
         )
     if exit is None or exit.status in (0, None) or exit.by_us:
         return None
-    said = " ".join(rank.error_lines)
-    lost = _COLLATERAL.search(said)
+    error_text = " ".join(rank.error_lines)
+    lost = _COLLATERAL.search(error_text)
     return Failure(
         kind=FailureKind.SIGNAL if exit.status < 0 else FailureKind.CODE,
         rank=rank.rank,
         at_s=exit.at_s,
         text=f"rank {rank.rank} {how_it_ended(exit.status)}{f' ({lost[0]})' if lost else ''}",
-        collateral=exit.status in _ASKED_TO_END or bool(lost or _MISMATCH_ABORT.search(said)),
+        collateral=exit.status in _TERMINATED or bool(lost or _MISMATCH_ABORT.search(error_text)),
         status=exit.status,
     )
 
 
-def _unseen_ends(evidence: Evidence, found: Sequence[Failure]) -> list[Failure]:
-    """Return ranks whose end was not seen while the others were only asked to end: whoever asked had a reason."""
-    asked = bool(found) and all(one.raised is None and one.status in _ASKED_TO_END for one in found)
-    whole_job = any(not one.pid and one.sender != "harness" for one in evidence.signals)
-    if not asked or whole_job or evidence.ending is not Ending.EXITED:
+def _unseen_ends(evidence: Evidence, failures: Sequence[Failure]) -> list[Failure]:
+    """Return a failure for each rank with an unknown end, if all known failures are only SIGTERMs.
+
+    The process that sent SIGTERM had a reason, which may be one of these ranks.
+    """
+    only_asked = bool(failures) and all(
+        failure.raised is None and failure.status in _TERMINATED for failure in failures
+    )
+    whole_job = any(not sent.pid and sent.sender != "harness" for sent in evidence.signals)
+    if not only_asked or whole_job or evidence.ending is not Ending.EXITED:
         return []
     return [
         Failure(
@@ -365,7 +374,7 @@ def _unseen_ends(evidence: Evidence, found: Sequence[Failure]) -> list[Failure]:
 
 
 def _lost_a_peer(error: Raised | EarlierError) -> bool:
-    return bool(_COLLATERAL.search(f"{error.type}: {error.message}") and not _OF_A_PIPE.search(error.type))
+    return bool(_COLLATERAL.search(f"{error.type}: {error.message}") and not _MAY_BE_OWN_PIPE.search(error.type))
 
 
 def _ended_by(raised: Raised, exit: Exit | None) -> bool:
@@ -376,15 +385,16 @@ def _ended_by(raised: Raised, exit: Exit | None) -> bool:
     return exit.status != 0 and not exit.by_us and not printed_only
 
 
-def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, found: list[Failure]) -> Failure | None:
-    """Return ranks that exited with 0 before others failed for lack of them, or while a rank still waits for them.
+def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, failures: list[Failure]) -> Failure | None:
+    """Return the failure of a rank that exited with 0 although others still needed it.
 
-    The exits of a job that was found while it ran may be unknown.
+    Another rank lost its connection to it afterwards, or still waits for it. In a job that was attached to, the exit
+    status may be unknown.
     """
     if exit.rank is None or exit.by_us or not (exit.status == 0 or (exit.status is None and evidence.attached)):
         return None
     left_s = _left_s(exit, evidence)
-    needed = [one for one in found if one.at_s + _SEEN_LATE_S >= left_s and one.collateral]
+    needed = [failure for failure in failures if failure.at_s + _EXIT_DELAY_S >= left_s and failure.collateral]
     waits = [wait for wait in proof.graph.waits if wait.kind is not WaitKind.GONE] if proof else []
     awaited = not waits or any(exit.rank in wait.peers for wait in waits)
     waited = evidence.ending is Ending.STALL and awaited
@@ -399,7 +409,7 @@ def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, found: list
 
 
 def _left_s(exit: Exit, evidence: Evidence) -> float:
-    """Return when the others lost the rank: its connections close with its groups, seconds before its process ends."""
+    """Return when the others lost the rank. Destroying a group closes its connections, seconds before the exit."""
     board = next((rank.board for rank in evidence.ranks if rank.rank == exit.rank), None)
     calls = board.calls if board else ()
     destroyed = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
@@ -408,10 +418,10 @@ def _left_s(exit: Exit, evidence: Evidence) -> float:
 
 
 def how_it_ended(status: int | None) -> str:
-    """Return how a process ended, as words that follow its name."""
+    """Return how a process ended, as text to put after its name."""
     if status is None:
         return "ended; nobody saw how"
     if status >= 0:
         return f"ended with exit code {status}"
-    names = {one.value: one.name for one in signal.Signals}
+    names = {number.value: number.name for number in signal.Signals}
     return f"was terminated by {names.get(-status, f'signal {-status}')}"

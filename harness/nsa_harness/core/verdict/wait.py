@@ -17,7 +17,7 @@ class WaitKind(StrEnum):
     TRANSPORT = "transport"  # every rank is in the same collective or transfer, and it does not end
     LOCK = "lock"
     FILE_LOCK = "file_lock"
-    PIPE = "pipe"  # no process that can act holds the other end
+    PIPE = "pipe"  # no process that can act has the other end open
     SLEEP = "sleep"
     CHILD = "child"
     LOADER = "loader"  # a worker of a DataLoader
@@ -41,10 +41,10 @@ OF_MOTION = {
 
 @dataclass(frozen=True, kw_only=True)
 class WaitState:
-    """What a process is blocked in. `closed` means that only another rank's move can end it, however much time passes.
+    """What a process is blocked in.
 
-    `motion` is MOVING if something that is waited for moves. It is BURNING if every process that is waited for computes
-    on known lines or is in a closed wait.
+    A `closed` wait never ends with time: only another rank can end it. `motion` is MOVING if something that the process
+    waits for makes progress, and BURNING if everything it waits for computes on known lines or is in a closed wait.
     """
 
     kind: WaitKind

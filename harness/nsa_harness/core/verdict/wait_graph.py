@@ -1,4 +1,4 @@
-"""The wait-for graph: what each rank is blocked in, whether that can end, and which ranks are at the root."""
+"""The wait-for graph: what each rank is blocked in, whether the wait can end, and which ranks are at its root."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ class WaitFor:
 
 
 def wait_for(before: Snapshot, after: Snapshot, gone: Iterable[int], backend: str) -> WaitFor:
-    """Return the graph at `after`; `before` shows what moved since. `gone` are ranks whose process has ended."""
+    """Return the graph at `after`; `before` shows which ranks made progress. `gone` are ranks that have exited."""
     return _graph(before, after, job_of(after.ranks, gone, backend))
 
 
 def post_mortem_graph(evidence: Evidence) -> WaitFor:
     """Return the graph of a post-mortem, from dumps that others took of the ranks."""
-    look = evidence.snapshots[-1] if evidence.snapshots else Snapshot(number=0, at_s=0.0, ranks=())
-    job = job_of(look.ranks, (), evidence.backend, world_size=evidence.world_size, groups=evidence.groups)
-    return _graph(look, look, job)
+    snapshot = evidence.snapshots[-1] if evidence.snapshots else Snapshot(number=0, at_s=0.0, ranks=())
+    job = job_of(snapshot.ranks, (), evidence.backend, world_size=evidence.world_size, groups=evidence.groups)
+    return _graph(snapshot, snapshot, job)
 
 
 def _graph(before: Snapshot, after: Snapshot, job: JobState) -> WaitFor:
@@ -76,32 +76,32 @@ def _wait(
     frames = stack.frames if stack else ()
     thread_s = thread_cpu_s(before, rank)
     computes = moved is Motion.BURNING and (thread_s is None or thread_s >= STARVED_SHARE * elapsed_s)
-    found = WaitState(kind=OF_MOTION.get(moved, WaitKind.UNKNOWN), motion=moved, closed=moved in _OVER)
+    state = WaitState(kind=OF_MOTION.get(moved, WaitKind.UNKNOWN), motion=moved, closed=moved in _ENDED)
     if moved in (Motion.BURNING, Motion.WAITING):
         group = group_wait(rank, stack, job, computes=computes, still=_is_still(before, stack))
         if group is not None:
-            found = group  # any CPU use is fine: NCCL spins while it waits
+            state = group  # any CPU use is fine: NCCL spins while it waits
         elif computes:
-            found = replace(found, kind=WaitKind.COMPILE if _compiles(frames) else WaitKind.COMPUTE)
+            state = replace(state, kind=WaitKind.COMPILE if _compiles(frames) else WaitKind.COMPUTE)
         else:
             strangers = {pid: owner for pid, owner in owners.items() if owner != rank.rank}
             host = host_wait(before, rank, stack, strangers, elapsed_s)
-            found = replace(host, motion=_moved(host, works=_works(before, rank, elapsed_s)))
+            state = replace(host, motion=_moved(host, works=_works(before, rank, elapsed_s)))
     return Wait(
-        **vars(found),
+        **vars(state),
         rank=rank.rank,
-        blocked_in=_blocked_in(rank, stack, found),
+        blocked_in=_blocked_in(rank, stack, state),
         leaf=frames[0] if frames else None,
         user=user_frame(frames),
         in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
     )
 
 
-_OVER = (Motion.STOPPED, Motion.GONE)
+_ENDED = (Motion.STOPPED, Motion.GONE)
 
 
 def _moved(host: WaitState, *, works: bool) -> Motion:
-    """Return the rank's motion. A thread that waits while another thread computes may wait for that computation."""
+    """Return a waiting rank's motion. It is MOVING if another thread computes and may end the wait."""
     if host.motion in (Motion.MOVING, Motion.BURNING):
         return host.motion
     return Motion.MOVING if works and host.kind in (WaitKind.LOCK, WaitKind.UNKNOWN) else Motion.WAITING
@@ -126,7 +126,7 @@ def _compiles(frames: Sequence[Frame]) -> bool:
 
 
 def _roots(waits: Sequence[Wait]) -> tuple[Wait, ...]:
-    """Return the root waits: those for no rank, and the cycles that no wait leads out of."""
+    """Return the root waits: waits for no rank, and cycles in which all ranks wait only for each other."""
     by_rank = {wait.rank: wait for wait in waits}
     reached = {rank: waited_for(rank, waits) & by_rank.keys() for rank in by_rank}
     roots = (wait for wait in waits if all(wait.rank in reached[rank] for rank in reached[wait.rank]))
@@ -163,20 +163,20 @@ FOR_RANKS = (
 )  # fmt: skip
 
 
-def _blocked_in(rank: RankSnapshot, stack: Stack | None, found: WaitState) -> str:
+def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> str:
     frames = stack.frames if stack else ()
-    if found.kind in FOR_RANKS:
-        return _group_words(found, frames)
+    if state.kind in FOR_RANKS:
+        return _group_words(state, frames)
     task, user = task_of(rank, stack), user_frame(frames)
-    named = awaited(frames).call if found.kind is WaitKind.LOCK else _WORDS.get(found.kind)
+    named = awaited(frames).call if state.kind is WaitKind.LOCK else _WORDS.get(state.kind)
     words = named or (task.syscall if task else "io")
     return words + (f" in {user.function}" if user else "")
 
 
-def _group_words(found: WaitState, frames: Sequence[Frame]) -> str:
-    call = found.call
-    if found.collective is not None:
-        return f"{found.collective.op} #{found.collective.seq}"
+def _group_words(state: WaitState, frames: Sequence[Frame]) -> str:
+    call = state.call
+    if state.collective is not None:
+        return f"{state.collective.op} #{state.collective.seq}"
     if call is None:
         named = group_call(frames)
         return named.text if named else frames[0].function if frames else "a collective"
@@ -185,8 +185,8 @@ def _group_words(found: WaitState, frames: Sequence[Frame]) -> str:
     return f"{call.op} with rank {call.peer}" if operation(call) in TRANSFERS and call.peer is not None else call.op
 
 
-def sampled(before: Snapshot | None, after: Snapshot, gone: Iterable[int], backend: str) -> Iterator[Sample]:
-    """Return one sample for each rank of `after`."""
+def rank_samples(before: Snapshot | None, after: Snapshot, gone: Iterable[int], backend: str) -> Iterator[Sample]:
+    """Yield one sample for each rank of `after`."""
     waits = {wait.rank: wait for wait in wait_for(before, after, gone, backend).waits} if before else {}
     earlier = {rank.rank: rank for rank in before.ranks} if before else {}
     elapsed_s = max(after.at_s - before.at_s, 1e-3) if before else 0.0
@@ -209,5 +209,7 @@ def _sample(
         cpu_s=rank.process.cpu_s if rank.process else None,
         another_line=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
         wakes_at_s=nap(rank),
-        below=tuple(ChildSample(pid=one.pid, leaf=one.leaf, user=one.user) for one in wait.computing) if wait else (),
+        below=tuple(ChildSample(pid=child.pid, leaf=child.leaf, user=child.user) for child in wait.computing)
+        if wait
+        else (),
     )

@@ -16,7 +16,7 @@ from pydantic import ValidationError, WithJsonSchema
 from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
 
 from nsa_harness import protocol
-from nsa_harness.core.comparison.decisions import Playbook, fitting
+from nsa_harness.core.comparison.decisions import Playbook, playbook_for
 from nsa_harness.core.comparison.hypotheses import HypothesisRow, Side, answers
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.host import NcclInfo
@@ -200,7 +200,7 @@ def to_json(report: Report, playbook: Playbook | None = None) -> str:
     values = asdict(replace(report, outcomes=()))
     detail = json_value({key: values[key] for key in ReportDetail.__annotations__}, names_numbers=True)
     if playbook:
-        asked = fitting(playbook, report.outcomes).hypotheses
+        asked = playbook_for(playbook, report.outcomes).hypotheses
         detail["hypotheses"] = [_hypothesis(row) for row in answers(report.outcomes, asked)]
     contract = {key: values.get(key) for key in StoredReport.__annotations__}
     contract |= {"schema": SCHEMA, "outcomes": [outcome_values(outcome) for outcome in report.outcomes]}

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from nsa_harness.core.comparison.config_matrix import config_matrix
-from nsa_harness.core.comparison.decisions import Playbook, explained, fired, fitting
-from nsa_harness.core.comparison.gates import failed, named
+from nsa_harness.core.comparison.decisions import Playbook, explained_failures, fired_gates, playbook_for
+from nsa_harness.core.comparison.gates import failed, outcome_names
 from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side, answers, worth_a_row
 from nsa_harness.core.comparison.sweeps import sweeps
 from nsa_harness.core.report import (
@@ -118,7 +118,7 @@ def _chapter(
 
 def _hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
     """Yield the table that people read first if there are several runs."""
-    rows = answers(report.outcomes, fitting(playbook, report.outcomes).hypotheses)
+    rows = answers(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses)
     shown, numbers = [row for row in rows if worth_a_row(row)], _numbers(report)
     any_failed = any(map(failed, report.outcomes))
     if not shown or not (any_failed or any(row.answer is not Answer.NOT_TESTED for row in shown)):
@@ -136,7 +136,7 @@ def _hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
 
 def _chapters(report: Report, playbook: Playbook) -> Iterator[Part]:
     """Yield the tables that follow the runs, the most important first."""
-    playbook = fitting(playbook, report.outcomes)
+    playbook = playbook_for(playbook, report.outcomes)
     numbers = _numbers(report)
     yield from _decisions(report)
     yield from _tree(report)
@@ -161,7 +161,7 @@ def _command(words_of_shell: str | None) -> Line:
 def _decisions(report: Report) -> Iterator[Part]:
     """Yield what the gates say. Gates compare runs: for a single run only a gate that fired is shown."""
     counting = [outcome for outcome in report.outcomes if outcome.final]
-    now, sure = fired(report.gates), tuple(_explained(counting))
+    now, sure = fired_gates(report.gates), tuple(_explained(counting))
     if not counting or (len(counting) == 1 and not now):
         return
     if not now and not any(map(failed, counting)):
@@ -181,10 +181,10 @@ def _decisions(report: Report) -> Iterator[Part]:
 def _explained(counting: Sequence[Outcome]) -> Iterator[str]:
     """Yield each cause that is certain, with its remedy; it takes precedence over every gate."""
     told: dict[str, list[Outcome]] = {}
-    for outcome, finding in explained(counting):
+    for outcome, finding in explained_failures(counting):
         told.setdefault(f"{finding.code}. {sentence(finding.advice)}", []).append(outcome)
     for remedy, outcomes in told.items():
-        yield f"The cause of {named(outcomes)} is certain: {remedy}"
+        yield f"The cause of {outcome_names(outcomes)} is certain: {remedy}"
 
 
 def _no_gate(counting: Sequence[Outcome]) -> str:

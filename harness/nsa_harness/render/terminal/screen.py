@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from nsa_harness.core.comparison.decisions import Playbook, fitting, next_commands
+from nsa_harness.core.comparison.decisions import Playbook, next_commands, playbook_for
 from nsa_harness.core.comparison.hypotheses import Answer, answers, worth_a_row
 from nsa_harness.core.comparison.severity import silent_faults
 from nsa_harness.core.comparison.sweeps import sweeps
@@ -228,7 +228,9 @@ def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) ->
 
 def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]:
     """Yield a table if it fits, else a paragraph for each result, with the reasons of results other than refuted."""
-    rows = [row for row in answers(report.outcomes, fitting(playbook, report.outcomes).hypotheses) if worth_a_row(row)]
+    rows = [
+        row for row in answers(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses) if worth_a_row(row)
+    ]
     if all(row.answer is Answer.NOT_TESTED for row in rows):
         return
     head = ("hypothesis", "result", "because")
@@ -279,7 +281,7 @@ def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
         return None  # nsa-harness did not start this job, so it has no command to repeat or resume it
     if report.interrupted:
         return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
-    playbook = fitting(playbook, report.outcomes)
+    playbook = playbook_for(playbook, report.outcomes)
     outcomes = [outcome for _, outcome in words.bad_news_first(report)]
     offered = (outcome.next or (None if outcome.expected else outcome.repeat) for outcome in outcomes)
     return next(

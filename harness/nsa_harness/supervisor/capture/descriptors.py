@@ -36,7 +36,7 @@ _LOCK = re.compile(r"^(\d+):( ->)? (?:FLOCK|POSIX|OFDLCK)\s+\S+\s+\S+\s+(-?\d+)\
 
 def holds(pid: int) -> tuple[str, ...]:
     """Return the open pipes, FIFOs, sockets and GPUs of a process with their access: "pipe:[123] w"."""
-    found = {f"{target} {access}" for _, target, access in _ends(pid)}
+    found = {f"{target} {access}" for _, target, access in _open_channels(pid)}
     return tuple(sorted(found))
 
 
@@ -58,7 +58,7 @@ class Holders:
 
     sockets: SocketTable
     failures: list[str] = field(default_factory=list)
-    _ends: dict[str, set[tuple[int, str]]] | None = None
+    _open_channels: dict[str, set[tuple[int, str]]] | None = None
     _complete: bool = True  # all processes were read; one that was not may hold anything
 
     def with_holders(self, process: Process) -> Process:
@@ -128,8 +128,8 @@ class Holders:
         return tuple(sorted(heirs)) or None
 
     def _all(self) -> dict[str, set[tuple[int, str]]]:
-        if self._ends is None:
-            self._ends = {}
+        if self._open_channels is None:
+            self._open_channels = {}
             # This thread's time: on a busy machine, wall time also passes while it does not run.
             deadline = time.thread_time() + _LIMIT_S
             for pid in psutil.pids():
@@ -137,9 +137,9 @@ class Holders:
                     self._note(f"descriptors of the host: not all read within {_LIMIT_S:g} s")
                     self._complete = False
                     break
-                for _, target, access in _ends(pid, sockets=False):
-                    self._ends.setdefault(target, set()).add((pid, access))
-        return self._ends
+                for _, target, access in _open_channels(pid, sockets=False):
+                    self._open_channels.setdefault(target, set()).add((pid, access))
+        return self._open_channels
 
     def _note(self, failure: str) -> None:
         if failure not in self.failures:
@@ -153,7 +153,7 @@ def lock_holders(table: str, waiter: int) -> tuple[int, ...]:
     return tuple(sorted({pid for number, blocked, pid in lines if number in wanted and not blocked and pid > 0}))
 
 
-def _ends(pid: int, *, sockets: bool = True) -> Iterator[tuple[int, str, str]]:
+def _open_channels(pid: int, *, sockets: bool = True) -> Iterator[tuple[int, str, str]]:
     """Yield descriptor, target and access of each open pipe, FIFO, socket and GPU; nothing without permission."""
     try:
         names = sorted(map(int, os.listdir(f"/proc/{pid}/fd")))[:_MAX_FDS]
@@ -261,7 +261,7 @@ class SocketTable:
         except (OSError, ValueError, struct.error) as error:
             self.failures.append(f"acknowledged bytes: {error}")
             return table
-        return {inode: _with(one, carried.get(inode)) for inode, one in table.items()}
+        return {inode: _with_traffic(one, carried.get(inode)) for inode, one in table.items()}
 
 
 def owners_of(processes: Iterable[tuple[int | None, Process]]) -> dict[int, tuple[int | None, int]]:
@@ -280,7 +280,7 @@ def inodes(holds: Iterable[str]) -> Iterator[int]:
             yield int(end[len("socket:[") :].partition("]")[0])
 
 
-def _with(one: Socket, carried: Transferred | None) -> Socket:
+def _with_traffic(one: Socket, carried: Transferred | None) -> Socket:
     if carried is None or one.state == "LISTEN":
         return one
     return replace(one, acked_bytes=carried.acked_bytes, received_bytes=carried.received_bytes)

@@ -25,13 +25,14 @@ _MAX_KILLED = 16
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryWatch:
-    """The memory at the launch. `ended` returns the changes. The run is in this process's control groups."""
+    """The memory at the launch, for a report of what changed. The run is in this process's control groups."""
 
     # CLOCK_MONOTONIC, the clock of the kernel's log as long as the machine does not sleep.
     began_ns: int = field(default_factory=time.monotonic_ns)
     before: GroupMemory = field(default_factory=lambda: group_memory(os.getpid()))
 
-    def ended(self, kmsg: Path = _KMSG) -> HostMemory:
+    def changes(self, kmsg: Path = _KMSG) -> HostMemory:
+        """Return the memory now, and the processes that the kernel has killed for lack of memory since the launch."""
         now, (total_bytes, available_bytes) = group_memory(os.getpid()), memory_bytes()
         counted = None not in (now.oom_kills, self.before.oom_kills)
         return HostMemory(
@@ -45,7 +46,7 @@ class MemoryWatch:
 
 
 def _records(kmsg: Path) -> Iterator[str]:
-    """Yield the kernel log's records. The log has no end, so it is read without waiting."""
+    """Yield the kernel log's records so far. At its end the log would block, so it is read without waiting."""
     try:
         log = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -70,7 +71,7 @@ def _next_record(log: int) -> str | None:
         return None
 
 
-_LIMIT_S = 2.5  # for both queries
+_LIMIT_S = 2.5  # time limit of both queries together
 
 
 def gpu_state(tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
@@ -82,7 +83,7 @@ def gpu_state(tool: str = "nvidia-smi") -> tuple[Gpu, ...]:
 
 def _ask(tool: str, what: str, fields: tuple[str, ...], deadline: float) -> str:
     query = f"--query-{what}={','.join(fields)}"
-    return answer_of([tool, query, "--format=csv,noheader,nounits"], deadline - time.monotonic())
+    return run_command([tool, query, "--format=csv,noheader,nounits"], deadline - time.monotonic())
 
 
 # Control groups of a process, version 1 and 2: whether it is frozen, its memory limit, and what the kernel killed.
@@ -96,8 +97,8 @@ _MAX_DEPTH = 32
 class GroupMemory:
     """The memory of a process's control groups; None = unreadable."""
 
-    limit_bytes: int | None  # the smallest limit of its group and the groups around it
-    used_bytes: int | None  # in the group with that limit, else in the innermost group
+    limit_bytes: int | None  # the smallest limit of its group and the parent groups
+    used_bytes: int | None  # use of the group with that limit; without a limit, of the innermost group
     oom_kills: int | None  # since the groups were made
 
 
@@ -110,7 +111,7 @@ def frozen(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> bool:
 
 
 def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> GroupMemory:
-    """Return limit, use and kills of the groups of `pid` and the groups around them."""
+    """Return limit, use and kills of the control groups of `pid` and their parent groups."""
     groups = list(groups_of(pid, "memory", root, proc))
     limits = {group: limit for group in groups if (limit := limit_bytes(group)) is not None}
     tightest = min(limits, key=lambda group: limits[group], default=groups[0] if groups else None)
@@ -124,7 +125,7 @@ def group_memory(pid: int, root: Path = ROOT, proc: Path = Path("/proc")) -> Gro
 
 
 def groups_of(pid: int | str, controller: str, root: Path = ROOT, proc: Path = Path("/proc")) -> Iterator[Path]:
-    """Yield the directories of a process's groups and the groups around them, innermost first.
+    """Yield the directories of a process's control groups and their parent groups, innermost first.
 
     Version 1 has a tree per controller. Version 2, whose line names no controller, has one tree. In a container, the
     kernel shows the host's path, but only the container's own group is mounted: then the mount itself is the group.
@@ -175,14 +176,15 @@ _DEATH_S = 0.2  # a killed process exits within this time, unless it is stuck in
 
 
 class CommandFailed(Exception):
-    """The text names the command without an answer, and the reason."""
+    """A diagnostic command failed. The text names the command and the reason."""
 
 
-def answer_of(command: Sequence[str], limit_s: float, before_killed: Callable[[int], None] | None = None) -> str:
-    """Return the command's output, which goes to a file: a child that keeps a pipe open could block a reader.
+def run_command(command: Sequence[str], limit_s: float, before_killed: Callable[[int], None] | None = None) -> str:
+    """Run a command and return its output.
 
-    Raises CommandFailed if the command cannot start, fails, or has not ended within `limit_s`. Then it is killed, after
-    a call of `before_killed` with its pid.
+    The output goes to a file, because a child that leaves a pipe open could block a reader. Raises CommandFailed if the
+    command cannot start, fails, or takes longer than `limit_s`. Then `before_killed` is called with its pid, and the
+    command is killed.
     """
     name = os.path.basename(command[0])
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -197,13 +199,14 @@ def answer_of(command: Sequence[str], limit_s: float, before_killed: Callable[[i
         except subprocess.TimeoutExpired:
             if before_killed:
                 before_killed(process.pid)
-            raise CommandFailed(f"{name}: no answer within {limit_s:.1f} s{_killed(process)}") from None
+            raise CommandFailed(f"{name}: no answer within {limit_s:.1f} s{_kill_and_wait(process)}") from None
         if status != 0:
             raise CommandFailed(f"{name}: {_reason(_output(err.fileno(), _MAX_ERROR_BYTES)) or f'status {status}'}")
         return _output(out.fileno(), _MAX_OUTPUT_BYTES)
 
 
-def _killed(process: subprocess.Popen[bytes]) -> str:
+def _kill_and_wait(process: subprocess.Popen[bytes]) -> str:
+    """Kill a command and its children. Return a note if the command survives, or ""."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     try:

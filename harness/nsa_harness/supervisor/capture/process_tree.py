@@ -58,11 +58,11 @@ def read_process_tree(
         rank: tuple(_with_connections(child, table, holders) for child in found) for rank, found in children.items()
     }
     general = [(None, failure) for failure in (*table.failures, *holders.failures)]
-    hidden = [(rank, text) for rank, process in processes.items() if (text := _hidden(process))]
+    hidden = [(rank, text) for rank, process in processes.items() if (text := _unreadable_facts(process))]
     return ProcessTree(processes=complete, children=below, failures=(*general, *hidden))
 
 
-def _hidden(process: Process) -> str | None:
+def _unreadable_facts(process: Process) -> str | None:
     """Return what the kernel did not show about a living process, as text, or None."""
     main = next((task for task in process.tasks if task.tid == process.pid), None)
     if main is None or process.state in "ZX":

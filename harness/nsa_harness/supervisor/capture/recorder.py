@@ -1,4 +1,4 @@
-"""Two sources of a rank's flight recorder that work while its Python is stuck: torch's worker server, and NCCL's pipe.
+"""Read a rank's flight recorder while its Python is stuck: from torch's worker server, or through NCCL's pipe.
 
 The worker server (`torch._C._distributed_c10d._WorkerServer`, private) also answers with stacks. The probe starts it in
 each rank, on a unix socket. A job may have its own: on a port by `torch.distributed.debug.start_debug_server` (torch
@@ -22,7 +22,7 @@ from nsa_harness.core.evidence.flight import MAX_BYTES, parse_flight
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.supervisor.capture.procfs import path_of
 
-STACKS_HANDLER = "dump_traceback"  # as Python's faulthandler writes them
+STACKS_HANDLER = "dump_traceback"  # answers in the format of Python's faulthandler
 LIMIT_S = 1.0
 ANSWER_LIMIT_BYTES = 16 << 20  # the recorder's default 2000 entries are under 1 MB
 _HEAD_LIMIT_BYTES = 16 << 10
@@ -38,26 +38,30 @@ def ask_flight(boards: Path, pid: int, limit_s: float = LIMIT_S) -> str:
 
 _NCCL_HANDLER = "dump_nccl_trace_json"
 _ENV_SOCKET = "TORCH_WORKER_SERVER_SOCKET"
-_EVERYWHERE = "[::]:"  # where start_debug_server listens; gloo and NCCL listen at one address
+_ANY_ADDRESS = "[::]:"  # start_debug_server listens on all addresses; gloo and NCCL listen on one
 _MAX_PORTS = 4  # tried per process
 _PING_S = 0.3
 
 
-def ask_own_flight(where: Path | int, limit_s: float = LIMIT_S) -> tuple[str, tuple[Collective, ...]]:
-    """Return the recorder of a process with its own server: gloo's, or NCCL's if that is empty. Raises like `ask`."""
+def ask_worker_server(where: Path | int, limit_s: float = LIMIT_S) -> tuple[str, tuple[Collective, ...]]:
+    """Return the flight recorder from a job's own worker server, as text and parsed. Raises like `ask`.
+
+    It is gloo's recorder, or NCCL's if gloo's is empty.
+    """
     text = ask(where, protocol.FLIGHT_HANDLER, limit_s=limit_s).decode("utf-8", "replace")
     recorded = parse_flight(text)
     if not recorded:
-        with suppress(ValueError):  # a build without CUDA does not know it
+        with suppress(ValueError):  # a torch built without CUDA has no such handler
             text = ask(where, _NCCL_HANDLER, limit_s=limit_s).decode("utf-8", "replace")
             recorded = parse_flight(text)
     return text, recorded
 
 
-def own_server(pid: int, environment: Mapping[str, str], sockets: Sequence[Socket]) -> Path | int | None:
-    """Return the socket or port of the job's own worker server in this process, or None if none answers.
+def find_worker_server(pid: int, environment: Mapping[str, str], sockets: Sequence[Socket]) -> Path | int | None:
+    """Return the socket or port of the worker server that the job itself started in this process, or None.
 
-    `sockets` are the process's. Its ports are tried, except the store's.
+    Try the socket that the environment names, then the ports on which the process listens (`sockets`), except the
+    store's.
     """
     for where in _candidates(pid, environment, sockets):
         try:
@@ -71,11 +75,10 @@ def own_server(pid: int, environment: Mapping[str, str], sockets: Sequence[Socke
 def _candidates(pid: int, environment: Mapping[str, str], sockets: Sequence[Socket]) -> Iterator[Path | int]:
     if environment.get(_ENV_SOCKET):
         yield path_of(pid, environment[_ENV_SOCKET])
-    open_to_all = [one.local for one in sockets if one.state == "LISTEN" and one.local.startswith(_EVERYWHERE)]
-    ports = {int(local.removeprefix(_EVERYWHERE)) for local in open_to_all}
-    yield from sorted(ports - {int(port) for port in [environment.get("MASTER_PORT", "")] if port.isdigit()})[
-        :_MAX_PORTS
-    ]
+    listening = [connection.local for connection in sockets if connection.state == "LISTEN"]
+    ports = {int(local.removeprefix(_ANY_ADDRESS)) for local in listening if local.startswith(_ANY_ADDRESS)}
+    store_port = environment.get("MASTER_PORT", "")
+    yield from sorted(ports - ({int(store_port)} if store_port.isdigit() else set()))[:_MAX_PORTS]
 
 
 def ask(where: Path | int, handler: str, *, limit_s: float = LIMIT_S, limit_bytes: int = ANSWER_LIMIT_BYTES) -> bytes:
@@ -86,7 +89,7 @@ def ask(where: Path | int, handler: str, *, limit_s: float = LIMIT_S, limit_byte
     """
     deadline_s = time.monotonic() + limit_s
     with socket.socket(socket.AF_INET if isinstance(where, int) else socket.AF_UNIX) as connection:
-        _allow(connection, deadline_s)
+        _limit_to_remaining_time(connection, deadline_s)
         if isinstance(where, int):
             connection.connect(("127.0.0.1", where))
         else:
@@ -96,7 +99,7 @@ def ask(where: Path | int, handler: str, *, limit_s: float = LIMIT_S, limit_byte
 
 
 def _connect(connection: socket.socket, path: Path) -> None:
-    """Connect, through the directory's descriptor if the path is too long for a socket's address."""
+    """Connect to a unix socket. A path that is too long for a socket's address goes through the directory's fd."""
     if len(os.fsencode(path)) <= protocol.SOCKET_PATH_LIMIT:
         connection.connect(os.fspath(path))
         return
@@ -112,12 +115,12 @@ def _body(connection: socket.socket, deadline_s: float, limit_bytes: int) -> byt
     while b"\r\n\r\n" not in received:
         if len(received) > _HEAD_LIMIT_BYTES:
             raise ValueError(f"no end of the head within {_HEAD_LIMIT_BYTES} bytes")
-        received += _more(connection, deadline_s, "head")
+        received += _receive(connection, deadline_s, "head")
     head, _, body = received.partition(b"\r\n\r\n")
-    size = _announced(head, limit_bytes)
+    size = _body_size(head, limit_bytes)
     parts, left = [body], size - len(body)
     while left > 0:
-        parts.append(_more(connection, deadline_s, "body"))
+        parts.append(_receive(connection, deadline_s, "body"))
         left -= len(parts[-1])
     body = b"".join(parts)[:size]
     if head.split(b"\r\n", 1)[0].split(b" ")[1:2] != [b"200"]:
@@ -125,15 +128,15 @@ def _body(connection: socket.socket, deadline_s: float, limit_bytes: int) -> byt
     return body
 
 
-def _more(connection: socket.socket, deadline_s: float, part: str) -> bytes:
-    _allow(connection, deadline_s)
+def _receive(connection: socket.socket, deadline_s: float, part: str) -> bytes:
+    _limit_to_remaining_time(connection, deadline_s)
     received = connection.recv(_CHUNK)
     if not received:
         raise ValueError(f"the answer ends in the middle of its {part}")
     return received
 
 
-def _allow(connection: socket.socket, deadline_s: float) -> None:
+def _limit_to_remaining_time(connection: socket.socket, deadline_s: float) -> None:
     """Set the socket's timeout to the remaining time, so that a slow server gets no more than that."""
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
@@ -141,8 +144,11 @@ def _allow(connection: socket.socket, deadline_s: float) -> None:
     connection.settimeout(left_s)
 
 
-def _announced(head: bytes, limit_bytes: int) -> int:
-    """Return the size of the body, which the server always sends."""
+def _body_size(head: bytes, limit_bytes: int) -> int:
+    """Return the size of the body from an HTTP answer's head.
+
+    Raises ValueError if this is no HTTP answer, has no Content-Length, or announces more than `limit_bytes`.
+    """
     if not head.startswith(b"HTTP/1."):
         raise ValueError(f"no HTTP: {_first_line(head)}")
     for line in head.split(b"\r\n")[1:]:
@@ -159,18 +165,18 @@ def _first_line(head: bytes) -> str:
     return head.split(b"\r\n", 1)[0][:100].decode("utf-8", "replace")
 
 
-# NCCL's pipe. A process offers it where TORCH_NCCL_DEBUG_INFO_PIPE_FILE is set: any byte makes NCCL's watchdog write
-# the recorder, within about a second.
+# NCCL's pipe. A process has it if TORCH_NCCL_DEBUG_INFO_PIPE_FILE is set: any byte makes NCCL's watchdog write the
+# recorder, within about a second.
 
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # a prefix; the first variable takes precedence
-_DEFAULTS = (".cache/torch/comm_lib_trace_rank_", ".cache/torch/nccl_trace_rank_")  # in HOME
+_DEFAULTS = (".cache/torch/comm_lib_trace_rank_", ".cache/torch/nccl_trace_rank_")  # below HOME
 _OLD_DEFAULT = "/tmp/nccl_trace_rank_"
 _SETTLES_S = 0.05
 
 
-def trigger(pid: int, rank: int, environment: Mapping[str, str]) -> str | None:
-    """Have the recorder written. Return the pipe's path, as the process names it, or None without a pipe.
+def request_dump(pid: int, rank: int, environment: Mapping[str, str]) -> str | None:
+    """Make NCCL write the recorder. Return the pipe's path, as the process names it, or None without a pipe.
 
     Raises OSError if no process reads the pipe.
     """
@@ -191,8 +197,11 @@ def trigger(pid: int, rank: int, environment: Mapping[str, str]) -> str | None:
     return name
 
 
-def written(pid: int, rank: int, environment: Mapping[str, str], since_ns: int, limit_s: float) -> bytes:
-    """Wait for the recorder's file from after `since_ns` (wall clock), and return it. Raises OSError, TimeoutError."""
+def await_dump(pid: int, rank: int, environment: Mapping[str, str], since_ns: int, limit_s: float) -> bytes:
+    """Wait for a dump of the recorder that is newer than `since_ns` (wall clock), and return its bytes.
+
+    Raises OSError, and TimeoutError after `limit_s`.
+    """
     prefix = next((environment[name] for name in _FILES if environment.get(name)), None)
     home = environment.get("HOME", "/")
     names = [prefix] if prefix else [*(os.path.join(home, name) for name in _DEFAULTS), _OLD_DEFAULT]
@@ -200,18 +209,18 @@ def written(pid: int, rank: int, environment: Mapping[str, str], since_ns: int, 
     deadline_s = time.monotonic() + limit_s
     while time.monotonic() < deadline_s:
         for file in files:
-            if _is_whole(file, since_ns):
+            if _is_complete(file, since_ns):
                 with file.open("rb") as dump:
                     return dump.read(MAX_BYTES + 1)
         time.sleep(_SETTLES_S)
     raise TimeoutError(f"no {names[0]}{rank} was written within {limit_s:.1f} s")
 
 
-def _is_whole(file: Path, since_ns: int) -> bool:
-    """Whether a plain file was written since then and has not changed for a moment."""
+def _is_complete(file: Path, since_ns: int) -> bool:
+    """Whether a regular file was written after `since_ns` and has not changed for a moment."""
     try:
-        seen = file.lstat()
+        status = file.lstat()
     except OSError:
         return False
-    quiet = time.time_ns() - seen.st_mtime_ns > _SETTLES_S * 1e9
-    return stat.S_ISREG(seen.st_mode) and seen.st_size > 0 and seen.st_mtime_ns >= since_ns and quiet
+    quiet = time.time_ns() - status.st_mtime_ns > _SETTLES_S * 1e9
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0 and status.st_mtime_ns >= since_ns and quiet

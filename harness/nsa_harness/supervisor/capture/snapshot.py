@@ -24,7 +24,13 @@ from nsa_harness.core.source_code.loops import innermost_loop
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.node import CommandFailed, gpu_state
 from nsa_harness.supervisor.capture.process_tree import ProcessTree, read_process_tree
-from nsa_harness.supervisor.capture.recorder import ask_flight, ask_own_flight, own_server, trigger, written
+from nsa_harness.supervisor.capture.recorder import (
+    ask_flight,
+    ask_worker_server,
+    await_dump,
+    find_worker_server,
+    request_dump,
+)
 from nsa_harness.supervisor.capture.stacks import StackSources, wait_for
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import write_document
@@ -69,15 +75,17 @@ def _state(process: Process) -> Iterator[str]:
         if task.target or task.held_by:
             others = "" if task.held_by is None else f", held by {', '.join(map(str, task.held_by)) or 'nobody'}"
             yield f"task {task.tid} in {task.syscall} of {task.target or 'a child'}{others}"
-    yield from (_socket(one) for one in process.sockets)
+    yield from (_socket(socket) for socket in process.sockets)
 
 
-def _socket(one: Socket) -> str:
-    owner = "of this run" if one.peer_rank is None else f"rank {one.peer_rank}"
-    whose = f" ({owner})" if one.in_job else ""
-    carried = "" if one.acked_bytes is None else f"   acknowledged {one.acked_bytes}   received {one.received_bytes}"
-    queues = f"unacknowledged {one.unacked_bytes}   unread {one.unread_bytes}   retransmits {one.retransmits}"
-    return f"socket {one.local} -> {one.peer}{whose}   {one.state}   {queues}{carried}"
+def _socket(socket: Socket) -> str:
+    owner = "of this run" if socket.peer_rank is None else f"rank {socket.peer_rank}"
+    owner_text = f" ({owner})" if socket.in_job else ""
+    carried = (
+        "" if socket.acked_bytes is None else f"   acknowledged {socket.acked_bytes}   received {socket.received_bytes}"
+    )
+    queues = f"unacknowledged {socket.unacked_bytes}   unread {socket.unread_bytes}   retransmits {socket.retransmits}"
+    return f"socket {socket.local} -> {socket.peer}{owner_text}   {socket.state}   {queues}{carried}"
 
 
 _FLIGHT_LIMIT_S = 1.0
@@ -85,8 +93,8 @@ _HEARTBEAT_S = 2.0  # if the last heartbeat is older, Python does not run in the
 _DYING_S = 0.1
 _MAX_CHILDREN = 8  # child stacks per rank
 _MAX_AT_ONCE = 32
-_UNHURRIED = 8  # queries at once that fit into the plain limits
-_MOST_HURRIED = 3.0  # maximal factor on limits: a query may stop its process that long
+_UNSLOWED = 8  # queries at once that fit into the plain limits
+_MAX_LOAD_FACTOR = 3.0  # maximal factor on limits: a query may stop its process that long
 
 _Recorded = tuple[tuple[Collective, ...], bool]  # and whether the heartbeat thread was asked
 _Threads = tuple[Stack, ...]
@@ -104,27 +112,26 @@ class Piped:
 
 @dataclass(frozen=True, kw_only=True)
 class StackSampler:
-    """Takes the snapshots of one attempt, and keeps what they have in common."""
+    """Takes the snapshots of one attempt, and remembers what later snapshots need from earlier ones."""
 
     origin_ns: int
     boards: Path
     dumps: Path
-    redaction: Redaction = field(default_factory=Redaction)  # of the dumps
+    redaction: Redaction = field(default_factory=Redaction)  # removes secrets from the dumps
     trouble: list[Trouble] = field(default_factory=list)
-    asked_bytes: dict[int, int] = field(
-        default_factory=dict
-    )  # by process, the bytes that it read and wrote because of queries
-    last_tasks: dict[int, Task] = field(default_factory=dict)  # by thread, the system call at the last snapshot
-    trained_in: dict[int, Stack] = field(default_factory=dict)  # by process, its training thread's last stack
-    piped: dict[int, Piped] = field(default_factory=dict)  # by process, how its recorder was requested
-    servers: dict[int, Path | int | None] = field(default_factory=dict)  # by process, the job's own worker server
+    # Each of these has process ids as keys, `last_tasks` thread ids.
+    asked_bytes: dict[int, int] = field(default_factory=dict)  # bytes read and written because of queries
+    last_tasks: dict[int, Task] = field(default_factory=dict)  # the system call at the last snapshot
+    trained_in: dict[int, Stack] = field(default_factory=dict)  # the training thread's last stack
+    piped: dict[int, Piped] = field(default_factory=dict)  # how the recorder was requested
+    servers: dict[int, Path | int | None] = field(default_factory=dict)  # the job's own worker server
 
     def take(self, number: int, ranks: Mapping[int, int], *, written: bool = True, patient: bool = False) -> Snapshot:
         """Take a snapshot of all ranks (rank -> pid) at once. `written`: also write human-readable dumps.
 
-        `patient`: ask the heartbeat thread of a rank for its recorder, which takes up to one heartbeat but no memory.
-        The worker server has a thread per core, at least eight, and each keeps the memory of its largest answer: 12 MB
-        with the recorder's default size.
+        `patient`: request the flight recorder from a rank's heartbeat thread, which takes up to one heartbeat but no
+        memory. The worker server has a thread per core, at least eight, and each thread retains the memory of its
+        largest answer: 12 MB with the recorder's default size.
         """
         at_s = (time.monotonic_ns() - self.origin_ns) / 1e9
         tree = read_process_tree(ranks, self.origin_ns, self.last_tasks)
@@ -133,8 +140,8 @@ class StackSampler:
         with ThreadPoolExecutor(max_workers=_MAX_AT_ONCE) as pool:
             gpus = pool.submit(self._gpus, tree)
             ways = {"written": written, "patient": patient}
-            asked = [self._asked(pool, tree, rank, pid, **ways) for rank, pid in sorted(ranks.items())]
-            seen = without_lone_recorders([received(number) for received in asked])
+            queries = [self._query_rank(pool, tree, rank, pid, **ways) for rank, pid in sorted(ranks.items())]
+            seen = without_lone_recorders([combine(number) for combine in queries])
             return Snapshot(number=number, at_s=at_s, ranks=seen, gpus=gpus.result())
 
     def board(self, pid: int, newest_calls: int = protocol.CALLS) -> StatusFile | None:
@@ -148,14 +155,14 @@ class StackSampler:
             self._note("board", str(error), None)
             return None
 
-    def _asked(
+    def _query_rank(
         self, pool: ThreadPoolExecutor, tree: ProcessTree, rank: int, pid: int, *, written: bool, patient: bool
     ) -> Callable[[int], RankSnapshot]:
         """Start all queries about one rank, and return a function that waits for the answers and combines them."""
         process, board = tree.processes.get(rank), self.board(pid)
         children = tree.children.get(rank, ())
-        patience = max(1.0, sum(1 for _ in tree.everyone) / _UNHURRIED, _hurried())
-        server = self._own_server(process) if process and board is None else None
+        patience = max(1.0, sum(1 for _ in tree.everyone) / _UNSLOWED, _load_factor())
+        server = self._worker_server(process) if process and board is None else None
         own = pool.submit(self._stacks, rank, process, board, server, patience)
         below = {
             child.pid: pool.submit(self._child_stacks, rank, child, patience) for child in children[:_MAX_CHILDREN]
@@ -163,10 +170,10 @@ class StackSampler:
         recorded = (
             pool.submit(self._flight, rank, pid, needed=written, patient=patient and self._beats(board))
             if board is not None
-            else pool.submit(self._own_flight, rank, pid, server)
+            else pool.submit(self._flight_without_probe, rank, pid, server)
         )
 
-        def received(number: int) -> RankSnapshot:
+        def combine(number: int) -> RankSnapshot:
             stacks, raw = own.result()
             stacks = with_loops(stacks, process, self.origin_ns) if process else stacks
             collectives, by_beat = recorded.result()
@@ -189,7 +196,7 @@ class StackSampler:
                 self._write(snapshot, raw, number)
             return snapshot
 
-        return received
+        return combine
 
     def _count_bytes(self, snapshot: RankSnapshot) -> None:
         """Note the bytes that the process read and wrote because of this snapshot, which the next one subtracts."""
@@ -198,11 +205,11 @@ class StackSampler:
             now = procfs.io_bytes(process.pid) or process.io_bytes
             self.asked_bytes[process.pid] = snapshot.asked_bytes + now - process.io_bytes
 
-    def _own_server(self, process: Process) -> Path | int | None:
-        """Return the process's own worker server. It is searched once: other ports are not tried again."""
+    def _worker_server(self, process: Process) -> Path | int | None:
+        """Return the worker server that the job itself started in this process. Each process is searched only once."""
         if process.pid not in self.servers:
             environment = procfs.environment(process.pid)
-            self.servers[process.pid] = own_server(process.pid, environment, process.sockets)
+            self.servers[process.pid] = find_worker_server(process.pid, environment, process.sockets)
         return self.servers[process.pid]
 
     def _stacks(
@@ -214,7 +221,7 @@ class StackSampler:
             process=process, boards=self.boards, patience=patience, arguments=board is None, server=server
         )
         stacks, raw = sources.stacks()
-        if not stacks and _left(process.pid):
+        if not stacks and _has_exited(process.pid):
             return (), ""
         if not stacks or not stacks[0].source.startswith("py-spy"):
             instead = f"; taken by {stacks[0].source} instead" if stacks else ""
@@ -244,7 +251,7 @@ class StackSampler:
             return ()
         sources = StackSources(process=child, boards=self.boards, patience=patience)
         stacks, _ = sources.stacks()
-        if not stacks and not _left(child.pid):
+        if not stacks and not _has_exited(child.pid):
             self._note(f"stacks of child {child.pid}", "; ".join(sources.failures), rank)
         return stacks
 
@@ -259,12 +266,15 @@ class StackSampler:
 
     # The flight recorder.
 
-    def _own_flight(self, rank: int, pid: int, server: Path | int | None) -> _Recorded:
-        """Return the recorder of a rank without the probe: from its own server, whose answer is stored, or its pipe."""
+    def _flight_without_probe(self, rank: int, pid: int, server: Path | int | None) -> _Recorded:
+        """Return the recorder of a rank without the probe: from the job's worker server, else from NCCL's pipe.
+
+        The server's answer is stored.
+        """
         if server is None:
             return self._piped_flight(rank, pid), False
         try:
-            text, recorded = ask_own_flight(server)
+            text, recorded = ask_worker_server(server)
         except (OSError, ValueError) as error:
             self._note("flight recorder", f"worker server: {error}", rank)
             return (), False
@@ -274,15 +284,15 @@ class StackSampler:
     def _piped_flight(self, rank: int, pid: int) -> tuple[Collective, ...]:
         """Return the recorder from NCCL's pipe: the first snapshot requests it, and the next one reads it."""
         environment = procfs.environment(pid)
-        asked = self.piped.get(pid)
+        request = self.piped.get(pid)
         try:
-            if asked is None:
+            if request is None:
                 now_ns = time.time_ns()
-                self.piped[pid] = Piped(rank=rank, pipe=trigger(pid, rank, environment), at_ns=now_ns)
+                self.piped[pid] = Piped(rank=rank, pipe=request_dump(pid, rank, environment), at_ns=now_ns)
                 return ()
-            if asked.pipe is None:
+            if request.pipe is None:
                 return ()
-            return essential(parse_dump(written(pid, rank, environment, asked.at_ns, _FLIGHT_LIMIT_S)).collectives)
+            return essential(parse_dump(await_dump(pid, rank, environment, request.at_ns, _FLIGHT_LIMIT_S)).collectives)
         except (OSError, ValueError) as error:
             self.piped.setdefault(pid, Piped(rank=rank, pipe=None, at_ns=0))
             self._note("flight recorder", f"NCCL's pipe: {error}", rank)
@@ -291,10 +301,14 @@ class StackSampler:
     def _flight(self, rank: int, pid: int, *, needed: bool, patient: bool) -> _Recorded:
         """Return the recorder from the worker server, which answers while Python is stuck, else from the heartbeat.
 
-        `patient`: in the other order. The answer is stored in the probe directory in both cases. Unless it is `needed`
-        for a proof, no answer, as of a rank that starts or exits, is no trouble.
+        `patient`: try the heartbeat first. Either answer is stored in the probe directory. A rank that starts or exits
+        does not answer, which counts as trouble only if the recorder is `needed` for a proof.
         """
-        sources = (self._by_beat, self._by_server) if patient else (self._by_server, self._by_beat)
+        sources = (
+            (self._from_heartbeat, self._from_worker_server)
+            if patient
+            else (self._from_worker_server, self._from_heartbeat)
+        )
         refusals = tuple(takewhile(bool, (ask(pid) for ask in sources)))
         by_beat = patient or bool(refusals)
         if len(refusals) == len(sources):
@@ -313,8 +327,8 @@ class StackSampler:
         now_s = (time.monotonic_ns() - self.origin_ns) / 1e9
         return board.beat_s is not None and now_s - board.beat_s < _HEARTBEAT_S
 
-    def _by_server(self, pid: int) -> str | None:
-        """Have the answer written. Return None, or the reason why there is no answer."""
+    def _from_worker_server(self, pid: int) -> str | None:
+        """Store the worker server's answer. Return None, or the reason why there is no answer."""
         try:
             answer = ask_flight(self.boards, pid, _FLIGHT_LIMIT_S)
             parse_flight(answer)
@@ -328,13 +342,16 @@ class StackSampler:
     def _flight_file(self, pid: int) -> Path:
         return self.boards / protocol.FLIGHT.format(pid=pid)
 
-    def _by_beat(self, pid: int) -> str | None:
-        """Request the recorder through the status file, and wait for it. Return None, or the reason without one."""
+    def _from_heartbeat(self, pid: int) -> str | None:
+        """Request the recorder through the status file, and wait until the heartbeat thread has written it.
+
+        Return None, or the reason why there is no answer.
+        """
         path = self.boards / protocol.BOARD.format(pid=pid)
         with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as board:
-            (asked,) = protocol.REQUEST.unpack_from(board, protocol.REQUEST_AT)
-            protocol.REQUEST.pack_into(board, protocol.REQUEST_AT, asked + 1)
-            if wait_for(lambda: protocol.BEAT.unpack_from(board, protocol.BEAT_AT)[1] > asked, _FLIGHT_LIMIT_S):
+            (request,) = protocol.REQUEST.unpack_from(board, protocol.REQUEST_AT)
+            protocol.REQUEST.pack_into(board, protocol.REQUEST_AT, request + 1)
+            if wait_for(lambda: protocol.BEAT.unpack_from(board, protocol.BEAT_AT)[1] > request, _FLIGHT_LIMIT_S):
                 return None
         return f"no answer of the beat thread within {_FLIGHT_LIMIT_S:g} s"
 
@@ -357,20 +374,23 @@ class StackSampler:
 
 
 def without_lone_recorders(seen: Sequence[RankSnapshot]) -> tuple[RankSnapshot, ...]:
-    """Keep recorders of ranks without status files only if all were read: a missing one suggests a skipped call."""
+    """Remove the recorders of ranks without a status file unless every such rank has one.
+
+    Next to the recorders of other ranks, a recorder that could not be read would look like skipped calls.
+    """
     blind = [rank for rank in seen if rank.board is None and rank.process is not None]
     if all(rank.collectives for rank in blind):
         return tuple(seen)
     return tuple(replace(rank, collectives=()) if rank in blind else rank for rank in seen)
 
 
-def _hurried() -> float:
+def _load_factor() -> float:
     """Return how much longer a query takes on a machine with more running threads than cores."""
-    return min(_MOST_HURRIED, os.getloadavg()[0] / (os.cpu_count() or 1))
+    return min(_MAX_LOAD_FACTOR, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
-def _left(pid: int) -> bool:
-    """Whether the process has ended during the query. A killed process takes a moment to disappear."""
+def _has_exited(pid: int) -> bool:
+    """Whether the process has exited during the query. A killed process takes a moment to disappear."""
     return wait_for(lambda: not procfs.alive(pid), _DYING_S)
 
 

@@ -28,7 +28,7 @@ from nsa_harness.core.evidence.stacks import (
     without_variables,
 )
 from nsa_harness.supervisor.capture import procfs
-from nsa_harness.supervisor.capture.node import CommandFailed, answer_of
+from nsa_harness.supervisor.capture.node import CommandFailed, run_command
 from nsa_harness.supervisor.capture.recorder import STACKS_HANDLER, ask
 from nsa_harness.supervisor.launch.reaper import process_of
 
@@ -58,7 +58,7 @@ class StackSources:
 
     def stacks(self) -> tuple[tuple[Stack, ...], str]:
         """Return the threads and the dump they were read from; nothing if every source failed, see `failures`."""
-        for source in (self._nonblocking, self._blocking, self._signalled, self._served, self._pystack):
+        for source in (self._nonblocking, self._blocking, self._by_signal, self._from_worker_server, self._pystack):
             stacks, raw = source()
             if stacks:
                 return stacks, raw
@@ -72,7 +72,7 @@ class StackSources:
         except (CommandFailed, ValueError) as error:
             self.failures.append(f"py-spy --native: {error}")
             return tuple(stacks)
-        return tuple(replace(one, native=named.get(one.tid or 0, ())) for one in stacks)
+        return tuple(replace(stack, native=named.get(stack.tid or 0, ())) for stack in stacks)
 
     def _nonblocking(self) -> tuple[tuple[Stack, ...], str]:
         # py-spy shortens variables' values, so that they take no extra time.
@@ -84,7 +84,7 @@ class StackSources:
             return (), ""
         return py_spy(self.process.pid, [], self.failures, self._left_s(_BLOCKING_S))
 
-    def _signalled(self) -> tuple[tuple[Stack, ...], str]:
+    def _by_signal(self) -> tuple[tuple[Stack, ...], str]:
         """Signal the process's faulthandler, if the probe has registered it."""
         pid, number = self.process.pid, signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
         known = process_of(pid)
@@ -102,7 +102,7 @@ class StackSources:
             self.failures.append(f"no answer to the faulthandler signal within {limit_s:.1f} s")
         return parse_faulthandler(raw), raw
 
-    def _served(self) -> tuple[tuple[Stack, ...], str]:
+    def _from_worker_server(self) -> tuple[tuple[Stack, ...], str]:
         """Ask the worker server, which needs the GIL for its answer, and no permission."""
         if self.server is None:
             return (), ""
@@ -112,7 +112,7 @@ class StackSources:
             self.failures.append(f"worker server: {error}")
             return (), ""
         stacks = parse_faulthandler(raw)
-        return tuple(replace(one, source="worker server") for one in stacks if one.frames), raw
+        return tuple(replace(stack, source="worker server") for stack in stacks if stack.frames), raw
 
     def _pystack(self) -> tuple[tuple[Stack, ...], str]:
         """Run pystack, an optional tool: its absence is not noted."""
@@ -120,7 +120,7 @@ class StackSources:
         if tool is None:
             return (), ""
         try:
-            raw = answer_of([tool, "remote", "--no-block", str(self.process.pid)], self._left_s(_PYSTACK_S))
+            raw = run_command([tool, "remote", "--no-block", str(self.process.pid)], self._left_s(_PYSTACK_S))
             return parse_pystack(raw), raw
         except (CommandFailed, ValueError) as error:
             self.failures.append(str(error))
@@ -165,7 +165,7 @@ def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
         held = _is_held(pid, tool)
 
     try:
-        return answer_of([py_spy_path(), "dump", "--json", *options, "--pid", str(pid)], limit_s, look)
+        return run_command([py_spy_path(), "dump", "--json", *options, "--pid", str(pid)], limit_s, look)
     finally:
         if held and known:
             known.send(signal.SIGCONT)  # a killed tracer may leave the process stopped

@@ -27,7 +27,7 @@ from nsa_harness.protocol import ENV_PREFIX
 from nsa_harness.subject.environment import is_read_by_it
 from nsa_harness.supervisor.experiments.cache_key import LAUNCHED, CacheKey, Program, interpreter_of, sealed_digest
 from nsa_harness.supervisor.experiments.intermediate_configs import Mixtures, Worktrees, digest, mixed_text
-from nsa_harness.supervisor.launch.planning import Invocation, in_tree, planned
+from nsa_harness.supervisor.launch.planning import Invocation, in_checkout, planned
 from nsa_harness.supervisor.storage.rundir import Ended, RunOptions, ended_before
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
@@ -225,7 +225,7 @@ class Launches:
         spec = replace(spec, env=tuple(pair for pair in spec.env if pair[0] not in away))
         spec = self._with_packages(spec, subset)
         if self.trees is not None:
-            spec = in_tree(spec, self._tree(subset))
+            spec = in_checkout(spec, self._tree(subset))
         files = [digest(path) for _, path in self._both_files()] if self.subject.form is Form.FILE else ""
         text = f"{spec.spec_hash} {self.subject.config(subset)}{files}"
         notes = (*spec.notes, *filter(None, (self.request.templates.note,)))

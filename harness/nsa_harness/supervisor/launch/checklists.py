@@ -17,7 +17,7 @@ from nsa_harness.core.experiment.readiness import (
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts
 from nsa_harness.core.scenario.checks import checked_model, key_mistake
-from nsa_harness.core.scenario.overrides import Override, overridden
+from nsa_harness.core.scenario.overrides import Override, with_overrides
 from nsa_harness.core.scenario.yaml_tree import Mistake, Node, from_plain, in_order, origin_of
 from nsa_harness.errors import ScenarioError, UsageError
 from nsa_harness.supervisor.launch.planning import (
@@ -77,7 +77,7 @@ class PhasePlan:
             Override(key=key, value=from_plain(with_folders(value, folders), origin_of(self.tree, (key,))))
             for key, value in self.phase.set.items()
         ]
-        items = [replace(item, tree=overridden(item.tree, overrides)) for item in self.asked]
+        items = [replace(item, tree=with_overrides(item.tree, overrides)) for item in self.asked]
         pairs = zip(items, checked(items), strict=True)
         return tuple(resolved(item, scenario, self.question, facts) for item, scenario in pairs)
 

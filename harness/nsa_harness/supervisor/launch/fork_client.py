@@ -44,7 +44,7 @@ _ENV_ROOM = "_NSA_HARNESS_ROOM"
 _WORDS_BYTES, _VARIABLES_BYTES, _SPARE_BYTES = 32 << 10, 64 << 10, 8 << 10
 _READY_S = 120.0  # importing torch on a machine that is busy
 _START_S = 30.0  # a fork
-_LEAVE_S = 5.0
+_EXIT_S = 5.0
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 # Variables that the interpreter, libc or torch read once, at their start: a fork cannot change them.
 _READ_AT_START = (
@@ -59,7 +59,7 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 _NO_SERVER = "launched anew: only a bisection has a fork server"
 
 
-class NoFork(Exception):
+class CannotFork(Exception):
     """Why this launch cannot be forked."""
 
 
@@ -80,31 +80,31 @@ def can_fork(spec: RunSpec) -> str | None:
         return f"it runs under {spec.python}, which is not ours"
     if "PYTHON_EXEC" in os.environ:
         return "PYTHON_EXEC names another interpreter"
-    return _no_program(spec) or _sets_too_late(spec)
+    return _unforkable_program(spec) or _late_setting(spec)
 
 
-def relaunched(spec: RunSpec, why: str = _NO_SERVER) -> RunSpec:
+def without_fork(spec: RunSpec, reason: str = _NO_SERVER) -> RunSpec:
     """Return a spec that asks for a fork as a launch without one, with a note of the reason."""
     launcher = Launcher.PLAIN if is_command(spec) else Launcher.TORCHRUN
-    return replace(spec, launcher=launcher, notes=(*spec.notes, why))
+    return replace(spec, launcher=launcher, notes=(*spec.notes, reason))
 
 
-def _no_program(spec: RunSpec) -> str | None:
+def _unforkable_program(spec: RunSpec) -> str | None:
     """Return a reason if the program is no file, module or directory that Python runs itself."""
     if spec.launcher is Launcher.PLAIN and (spec.ranks != 1 or spec.program[0] != sys.executable):
         return "a command of the user's own is started as it is"
-    file = _file(spec)
+    file = _program_file(spec)
     known = file == "-m" or file.endswith(".py") or file == str(SUBJECT)
     return None if known else f"{file} is neither a file of Python's nor a module"
 
 
-def _file(spec: RunSpec) -> str:
+def _program_file(spec: RunSpec) -> str:
     """Return the program: the first argument that is not the interpreter."""
     return next((word for word in spec.program if word != sys.executable), "")
 
 
-def _sets_too_late(spec: RunSpec) -> str | None:
-    file = Path(spec.cwd or ".", _file(spec))
+def _late_setting(spec: RunSpec) -> str | None:
+    file = Path(spec.cwd or ".", _program_file(spec))
     if file.suffix != ".py" or not file.is_file():
         return None
     found = _SET_IN_SOURCE.search(file.read_text(encoding="utf-8", errors="replace"))
@@ -134,47 +134,47 @@ class _Server:
     """One server process. Raises NoFork if it cannot be started."""
 
     def __init__(self, environment: dict[str, str], cwd: str | None) -> None:
-        self._given = {f"{name}={value}" for name, value in environment.items()}
+        self._inherited = {f"{name}={value}" for name, value in environment.items()}
         self._printed = os.memfd_create("printed")
-        self._control, theirs = socket.socketpair()
+        self._control, server_end = socket.socketpair()
         room = {_ENV_ROOM: " " * _VARIABLES_BYTES}  # the server may write over the last variable and the last argument
-        with theirs, open(os.memfd_create("printed"), "wb") as stdout:
+        with server_end, open(os.memfd_create("printed"), "wb") as stdout:
             self._process = subprocess.Popen(
-                [sys.executable, "-u", str(_SERVER), str(theirs.fileno()), " " * _WORDS_BYTES],
+                [sys.executable, "-u", str(_SERVER), str(server_end.fileno()), " " * _WORDS_BYTES],
                 env={**_ONE_THREAD, **environment, **room},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=self._printed,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_end.fileno()],
                 start_new_session=True,
             )
-        self.modules = frozenset(self._ready())
+        self.modules = frozenset(self._await_modules())
 
     def start(self, order: dict[str, Any]) -> _ForkedReaper:
         """Fork a reaper, and return it once it has started its launcher."""
-        self._check_room(order)
-        stdin, mouth = os.pipe()
-        ear, stdout = os.pipe()
-        reaper = _ForkedReaper(stdin=os.fdopen(mouth, "wb"), stdout=os.fdopen(ear, "rb", buffering=0))
+        self._check_size(order)
+        stdin, order_pipe = os.pipe()
+        event_pipe, stdout = os.pipe()
+        reaper = _ForkedReaper(stdin=os.fdopen(order_pipe, "wb"), stdout=os.fdopen(event_pipe, "rb", buffering=0))
         try:
             socket.send_fds(self._control, [b"."], [stdin, stdout])
         except OSError as error:
-            raise NoFork(f"the fork server has left: {error}") from None
+            raise CannotFork(f"the fork server has left: {error}") from None
         finally:
             os.close(stdin)
             os.close(stdout)
-        return self._started(reaper, order)
+        return self._await_launcher(reaper, order)
 
-    def _started(self, reaper: _ForkedReaper, order: dict[str, Any]) -> _ForkedReaper:
+    def _await_launcher(self, reaper: _ForkedReaper, order: dict[str, Any]) -> _ForkedReaper:
         try:
             give_order(reaper, order)
         except OSError as error:
-            raise NoFork(f"the fork server has left: {error}") from None
+            raise CannotFork(f"the fork server has left: {error}") from None
         poll = select.poll()
         poll.register(reaper.stdout.fileno() if reaper.stdout else -1, select.POLLIN)
         if not any(event & select.POLLIN for _, event in poll.poll(_START_S * 1000)):
-            raise NoFork(f"the fork server has started nothing in {_START_S:.0f} s")
+            raise CannotFork(f"the fork server has started nothing in {_START_S:.0f} s")
         return reaper
 
     def close(self) -> None:
@@ -182,44 +182,44 @@ class _Server:
         self._control.close()
         os.close(self._printed)
         try:
-            self._process.wait(timeout=_LEAVE_S)
+            self._process.wait(timeout=_EXIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _ready(self) -> list[str]:
+    def _await_modules(self) -> list[str]:
         self._control.settimeout(_READY_S)
         with self._control.makefile("rb") as lines:
             try:
                 line = lines.readline()
             except TimeoutError:
                 line = b""
-        answer = json.loads(line) if line else {"refused": self._last_words()}
+        answer = json.loads(line) if line else {"refused": self._last_output_line()}
         if "refused" in answer:
             self.close()
-            raise NoFork(f"no fork server: {answer['refused']}")
+            raise CannotFork(f"no fork server: {answer['refused']}")
         return [str(name) for name in answer["modules"]]
 
-    def _last_words(self) -> str:
+    def _last_output_line(self) -> str:
         lines = os.pread(self._printed, 1 << 16, 0).decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line), f"not ready within {_READY_S:.0f} s")
 
-    def _check_room(self, order: dict[str, Any]) -> None:
+    def _check_size(self, order: dict[str, Any]) -> None:
         new = [f"{name}={value}" for name, value in order["env"].items()]
         for words, bound, what in (
             (order["argv"], _WORDS_BYTES, "command line"),
-            ([entry for entry in new if entry not in self._given], _VARIABLES_BYTES, "environment"),
+            ([entry for entry in new if entry not in self._inherited], _VARIABLES_BYTES, "environment"),
         ):
             size = sum(len(os.fsencode(word)) + 1 for word in words)
             if size > bound - _SPARE_BYTES:
-                raise NoFork(f"its {what} has {size} bytes, and a forked process room for {bound - _SPARE_BYTES}")
+                raise CannotFork(f"its {what} has {size} bytes, and a forked process room for {bound - _SPARE_BYTES}")
 
 
 class ForkServer:
     """The servers of one bisection: one per environment, each started at its first use. Thread-safe."""
 
     def __init__(self) -> None:
-        self._servers: dict[tuple[str | None, frozenset[tuple[str, str]]], _Server | NoFork] = {}
+        self._servers: dict[tuple[str | None, frozenset[tuple[str, str]]], _Server | CannotFork] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> ForkServer:
@@ -230,18 +230,18 @@ class ForkServer:
             if isinstance(server, _Server):
                 server.close()
 
-    def settled(self, spec: RunSpec) -> RunSpec:
+    def with_launcher(self, spec: RunSpec) -> RunSpec:
         """Return the spec as it will be launched: as a fork, or without one and with the reason as a note."""
         if spec.launcher is not Launcher.FORK:
             return spec
-        why = can_fork(spec)
-        if why is None:
+        reason = can_fork(spec)
+        if reason is None:
             try:
                 self._server(spec)
                 return spec
-            except NoFork as error:
-                why = str(error)
-        return relaunched(spec, f"launched anew, not forked: {why}")
+            except CannotFork as error:
+                reason = str(error)
+        return without_fork(spec, f"launched anew, not forked: {reason}")
 
     def launch(self, spec: RunSpec, attempt: AttemptDir, probe: str, devices: Sequence[int] | None = None) -> Guarded:
         """Launch like `launcher.launch`. If the fork fails, launch without one and note the trouble."""
@@ -249,7 +249,7 @@ class ForkServer:
             return launch(spec, attempt, probe, devices)
         try:
             return launch(spec, attempt, probe, devices, lambda order: self._start(spec, order))
-        except NoFork as error:
+        except CannotFork as error:
             append_line(attempt.watch, {"event": "trouble", "what": "fork", "why": f"launched anew: {error}"})
             return launch(spec, attempt, probe, devices)
 
@@ -263,22 +263,22 @@ class ForkServer:
             if key not in self._servers:
                 try:
                     self._servers[key] = _Server(environment, spec.cwd)
-                except NoFork as why:
-                    self._servers[key] = why
+                except CannotFork as reason:
+                    self._servers[key] = reason
                 except OSError as error:
-                    self._servers[key] = NoFork(f"no fork server: {error}")
+                    self._servers[key] = CannotFork(f"no fork server: {error}")
         server = self._servers[key]
-        if isinstance(server, NoFork):
+        if isinstance(server, CannotFork):
             raise server
-        shadow = _shadowing(spec, server.modules)
+        shadow = _shadowing_file(spec, server.modules)
         if shadow:
-            raise NoFork(f"{shadow} stands where a module of that name is imported already")
+            raise CannotFork(f"{shadow} stands where a module of that name is imported already")
         return server
 
 
-def _shadowing(spec: RunSpec, modules: frozenset[str]) -> Path | None:
+def _shadowing_file(spec: RunSpec, modules: frozenset[str]) -> Path | None:
     """Return a file next to the program that a new process would import instead of one of the server's modules."""
-    file = _file(spec)
+    file = _program_file(spec)
     place = Path(spec.cwd or ".", "" if file == "-m" else file)
     home = place if place.is_dir() else place.parent
     ours = (path for path in home.glob("*.py") if path.stem in modules)

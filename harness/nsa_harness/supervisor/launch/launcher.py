@@ -24,7 +24,7 @@ from nsa_harness.subject.files import IN_CHECKOUT
 from nsa_harness.supervisor.launch.machine import device_words
 from nsa_harness.supervisor.launch.reaper import Process, process_of
 from nsa_harness.supervisor.launch.umask import program_umask
-from nsa_harness.supervisor.launch.watchdog import Watchdog, start_reaper, sweep
+from nsa_harness.supervisor.launch.watchdog import Watchdog, end_orphaned_runs, start_reaper
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -143,9 +143,9 @@ class Guarded:
 
     def end(self, grace_s: float, limit_s: float = _END_S) -> list[dict[str, Any]]:
         """End every process of the run and return the messages until then, without "ended" if that failed."""
-        return self._ended(limit_s, do="end", grace_s=grace_s)
+        return self._finish(limit_s, do="end", grace_s=grace_s)
 
-    def _ended(self, limit_s: float, **command: object) -> list[dict[str, Any]]:
+    def _finish(self, limit_s: float, **command: object) -> list[dict[str, Any]]:
         """Let the reaper carry out `command` and exit. If it is killed meanwhile, its replacement gets the command."""
         messages: list[dict[str, Any]] = []
         informed: ReaperProcess | None = None
@@ -235,7 +235,7 @@ def launch(
         "controller": this_process(),
     }
     _adopt_orphans()
-    WATCHDOG.keep(boards)
+    WATCHDOG.guard(boards)
     origin_ns = time.monotonic_ns()
     return Guarded(
         reaper=start(order) if start else start_reaper(order),
@@ -269,7 +269,7 @@ def _boards_home() -> Path:
 
 def sweep_dead_runs() -> None:
     """End runs of earlier commands that were killed together with their reaper and watchdog."""
-    sweep(_boards_home().glob(f"{_BOARDS}*"))
+    end_orphaned_runs(_boards_home().glob(f"{_BOARDS}*"))
 
 
 def _environment(spec: RunSpec, attempt: AttemptDir, tag: str, boards: Path, probe: str) -> dict[str, str]:

@@ -22,11 +22,11 @@ from nsa_harness.core.scenario.overrides import (
     Changes,
     Override,
     is_override,
-    overridden,
     parse_axis,
     parse_override,
     variants,
     with_axes,
+    with_overrides,
 )
 from nsa_harness.core.scenario.program import Surroundings
 from nsa_harness.core.scenario.resolve import resolve
@@ -102,14 +102,16 @@ def planned(invocation: Invocation, facts: MachineFacts) -> Plan:
     patterns = [word for word in invocation.words if not is_override(word)]
     stored = [word for word in patterns if word.endswith(".json")]
     if stored:
-        specs = tuple(_stored(invocation, stored))
+        specs = tuple(_stored_specs(invocation, stored))
         _check_names([spec.scenario for spec in specs])
         return Plan(specs=specs, notes=())
-    invocation, agreed, told = _with_plan(invocation)
+    invocation, agreed, plan_notes = _with_plan(invocation)
     asked, notes = selected_scenarios(invocation)
     scenarios = checked(asked)
-    launches = [_needed(item, scenario, invocation, facts) for item, scenario in zip(asked, scenarios, strict=True)]
-    return Plan(specs=part(launches, invocation.shard), notes=(*told, *notes), agreed=agreed)
+    launches = [
+        _resolve_or_raise(item, scenario, invocation, facts) for item, scenario in zip(asked, scenarios, strict=True)
+    ]
+    return Plan(specs=part(launches, invocation.shard), notes=(*plan_notes, *notes), agreed=agreed)
 
 
 def _with_plan(invocation: Invocation) -> tuple[Invocation, PlanText, tuple[str, ...]]:
@@ -120,17 +122,17 @@ def _with_plan(invocation: Invocation) -> tuple[Invocation, PlanText, tuple[str,
     if len(plans) > 1:
         raise UsageError(f"one plan a run; {' and '.join(map(shown, plans))} were named")
     for word, plan in plans.items():
-        names = _run_by(plan, here)
+        names = _scenarios_of(plan, here)
         instead = (one for given in invocation.words for one in (names if given == word else (given,)))
         return replace(invocation, words=tuple(instead)), plan, ()
     found = plans_of_tags(invocation.tags, here, lambda: every_scenario(here)[0]) if invocation.tags else ()
     if not found:
         return invocation, shipped_plan(), ()
-    told = f"what was agreed is that of {found[0].file}, not of {', '.join(one.file for one in found[1:])}"
-    return invocation, found[0], (told,) if found[1:] else ()
+    plan_notes = f"what was agreed is that of {found[0].file}, not of {', '.join(one.file for one in found[1:])}"
+    return invocation, found[0], (plan_notes,) if found[1:] else ()
 
 
-def _run_by(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
+def _scenarios_of(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
     """Return the scenarios of a plan by priority."""
     every = every_scenario(working_dir)[0]
     agreed = checked_plan(plan, every)
@@ -161,12 +163,12 @@ def selected_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, 
         if patterns or invocation.tags or invocation.expression:
             word = (*patterns, *invocation.tags, invocation.expression)[0]
             if patterns and _is_launcher(patterns[0]):
-                raise UsageError(_watched((*patterns, invocation.script.file, *invocation.script.args)))
+                raise UsageError(_watch_advice((*patterns, invocation.script.file, *invocation.script.args)))
             raise UsageError(
                 f"{shown(invocation.script.file)} is a program of its own; {shown(word)} would select scenarios beside"
                 " it: give one of the two (words for the program follow `--`)"
             )
-        scripted = _scripted(invocation.script, invocation.working_dir)
+        scripted = _script_scenario(invocation.script, invocation.working_dir)
         return _with_changes([scripted], changes, invocation.environ), ()
     if not (patterns or invocation.tags or invocation.expression):
         raise UsageError(
@@ -174,9 +176,9 @@ def selected_scenarios(invocation: Invocation) -> tuple[tuple[SelectedScenario, 
             " `nsa-harness list` shows all scenarios"
         )
     try:
-        asked, notes = _selected(invocation, selection, changes)
+        asked, notes = _select(invocation, selection, changes)
     except UsageError as error:
-        raise UsageError(f"{error}{_meant_otherwise(patterns, invocation.working_dir)}") from None
+        raise UsageError(f"{error}{_selection_advice(patterns, invocation.working_dir)}") from None
     _check_names([item.name for item in asked])
     if any(_is_ours(item.tree) for item in asked):
         environment_overrides(invocation.environ)  # raises for wrong values
@@ -190,14 +192,14 @@ def _is_launcher(word: str) -> bool:
     return Path(word).name in _LAUNCHERS
 
 
-def _watched(command: Sequence[str]) -> str:
+def _watch_advice(command: Sequence[str]) -> str:
     return f"{shown(command[0])} is a command, which watch takes as it is: nsa-harness watch -- {shlex.join(command)}"
 
 
-def _meant_otherwise(patterns: Sequence[str], working_dir: Path) -> str:
+def _selection_advice(patterns: Sequence[str], working_dir: Path) -> str:
     """Return advice if a word names a program or a launcher instead of a scenario."""
     if patterns and _is_launcher(patterns[0]):
-        return f"\n{_watched(patterns)}"
+        return f"\n{_watch_advice(patterns)}"
     for word in patterns:
         if (working_dir / f"{word}.py").is_file():
             return f"\nthere is a script of that name: nsa-harness run {word}.py"
@@ -206,7 +208,7 @@ def _meant_otherwise(patterns: Sequence[str], working_dir: Path) -> str:
     return ""
 
 
-def _selected(
+def _select(
     invocation: Invocation, selection: Selection, changes: Changes
 ) -> tuple[tuple[SelectedScenario, ...], tuple[str, ...]]:
     """Return files named by path first, then scenarios of the catalog, which is read only if a name needs it."""
@@ -295,7 +297,9 @@ def imports_torch(python: str) -> bool:
         return False
 
 
-def _needed(item: SelectedScenario, scenario: Scenario, invocation: Invocation, facts: MachineFacts) -> RunSpec | Skip:
+def _resolve_or_raise(
+    item: SelectedScenario, scenario: Scenario, invocation: Invocation, facts: MachineFacts
+) -> RunSpec | Skip:
     spec = resolved(item, scenario, invocation, facts)
     named = [word for word in invocation.words if word.startswith("needs.")]
     if isinstance(spec, Skip) and named:
@@ -303,7 +307,7 @@ def _needed(item: SelectedScenario, scenario: Scenario, invocation: Invocation, 
     return spec
 
 
-def _stored(invocation: Invocation, files: list[str]) -> Iterator[RunSpec]:
+def _stored_specs(invocation: Invocation, files: list[str]) -> Iterator[RunSpec]:
     """Read stored specs, which run unchanged."""
     others = [word for word in (*invocation.words, *invocation.matrix) if word not in files]
     if others or invocation.tags or invocation.expression or invocation.script or invocation.shard:
@@ -329,14 +333,14 @@ def as_path(name: str, working_dir: Path) -> str:
     return f"./{name}" if "/" not in name and (working_dir / name).is_file() else name
 
 
-def in_tree(spec: RunSpec, tree: Path) -> RunSpec:
+def in_checkout(spec: RunSpec, tree: Path) -> RunSpec:
     """Return the spec for another checkout, with that checkout's shipped program if it has one."""
-    theirs = next((tree / place for place in IN_CHECKOUT if (tree / place / "train.py").is_file()), SUBJECT)
-    program = tuple(str(theirs) if word == str(SUBJECT) else word for word in spec.program)
+    shipped_program = next((tree / place for place in IN_CHECKOUT if (tree / place / "train.py").is_file()), SUBJECT)
+    program = tuple(str(shipped_program) if word == str(SUBJECT) else word for word in spec.program)
     return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
 
 
-def _scripted(script: Script, working_dir: Path) -> Declared:
+def _script_scenario(script: Script, working_dir: Path) -> Declared:
     """Return the scenario of `FILE.py --ranks N -- ARGS`, or of `-m MODULE`."""
     stem = script.file.rpartition(".")[2] if script.module else _python_file(script.file, working_dir).stem
     if script.module and not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", script.file):
@@ -367,17 +371,17 @@ def _with_changes(
 
 
 def _variants(declared: Declared, changes: Changes, environ: Mapping[str, str]) -> Iterator[SelectedScenario]:
-    given = _given(environ) if _is_ours(overridden(declared.tree, changes.overrides)) else ()
+    given = _environment_overrides(environ) if _is_ours(with_overrides(declared.tree, changes.overrides)) else ()
     typed = {one.key for one in changes.overrides} | {one.key for one in changes.axes}
     effective = [one for one in given if one.override.key not in typed]
-    tree = overridden(overridden(declared.tree, [one.override for one in effective]), changes.overrides)
+    tree = with_overrides(with_overrides(declared.tree, [one.override for one in effective]), changes.overrides)
     tree = with_axes(tree, changes.axes)
     notes = tuple(one.note for one in effective)
     for variant in variants(tree):
-        yield _one(declared, declared.name + variant.suffix, variant.tree, notes)
+        yield _selected_scenario(declared, declared.name + variant.suffix, variant.tree, notes)
 
 
-def _given(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
+def _environment_overrides(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
     """Return the overrides from the environment. A wrong value raises only if a shipped scenario is selected."""
     try:
         return environment_overrides(environ)
@@ -385,8 +389,8 @@ def _given(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
         return ()
 
 
-def _one(declared: Declared, name: str, tree: Node, notes: tuple[str, ...]) -> SelectedScenario:
-    named = overridden(tree, [Override(key="name", value=from_plain(name, origin_of(tree, ("name",))))])
+def _selected_scenario(declared: Declared, name: str, tree: Node, notes: tuple[str, ...]) -> SelectedScenario:
+    named = with_overrides(tree, [Override(key="name", value=from_plain(name, origin_of(tree, ("name",))))])
     value = plain(named)
     assert isinstance(value, dict)
     tags, priority = value.get("tags"), value.get("priority")
@@ -413,17 +417,17 @@ def _is_ours(tree: Node) -> bool:
 def _content_hash(item: SelectedScenario, scenario: Scenario, working_dir: Path) -> str:
     """Return a hash of the program's source. Raises ScenarioError if the file is missing."""
     if scenario.is_ours:
-        return _hashed(sorted(SUBJECT.rglob("*.py")))
+        return _hash_files(sorted(SUBJECT.rglob("*.py")))
     if scenario.run.command is not None or not scenario.run.program.endswith(".py"):
         return ""
     path = working_dir / (scenario.run.cwd or "") / scenario.run.program
     if not path.is_file():
         what = f"no file {shown(scenario.run.program)} in {working_dir / (scenario.run.cwd or '')}"
         raise ScenarioError([str(key_mistake(item.tree, ("run", "program"), what))])
-    return _hashed([path])
+    return _hash_files([path])
 
 
-def _hashed(files: Sequence[Path]) -> str:
+def _hash_files(files: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")

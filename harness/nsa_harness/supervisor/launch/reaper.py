@@ -1,7 +1,7 @@
 """The reaper: starts the launcher, outlives the controller, and leaves no process behind.
 
-A program of its own (standard library only, no imports of this package): it must start in milliseconds and must not
-die with the controller. It runs in its own session as a child subreaper, so that every orphan of the run becomes its
+A separate program (standard library only, no imports of this package): it must start in milliseconds and must not die
+with the controller. It runs in its own session as a child subreaper, so that every orphan of the run becomes its
 child. The controller writes JSON lines to its standard input; when that closes, the controller is dead.
 
 The reaper ends processes first and writes records second. A process that it may not signal, and a file that it cannot
@@ -14,7 +14,7 @@ read or write, is reported and stops nothing. Stored records and orders call it 
           journal
 
 A reaper that replaces a killed one gets no argv; "launcher" is the process that the killed one had started, if any.
-"over" means that nothing is left of the run but probe files that could not be moved to the run's directory.
+"over" means that the run has ended, and only probe files are left, which could not be moved to the run's directory.
 """
 
 from __future__ import annotations
@@ -40,34 +40,35 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _SETTLE_S = 0.3  # a launcher's own helpers (resource tracker, log threads) exit this soon after it
 _KILL_LIMIT_S = 3.0  # a process that ignores SIGKILL for this long is stuck in the kernel
 _STATE, _PARENT, _STARTED, _EXIT_CODE = 0, 1, 19, 49  # fields of /proc/PID/stat after the command's closing bracket
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_BYTES = 1 << 20  # with less free, the disk counts as full
-# linux/pidfd.h: since 6.15 a pidfd has its process's wait status, even after another process has reaped it.
-_PIDFD_INFO, _PIDFD_INFO_EXIT = (
-    struct.Struct("=QQ11Ii"),
-    1 << 3,
-)  # requested and returned fields, cgroup, ids, wait status
+# linux/pidfd.h: since Linux 6.15 a pidfd has its process's wait status, even after another process has reaped it.
+# The structure: requested and returned fields, control group, ids, wait status.
+_PIDFD_INFO, _PIDFD_INFO_EXIT = struct.Struct("=QQ11Ii"), 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 OWNER = "owner.json"  # next to the probe files: which controller and reaper they belong to
 
 
 @dataclass(frozen=True)
 class Process:
-    """The identity of one process: a pid may be reused, but not with the same start time."""
+    """The identity of a process: a pid may be reused, but not with the same start time."""
 
     pid: int
     started: int  # clock ticks since the boot
 
     def lives(self) -> bool:
-        found = _stat(self.pid)
-        return found is not None and found[_STATE] not in "ZX" and int(found[_STARTED]) == self.started
+        fields = _stat(self.pid)
+        return fields is not None and fields[_STATE] not in "ZX" and int(fields[_STARTED]) == self.started
 
     def send(self, number: int) -> OSError | None:
-        """Signal this process, never a new one with its pid. Return the error if it lives and cannot be signalled."""
+        """Signal this process, but never another process that has reused its pid.
+
+        Return the error if the process lives and may not be signalled.
+        """
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -87,9 +88,9 @@ class Process:
 
 
 def process_of(pid: int) -> Process | None:
-    """Return the identity of a process, also of a zombie; None if it is gone."""
-    found = _stat(pid)
-    return Process(pid, int(found[_STARTED])) if found else None
+    """Return the identity of a process, which may be a zombie, or None if there is no such process."""
+    fields = _stat(pid)
+    return Process(pid, int(fields[_STARTED])) if fields else None
 
 
 class Reaper:
@@ -106,17 +107,20 @@ class Reaper:
         self.poll = select.poll()
         self.watched: dict[int, tuple[int, int | None]] = {}  # pidfd -> (pid, rank); None = a launcher
         self.seen_exits: set[int] = set()
-        self.known: set[Process] = set()  # processes of the run, whatever their parents are by now
-        self.looked_s = 0.0
-        self.over = False  # no process of the run is left
+        self.known: set[Process] = set()  # the run's processes so far: an orphan's parent no longer identifies it
+        self.remembered_s = 0.0
+        self.over = False  # no process of the run is left; only unmoved probe files
         self.refused: dict[Process, str] = {}  # processes that may not be signalled -> reason
         self.journal: int | None = None
         self.unwritten = b""  # lines for the journal
         self.unsent = b""
-        self.full = False
+        self.disk_full = False
 
     def serve(self) -> None:
-        """Guard the run until the controller says quit, or is gone."""
+        """Run the reaper's loop until the controller sends "quit" or is gone.
+
+        Each iteration handles exits of watched processes, commands on standard input, and SIGCHLD.
+        """
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -126,15 +130,15 @@ class Reaper:
         self.poll.register(wake_read, select.POLLIN)
         pending = b""
         while True:
-            for fd, _ in self.poll.poll(_LOOK_S * 1000):
+            for fd, _ in self.poll.poll(_POLL_S * 1000):
                 if fd in self.watched:
-                    self.process_left(fd)
+                    self.report_exit(fd)
                 elif fd == wake_read:
                     os.read(wake_read, 4096)
                 elif fd == 0:
                     chunk = os.read(0, 65536)
                     if not chunk:
-                        self.abandoned()
+                        self.end_abandoned()
                         return
                     *lines, pending = (pending + chunk).split(b"\n")
                     for line in lines:
@@ -150,30 +154,34 @@ class Reaper:
             return
         # Made here, not by the controller: the process that makes the directory must live to remove it.
         Path(self.order["boards"]).mkdir(mode=0o700, exist_ok=True)
-        self.claim()
+        self.write_owner()
         try:
             self.launcher = self.spawn()
         except OSError as error:
-            self.say("failed", error=str(error))
+            self.report("failed", error=str(error))
             return
-        self.claim()
-        self.say("started", pid=self.launcher, guardian=os.getpid())
+        self.write_owner()
+        self.report("started", pid=self.launcher, guardian=os.getpid())
 
     def take_over(self) -> None:
+        """Continue for a killed reaper: watch its launcher, and read which processes it knew."""
         if self.order.get("launcher"):
             pid, started = self.order["launcher"]
             self.launcher = self.root = pid
             self.watch(pid, None, started)
-        boards = Path(self.order["boards"])
-        with contextlib.suppress(
-            OSError, ValueError, KeyError, TypeError
-        ):  # the killed reaper may have written nothing
-            self.known |= {Process(*one) for one in json.loads((boards / OWNER).read_bytes())["order"]["known"]}
-        if boards.is_dir():
-            self.claim()
+        probe_dir = Path(self.order["boards"])
+        # The killed reaper may have written nothing.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads((probe_dir / OWNER).read_bytes())["order"]["known"]
+            self.known |= {Process(*identity) for identity in known}
+        if probe_dir.is_dir():
+            self.write_owner()
 
-    def claim(self) -> None:
-        """Write the owner next to the probe files: a process that finds them ends the run only if its owner is dead."""
+    def write_owner(self) -> None:
+        """Write the controller and the reaper of this run next to its probe files.
+
+        The watchdog and later commands read this file: they end the run only if both processes are dead.
+        """
         launcher = process_of(self.launcher) if self.launcher else None
         kept = ("tag", "boards", "keep", "journal", "interrupted", "reserve")
         owner = {
@@ -185,14 +193,14 @@ class Reaper:
                 **{name: self.order[name] for name in kept if name in self.order},
                 "argv": None,
                 "launcher": None if self.over else _pair(launcher) or self.order.get("launcher"),
-                "known": sorted([one.pid, one.started] for one in self.known),
+                "known": sorted([process.pid, process.started] for process in self.known),
                 "over": self.over,
             },
         }
         try:
             _write_aside(Path(self.order["boards"]) / OWNER, json.dumps(owner).encode())
         except OSError as error:
-            self.say("trouble", what="boards", why=f"they are nobody's: {error}")
+            self.report("trouble", what="boards", why=f"they are nobody's: {error}")
 
     def spawn(self) -> int:
         """Start the launcher in its own session, with its output in the attempt's directory, and return its pid."""
@@ -207,12 +215,12 @@ class Reaper:
                 start_new_session=True,
                 umask=self.order["umask"],
             )
-        # Referenced: a collected Popen reaps its process, and the exit code of a short command would be lost.
+        # Keep a reference: a collected Popen reaps its process, and the exit code of a short command would be lost.
         self.child = child
         return child.pid
 
     def obey(self, command: dict[str, Any]) -> bool:
-        """Carry out a command of the controller. Return False to end this reaper."""
+        """Carry out a command of the controller. Return False if it is "quit", which ends the reaper."""
         if command["do"] == "watch":
             self.watch(command["pid"], command["rank"], command.get("started"))
         elif command["do"] == "end":
@@ -220,26 +228,27 @@ class Reaper:
         return bool(command["do"] != "quit")
 
     def watch(self, pid: int, rank: int | None, started: int | None) -> None:
-        """Wait for the end of this process by its pidfd: torchrun reaps a rank within 0.1 s."""
+        """Watch for the exit of this process by its pidfd: torchrun reaps a rank within 0.1 s."""
         try:
             fd = os.pidfd_open(pid)
         except OSError:
-            self.say("exit", pid=pid, rank=rank, status=None)
+            self.report("exit", pid=pid, rank=rank, status=None)
             return
         if started is not None and process_of(pid) != Process(pid, started):
             os.close(fd)
-            self.say("exit", pid=pid, rank=rank, status=None)
+            self.report("exit", pid=pid, rank=rank, status=None)
             return
         self.watched[fd] = (pid, rank)
         self.poll.register(fd, select.POLLIN)
 
-    def process_left(self, fd: int) -> None:
+    def report_exit(self, fd: int) -> None:
+        """Report the exit of the watched process with this pidfd, and stop watching it."""
         self.poll.unregister(fd)
         pid, rank = self.watched.pop(fd)
         status = _exit_status(pid, fd)
         os.close(fd)
         self.seen_exits.add(pid)
-        self.say("exit", pid=pid, rank=rank, status=status)
+        self.report("exit", pid=pid, rank=rank, status=status)
 
     def _reap(self) -> None:
         while True:
@@ -254,34 +263,43 @@ class Reaper:
                 self.note("exit", pid=pid, rank=ranks.get(pid), status=os.waitstatus_to_exitcode(wait_status))
 
     def end(self, grace_s: float) -> list[str]:
-        """End every process of the run by TERM, then KILL; then write records and move files. Return what is left."""
+        """End every process of the run by TERM, then KILL; then write records and move the probe files.
+
+        Return a text for each process that survives.
+        """
         if self.members():
             time.sleep(0 if self._launcher_lives() else _SETTLE_S)
-        outlived = [f"{one.pid} {command_of(one.pid)}" for one in self.members() if not self._launcher_lives()]
+        outlived = [
+            f"{process.pid} {command_of(process.pid)}" for process in self.members() if not self._launcher_lives()
+        ]
         self._signal(signal.SIGTERM, also_continue=True)
-        self._wait_gone(grace_s)
+        self._wait_until_gone(grace_s)
         deadline = time.monotonic() + _KILL_LIMIT_S
-        while self._within_reach() and time.monotonic() < deadline:
+        while self._reachable() and time.monotonic() < deadline:
             self._signal(signal.SIGKILL)
-            self._wait_gone(0.2)
-        left = [self._survivor(one) for one in self.members()]
-        self.look_at_disk()
+            self._wait_until_gone(0.2)
+        left = [self._survivor(process) for process in self.members()]
+        self.check_disk()
         self.flush()
         self.move_probe_files(over=not left)
-        self.say("ended", outlived=outlived, left=left)
+        self.report("ended", outlived=outlived, left=left)
         return left
 
     def _launcher_lives(self) -> bool:
-        found = _stat(self.launcher) if self.launcher else None
-        return found is not None and found[_STATE] != "Z"
+        fields = _stat(self.launcher) if self.launcher else None
+        return fields is not None and fields[_STATE] != "Z"
 
     def members(self) -> list[Process]:
-        """Return every living process that descends from this one or has the run's tag, now or at an earlier call."""
+        """Return every living process of the run.
+
+        A process belongs to it if, now or at an earlier call, it descends from this process or its environment has the
+        run's tag.
+        """
         pids = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-        every = {pid: found for pid in pids if (found := _stat(pid))}
+        every = {pid: fields for pid in pids if (fields := _stat(pid))}
         me = os.getpid()
-        living = [Process(pid, int(found[_STARTED])) for pid, found in every.items() if found[_STATE] not in "ZX"]
-        roots = {self.root, *(one.pid for one in living if one in self.known)}
+        living = [Process(pid, int(fields[_STARTED])) for pid, fields in every.items() if fields[_STATE] not in "ZX"]
+        roots = {self.root, *(process.pid for process in living if process in self.known)}
 
         def descends(pid: int) -> bool:
             while pid in every and pid not in roots:
@@ -289,51 +307,53 @@ class Reaper:
             return pid in roots
 
         members = [
-            one
-            for one in living
-            if one.pid != me and (one in self.known or descends(one.pid) or _carries(one.pid, self.tag))
+            process
+            for process in living
+            if process.pid != me and (process in self.known or descends(process.pid) or _has_tag(process.pid, self.tag))
         ]
         self.known.update(members)
         return members
 
     def remember(self) -> None:
-        """Write down the run's processes for a reaper that replaces this one.
+        """Store the run's processes for a reaper that may replace this one.
 
-        An orphan is a child of the first reaper. After a replacement, neither its parent nor its tag may identify it.
+        An orphan is a child of the first reaper. If that reaper is killed, its parent no longer identifies the orphan,
+        and the tag does not if the process has cleared its environment.
         """
         now_s = time.monotonic()
-        if now_s - self.looked_s < _LOOK_S:
+        if now_s - self.remembered_s < _POLL_S:
             return
-        self.looked_s, before = now_s, set(self.known)
+        self.remembered_s, before = now_s, set(self.known)
         if self.root == os.getpid():
-            self.known |= {one for pid in _children() if (one := process_of(pid))}
+            self.known |= {process for pid in _children() if (process := process_of(pid))}
         else:
             self.members()
-        self.known = {one for one in self.known if one.lives()}
+        self.known = {process for process in self.known if process.lives()}
         if self.known != before and Path(self.order["boards"]).is_dir():
-            self.claim()
+            self.write_owner()
 
-    def _within_reach(self) -> list[Process]:
-        return [one for one in self.members() if one not in self.refused]
+    def _reachable(self) -> list[Process]:
+        """Return the run's processes that this one may signal."""
+        return [process for process in self.members() if process not in self.refused]
 
-    def _survivor(self, one: Process) -> str:
-        why = self.refused.get(one, "ignores SIGKILL")
-        return f"{one.pid} {command_of(one.pid)} (of {owner_of(one.pid)}; {why})"
+    def _survivor(self, process: Process) -> str:
+        why = self.refused.get(process, "ignores SIGKILL")
+        return f"{process.pid} {command_of(process.pid)} (of {user_of(process.pid)}; {why})"
 
     def _signal(self, number: signal.Signals, *, also_continue: bool = False) -> None:
         reached = []
-        for one in self.members():
-            refused = one.send(number)
+        for process in self.members():
+            refused = process.send(number)
             if refused is not None:
-                self.refused[one] = f"may not be signalled, {refused.strerror}"
+                self.refused[process] = f"may not be signalled, {refused.strerror}"
                 continue
-            reached.append(one.pid)
+            reached.append(process.pid)
             if also_continue:  # a stopped process receives TERM only when it runs again
-                one.send(signal.SIGCONT)
+                process.send(signal.SIGCONT)
         if reached:
             self.note("signal", signal=number.name, pids=reached)
 
-    def _wait_gone(self, limit_s: float) -> None:
+    def _wait_until_gone(self, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             self._reap()
@@ -346,25 +366,27 @@ class Reaper:
     def move_probe_files(self, *, over: bool = True) -> None:
         """Move the probe files from memory to the run's directory. A file is removed only after it was copied.
 
-        `over`: no process of the run is left.
+        `over`: no process of the run is left. Stored for a later reaper if files could not be moved.
         """
-        boards = Path(self.order["boards"])
+        probe_dir = Path(self.order["boards"])
         if self.copy_probe_files(remove=True):
             with contextlib.suppress(OSError):
-                (boards / OWNER).unlink(missing_ok=True)
-                boards.rmdir()
+                (probe_dir / OWNER).unlink(missing_ok=True)
+                probe_dir.rmdir()
         else:
             self.over = over
-            self.claim()
+            self.write_owner()
 
     def copy_probe_files(self, *, remove: bool = False) -> bool:
-        """Copy every file. Return False if a file could not be copied; it stays where it is."""
-        boards, home = Path(self.order["boards"]), Path(self.order["keep"])
+        """Copy every probe file to the run's directory. Return False if a file could not be copied; it stays."""
+        probe_dir, target_dir = Path(self.order["boards"]), Path(self.order["keep"])
         failed = []
-        for file in _files(boards):
+        for file in _probe_files(probe_dir):
             try:
                 if stat.S_ISREG(file.lstat().st_mode):  # a rank's socket cannot be copied
-                    self._with_room(home / file.name, functools.partial(_copied, file, home / file.name))
+                    self._with_room(
+                        target_dir / file.name, functools.partial(_copy_verified, file, target_dir / file.name)
+                    )
             except OSError as error:
                 failed.append(f"{file.name}: {error.strerror or error}")
                 continue
@@ -373,13 +395,15 @@ class Reaper:
                     file.unlink()
         if failed:
             more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-            self.say("trouble", what="boards", why=f"{failed[0]}{more}; what could not be copied stays in {boards}")
+            self.report(
+                "trouble", what="boards", why=f"{failed[0]}{more}; what could not be copied stays in {probe_dir}"
+            )
         return not failed
 
     # A dead controller.
 
-    def abandoned(self) -> None:
-        """End the run, since the controller is dead."""
+    def end_abandoned(self) -> None:
+        """End the run after the death of its controller, and note this in the run's directory."""
         if self.order.get("over"):
             self.move_probe_files()
             return
@@ -395,26 +419,30 @@ class Reaper:
 
     # Records.
 
-    def say(self, event: str, **facts: object) -> None:
+    def report(self, event: str, **facts: object) -> None:
+        """Write an event to the journal and to the controller at once."""
         self.note(event, **facts)
         self.flush()
 
     def note(self, event: str, **facts: object) -> None:
-        """Add an event to the lines that `flush` will write."""
+        """Add an event to the lines that the next `flush` will write."""
         line = (json.dumps({"event": event, "t_ns": time.monotonic_ns(), **facts}) + "\n").encode()
         self.unwritten += line
         self.unsent += line
 
     def flush(self) -> None:
-        """Write events to the journal, keeping what cannot be written for later, and once to the controller."""
+        """Write the noted events to the journal and to the controller.
+
+        What the journal does not accept is tried again at the next flush; the controller is written to only once.
+        """
         if not self.unwritten:
             return
         journal = Path(self.order["journal"])
         with contextlib.suppress(OSError):
             self._with_room(journal, self._append)
-        told, self.unsent = self.unsent, b""
+        lines, self.unsent = self.unsent, b""
         with contextlib.suppress(OSError):
-            os.write(1, told)
+            os.write(1, lines)
 
     def _append(self) -> None:
         if self.journal is None:
@@ -429,27 +457,28 @@ class Reaper:
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            self._tell_full(f"{error.strerror}: {place}")
-            if not _emptied(self.order.get("reserve")):
+            self._note_full_disk(f"{error.strerror}: {place}")
+            if not _empty_reserve(self.order.get("reserve")):
                 raise
             write()
 
-    def look_at_disk(self) -> None:
-        """Report a full disk: a rank that failed because of it could not write its error to the same disk."""
-        home = Path(self.order["journal"]).parent
+    def check_disk(self) -> None:
+        """Note a full disk: a rank that failed because of it could not write its error to the same disk."""
+        run_dir = Path(self.order["journal"]).parent
         with contextlib.suppress(OSError):
-            found = os.statvfs(home)
-            free_bytes = found.f_bavail * found.f_frsize
+            space = os.statvfs(run_dir)
+            free_bytes = space.f_bavail * space.f_frsize
             if free_bytes < _FULL_BYTES:
-                self._tell_full(f"{free_bytes} bytes are free for {home}")
+                self._note_full_disk(f"{free_bytes} bytes are free for {run_dir}")
         reserve = self.order.get("reserve")
         with contextlib.suppress(OSError):
             if reserve and Path(reserve).stat().st_size == 0:
-                self._tell_full(f"the room that was kept for the end of the run is used up: {home}")
+                self._note_full_disk(f"the room that was kept for the end of the run is used up: {run_dir}")
 
-    def _tell_full(self, why: str) -> None:
-        if not self.full:
-            self.full = True
+    def _note_full_disk(self, why: str) -> None:
+        """Note once that the disk with the run's directory is full."""
+        if not self.disk_full:
+            self.disk_full = True
             self.note("full", why=why)
 
 
@@ -463,14 +492,14 @@ def _pair(process: Process | None) -> list[int] | None:
     return [process.pid, process.started] if process else None
 
 
-def _files(boards: Path) -> list[Path]:
+def _probe_files(probe_dir: Path) -> list[Path]:
     try:
-        return sorted(file for file in boards.iterdir() if file.name != OWNER and not file.is_dir())
+        return sorted(file for file in probe_dir.iterdir() if file.name != OWNER and not file.is_dir())
     except OSError:
         return []
 
 
-def _copied(file: Path, target: Path) -> None:
+def _copy_verified(file: Path, target: Path) -> None:
     """Copy a file, and read the copy back to compare it. Raises OSError."""
     target.parent.mkdir(exist_ok=True)
     data = file.read_bytes()
@@ -492,8 +521,8 @@ def _write_aside(target: Path, data: bytes) -> None:
         raise
 
 
-def _emptied(reserve: str | None) -> bool:
-    """Truncate the reserve file. It stays as an empty file, which shows that its space was needed."""
+def _empty_reserve(reserve: str | None) -> bool:
+    """Truncate the reserve file, and return whether that worked. The empty file shows that its space was needed."""
     try:
         descriptor = os.open(reserve or "", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -511,20 +540,23 @@ def _emptied(reserve: str | None) -> bool:
 
 
 def _exit_status(pid: int, pidfd: int) -> int | None:
-    """Return an ended process's status from /proc, or from its pidfd once it is reaped; None if neither has it."""
-    found = _stat(pid)
-    if found and found[_STATE] == "Z":
-        return os.waitstatus_to_exitcode(int(found[_EXIT_CODE]))
+    """Return the exit status of a process from /proc, or from its pidfd once it is reaped; None if neither has it."""
+    fields = _stat(pid)
+    if fields and fields[_STATE] == "Z":
+        return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE]))
     try:
-        told = fcntl.ioctl(pidfd, _PIDFD_GET_INFO, _PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
+        answer = fcntl.ioctl(pidfd, _PIDFD_GET_INFO, _PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
     except OSError:
         return None
-    given, *_, wait_status = _PIDFD_INFO.unpack(told)
+    given, *_, wait_status = _PIDFD_INFO.unpack(answer)
     return os.waitstatus_to_exitcode(wait_status) if given & _PIDFD_INFO_EXIT else None
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat after the command, which may contain blanks and brackets itself."""
+    """Return the fields of /proc/PID/stat that follow the command, or None if there is no such process.
+
+    The command may contain blanks and brackets.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split() or None
     except OSError:
@@ -532,14 +564,14 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _children() -> list[int]:
-    """Return the children of this single-threaded process; none if the kernel was built without that list."""
+    """Return the pids of this single-threaded process's children; none if the kernel was built without that list."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_bytes().split()]
     except OSError:
         return []
 
 
-def _carries(pid: int, tag: bytes) -> bool:
+def _has_tag(pid: int, tag: bytes) -> bool:
     try:
         return tag in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -553,7 +585,7 @@ def command_of(pid: int) -> str:
         return "?"
 
 
-def owner_of(pid: int) -> str:
+def user_of(pid: int) -> str:
     try:
         number = os.stat(f"/proc/{pid}").st_uid
     except OSError:
@@ -565,7 +597,7 @@ def owner_of(pid: int) -> str:
 
 
 def first_line() -> bytes:
-    """Read the first line byte by byte: what follows belongs to the poll loop, not to a buffer."""
+    """Read the order, the first line, byte by byte: a buffer would take lines from the poll loop."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -576,6 +608,7 @@ def first_line() -> bytes:
 
 
 def outlive_signals() -> None:
+    """Ignore the signals by which a terminal or a user ends the controller."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the run would inherit
 

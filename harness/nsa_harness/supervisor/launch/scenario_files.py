@@ -20,7 +20,7 @@ from nsa_harness.core.scenario.yaml_tree import (
     Parsed,
     from_plain,
     in_order,
-    merged,
+    merge,
     parse_yaml,
     plain,
     shown,
@@ -78,18 +78,18 @@ def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) 
     users = working_dir / "scenarios"
     reader, found = ScenarioReader(working_dir), []
     if users.is_dir() and not (shipped.is_dir() and users.samefile(shipped)):
-        found = _in_root(reader, users, [users, shipped], shipped=False)
+        found = _read_root(reader, users, [users, shipped], shipped=False)
     theirs = {word for declared in found for word in (declared.name, *declared.aliases)}
     wanted = {word for word in words if word not in theirs}
     enough = bool(words) and wanted <= {path.stem for path in yaml_files(shipped)}
-    found += _in_root(reader, shipped, [shipped], shipped=True, only=wanted if enough else None)
+    found += _read_root(reader, shipped, [shipped], shipped=True, only=wanted if enough else None)
     known = {word for declared in found for word in (declared.name, *declared.aliases)}
     asked = [one for one in found if not words or {one.name, *one.aliases} & set(words)]
-    clashes = list(_same_names(asked))
+    clashes = list(_name_clashes(asked))
     reader.mistakes.extend(clashes)
     if clashes or not words or not known.issuperset(words):
         reader.raise_mistakes()
-    catalog = _shadowed(found)
+    catalog = _catalog_with_shadowing(found)
     # Mistakes in files that were not requested become notes, and the requested scenarios run.
     return replace(catalog, notes=(*catalog.notes, *(f"not read: {mistake}" for mistake in reader.messages())))
 
@@ -113,7 +113,7 @@ def read_tree(path: Path, working_dir: Path) -> Parsed:
     return Parsed(root=None, mistakes=tuple(reader.mistakes)) if text is None else parse_yaml(text, reader.label(path))
 
 
-def _in_root(
+def _read_root(
     reader: ScenarioReader, root: Path, parents: list[Path], *, shipped: bool, only: Collection[str] | None = None
 ) -> list[Declared]:
     found = []
@@ -172,7 +172,7 @@ class ScenarioReader:
         if tree is None or len(self.mistakes) > before:
             return None
         name = plain(tree).get("name") or path.stem  # type: ignore[union-attr]
-        named = merged(tree, from_plain({"name": str(name)}, Origin(source=self.label(path), line=1, column=1)))
+        named = merge(tree, from_plain({"name": str(name)}, Origin(source=self.label(path), line=1, column=1)))
         for variant in variants(without(named, ("extends",))):
             self.mistakes.extend(checked_scenario(variant.tree, PROGRAM).mistakes)
         return Declared(name=str(name), file=self.label(path), tree=named, shipped=shipped)
@@ -189,7 +189,7 @@ class ScenarioReader:
         if self._circular(tree.content["extends"], parent, (*children, path)):
             return None
         under = self._with_parents(parent, roots, (*children, path))
-        return None if under is None else merged(without(under, _NOT_INHERITED), tree)
+        return None if under is None else merge(without(under, _NOT_INHERITED), tree)
 
     def _parent_path(self, extends: Node, roots: tuple[Path, ...]) -> Path | None:
         name = str(extends.content)
@@ -271,7 +271,7 @@ def _content(path: Path) -> bytes:
         return file.read(SIZE_LIMIT_BYTES)
 
 
-def _same_names(found: list[Declared]) -> Iterator[Mistake]:
+def _name_clashes(found: list[Declared]) -> Iterator[Mistake]:
     """Yield names that two files of one place claim. A user's file shadows a shipped one."""
     claims: dict[tuple[bool, str], Declared] = {}
     for declared in found:
@@ -283,7 +283,7 @@ def _same_names(found: list[Declared]) -> Iterator[Mistake]:
                 yield Mistake(origin=Origin(source=declared.file, line=1, column=1), key=key, what=what)
 
 
-def _shadowed(found: list[Declared]) -> Catalog:
+def _catalog_with_shadowing(found: list[Declared]) -> Catalog:
     users = {
         word: declared for declared in found if not declared.shipped for word in (declared.name, *declared.aliases)
     }

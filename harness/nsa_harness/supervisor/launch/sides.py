@@ -22,7 +22,7 @@ from nsa_harness.supervisor.launch.planning import (
     Invocation,
     as_path,
     checked,
-    in_tree,
+    in_checkout,
     resolved,
     selected_scenarios,
 )
@@ -157,7 +157,7 @@ def _of_commits(question: Invocation, facts: MachineFacts, commits: tuple[str, s
     for sha in commits:
         tree = question.working_dir if tree_of is None else tree_of(sha)
         scenario, spec = _one(replace(question, working_dir=tree), facts)
-        spec = spec if tree_of is None else in_tree(spec, tree)
+        spec = spec if tree_of is None else in_checkout(spec, tree)
         text = hashlib.sha256(f"{spec.spec_hash} {sha}".encode()).hexdigest()[:12]
         both.append((scenario, replace(spec, spec_hash=text)))
     others = _differences(*both)

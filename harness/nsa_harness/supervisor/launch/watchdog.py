@@ -1,10 +1,11 @@
 """The watchdog: ends a run whose controller and reaper were both killed.
 
-Each controller has one watchdog, a program of its own (standard library only), which knows the probe directories of all
-runs. When its standard input closes, the controller is dead. The watchdog then waits until each reaper has ended its
-run, and replaces reapers that were killed. If the watchdog is killed as well, `sweep` finds the run at the next start.
+Each controller has one watchdog, a separate program (standard library only), which gets the probe directory of each
+run. When its standard input closes, the controller is dead. The watchdog then waits until each reaper has ended its
+run, and replaces reapers that were killed. If the watchdog is killed as well, `end_orphaned_runs` ends the run when
+nsa-harness starts the next time.
 
-    in    {"boards": "/dev/shm/..."}
+    in    {"boards": "/dev/shm/..."}    a probe directory
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _LOADER = (
 )
 _ROOT = Path(__file__).parents[3]  # the directory from which the package is imported
 _MAX_REAPERS = 3  # per run, before the watchdog gives up
-_LOOK_MS = 2000
+_POLL_MS = 2000
 _SWEEP_S = 15.0
 _YOUNG_S = 60.0
 _MAX_OWNER_BYTES = 1 << 20
 
 
 def start_program(module: str, *words: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
-    """Run a module of this package as a process in its own session. `words` only show in `ps`."""
+    """Start a module of this package as a process in its own session. `words` are only for `ps`."""
     return subprocess.Popen(
         # Not the virtual environment's interpreter: it is in the checkout, and its packages are not needed.
         [getattr(sys, "_base_executable", None) or sys.executable, "-I", "-S", "-c", _LOADER, *words],
@@ -68,25 +69,28 @@ def give_order(reaper: Any, order: dict[str, Any]) -> None:
 class Watchdog:
     """The controller's side of its watchdog process. Thread-safe."""
 
-    _boards: list[Path] = field(default_factory=list)
+    _probe_dirs: list[Path] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def keep(self, boards: Path) -> None:
-        """Tell the watchdog process about a run that is about to begin; start it, or replace it if it was killed."""
+    def guard(self, probe_dir: Path) -> None:
+        """Have the watchdog process guard the run with this probe directory, which is about to begin.
+
+        Start the watchdog process first, or replace it if it was killed; a new one gets all runs that have not ended.
+        """
         with self._lock:
-            self._boards = [*(known for known in self._boards if known.exists()), boards]
-            if self._process is not None and self._process.poll() is None and self._send([boards]):
+            self._probe_dirs = [*(known for known in self._probe_dirs if known.exists()), probe_dir]
+            if self._process is not None and self._process.poll() is None and self._send([probe_dir]):
                 return
             self._process = start_program(_MODULE, "keeper", stdout=subprocess.DEVNULL)
-            self._send(self._boards)
+            self._send(self._probe_dirs)
 
-    def _send(self, boards: list[Path]) -> bool:
+    def _send(self, probe_dirs: list[Path]) -> bool:
         assert self._process is not None
         assert self._process.stdin is not None
         try:
-            for directory in boards:
-                self._process.stdin.write(json.dumps({"boards": str(directory)}).encode() + b"\n")
+            for probe_dir in probe_dirs:
+                self._process.stdin.write(json.dumps({"boards": str(probe_dir)}).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             return False
@@ -100,10 +104,10 @@ class Owner:
     controller: Process | None
     reaper: Process | None
     module: str
-    order: dict[str, Any]  # for a reaper that replaces the dead one
+    order: dict[str, Any]  # the order for a reaper that replaces the dead one
 
     def is_dead(self) -> bool:
-        return not any(one is not None and one.lives() for one in (self.controller, self.reaper))
+        return not any(process is not None and process.lives() for process in (self.controller, self.reaper))
 
     def replace_reaper(self) -> subprocess.Popen[bytes]:
         """Start a reaper without a controller: it ends the run at once, or waits for the end of an observed job."""
@@ -113,13 +117,16 @@ class Owner:
         return reaper
 
 
-def owner_of(boards: Path) -> Owner | None:
-    """Return the owner, or None if it is unknown, or if this machine cannot tell whether the owner lives."""
+def read_owner(probe_dir: Path) -> Owner | None:
+    """Return the owner of a probe directory.
+
+    Return None if it is unknown, or if its processes belong to another boot or PID namespace.
+    """
     try:
-        status = boards.lstat()
+        status = probe_dir.lstat()
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             return None
-        with open(os.open(boards / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        with open(os.open(probe_dir / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             owner = json.loads(file.read(_MAX_OWNER_BYTES))
         if owner["machine"] != this_machine():
             return None
@@ -129,16 +136,16 @@ def owner_of(boards: Path) -> Owner | None:
         return None
 
 
-def sweep(places: Iterable[Path]) -> None:
-    """End the rest of runs that were killed with their controller, reaper and watchdog, and remove their probe files.
+def end_orphaned_runs(probe_dirs: Iterable[Path]) -> None:
+    """End what is left of runs whose controller, reaper and watchdog were killed, and remove their probe files.
 
-    `places`: every probe directory on this machine. Waits for these ends, but not for observed jobs that run on.
+    `probe_dirs`: every probe directory on this machine. Return when these runs have ended. Observed jobs continue.
     """
     ending = []
-    for boards in places:
-        owner = owner_of(boards)
+    for probe_dir in probe_dirs:
+        owner = read_owner(probe_dir)
         if owner is None:
-            _remove_empty(boards)
+            _remove_empty(probe_dir)
         elif owner.is_dead():
             reaper = owner.replace_reaper()
             ending += [reaper] if owner.module == Reaper.module else []
@@ -148,34 +155,35 @@ def sweep(places: Iterable[Path]) -> None:
             reaper.wait(timeout=max(0.1, deadline - time.monotonic()))
 
 
-def _remove_empty(boards: Path) -> None:
-    """Remove a directory whose reaper was killed between two system calls, before it started anything."""
+def _remove_empty(probe_dir: Path) -> None:
+    """Remove a probe directory whose reaper was killed right after it made the directory."""
     with contextlib.suppress(OSError):
-        if time.time() - boards.lstat().st_mtime > _YOUNG_S:
-            boards.rmdir()
+        if time.time() - probe_dir.lstat().st_mtime > _YOUNG_S:
+            probe_dir.rmdir()
 
 
-def tend(places: set[Path]) -> None:
-    """Return once every run was ended by its reaper, or by a reaper that is started here."""
-    started: dict[Path, list[subprocess.Popen[bytes]]] = {place: [] for place in places}
+def guard_all(probe_dirs: set[Path]) -> None:
+    """Wait until the reaper of every run has ended it. Start a new reaper for a run whose reaper was killed."""
+    started: dict[Path, list[subprocess.Popen[bytes]]] = {probe_dir: [] for probe_dir in probe_dirs}
     while started:
         awaited = []
-        for place in list(started):
-            owner, mine = owner_of(place), started[place]
-            reaper = mine[-1].pid if mine and mine[-1].poll() is None else None
+        for probe_dir in list(started):
+            owner, started_here = read_owner(probe_dir), started[probe_dir]
+            reaper = started_here[-1].pid if started_here and started_here[-1].poll() is None else None
             if reaper is None and owner is not None and owner.reaper is not None and owner.reaper.lives():
                 reaper = owner.reaper.pid
-            if owner is None or (reaper is None and len(mine) == _MAX_REAPERS):
-                del started[place]
+            if owner is None or (reaper is None and len(started_here) == _MAX_REAPERS):
+                del started[probe_dir]
                 continue
             if reaper is None:
-                mine.append(owner.replace_reaper())
-                reaper = mine[-1].pid
+                started_here.append(owner.replace_reaper())
+                reaper = started_here[-1].pid
             awaited.append(reaper)
-        _wait_for_one(awaited)
+        _wait_for_any(awaited)
 
 
-def _wait_for_one(pids: list[int]) -> None:
+def _wait_for_any(pids: list[int]) -> None:
+    """Wait until one of these processes exits, at most two seconds."""
     poll = select.poll()
     descriptors = []
     for pid in pids:
@@ -184,11 +192,11 @@ def _wait_for_one(pids: list[int]) -> None:
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     if descriptors:
-        poll.poll(_LOOK_MS)
+        poll.poll(_POLL_MS)
     for descriptor in descriptors:
         os.close(descriptor)
 
 
 def main() -> None:
     outlive_signals()
-    tend({Path(json.loads(line)["boards"]) for line in sys.stdin.buffer})
+    guard_all({Path(json.loads(line)["boards"]) for line in sys.stdin.buffer})

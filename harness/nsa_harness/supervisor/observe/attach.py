@@ -31,7 +31,7 @@ from nsa_harness.errors import NoSuchJob
 from nsa_harness.supervisor.capture import descriptors, procfs
 from nsa_harness.supervisor.capture.descriptors import SocketTable, inodes
 from nsa_harness.supervisor.capture.procfs import inner_pid, path_of
-from nsa_harness.supervisor.capture.recorder import own_server
+from nsa_harness.supervisor.capture.recorder import find_worker_server
 from nsa_harness.supervisor.capture.stacks import py_spy
 from nsa_harness.supervisor.observe.ranks import is_python_command, rank_of, ranks_below
 from nsa_harness.supervisor.storage.rundir import AttemptDir, write_document
@@ -43,7 +43,7 @@ _LOOK_S = SETTLE_S + 0.1
 _SHOWN = 120  # characters of a command
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # Without the faulthandler's file, which would have stacks requested by a signal.
-_VIEWED = (protocol.BOARD, protocol.FLIGHT, protocol.SOCKET)
+_VISIBLE_FILES = (protocol.BOARD, protocol.FLIGHT, protocol.SOCKET)
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
 
@@ -79,9 +79,9 @@ def find_job(pid: int) -> RunningJob:
     return RunningJob(
         pid=pid,
         ranks=ranks,
-        boards=_boards_of(ranks),
-        origin_ns=_started_ns(ranks),
-        missing=_how_ended(ranks, missing_ranks(ranks, procfs.environment(min(ranks.values())))),
+        boards=_probe_directory(ranks),
+        origin_ns=_start_ns(ranks),
+        missing=_exit_codes(ranks, missing_ranks(ranks, procfs.environment(min(ranks.values())))),
     )
 
 
@@ -93,7 +93,7 @@ def missing_ranks(ranks: Collection[int], environment: Mapping[str, str]) -> tup
     return tuple(rank for rank in range(int(size)) if rank not in ranks)
 
 
-def _how_ended(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, int | None]:
+def _exit_codes(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, int | None]:
     """Return each missing rank's exit code, or minus its signal; None if unknown.
 
     A zombie shows its exit code until its parent reaps it. torchrun reaps at once, and ends all ranks unless it was 0.
@@ -133,7 +133,7 @@ def found_jobs(among: Iterable[procfs.Stat]) -> list[FoundJob]:
     for pid in trains:
         if known[pid].parent not in trains:  # a rank's children inherit its environment
             ranks.setdefault((known[pid].parent, *_job_of(pid)), []).append(known[pid])
-    return sorted(map(_found, ranks.values()), key=lambda job: -job.age_s)
+    return sorted(map(_found_job, ranks.values()), key=lambda job: -job.age_s)
 
 
 def several_jobs(jobs: Sequence[FoundJob], where: str) -> str:
@@ -160,15 +160,15 @@ def _own_processes() -> Iterator[int]:
                 yield int(name)
 
 
-def _found(ranks: Sequence[procfs.Stat]) -> FoundJob:
+def _found_job(ranks: Sequence[procfs.Stat]) -> FoundJob:
     first = min(ranks, key=lambda stat: (stat.started_ticks, stat.pid))
     started = starts_ranks(procfs.command_words(first.parent))
     pid = first.parent if started else min(ranks, key=lambda stat: rank_of(stat.pid) or 0).pid
-    age_s = (time.monotonic_ns() - _started_ns(dict(enumerate(stat.pid for stat in ranks)))) / 1e9
-    return FoundJob(pid=pid, command=_shown(procfs.command_words(pid)), ranks=len(ranks), age_s=age_s)
+    age_s = (time.monotonic_ns() - _start_ns(dict(enumerate(stat.pid for stat in ranks)))) / 1e9
+    return FoundJob(pid=pid, command=_command_text(procfs.command_words(pid)), ranks=len(ranks), age_s=age_s)
 
 
-def _shown(words: Sequence[str]) -> str:
+def _command_text(words: Sequence[str]) -> str:
     """Return a command as text, without the interpreter in front of torchrun."""
     shown = words[1:] if len(words) > 1 and is_python_command(words) and words[1].endswith("/torchrun") else words
     return " ".join([PurePath(shown[0]).name, *shown[1:]])[:_SHOWN] if shown else ""
@@ -199,7 +199,7 @@ def _check_stacks(rank: int, pid: int) -> None:
     failures: list[str] = []
     py_spy(pid, ["--nonblocking"], failures)
     refused = [one for one in failures if any(word in one.lower() for word in _NO_PTRACE)]
-    if not refused or _serves(pid):
+    if not refused or _has_worker_server(pid):
         return
     with suppress(OSError):
         if _PTRACE_SCOPE.read_text().strip() != "0":
@@ -207,10 +207,10 @@ def _check_stacks(rank: int, pid: int) -> None:
     raise NoSuchJob(f"attach: the stack of rank {rank}, process {pid}, may not be read: {refused[0]}; run it with sudo")
 
 
-def _serves(pid: int) -> bool:
+def _has_worker_server(pid: int) -> bool:
     """Whether the process has its own worker server, which returns its stacks without permission."""
     sockets = SocketTable(owners={}).of(pid, inodes(descriptors.holds(pid)))
-    return own_server(pid, procfs.environment(pid), sockets) is not None
+    return find_worker_server(pid, procfs.environment(pid), sockets) is not None
 
 
 def _with_siblings(pid: int, parent: int, ranks: dict[int, int]) -> dict[int, int]:
@@ -226,12 +226,12 @@ def _job_of(pid: int) -> tuple[str, ...]:
     return tuple(environment.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"))
 
 
-def _boards_of(ranks: Mapping[int, int]) -> Path | None:
+def _probe_directory(ranks: Mapping[int, int]) -> Path | None:
     named = ((pid, procfs.environment(pid).get(protocol.ENV_BOARDS)) for pid in ranks.values())
     return next((at for pid, boards in named if boards and (at := path_of(pid, boards)).is_dir()), None)
 
 
-def _started_ns(ranks: Mapping[int, int]) -> int:
+def _start_ns(ranks: Mapping[int, int]) -> int:
     """Return the start of the oldest rank. The kernel counts since the boot, including time asleep."""
     ticks = [stat.started_ticks for pid in ranks.values() if (stat := procfs.read_stat(pid))]
     since_boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -243,7 +243,7 @@ def passive_observer(job: RunningJob) -> Iterator[PassiveObserver]:
     """Yield an observer that sees the job's probe files, except the file that would have a signal sent."""
     with TemporaryDirectory(prefix="nsa-harness-attach-") as view:
         for pid in job.ranks.values() if job.boards else ():
-            for pattern in _VIEWED:  # a rank names its files by its pid in its own namespace
+            for pattern in _VISIBLE_FILES:  # a rank names its files by its pid in its own namespace
                 own = Path(job.boards or "") / pattern.format(pid=inner_pid(pid))
                 (Path(view) / pattern.format(pid=pid)).symlink_to(own)
         yield PassiveObserver(job=job, origin_ns=job.origin_ns, boards=Path(view))
@@ -259,10 +259,10 @@ class PassiveObserver:
     tag: str = ""
     probed: bool = False
     lost: bool = False
-    _news: list[dict[str, Any]] = field(default_factory=list)
+    _events: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._news.append({"event": "started", "pid": self.job.pid})
+        self._events.append({"event": "started", "pid": self.job.pid})
         self._poll = select.poll()
         self._watched: dict[int, int] = {}
         for pid in {self.job.pid, *self.job.ranks.values()}:
@@ -272,8 +272,8 @@ class PassiveObserver:
                 self._poll.register(descriptor, select.POLLIN)
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
-        if self._news:
-            return [self._news.pop()]
+        if self._events:
+            return [self._events.pop()]
         ended = [descriptor for descriptor, _ in self._poll.poll(wait_s * 1000)]
         for descriptor in ended:
             self._poll.unregister(descriptor)
@@ -336,11 +336,11 @@ def observe_until_decided(
         watch.left(rank, None, status)
     begun_s = watch.now_s()
     ending = watch.run()
-    _keep_recorders(guarded, attempt)
+    _store_recorders(guarded, attempt)
     return ending
 
 
-def _keep_recorders(guarded: PassiveObserver, attempt: AttemptDir) -> None:
+def _store_recorders(guarded: PassiveObserver, attempt: AttemptDir) -> None:
     """Store the recorders that the ranks' own servers returned, if every rank returned one."""
     files = [guarded.boards / protocol.FLIGHT.format(pid=pid) for pid in guarded.job.ranks.values()]
     if not guarded.job.boards and all(file.exists() for file in files):

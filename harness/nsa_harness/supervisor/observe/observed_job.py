@@ -210,7 +210,7 @@ class WatchedCommand(Guarded):
 
     def leave(self) -> None:
         """Have the reaper move the probe files and exit, without touching a process of the job."""
-        self._ended(_READY_S, do="leave")
+        self._finish(_READY_S, do="leave")
 
     def _receive(self, event: dict[str, Any]) -> None:
         if event["event"] == "exit":
@@ -235,7 +235,7 @@ def start_watched_command(
         "reserve": str(attempt.ballast_file.resolve()),
         "controller": this_process(),
     }
-    WATCHDOG.keep(boards)
+    WATCHDOG.guard(boards)
     origin_ns = time.monotonic_ns()
     reaper = start_reaper(order, WatchedCommandReaper.module)
     # Wait for the reaper to make the probe directory, which the job's first process must find.

@@ -1,7 +1,7 @@
-"""The reaper of an observed job: it starts no process, and ends none unless it is asked to.
+"""The reaper of an observed job: it starts no process, and ends processes only on the command "end".
 
 The controller is the job's parent, so that terminal, signals and exit status are the job's own. When the controller
-dies, the job runs on. The reaper stays until the job has ended, and removes the probe files. Its further messages:
+dies, the job continues. The reaper stays until the job has ended, and removes the probe files. Its further messages:
 
     in    {"do": "adopt", "pid": 7}   {"do": "journal", "keep": ..., "journal": ...}   {"do": "leave"}
     out   {"event": "ready"}   {"event": "alone"}
@@ -17,76 +17,79 @@ from typing import Any
 from nsa_harness.supervisor.launch.reaper import Reaper, command_of, first_line, outlive_signals
 
 _LOOK_MS = 1000
-_LAST_TO_LEAVE_S = 1.0
+_LAST_EXITS_S = 1.0
 
 
 class WatchedCommandReaper(Reaper):
-    """A reaper whose `launcher` is the observed command, a child of the controller."""
+    """A reaper for the observed command, which is its `launcher` but a child of the controller."""
 
     module = __name__
 
     def start(self) -> None:
         Path(self.order["boards"]).mkdir(mode=0o700, exist_ok=True)
         self.take_over()
-        self.say("ready")
+        self.report("ready")
 
     def obey(self, command: dict[str, Any]) -> bool:
         if command["do"] == "adopt":
             self.launcher = self.root = command["pid"]
-            self.claim()
-            self._say_started()
+            self.write_owner()
+            self._report_started()
             self.watch(command["pid"], None, command["started"])
         elif command["do"] == "journal":
             self._change_journal(command["keep"], command["journal"])
         elif command["do"] == "leave":
-            self._leave()
+            self._end_observation()
         elif command["do"] == "quit":
             self._receive_exits(0)
         return super().obey(command)
 
-    def abandoned(self) -> None:
+    def end_abandoned(self) -> None:
+        """Wait until the job, which continues without the controller, has ended; then move the probe files."""
         if self.order.get("over"):
             self.move_probe_files()
             return
         self.poll.unregister(0)
-        self.say("alone")
+        self.report("alone")
         while self.members():
             self._receive_exits(_LOOK_MS)
-        self._leave()
+        self._end_observation()
 
     def remember(self) -> None:
-        """Do nothing: reading every process each second costs time, and this reaper ends the job only if asked to."""
+        """Do nothing: reading every process each second costs time, and this reaper seldom has to end the job."""
 
     def _receive_exits(self, wait_ms: int) -> None:
+        """Report the exits of watched processes. Wait at most `wait_ms` for the first."""
         for fd, _ in self.poll.poll(wait_ms):
             if fd in self.watched:
-                self.process_left(fd)
+                self.report_exit(fd)
 
-    def _say_started(self) -> None:
-        self.say("started", pid=self.launcher, guardian=os.getpid())
+    def _report_started(self) -> None:
+        self.report("started", pid=self.launcher, guardian=os.getpid())
 
     def _change_journal(self, keep: str, journal: str) -> None:
-        """Begin a new journal: the job has started its ranks again, which is the next attempt."""
+        """Begin a new journal. The job has restarted its ranks, which is the next attempt."""
         self.copy_probe_files()
         self.flush()
         if self.journal is not None:
             os.close(self.journal)
         self.journal, self.unwritten = None, b""
         self.order |= {"keep": keep, "journal": journal}
-        self.claim()
-        self._say_started()
+        self.write_owner()
+        self._report_started()
 
-    def _leave(self) -> None:
-        """End the observation. Processes that end after the job (a resource tracker) get a moment for it."""
+    def _end_observation(self) -> None:
+        """End the observation. Give processes that exit after the job (a resource tracker) a moment to do so."""
         if not self._launcher_lives():
-            self._wait_gone(_LAST_TO_LEAVE_S)
-        outlived = [f"{one.pid} {command_of(one.pid)}" for one in self.members()]
-        self.look_at_disk()
+            self._wait_until_gone(_LAST_EXITS_S)
+        outlived = [f"{process.pid} {command_of(process.pid)}" for process in self.members()]
+        self.check_disk()
         self.move_probe_files()
-        self.say("ended", outlived=outlived)
+        self.report("ended", outlived=outlived)
 
 
 def main() -> None:
+    """Run this reaper as a program: read its order from standard input and serve."""
     outlive_signals()
     order = json.loads(first_line())
     WatchedCommandReaper(order).serve()

@@ -28,12 +28,12 @@ from nsa_harness.core.evidence.evidence import (
 )
 from nsa_harness.core.evidence.exit_messages import (
     deaths,
-    debugged,
+    debug_message,
     error_lines,
-    handed_on,
     last_traceback,
     last_words,
     warnings_of,
+    with_passed_on_errors,
 )
 from nsa_harness.core.evidence.flight import FlightDump, essential, missing_numbers, parse_dump
 from nsa_harness.core.evidence.gradients import (
@@ -48,7 +48,14 @@ from nsa_harness.core.evidence.gradients import (
 from nsa_harness.core.evidence.health_records import read_health_samples
 from nsa_harness.core.evidence.health_samples import HealthSamples
 from nsa_harness.core.evidence.host import MemoryAtEvent, NcclInfo, read_nccl
-from nsa_harness.core.evidence.reduced import HISTORIES, LEVELS, MAX_RANK_BYTES, brief, reduced, with_history
+from nsa_harness.core.evidence.reduced import (
+    HISTORIES,
+    LEVELS,
+    MAX_RANK_BYTES,
+    reduce_evidence,
+    with_history,
+    without_finished_calls,
+)
 from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.evidence.status_file import parse as parse_board
 from nsa_harness.core.evidence.steps import ledger_table, step_rows, step_s
@@ -63,7 +70,7 @@ from nsa_harness.supervisor.storage.metrics import last_number, number, table, w
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 _MAX_HALF_BYTES = 32 << 20
-_OF_PROBE = {
+_PROBE_FILES = {
     protocol.BOARD: "board",
     protocol.STACKS: "stacks.txt",
     protocol.RAISED: "raised.json",
@@ -75,16 +82,16 @@ _OF_PROBE = {
 
 def copy_probe_files(attempt: AttemptDir, rank: int, pid: int | None) -> Iterator[OSError]:
     """Copy the rank's logs and probe files into its directory, and yield an error for each that cannot be copied."""
-    home = attempt.rank(rank)
+    rank_dir = attempt.rank(rank)
     try:
-        attempt.door.make_folder(home)
+        attempt.door.make_folder(rank_dir)
     except OSError as error:
         yield error
         return
-    for source, name in [*_logs(attempt, rank), *_boards(attempt, pid)]:
+    for source, name in [*_logs(attempt, rank), *_probe_files(attempt, pid)]:
         try:
-            if left_out := attempt.door.copy_ends(source, home / name, _MAX_HALF_BYTES):
-                attempt.door.note(home / name, f"{left_out} bytes in the middle of {source.name} were skipped")
+            if left_out := attempt.door.copy_ends(source, rank_dir / name, _MAX_HALF_BYTES):
+                attempt.door.note(rank_dir / name, f"{left_out} bytes in the middle of {source.name} were skipped")
         except OSError as error:
             yield error
 
@@ -105,15 +112,15 @@ def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
         written = attempt.door.files(attempt.logs, f"*/attempt_*/{rank}/{stream}.log")
         if written:
             yield written[-1], f"{stream}.log"
-        elif not attempt.door.there(attempt.logs) and rank == 0 and attempt.door.there(attempt.output):
+        elif not attempt.door.exists(attempt.logs) and rank == 0 and attempt.door.exists(attempt.output):
             yield attempt.output, f"{stream}.log"
 
 
-def _boards(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, str]]:
-    for pattern, name in _OF_PROBE.items() if pid is not None else ():
+def _probe_files(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, str]]:
+    for pattern, name in _PROBE_FILES.items() if pid is not None else ():
         source = attempt.boards / pattern.format(pid=pid)
         door = attempt.door
-        if door.there(source) and (door.size_bytes(source) or not door.is_file(source) or pattern == protocol.BOARD):
+        if door.exists(source) and (door.size_bytes(source) or not door.is_file(source) or pattern == protocol.BOARD):
             yield source, name
 
 
@@ -137,7 +144,7 @@ def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
         hints=tuple(_hint(hint) for hint in record.get("hints", ())[:_MAX_HINTS] if isinstance(hint, dict)),
         chain=tuple(before),
     )
-    return handed_on(raised)
+    return with_passed_on_errors(raised)
 
 
 def _earlier(record: dict[str, Any]) -> EarlierError:
@@ -196,28 +203,28 @@ def bounded(evidence: Evidence) -> tuple[Evidence, str]:
         text = evidence_text(kept)
         if len(text.encode()) <= limit_bytes:
             return kept, text
-    proven = _proven(evidence)
+    proven = _proven_kind(evidence)
     for keep in LEVELS:
-        smaller = reduced(evidence, keep)
-        if len(text.encode()) <= limit_bytes or _proven(smaller) != proven:
+        smaller = reduce_evidence(evidence, keep)
+        if len(text.encode()) <= limit_bytes or _proven_kind(smaller) != proven:
             break
         kept, text = smaller, evidence_text(smaller)
     return kept, text
 
 
-def _step_in_name(path: Path) -> int:
+def _step_number(path: Path) -> int:
     """Return 20 for "mem_rank0_step20.json"; -1 without a number."""
     digits = path.stem.rpartition("step")[2]
     return int(digits) if digits.isdecimal() else -1
 
 
-def _at_most(trouble: Iterator[Trouble]) -> tuple[Trouble, ...]:
+def _first_troubles(trouble: Iterator[Trouble]) -> tuple[Trouble, ...]:
     listed = tuple(islice(trouble, _MAX_TROUBLE))
     more = sum(1 for _ in trouble)
     return (*listed, Trouble(what="trouble", why=f"{more} more of it is not listed")) if more else listed
 
 
-def _proven(evidence: Evidence) -> HangKind | None:
+def _proven_kind(evidence: Evidence) -> HangKind | None:
     """Return the kind of HANG that the evidence proves, or None."""
     proof = judge(evidence).proof
     return proof.kind if proof else None
@@ -270,12 +277,12 @@ class _Gather:
             leftovers=journals.outlived(),
             undead=journals.undead(),
             metrics=metrics,
-            trouble=_at_most(self._all_trouble()),
+            trouble=_first_troubles(self._all_trouble()),
             signals=journals.signals(),
             memory=journals.memory(),
             retracted=tuple(journals.retracted()),
-            gradient_order=first_out_of_order(self._orders(read_orders)),
-            buckets_ready=buckets_ready(self._orders(read_ready_buckets)),
+            gradient_order=first_out_of_order(self._gradient_orders(read_orders)),
+            buckets_ready=buckets_ready(self._gradient_orders(read_ready_buckets)),
             agent=self.spec.launcher is not Launcher.PLAIN or starts_ranks(self.spec.program),
             observed=bool(journals.last_record("observed")),
             attached=bool(journals.last_record("attached")),
@@ -290,20 +297,21 @@ class _Gather:
         paths = self.door.files(self.attempt.dumps, "snapshot*.json")
         read = (self._read(path, adapter(Snapshot).validate_json) for path in paths)
         return sorted(
-            (brief(snapshot) for snapshot in read if snapshot is not None), key=lambda snapshot: snapshot.number
+            (without_finished_calls(snapshot) for snapshot in read if snapshot is not None),
+            key=lambda snapshot: snapshot.number,
         )
 
     def _rank(self, rank: int, exits: tuple[Exit, ...]) -> RankEvidence:
-        home = self.attempt.rank(rank)
+        rank_dir = self.attempt.rank(rank)
         pid = self.journals.pids.get(rank)
         for error in copy_probe_files(self.attempt, rank, pid):
-            self._note(home.name, first_line(error), rank)
-        board = self._board(home, rank, pid)
+            self._note(rank_dir.name, first_line(error), rank)
+        board = self._status_file(rank_dir, rank, pid)
         if board is not None:
-            self._write(home / "calls.txt", ledger_lines(board), rank)
-        errors = self.door.tail(home / "stderr.log")
-        raised = self._raised(rank, home, errors)
-        flight = self._flight(home, rank)
+            self._write(rank_dir / "calls.txt", ledger_lines(board), rank)
+        errors = self.door.tail(rank_dir / "stderr.log")
+        raised = self._exception(rank, rank_dir, errors)
+        flight = self._flight(rank_dir, rank)
         collectives = flight.collectives if flight else ()
         for group, first, last in islice(missing_numbers(collectives), _MAX_HOLES):
             self._note("flight recorder", f"the numbers {first} to {last} of group {group} are missing", rank)
@@ -320,19 +328,19 @@ class _Gather:
             raised=raised,
             board=board,
             collectives=essential(collectives, HISTORIES[0]),
-            death_stacks=parse_faulthandler(self.door.tail(home / "stacks.txt")),
+            death_stacks=parse_faulthandler(self.door.tail(rank_dir / "stacks.txt")),
             peak_rss_bytes=peaks.get(str(rank)),
             peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
-            traces=self._traces(rank, home),
+            traces=self._traces(rank, rank_dir),
             last_loss=last_number(beats, "loss"),
             error_lines=error_lines(errors),
             # From the whole log: Python prints a warning once, near the beginning.
-            warned=warnings_of(self.door.text_lines(home / "stderr.log", _MAX_LINE)),
+            warned=warnings_of(self.door.text_lines(rank_dir / "stderr.log", _MAX_LINE)),
             ledger=step_rows(board, collectives) if board else (),
             planned_steps=whole(last_number(beats, "of_steps")),
             memory=tuple(self._memory(rank, beats)),
-            debugged=debugged(errors),
-            looks=self._looks(home, rank),
+            debugged=debug_message(errors),
+            looks=self._health_samples(rank_dir, rank),
             last_words=last_words(errors),
             deaths=deaths(errors, raised),
         )
@@ -342,7 +350,7 @@ class _Gather:
         measured = [beat for beat in beats if number(beat, "rss_bytes") is not None]
         boot = next((beat for beat in reversed(measured) if beat.get("phase") == "start"), None)
         dumps = self.door.files(self.attempt.path, f"mem*rank{rank}_step*.json")
-        newest = max(dumps, key=_step_in_name, default=None)
+        newest = max(dumps, key=_step_number, default=None)
         dump = None if newest is None else self._read(newest, json.loads, rank)
         last = measured[-1] if measured and measured[-1] is not boot else None
         for moment, record in (("boot", boot), ("dump", dump), ("last", last)):
@@ -352,39 +360,39 @@ class _Gather:
                 yield MemoryAtEvent(moment=moment, step=step, **sizes)
 
     def _nccl(self) -> NcclInfo | None:
-        homes = {rank: self.attempt.rank(rank) for rank in range(self.spec.ranks)}
+        rank_dirs = {rank: self.attempt.rank(rank) for rank in range(self.spec.ranks)}
         return read_nccl(
             {
-                rank: chain.from_iterable(self.door.text_lines(home / name, _MAX_LINE) for name in _STREAMS)
-                for rank, home in homes.items()
+                rank: chain.from_iterable(self.door.text_lines(rank_dir / name, _MAX_LINE) for name in _STREAMS)
+                for rank, rank_dir in rank_dirs.items()
             }
         )
 
-    def _board(self, home: Path, rank: int, pid: int | None) -> StatusFile | None:
-        path = home / "board"
-        if not self.door.there(path):
+    def _status_file(self, rank_dir: Path, rank: int, pid: int | None) -> StatusFile | None:
+        path = rank_dir / "board"
+        if not self.door.exists(path):
             unseen = "no process was found for the rank while it lived, and no board names it"
             absent = "none was written: probe off, or not a Python program of torch's"
             self._note("board", unseen if pid is None else absent, rank)
             return None
         return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
 
-    def _flight(self, home: Path, rank: int) -> FlightDump | None:
+    def _flight(self, rank_dir: Path, rank: int) -> FlightDump | None:
         """Return the probe's dump; without one, the dump that NCCL's watchdog wrote before it aborted the rank."""
-        paths = (home / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
-        path = next((path for path in paths if self.door.there(path)), None)
+        paths = (rank_dir / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
+        path = next((path for path in paths if self.door.exists(path)), None)
         return None if path is None else self._read(path, parse_dump, rank)
 
-    def _looks(self, home: Path, rank: int) -> HealthSamples | None:
+    def _health_samples(self, rank_dir: Path, rank: int) -> HealthSamples | None:
         try:
-            return read_health_samples(self.door.records(home / "looks.jsonl"))
+            return read_health_samples(self.door.records(rank_dir / "looks.jsonl"))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             self._note("looks.jsonl", repr(error), rank)
             return None
 
-    def _raised(self, rank: int, home: Path, errors: str) -> Raised | None:
-        path = home / "raised.json"
-        record = self._read(path, json.loads, rank) if self.door.there(path) else None
+    def _exception(self, rank: int, rank_dir: Path, errors: str) -> Raised | None:
+        path = rank_dir / "raised.json"
+        record = self._read(path, json.loads, rank) if self.door.exists(path) else None
         if isinstance(record, dict):
             try:
                 return raised_record(rank, record, self.journals.origin_ns)
@@ -394,20 +402,22 @@ class _Gather:
         if printed is None:
             return None
         kind, message, frames = printed
-        return Raised(rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"{home.name}/stderr.log")
+        return Raised(
+            rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"{rank_dir.name}/stderr.log"
+        )
 
-    def _traces(self, rank: int, home: Path) -> RankTraces:
-        printed = self.door.text_lines(home / "stdout.log", _MAX_TRACE_LINE)
-        lines = list(self._within_bound(trace_lines(line.rstrip("\n") for line in printed), home))
+    def _traces(self, rank: int, rank_dir: Path) -> RankTraces:
+        printed = self.door.text_lines(rank_dir / "stdout.log", _MAX_TRACE_LINE)
+        lines = list(self._within_bound(trace_lines(line.rstrip("\n") for line in printed), rank_dir))
         self.traced += [f"[rank{rank}] {line}" for line in lines]
         return read_traces(lines)
 
-    def _within_bound(self, lines: Iterable[str], home: Path) -> Iterator[str]:
+    def _within_bound(self, lines: Iterable[str], rank_dir: Path) -> Iterator[str]:
         for line in lines:
             self._trace_chars -= len(line) + 1
             if self._trace_chars < 0:
                 self.door.note(
-                    home / "stdout.log", f"of all traces only the first {_MAX_TRACE_CHARS >> 20} MiB are kept"
+                    rank_dir / "stdout.log", f"of all traces only the first {_MAX_TRACE_CHARS >> 20} MiB are kept"
                 )
                 return
             yield line
@@ -419,7 +429,7 @@ class _Gather:
 
     # Numbers and trouble.
 
-    def _orders(
+    def _gradient_orders(
         self, read: Callable[[Iterable[dict[str, Any]]], dict[int, tuple[str, ...]]]
     ) -> dict[int, dict[int, tuple[str, ...]]]:
         """Return the program's own records of the order in which gradients arrived, by rank."""

@@ -18,7 +18,7 @@ from nsa_harness.core.evidence.host import HostMemory, SentSignal, killed_pids
 from nsa_harness.core.evidence.status_file import parse as parse_board
 from nsa_harness.core.plan import MAX_RANKS, Limits
 from nsa_harness.core.report import Trouble
-from nsa_harness.core.verdict.limits import in_force
+from nsa_harness.core.verdict.limits import current_limits
 from nsa_harness.core.verdict.proof import TURN_SAMPLES
 from nsa_harness.supervisor.storage.adapters import adapter
 from nsa_harness.supervisor.storage.rundir import AttemptDir
@@ -135,7 +135,7 @@ class Journals:
         if ending in list(Ending):
             return Ending(ending)
         left_alone = self._events("alone") or self._events("abandoned") or not self._events("exit")
-        if self.attempt.door.there(self.attempt.abandoned) or left_alone:
+        if self.attempt.door.exists(self.attempt.abandoned) or left_alone:
             return Ending.CONTROLLER_DIED
         return Ending.EXITED
 
@@ -251,10 +251,10 @@ class Journals:
             key: value for key, value in self.last_record("limits").items() if key.endswith("_s") and key != "t_s"
         }
         try:
-            return in_force(adapter(Limits).validate_python(values) if values else declared, boards)
+            return current_limits(adapter(Limits).validate_python(values) if values else declared, boards)
         except ValidationError as error:
             self._note("limits", first_line(error))
-            return in_force(declared, [])
+            return current_limits(declared, [])
 
     def memory(self) -> HostMemory | None:
         values = {key: value for key, value in self.last_record("memory").items() if key not in ("event", "t_s")}

@@ -22,7 +22,7 @@ _MAX_TABLE_BYTES = 16 << 20
 
 def table(door: SafeDirectory, path: Path, note: Callable[[str, str], None]) -> list[Row] | None:
     """Return the rows of a CSV file, numbers as floats; a torn line lacks its last cells. None without a file."""
-    if not door.there(path):
+    if not door.exists(path):
         return None
     try:
         text = door.whole(path, _MAX_TABLE_BYTES).decode("utf-8", errors="replace").replace("\0", "")

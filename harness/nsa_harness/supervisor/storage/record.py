@@ -177,7 +177,7 @@ class _Plan:
 
 def write_record(run: RunDir, record: Record) -> None:
     """Write run.json without the secrets of its launches. A file of its own has those, for resuming the run."""
-    know_launches(run, record.plan)
+    learn_launch_secrets(run, record.plan)
     plan = tuple(map(run.redaction.spec, record.plan))
     if plan != record.plan:
         run.door.write(run.plan, json_text(_Plan(plan=record.plan), indent=1) + "\n")
@@ -186,11 +186,11 @@ def write_record(run: RunDir, record: Record) -> None:
     run.door.write(run.request, json_text(shown, indent=1) + "\n")
 
 
-def know_launches(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
+def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
     """Teach the redaction the secrets of the launches, in the order of the plan, and of the environment."""
     for spec in plan:
         if isinstance(spec, RunSpec):
-            run.redaction.know_launch(spec)
+            run.redaction.learn_launch(spec)
     run.redaction.suspect(os.environ)
 
 

@@ -17,7 +17,7 @@ from typing import IO, BinaryIO
 from nsa_harness.core.redaction import masked
 from nsa_harness.core.report import Trouble
 from nsa_harness.errors import HarnessError, UsageError
-from nsa_harness.supervisor.storage.record import know_launches, load_spec, read_record, with_raw_plan
+from nsa_harness.supervisor.storage.record import learn_launch_secrets, load_spec, read_record, with_raw_plan
 from nsa_harness.supervisor.storage.redaction import Redaction
 from nsa_harness.supervisor.storage.rundir import SPEC, AttemptDir, RunDir
 from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory
@@ -35,7 +35,7 @@ _MAX_BYTES = 64 << 20
 def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
     """Redact the files of one attempt. Return those that could not be written; links are not followed."""
     paths = (path for pattern in _OF_AN_ATTEMPT for path in attempt.door.files(attempt.path, pattern))
-    return tuple(_redacted(paths, attempt.door, attempt.redaction))
+    return tuple(_redact(paths, attempt.door, attempt.redaction))
 
 
 def redact_run(run: RunDir) -> None:
@@ -46,13 +46,13 @@ def redact_run(run: RunDir) -> None:
     if run.redaction.secrets.numbered:
         for attempt in run.attempts():
             redact_files(attempt)
-            list(_redacted([attempt.trace], run.door, run.redaction))  # each judgement writes it again
-        list(_redacted([run.events, run.log, run.search_probes], run.door, run.redaction))
+            list(_redact([attempt.trace], run.door, run.redaction))  # each judgement writes it again
+        list(_redact([run.events, run.log, run.search_probes], run.door, run.redaction))
     if printed := run.redaction.printed:
         run.door.write(run.secrets, json.dumps(printed) + "\n")
 
 
-def _redacted(paths: Iterator[Path] | list[Path], door: SafeDirectory, redaction: Redaction) -> Iterator[Trouble]:
+def _redact(paths: Iterator[Path] | list[Path], door: SafeDirectory, redaction: Redaction) -> Iterator[Trouble]:
     for path in paths:
         try:
             if not door.is_file(path):
@@ -77,8 +77,8 @@ _MAX_JSON_BYTES = 32 << 20
 def write_bundle(run: RunDir, target: Path) -> int:
     """Write `target`, readable only for its owner, and return how many files it has. Raises UsageError if it exists."""
     files = list(_files(run))
-    know_all(run)
-    with _packed(target) as bundle:
+    learn_all_secrets(run)
+    with _new_bundle(target) as bundle:
         for path in files:
             _add(bundle, path, f"{run.run_id}/{path.relative_to(run.path)}", run)
     return len(files)
@@ -86,23 +86,23 @@ def write_bundle(run: RunDir, target: Path) -> int:
 
 def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
     """Write texts that are already redacted to `target`, like a bundle. Raises UsageError if it exists."""
-    with _packed(target) as bundle:
+    with _new_bundle(target) as bundle:
         for name, data in texts.items():
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(data), 0o600
             bundle.addfile(member, io.BytesIO(data))
 
 
-def know_all(run: RunDir) -> None:
+def learn_all_secrets(run: RunDir) -> None:
     """Teach the run's redaction every secret in the run's files."""
-    _know(run)
+    _learn_launches(run)
     for path in _files(run):
         for text in _texts(run.door, path):
             run.redaction.text(text)
 
 
 @contextmanager
-def _packed(target: Path) -> Iterator[tarfile.TarFile]:
+def _new_bundle(target: Path) -> Iterator[tarfile.TarFile]:
     try:
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
@@ -111,13 +111,13 @@ def _packed(target: Path) -> Iterator[tarfile.TarFile]:
         yield bundle
 
 
-def _know(run: RunDir) -> None:
+def _learn_launches(run: RunDir) -> None:
     """Teach the run's redaction the secrets of its launches, if they can be read."""
     with suppress(HarnessError):
-        know_launches(run, with_raw_plan(run, read_record(run)).plan)
+        learn_launch_secrets(run, with_raw_plan(run, read_record(run)).plan)
     for attempt in run.attempts():
         with suppress(HarnessError):
-            run.redaction.know_launch(load_spec(attempt.spec, attempt.door))
+            run.redaction.learn_launch(load_spec(attempt.spec, attempt.door))
 
 
 def _files(run: RunDir) -> Iterator[Path]:

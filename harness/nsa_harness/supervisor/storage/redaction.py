@@ -61,7 +61,7 @@ class Redaction:
 
     # Learning before anything is written.
 
-    def know_launch(self, spec: RunSpec) -> None:
+    def learn_launch(self, spec: RunSpec) -> None:
         self._learn([*secrets_of_command(spec.program), *secrets_of_environment(spec.env)])
 
     def suspect(self, environment: Mapping[str, str]) -> None:
@@ -97,7 +97,7 @@ class Redaction:
         """Return the launch redacted word by word, so that even a value of two letters is known by its option."""
         if not self.on or not isinstance(spec, RunSpec):
             return spec
-        self.know_launch(spec)
+        self.learn_launch(spec)
         words = redacted_words(spec.program, self.secrets)
         return self.value(replace(spec, program=words, env=self.pairs(spec.env)))
 

@@ -109,8 +109,8 @@ class RunDir:
 
     def attempts(self) -> Iterator[AttemptDir]:
         """Return the attempts on disk in the order of their launches; a journal without a spec counts as an attempt."""
-        there = self.door.there
-        paths = [path for path in self.door.folders(self.path) if there(path / SPEC) or there(path / _JOURNAL)]
+        exists = self.door.exists
+        paths = [path for path in self.door.folders(self.path) if exists(path / SPEC) or exists(path / _JOURNAL)]
         return (self._attempt(path) for path in sorted(paths, key=self._begun_ns))
 
     def _attempt(self, path: Path) -> AttemptDir:
@@ -123,7 +123,7 @@ class RunDir:
     def stored(self) -> bool:
         """Whether this is a run of nsa-harness by its name or contents, not a foreign directory with such files."""
         request = [self.request] if self.door.is_file(self.request) else []
-        specs = [path / SPEC for path in self.door.folders(self.path) if self.door.there(path / SPEC)]
+        specs = [path / SPEC for path in self.door.folders(self.path) if self.door.exists(path / SPEC)]
         named = fnmatchcase(self.path.name, _RUN_ID) and bool(request or specs)
         return (
             named
@@ -190,7 +190,7 @@ def locked(run: RunDir) -> Iterator[None]:
 
 
 @contextmanager
-def at_rest(run: RunDir) -> Iterator[None]:
+def refuse_if_running(run: RunDir) -> Iterator[None]:
     """Keep every controller from running it while the block runs; write nothing. Raises StillRunning.
 
     A run without a lock, or whose lock may not be opened, was stored by another user.

@@ -72,7 +72,7 @@ class SafeDirectory:
     def opened(self, path: Path) -> BinaryIO:
         """Open a regular file. Raises OSError for anything else: a device is endless, and a link may lead anywhere."""
         with self._folder(path.parent) as folder:
-            descriptor = _checked(os.open, path, _READ, dir_fd=folder)
+            descriptor = _call_at(os.open, path, _READ, dir_fd=folder)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return io.BufferedReader(_Metered(descriptor, self, path), _BUFFER_BYTES)
         os.close(descriptor)
@@ -142,7 +142,7 @@ class SafeDirectory:
 
     # What is there.
 
-    def there(self, path: Path) -> bool:
+    def exists(self, path: Path) -> bool:
         """Whether anything has this path. A dangling link counts; a file behind a link in the path does not."""
         return self._facts(path) is not None
 
@@ -220,7 +220,7 @@ class SafeDirectory:
         """Yield a new file, which takes the name once it is complete. Its temporary name cannot be predicted."""
         with self._folder(path.parent) as folder:
             aside = f".{path.name[:200]}.{secrets.token_hex(8)}"
-            descriptor = _checked(os.open, path.with_name(aside), _NEW, 0o600, dir_fd=folder)
+            descriptor = _call_at(os.open, path.with_name(aside), _NEW, 0o600, dir_fd=folder)
             try:
                 with open(descriptor, "wb") as file:
                     yield file
@@ -245,7 +245,7 @@ class SafeDirectory:
         Raises OSError for a pipe, or a file with a second name: the text would be written elsewhere too.
         """
         with self._folder(path.parent) as folder:
-            descriptor = _checked(os.open, path, _APPEND, 0o600, dir_fd=folder)
+            descriptor = _call_at(os.open, path, _APPEND, 0o600, dir_fd=folder)
         facts = os.fstat(descriptor)
         if stat.S_ISREG(facts.st_mode) and facts.st_nlink == 1:
             return open(descriptor, "a", encoding="utf-8", errors="backslashreplace")
@@ -270,7 +270,7 @@ class SafeDirectory:
             try:
                 os.mkdir(path.name, dir_fd=folder)
             except FileExistsError:
-                os.close(_checked(os.open, path, _FOLDER | os.O_NOFOLLOW, dir_fd=folder))
+                os.close(_call_at(os.open, path, _FOLDER | os.O_NOFOLLOW, dir_fd=folder))
 
     def remove(self, path: Path) -> None:
         """Remove a file or a link, if it exists. Raises OSError."""
@@ -304,7 +304,7 @@ class SafeDirectory:
             at = self.root
             for part in parts:
                 at = at / part
-                below = _checked(os.open, at, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+                below = _call_at(os.open, at, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
                 os.close(folder)
                 folder = below
             yield folder
@@ -338,20 +338,20 @@ def named(path: Path) -> tuple[SafeDirectory, Path]:
     return SafeDirectory(resolved.parent), resolved
 
 
-def _checked(call: Any, path: Path, *words: int, dir_fd: int) -> int:
+def _call_at(call: Any, path: Path, *words: int, dir_fd: int) -> int:
     """Apply an `os` function to the last name of the path. Its OSError names the whole path, and a link as one."""
     try:
         made: int = call(path.name, *words, dir_fd=dir_fd)
     except ValueError:  # a name with a NUL
         raise OSError(errno.EINVAL, "no name of a file", str(path)) from None
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR) and _leads_on(path.name, dir_fd):
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(path.name, dir_fd):
             raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from None
         raise OSError(error.errno, error.strerror, str(path)) from None
     return made
 
 
-def _leads_on(name: str, folder: int) -> bool:
+def _is_link(name: str, folder: int) -> bool:
     with suppress(OSError):
         return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
     return False

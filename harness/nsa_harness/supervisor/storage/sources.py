@@ -29,7 +29,7 @@ def with_sources(attempt: AttemptDir, evidence: Evidence, *, launched_here: bool
     """
     door, stored = attempt.door, attempt.path / FILE
     try:
-        if door.there(stored):
+        if door.exists(stored):
             sources = stored_sources(attempt)
         elif not launched_here:
             return evidence
@@ -71,8 +71,8 @@ def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -
     """
     try:
         path = Path(file) if pid is None else path_of(pid, file)
-        seen = path.stat()
-        plain = path.is_file() and seen.st_size <= _MAX_FILE_BYTES and (since_s is None or seen.st_mtime <= since_s)
+        status = path.stat()
+        plain = path.is_file() and status.st_size <= _MAX_FILE_BYTES and (since_s is None or status.st_mtime <= since_s)
         return path.read_text(encoding="utf-8", errors="replace") if plain else ""
     except (OSError, ValueError):  # a name with a NUL
         return ""
@@ -88,7 +88,7 @@ def quoted(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
     culprit = outcome.culprit and replace(outcome.culprit, place=with_text(outcome.culprit.place))
     findings = tuple(replace(finding, place=with_text(finding.place)) for finding in outcome.findings)
     stacks = tuple(
-        replace(one, frames=tuple(replace(frame, text=program.statement(frame)) for frame in one.frames))
-        for one in outcome.stacks
+        replace(stack, frames=tuple(replace(frame, text=program.statement(frame)) for frame in stack.frames))
+        for stack in outcome.stacks
     )
     return replace(outcome, culprit=culprit, findings=findings, stacks=stacks)

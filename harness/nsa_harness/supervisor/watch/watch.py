@@ -15,9 +15,9 @@ from nsa_harness.core.diagnosis.stall_note import StallNote, stall_note
 from nsa_harness.core.evidence.evidence import Ending, Sample, Snapshot
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
 from nsa_harness.core.plan import Limits, RunSpec
-from nsa_harness.core.verdict.limits import in_force, since_launch
+from nsa_harness.core.verdict.limits import current_limits, since_launch
 from nsa_harness.core.verdict.proof import SETTLE_S, Proof, prove
-from nsa_harness.core.verdict.wait_graph import sampled
+from nsa_harness.core.verdict.wait_graph import rank_samples
 from nsa_harness.supervisor.capture.node import MemoryWatch
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.launch.launcher import Watchable
@@ -109,15 +109,15 @@ class Snapshots:
 
     def proof(self, limits: Limits) -> Proof | None:
         """Return the proof that the run is stuck, if there is one, and write it to the journal."""
-        proof = self.asked(prove, limits)
+        proof = self.evaluate(prove, limits)
         if proof is not None:
             self.write("proof", kind=str(proof.kind), reason=proof.reason)
         return proof
 
     def stall_note(self, limits: Limits) -> StallNote | None:
-        return self.asked(stall_note, limits)
+        return self.evaluate(stall_note, limits)
 
-    def asked(self, ask: Callable[..., T], limits: Limits) -> T:
+    def evaluate(self, ask: Callable[..., T], limits: Limits) -> T:
         return ask(
             self.episode,
             self.samples,
@@ -127,12 +127,12 @@ class Snapshots:
             backend=self.backend,
         )
 
-    def kept(self, ending: Ending) -> list[Snapshot]:
+    def to_store(self, ending: Ending) -> list[Snapshot]:
         """Return the snapshots to store."""
         return _deciding(self.episode) if ending is Ending.STALL else [*self.episode[:1], *self.episode[1:][-2:]]
 
     def _take_samples(self, before: Snapshot | None, snapshot: Snapshot) -> None:
-        for sample in sampled(before, snapshot, self.ranks.gone, self.backend):
+        for sample in rank_samples(before, snapshot, self.ranks.gone, self.backend):
             self.samples.append(sample)
             self.write("sample", **plain(sample))
 
@@ -156,7 +156,7 @@ class Watch:
     grown_s: float = 0.0
     reported_stall: object = None  # the state of this suspicion that was reported last
     reported_proof: Proof | None = None  # in a job that runs on: no snapshots until it makes progress again
-    next_look_s: dict[str, float] = field(default_factory=dict)
+    next_due_s: dict[str, float] = field(default_factory=dict)
     unwritten: list[dict[str, Any]] = field(default_factory=list)  # journal records, while the disk is full
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ class Watch:
         while True:
             for event in self.guarded.events(self._wait_s):
                 self._receive(event)
-            ending = self._look()
+            ending = self._poll()
             if ending is None:
                 continue
             if not (self.reported_proof and ending is Ending.STALL):  # a reported proof was written when it was found
@@ -190,7 +190,7 @@ class Watch:
     def _wait_s(self) -> float:
         return _POLL_S if self.trains and self.quiet_since_s is None else _CLOSE_POLL_S
 
-    def _look(self) -> Ending | None:
+    def _poll(self) -> Ending | None:
         now_s = self.now_s()
         if self.launcher_error is not None:
             return Ending.NOT_LAUNCHED
@@ -222,15 +222,15 @@ class Watch:
     @property
     def _limits(self) -> Limits:
         living = [board for rank, board in self.ranks.boards.items() if rank not in self.ranks.gone]
-        return in_force(self.spec.limits, living or self.ranks.boards.values(), self.grown_s)
+        return current_limits(self.spec.limits, living or self.ranks.boards.values(), self.grown_s)
 
     def now_s(self) -> float:
         return (time.monotonic_ns() - self.guarded.origin_ns) / 1e9
 
     def due(self, what: str, now_s: float, every_s: float) -> bool:
-        if now_s < self.next_look_s.get(what, 0.0):
+        if now_s < self.next_due_s.get(what, 0.0):
             return False
-        self.next_look_s[what] = now_s + every_s
+        self.next_due_s[what] = now_s + every_s
         return True
 
     def quiet_limit_s(self, limits: Limits) -> float:
@@ -293,7 +293,7 @@ class Watch:
         if proof is not None:
             return self.policy.proven(proof)
         self.report_stall(now_s, limits)
-        return Ending.EARLY if self.snapshots.asked(self.policy.enough, limits) else None
+        return Ending.EARLY if self.snapshots.evaluate(self.policy.enough, limits) else None
 
     def report_stall(self, now_s: float, limits: Limits) -> None:
         """Report where the ranks are blocked: at once if that is new, else now and then with the time that is left."""
@@ -303,7 +303,7 @@ class Watch:
         state = (note.stalled, note.moving, note.open_waits)
         if state == self.reported_stall and not self.due("early word", now_s, _REPORT_AGAIN_S):
             return
-        self.reported_stall, self.next_look_s["early word"] = state, now_s + _REPORT_AGAIN_S
+        self.reported_stall, self.next_due_s["early word"] = state, now_s + _REPORT_AGAIN_S
         text = stall_text(note)
         self.write("early_word", text=text)
         self.audience.suspect(text)
@@ -311,7 +311,7 @@ class Watch:
     def _suspect(self, now_s: float, progress_s: float, limit_s: float) -> None:
         quiet_s = now_s - progress_s
         self.quiet_since_s, self.reported_stall = progress_s, None
-        self.snapshots.episode, self.next_look_s["episode"] = [], now_s
+        self.snapshots.episode, self.next_due_s["episode"] = [], now_s
         self.ranks.sampler.last_tasks.clear()  # wake-ups before the suspicion were followed by progress
         self.write("suspect", quiet_s=round(quiet_s, 3), limit_s=limit_s)
         self.audience.suspect(f"no rank has moved for {quiet_s:.1f} s (limit {limit_s:.1f} s); taking stacks")
@@ -347,12 +347,12 @@ class Watch:
     def close(self, ending: Ending) -> None:
         """Write what the judge needs and only the watcher knows."""
         self.attempt.dumps.mkdir(exist_ok=True)
-        for snapshot in self.snapshots.kept(ending):
+        for snapshot in self.snapshots.to_store(ending):
             text = json_text(self.attempt.redaction.value(snapshot))
             write_document(self.attempt.dumps / f"snapshot{snapshot.number}.json", text)
         for trouble in self.ranks.sampler.trouble:
             self.write("trouble", what=trouble.what, why=trouble.why, rank=trouble.rank)
-        self.write("memory", **plain(self.memory.ended()))
+        self.write("memory", **plain(self.memory.changes()))
         self.write("peaks", rss_bytes={str(rank): peak for rank, peak in self.ranks.peaks.items()})
         self.write("limits", **plain(self._limits))
         last_progress_s = self.ranks.last_progress_s()

@@ -13,7 +13,7 @@ from nsa_harness.core.collectives.reasons import (
     diverging_modules,
     first_out_of_batches,
     other_pace,
-    still_given,
+    others_got_more_batches,
 )
 from nsa_harness.core.collectives.timeline import Event
 from nsa_harness.core.diagnosis.call_paths import RelativePositions, in_backward, jumps_before
@@ -159,7 +159,7 @@ def exhausted(context: DiagnosisContext, positions: RelativePositions | None = N
     if (
         finished is None
         or (difference is not None and difference.step <= finished.step)
-        or not still_given(context.boards, finished)
+        or not others_got_more_batches(context.boards, finished)
     ):
         return None
     left = positions.left if positions and positions.compared else None
@@ -200,11 +200,11 @@ def _other_modules(context: DiagnosisContext, difference: Difference) -> Reason 
     modules = diverging_modules(boards)
     if modules is None:
         return None
-    turning = modules.entered if modules.besides else modules.expected
+    turning = modules.entered if modules.is_extra else modules.expected
     decides = context.program.guard(turning.place) if turning.place else None
     reduces = all(event.op in _REDUCTIONS for event in below)
     others = tuple(rank for rank in difference.everyone if rank not in modules.ranks)
-    extra_or_other = "extra_module" if modules.besides else "other_module"
+    extra_or_other = "extra_module" if modules.is_extra else "other_module"
     variant = "skipped_module" if modules.skipped else extra_or_other
     return Reason(
         cause=Cause.RANK_CONDITIONAL_UNUSED_PARAMS if reduces else Cause.RANK_CONDITIONAL_COLLECTIVE,

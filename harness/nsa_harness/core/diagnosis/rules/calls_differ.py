@@ -13,7 +13,7 @@ from dataclasses import replace
 from nsa_harness.core.collectives.alignment import Difference, broke_pattern
 from nsa_harness.core.collectives.alignment import DifferenceKind as Kind
 from nsa_harness.core.collectives.call_history import diverged_before_history
-from nsa_harness.core.collectives.timeline import UNTOLD_GROUP, Event, Field, value
+from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, value
 from nsa_harness.core.diagnosis.call_paths import (
     RelativePositions,
     diverging_pairs,
@@ -277,7 +277,7 @@ def _explained(
 
 def _reference(event: Event) -> CollectiveRef | None:
     """Return the collective as a report refers to it, or None if only its stack is known."""
-    return None if event.group == UNTOLD_GROUP else CollectiveRef(group=event.group, seq=event.seq, op=event.op)
+    return None if event.group == UNKNOWN_GROUP else CollectiveRef(group=event.group, seq=event.seq, op=event.op)
 
 
 def _evidence(context: DiagnosisContext, difference: Difference, *, sure: bool) -> EvidenceKind:

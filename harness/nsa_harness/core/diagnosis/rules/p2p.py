@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.collectives.alignment import departure, last_round
+from nsa_harness.core.collectives.alignment import departure, last_transfer_of_loop
 from nsa_harness.core.collectives.call_history import other_partner
 from nsa_harness.core.collectives.timeline import Event
 from nsa_harness.core.diagnosis.call_paths import passer, turned_off_at
@@ -97,19 +97,19 @@ def _departed(context: DiagnosisContext, roots: Sequence[Wait]) -> _Departed | N
     concerned = sorted({rank for root in roots for rank in (root.rank, *root.peers)})
     lines = {rank: context.timelines[rank] for rank in concerned if rank in context.timelines}
     awaited = {rank: line for rank, line in lines.items() if any(rank in root.peers for root in roots)}
-    gone = {rank: event for rank, line in awaited.items() if (event := last_round(line))}
+    gone = {rank: event for rank, line in awaited.items() if (event := last_transfer_of_loop(line))}
     if len(gone) == 1:
         ((rank, last),) = gone.items()
         facts: Facts = {"did": "left its rounds", "op": last.op, "line": last.place}
         return _Departed(rank=rank, place=_exit(context, last.place), step=last.step, facts=facts)
     left = {rank: one for rank, line in awaited.items() if (one := departure(line))}
-    left = {rank: one for rank, one in left.items() if one.due.transfer}
+    left = {rank: one for rank, one in left.items() if one.expected.transfer}
     if len(left) == 1:
         ((rank, found),) = left.items()
-        way = tuple(reversed(found.due.chain))
+        way = tuple(reversed(found.expected.chain))
         off = turned_off_at(context, rank, way, own=True) if way else None
-        place = off or _decided_at(context, found.due.place)
-        facts = {"did": "skipped", "op": found.due.op, "line": found.due.place}
+        place = off or _decided_at(context, found.expected.place)
+        facts = {"did": "skipped", "op": found.expected.op, "line": found.expected.place}
         return _Departed(rank=rank, place=place, step=found.made.step, facts=facts)
     turned = {rank: call for rank in lines if rank in context.boards and (call := other_partner(context.boards[rank]))}
     if len(turned) == 1:
