@@ -13,7 +13,7 @@ from nsa_harness.core.report import Status
 from nsa_harness.core.scenario.checks import contradictions
 from nsa_harness.core.scenario.scenario import ExpectedVerdict, Scenario
 from nsa_harness.subject.program import PROGRAM
-from nsa_harness.texts.causes import text_of
+from nsa_harness.texts.causes import sections, text_of
 
 TESTS = Path(__file__).resolve().parents[1]
 CORE = TESTS.parent / "harness" / "nsa_harness" / "core"
@@ -104,6 +104,7 @@ def test_a_cause_is_shown_by_what_its_row_names(cause: Cause) -> None:
 @pytest.mark.parametrize("cause", Cause)
 def test_a_cause_has_a_section_of_three_parts_and_advice(cause: Cause) -> None:
     row = cause.row
+    assert cause in sections(), f"{cause}: give it a section in texts/causes.toml"
     for part in ("means", "proven_by", "remedy"):
         words = text_of(cause, part)
         assert words.endswith("."), f"{cause}: {part} in texts/causes.toml is a part of its section in docs/findings.md"

@@ -37,13 +37,15 @@ from builders import (
     whole,
 )
 
+from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.diagnosis.context import layer_of
 from nsa_harness.core.diagnosis.rules import RULES, failures
-from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, RankEvidence, Source
+from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, RankEvidence, RankSnapshot, Source
 from nsa_harness.core.evidence.gradients import RankTraces
+from nsa_harness.core.evidence.host import Task
 from nsa_harness.core.outcome.wording import shorten
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.report import CollectiveRef, Culprit, Finding, Place
+from nsa_harness.core.report import CollectiveRef, Culprit, Finding, Place, Status
 from nsa_harness.core.verdict.verdict import judge
 from nsa_harness.core.verdict.wait_graph import wait_for
 
@@ -553,6 +555,70 @@ def test_a_read_that_brings_no_byte_is_named_with_its_line_and_its_length() -> N
     found = main(stalled(reading, at_s=400.0))
     assert short(found) == ("blocked_io", (0,), line(6), ("dumps/rank0.2.txt",))
     assert found.claim == "rank 0 stands in read in step at ada/train.py:6 for 390 s, and no byte came or went"
+
+
+# Debuggers.
+
+PDB = (
+    frame(126, file="/usr/lib/python3.11/cmd.py", function="Cmd.cmdloop"),
+    frame(433, file="/usr/lib/python3.11/pdb.py", function="Pdb.interaction"),
+    frame(90, file="/usr/lib/python3.11/bdb.py", function="Bdb.trace_dispatch"),
+)
+IPYTHON = (
+    frame(1035, file=f"{SITE}/IPython/terminal/interactiveshell.py", function="TerminalInteractiveShell.interact"),
+)
+DEBUGPY = (
+    frame(629, file="/usr/lib/python3.11/threading.py", function="Event.wait"),
+    frame(981, file=f"{SITE}/debugpy/_vendored/pydevd/pydevd.py", function="PyDB.block_until_configuration_done"),
+    frame(325, file=f"{SITE}/debugpy/server/api.py", function="wait_for_client_cls.__call__"),
+)
+ON_A_TERMINAL = task(syscall="read", target="/dev/pts/3")
+
+
+def reading(*frames: Frame, waits: Task = ON_A_TERMINAL) -> RankSnapshot:
+    return rank_snapshot(0, *frames, process=process(tasks=(waits,)), proof="dumps/rank0.2.txt")
+
+
+@pytest.mark.parametrize(
+    ("frames", "waits", "facts"),
+    [
+        (PDB, ON_A_TERMINAL, {"debugger": "pdb", "closed": False, "target": "/dev/pts/3"}),
+        (IPYTHON, ON_A_TERMINAL, {"debugger": "IPython", "closed": False, "target": "/dev/pts/3"}),
+        (DEBUGPY, task(timed=True), {"debugger": "debugpy", "closed": False, "target": ""}),
+        (
+            PDB,
+            task(syscall="read", target="pipe:[7]", held_by=(100,)),
+            {"debugger": "pdb", "closed": True, "target": ""},
+        ),
+    ],
+    ids=["pdb", "IPython", "debugpy", "a pipe that nobody else holds"],
+)
+def test_a_rank_at_a_debuggers_prompt_is_named_with_the_line_where_it_stopped(
+    frames: Sequence[Frame], waits: Task, facts: dict[str, object]
+) -> None:
+    found = main(stalled(reading(*frames, frame(6), waits=waits), at_s=400.0))
+    assert (*short(found), found.facts) == ("debugger_waits", (0,), line(6), ("dumps/rank0.2.txt",), facts)
+    assert found.confidence >= CERTAIN
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [(frame(6), *PDB), (PDB[0], frame(6)), (frame(6),)],
+    ids=["below a debugger", "another prompt", "no prompt"],
+)
+def test_what_the_program_itself_reads_is_no_debuggers_prompt(frames: Sequence[Frame]) -> None:
+    assert cause(stalled(reading(*frames), at_s=400.0)) == "blocked_io"
+
+
+@pytest.mark.parametrize(
+    ("pipe", "status"), [(False, Status.ERROR), (True, Status.HANG)], ids=["a terminal", "nothing reaches it"]
+)
+@pytest.mark.parametrize("mode", ["observed", "attached"])
+def test_a_prompt_that_somebody_may_sit_at_is_no_hang_of_a_job_that_is_only_observed(
+    mode: str, pipe: bool, status: Status
+) -> None:
+    waits = task(syscall="read", target="pipe:[7]", held_by=(100,)) if pipe else ON_A_TERMINAL
+    assert judge(stalled(reading(*PDB, frame(6), waits=waits), at_s=4000.0, **{mode: True})).status is status
 
 
 # Besides.

@@ -48,6 +48,24 @@ def test_an_open_wait_says_who_is_blocked_in_what_and_when_it_would_be_a_hang() 
     )
 
 
+def test_a_debuggers_prompt_is_named_at_once_and_no_end_is_foretold_where_somebody_may_sit_at_it() -> None:
+    pdb = frame(433, file="/usr/lib/python3.11/pdb.py", function="Pdb.interaction")
+    waiting = rank_snapshot(
+        1,
+        process=process(tasks=(task(syscall="read", target="/dev/pts/3"),)),
+        stacks=(stack(pdb, frame(13, file="/job/loader.py", function="load")),),
+    )
+    word, attended = (
+        stall_note(twice(waiting), (), last_progress_s=12.0, limits=LIMITS, backend="gloo", attended=attended)
+        for attended in (False, True)
+    )
+    assert word is not None
+    assert attended is not None
+    assert word.stalled == attended.stalled
+    assert (word.stalled[0].blocked_in, word.stalled[0].target) == ("the debugger pdb in load", "/dev/pts/3")
+    assert (word.left_s, attended.left_s) == (292.0, None)
+
+
 def test_the_time_that_is_left_counts_down_to_the_limit() -> None:
     looks = twice(READING)
     left = [word.left_s for quiet_s in (8.0, 100.0, 299.0, 400.0) if (word := word_of(looks, quiet_s))]

@@ -32,6 +32,10 @@ TABLES = {LEFT_OPEN, SHARED, "child_wait", "could_end", "refused", "what_follows
 LINE = Place(file="/own/train.py", line=31)
 # Facts of causes that no frozen evidence shows, or not in each variant.
 BY_HAND: dict[str, list[dict[str, Any]]] = {
+    "debugger_waits": [
+        {"debugger": "pdb", "closed": False, "target": "/dev/pts/3"},
+        {"debugger": "debugpy", "closed": True, "target": ""},
+    ],
     "store_key_missing": [
         {
             "waiting_rank": 0,

@@ -227,6 +227,8 @@ class Cause(StrEnum):
         shown_by=programs("proc_child_sleeps"))
     BLOCKED_IO = replace(_HANG, code="blocked_io", kinds=(_DEADLOCK, _STARVED),
         shown_by=programs("backward_hook_reads_pipe", "io_fifo_no_writer"))
+    DEBUGGER_WAITS = replace(_HANG, code="debugger_waits", kinds=(_DEADLOCK, _STARVED), certain_by=(_E.KERNEL,),
+        shown_by=programs("io_breakpoint_left"))
     PIPE_FULL = replace(_HANG, code="pipe_full", kinds=(_DEADLOCK,), certain_by=(_E.KERNEL,),
         shown_by=programs("io_full_pipe_to_self", "proc_child_pipe_full"))
     DATALOADER_WORKER_BLOCKED = replace(_HANG, code="dataloader_worker_blocked", kinds=(_DEADLOCK, _STARVED),

@@ -45,6 +45,7 @@ def stall_note(
     limits: Limits,
     backend: str,
     gone: Iterable[int] = (),
+    attended: bool = False,
 ) -> StallNote | None:
     """Return what is known before a proof, from the arguments of `prove`; None before the second snapshot."""
     looks = snapshot_pair(snapshots)
@@ -58,7 +59,9 @@ def stall_note(
     moving = tuple(wait.rank for wait in graph.waits if wait.motion is Motion.MOVING)
     if moving:
         return StallNote(stalled=stalled, moving=moving, open_waits=(), left_s=None)
-    episode = StallEpisode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
+    episode = StallEpisode(
+        snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s, attended=attended
+    )
     still_open = [root for root in graph.roots if not closed(root, limits)]
     left = [episode.left_s(root) for root in still_open]
     return StallNote(

@@ -260,6 +260,26 @@ def awaited(frames: Sequence[Frame]) -> Awaited:
     return A_LOCK
 
 
+# Functions in which a debugger reads its next command, or waits for somebody to connect or to go on. An innermost
+# library frame below one of them belongs to the debugger; what it runs for the program has a frame of its own.
+_DEBUGGERS = (
+    ("IPython/core/debugger.py", ("_cmdloop", "interaction"), "IPython"),
+    ("IPython/terminal/interactiveshell.py", ("interact", "mainloop"), "IPython"),
+    ("/pdb.py", ("_cmdloop", "interaction"), "pdb"),
+    ("/code.py", ("interact",), "code.interact"),
+    ("pydevd/pydevd.py", ("block_until_configuration_done", "do_wait_suspend", "_do_wait_suspend"), "debugpy"),
+)
+
+
+def debugger(frames: Sequence[Frame]) -> str:
+    """Return the debugger that the thread waits in, by the frames between the innermost one and the program; or ""."""
+    for frame in takewhile(lambda frame: is_library(frame.file), frames):
+        for file, functions, name in _DEBUGGERS:
+            if frame.file.endswith(file) and frame.function.rpartition(".")[2] in functions:
+                return name
+    return ""
+
+
 _GROUP_CALLS = "torch/distributed/"
 _WRAPPED = "torch/nn/parallel/distributed.py"  # DDP
 _PUBLIC = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")

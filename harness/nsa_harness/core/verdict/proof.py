@@ -41,11 +41,13 @@ def prove(
     limits: Limits,
     backend: str,
     gone: Iterable[int] = (),
+    attended: bool = False,
 ) -> Proof | None:
     """Return the proof that this run hangs, or None while it may still make progress.
 
     `snapshots` belong to one stall episode, oldest first. `limits` are those in force, with every value set. `backend`
-    decides whether ranks keep a core busy while they wait for a device.
+    decides whether ranks keep a core busy while they wait for a device. `attended`: somebody started the job and may
+    sit at the prompt of a debugger, so that no length of an open wait there proves anything.
     """
     pair = snapshot_pair(snapshots)
     if pair is None:
@@ -58,7 +60,9 @@ def prove(
     if not open_roots:
         reason = _closed_reason(graph, after.at_s - before.at_s)
         return Proof(kind=_closed_kind(graph.roots), reason=reason, graph=graph)
-    episode = StallEpisode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
+    episode = StallEpisode(
+        snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s, attended=attended
+    )
     if not all(episode.endless(root) for root in open_roots):
         return None
     quiet_s = min(episode.no_progress_s(root) for root in open_roots)
@@ -88,9 +92,12 @@ class StallEpisode:
     samples: Sequence[Sample]
     limits: Limits
     last_progress_s: float
+    attended: bool = False
 
     def endless(self, root: Wait) -> bool:
         """Whether an open wait, or a computation, has lasted so long that it counts as endless."""
+        if self._may_be_answered(root):
+            return False
         quiet_s = self.no_progress_s(root)
         if root.kind is WaitKind.COMPUTE or root.computing:
             busy_s = _number(self.limits.busy_s)
@@ -107,11 +114,11 @@ class StallEpisode:
         return not self._wakes_in_time(root)
 
     def left_s(self, root: Wait) -> float | None:
-        """Return the seconds until `endless` may become true, or None for a sleep that ends before the deadline."""
+        """Return the seconds until `endless` may become true, or None if it never will."""
         busy_s = _number(self.limits.busy_s)
         if root.kind is WaitKind.COMPUTE or root.computing:
             limit_s = busy_s if _all_loop(root, self.samples) else TURN_TIMES * busy_s
-        elif self._wakes_in_time(root):
+        elif self._wakes_in_time(root) or self._may_be_answered(root):
             return None
         else:
             limit_s = _number(self.limits.open_wait_s)
@@ -135,6 +142,10 @@ class StallEpisode:
         now_s = self.snapshots[-1].at_s
         before = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in seen)
         return root.kind is WaitKind.SLEEP and any(before)
+
+    def _may_be_answered(self, root: Wait) -> bool:
+        """Whether a person may sit at the prompt of the debugger that the rank waits at."""
+        return self.attended and bool(root.debugger)
 
     def _wakes_in_time(self, root: Wait) -> bool:
         """Whether the rank's sleep ends before the deadline. A polling loop does not count."""

@@ -290,6 +290,7 @@ def _proof(evidence: Evidence) -> Proof | None:
         limits=limits_of(evidence),
         gone=[exit.rank for exit in evidence.exits if exit.rank is not None and not exit.by_us],
         backend=evidence.backend,
+        attended=evidence.observed or evidence.attached,
     )
 
 

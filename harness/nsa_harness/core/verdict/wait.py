@@ -83,3 +83,4 @@ class Wait(WaitState):
     leaf: Frame | None = None
     user: Frame | None = None
     in_backward: bool = False
+    debugger: str = ""  # whose prompt it waits at, or which it waits for somebody to connect to

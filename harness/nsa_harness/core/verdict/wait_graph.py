@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.evidence import ChildSample, Evidence, Frame, RankSnapshot, Sample, Snapshot, Stack
-from nsa_harness.core.evidence.stacks import awaited, group_call, in_function, user_frame
+from nsa_harness.core.evidence.stacks import awaited, debugger, group_call, in_function, user_frame
 from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_of, operation
 from nsa_harness.core.verdict.host_waits import host_wait, is_library
 from nsa_harness.core.verdict.motion import (
@@ -94,10 +94,13 @@ def _wait(
         leaf=frames[0] if frames else None,
         user=user_frame(frames),
         in_backward=in_function(frames, "torch/autograd/graph.py") is not None,
+        debugger=debugger(frames) if state.kind in _AT_A_PROMPT else "",
     )
 
 
 _ENDED = (Motion.STOPPED, Motion.GONE)
+# Waits in which the kernel shows a thread that stands at a debugger's prompt, or waits for somebody to connect.
+_AT_A_PROMPT = (WaitKind.IO, WaitKind.LOCK, WaitKind.SLEEP)
 
 
 def _moved(host: WaitState, *, works: bool) -> Motion:
@@ -169,6 +172,8 @@ def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> st
         return _group_words(state, frames)
     task, user = task_of(rank, stack), user_frame(frames)
     named = awaited(frames).call if state.kind is WaitKind.LOCK else _WORDS.get(state.kind)
+    if state.kind in _AT_A_PROMPT and (asks := debugger(frames)):
+        named = f"the debugger {asks}"
     words = named or (task.syscall if task else "io")
     return words + (f" in {user.function}" if user else "")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from nsa_harness.core.diagnosis.stall_note import StallNote, stall_note
@@ -78,6 +79,7 @@ class Snapshots:
     ranks: Ranks
     backend: str
     write: Callable[..., None]  # to the journal
+    attended: bool = False  # nsa-harness did not launch the job, so that somebody may sit at a debugger in it
     episode: list[Snapshot] = field(default_factory=list)  # since the suspicion
     samples: list[Sample] = field(default_factory=list)
     taken: int = 0
@@ -109,13 +111,13 @@ class Snapshots:
 
     def proof(self, limits: Limits) -> Proof | None:
         """Return the proof that the run is stuck, if there is one, and write it to the journal."""
-        proof = self.evaluate(prove, limits)
+        proof = self.evaluate(partial(prove, attended=self.attended), limits)
         if proof is not None:
             self.write("proof", kind=str(proof.kind), reason=proof.reason)
         return proof
 
     def stall_note(self, limits: Limits) -> StallNote | None:
-        return self.evaluate(stall_note, limits)
+        return self.evaluate(partial(stall_note, attended=self.attended), limits)
 
     def evaluate(self, ask: Callable[..., T], limits: Limits) -> T:
         return ask(
@@ -168,7 +170,9 @@ class Watch:
             redaction=self.attempt.redaction,
         )
         self.ranks = self.policy.find_ranks(spec=self.spec, guarded=self.guarded, sampler=sampler)
-        self.snapshots = Snapshots(ranks=self.ranks, backend=self.spec.backend, write=self.write)
+        self.snapshots = Snapshots(
+            ranks=self.ranks, backend=self.spec.backend, write=self.write, attended=self.policy.observed
+        )
         self.memory = MemoryWatch()
         self.write("origin", origin_ns=self.guarded.origin_ns)
         if self.policy.observed:

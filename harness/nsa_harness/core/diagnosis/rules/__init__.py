@@ -137,6 +137,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
     RulePhase.RANKS_DIFFER: (calls_differ.cross_group_deadlock, calls_differ.calls_differ),
     RulePhase.WAITS_BY_ITSELF: (
         host_waits.stopped_process,
+        host_waits.debugger_waits,
         threads.gil_held_native,
         threads.native_busy_loop,
         resources.shutdown_hang,

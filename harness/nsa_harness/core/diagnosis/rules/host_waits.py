@@ -67,6 +67,19 @@ def stopped_process(
     )
 
 
+@given(standing(lambda root: bool(root.debugger)))
+def debugger_waits(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
+    """A rank stands at the prompt of a debugger, or waits for somebody to connect to one."""
+    return Explanation(
+        cause=Cause.DEBUGGER_WAITS,
+        evidence=EvidenceKind.KERNEL,
+        facts={"debugger": root.debugger, "closed": root.closed, "target": "" if root.closed else root.target},
+        ranks=ranks,
+        place=wait_place(context, root),
+        proof=dump_proof(context, root),
+    )
+
+
 def _loading(context: DiagnosisContext) -> tuple[Wait, ChildWait] | None:
     waiting = (root for root in hung_roots(context) if root.kind is WaitKind.LOADER and not root.computing)
     return next(((root, root.child) for root in waiting if root.child is not None), None)
