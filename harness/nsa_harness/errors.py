@@ -1,13 +1,13 @@
-"""Every error a user can cause. The text names the thing, the value, the place and the next step.
+"""The errors that a user can cause. The text names the thing, the value, the location and the next step.
 
 HarnessError
 ├── UsageError      a wrong option, pattern, override or environment value      exit 2
 ├── ScenarioError   a scenario file that cannot be used, all mistakes at once   exit 2
 ├── StoredRunError  a run directory that cannot be read                         exit 2
-│   └── StillRunning    one that a nsa-harness is running: not judged yet       exit 125
-├── MissingNeed     named on the command line, and this machine cannot          exit 2
-├── NoSuchJob       a process to attach to that is gone, or not ours            exit 2
-└── CommandNotStarted   watch: there is no such command, or it is no program    exit 127, 126
+│   └── StillRunning    a run that is still in progress, so not judged yet      exit 125
+├── MissingNeed     a need from the command line that this machine cannot meet  exit 2
+├── NoSuchJob       attach: the process is gone, or belongs to another user     exit 2
+└── CommandNotStarted   watch: no such command, or it is not executable         exit 127, 126
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 
 class HarnessError(Exception):
-    """An error the user can mend. Printed as it is, without a traceback."""
+    """An error that the user can fix. It is printed without a traceback."""
 
     exit_code = 2
 
@@ -63,7 +63,7 @@ class CommandNotStarted(HarnessError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A clause that names the closest known word, or an empty text when none is close."""
+    """Return a clause that suggests the most similar valid word, or "" if none is similar."""
     by_small_letters = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(word[:100].lower(), by_small_letters, n=1, cutoff=0.6)
     return f'; did you mean "{by_small_letters[close[0]]}"?' if close else ""

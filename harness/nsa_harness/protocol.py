@@ -1,9 +1,9 @@
 """The interface between harness and rank: environment names, file names and the layout of the status file.
 
-Loaded by file path inside other people's processes, so: standard library only, Python >= 3.9.
+This module is loaded by file path into the user's processes, so it uses only the standard library and Python >= 3.9.
 
-The status file (also called board) is one memory-mapped file per process. Its writers are the threads that train; its
-reader is another process, which never asks them. All integers are little-endian. Times are CLOCK_MONOTONIC nanoseconds,
+The status file (also called board) is one memory-mapped file per process. The training threads write it; another
+process reads it, without a lock. All integers are little-endian. Times are CLOCK_MONOTONIC nanoseconds,
 comparable between the processes of one host.
 
     header   0 ..  256
@@ -25,7 +25,7 @@ import struct
 # Environment of a rank. The leading underscore: users do not set these, and a nested harness drops them.
 ENV_RUN = "_NSA_HARNESS_RUN"  # tag of the attempt, by which every process of the run is found
 ENV_BOARDS = "_NSA_HARNESS_BOARDS"  # node-local probe directory: status files and the files below
-ENV_PROBE = "_NSA_HARNESS_PROBE"  # one of the PROBE_ words; absent = full
+ENV_PROBE = "_NSA_HARNESS_PROBE"  # one of the PROBE_ values; absent = full
 ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # set by the process that took RANK, so that its children do not take it
 ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is one process without RANK, rank 0
 ENV_ANOMALY = "_NSA_HARNESS_ANOMALY"  # switch on autograd's anomaly detection; absent = leave it
@@ -48,7 +48,7 @@ FLIGHT = "{pid}.flight.json"  # the flight recorder in torch's format (entries, 
 LOOKS = "{pid}.looks.jsonl"  # samples of parameters, losses and memory at some steps, one per line
 TROUBLE = "{pid}.trouble.jsonl"  # probe pieces that switched themselves off
 NCCL_DUMP = "nccl_trace_rank_{rank}"  # written by torch itself, in its pickled form, before it aborts a rank
-SOCKET = "{pid}.sock"  # torch's worker server, whose threads answer while the GIL is held
+SOCKET = "{pid}.sock"  # torch's worker server, which answers without the GIL
 SOCKET_PATH_LIMIT = 107  # bytes of a path that fit into sockaddr_un
 
 FLIGHT_HANDLER = "fr_trace_json"  # the worker server's handler: POST /handler/NAME
@@ -121,7 +121,7 @@ SLOTS_AT = GAPS_AT + GAP_COUNT * GAP.size
 # native thread id (0 = free), time, events so far, what, position, check = time ^ events ^ what ^ position.
 # A thread has one slot for training events and one for all others (calls, start, end), so that a collective or an exit
 # does not hide the module in which it happened. `position` counts the process's training events in the step. A reader
-# copies without a lock: a slot between two states fails the check, in whatever order its bytes were written.
+# copies without a lock: a slot that is only partly written fails the check.
 SLOT = struct.Struct("<QQQQQQ")
 # `what` is kind, string and step in one number. All but the step is computed once, not at each event.
 WHAT_KIND_SHIFT = 48
@@ -152,9 +152,9 @@ WAIT = "wait "
 CALLS_AT = STEPS_AT + STEPS * STEP.size
 
 FACTS = 128
-FACT = struct.Struct("<HH")  # strings: FACT_ word and its value
+FACT = struct.Struct("<HH")  # strings: a FACT_ name and its value
 FACT_GROUP = "group "  # and the group's name; the value: its members' global ranks, "0-3,6", "0-12/4" = every fourth
-FACT_BACKEND = "backend"  # of the default process group: "gloo", "cpu:gloo,cuda:nccl"
+FACT_BACKEND = "backend"  # the default process group's: "gloo", "cpu:gloo,cuda:nccl"
 FACT_MESH = "mesh"  # the value: "dp=0 tp=1"
 FACT_CAUGHT = "caught "  # and a number; the value: step, type and place, "3 ValueError run.py:30:forward"
 # And the same number; the value is overwritten: "1 0000000012 0000000057 0000000009", the number again, how often the
@@ -215,7 +215,7 @@ STRINGS_AT = FORWARDS_AT + FORWARDS * FORWARD.size
 STRINGS_SIZE = (
     196608  # 3 bytes or more per string, so an index fits into 16 bits; string 0 is "", also if the table is full
 )
-STRING_LIMIT = 400  # bytes of one string; its end is cut
+STRING_LIMIT = 400  # bytes of one string; a longer one is cut
 STRING_LENGTH = struct.Struct("<H")
 
 BOARD_SIZE = STRINGS_AT + STRINGS_SIZE

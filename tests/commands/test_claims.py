@@ -313,7 +313,7 @@ def test_lines_of_several_writers_stay_whole(launched: Launched) -> None:
 
 def test_a_line_waits_for_whoever_writes_one(launched: Launched, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     launched.ends = {"=false": [HANG]}
-    monkeypatch.setattr(store, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(store, "_LOCK_LIMIT_S", 0.05)
     Path("reports").mkdir()
     with FileLock("reports/.claims.lock"):
         assert run_command_line([*CLAIM]) == 0

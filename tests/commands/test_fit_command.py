@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import run
 
-from nsa_harness.commands.fit import Asked, fit
+from nsa_harness.commands.fit import RequestedSize, fit
 from nsa_harness.core.report import MachineFacts, Outcome, Report, StepCost
 from nsa_harness.errors import UsageError
 from nsa_harness.render.documents.report_json import to_json
@@ -55,7 +55,7 @@ def stored(directory: Path, *outcomes: Outcome) -> Path:
 
 
 def test_a_larger_step_is_predicted_with_the_run_that_checks_it(tmp_path: Path) -> None:
-    answer = fit([stored(tmp_path / "sweep", *SWEEP)], Asked(tokens=8192, layers=None), tmp_path)
+    answer = fit([stored(tmp_path / "sweep", *SWEEP)], RequestedSize(tokens=8192, layers=None), tmp_path)
     assert answer.code == 0
     told = "\n".join(answer.lines)
     assert "Memory grows" not in told
@@ -73,7 +73,7 @@ def test_a_run_at_half_the_size_bears_it_out_or_contradicts_it(
     tmp_path: Path, seconds: float, code: int, word: str
 ) -> None:
     sweep, check = stored(tmp_path / "sweep", *SWEEP), stored(tmp_path / "check", cell(4096, seconds, "blockwise"))
-    answer = fit([sweep, check], Asked(tokens=8192, layers=None), tmp_path)
+    answer = fit([sweep, check], RequestedSize(tokens=8192, layers=None), tmp_path)
     told = "\n".join(answer.lines)
     assert answer.code == code
     assert "checked at 4096 tokens, 2 layers:\n  time: predicted 1.3 s (" in told
@@ -84,7 +84,7 @@ def test_a_run_at_half_the_size_bears_it_out_or_contradicts_it(
 
 
 def test_what_another_implementation_would_run_is_refused_with_its_reason(tmp_path: Path) -> None:
-    answer = fit([stored(tmp_path / "sweep", *SWEEP[:3])], Asked(tokens=8192, layers=None), tmp_path)
+    answer = fit([stored(tmp_path / "sweep", *SWEEP[:3])], RequestedSize(tokens=8192, layers=None), tmp_path)
     assert answer.code == 125
     assert answer.lines[-1] == (
         "8192 tokens, 2 layers: not said, because the cells up to 768 tokens ran with one implementation, and from 1024"
@@ -102,7 +102,7 @@ def test_half_of_a_sweep_over_layers_are_half_the_layers(tmp_path: Path) -> None
         for number, one in enumerate([cell(2048, 1.0 + 0.5 * number, "blockwise") for number in (1, 2, 3, 4)], start=1)
         if one.cost
     ]
-    answer = fit([stored(tmp_path / "sweep", *layers)], Asked(tokens=None, layers=12), tmp_path)
+    answer = fit([stored(tmp_path / "sweep", *layers)], RequestedSize(tokens=None, layers=12), tmp_path)
     told = "\n".join(answer.lines)
     assert "2048 tokens, 12 layers:\n  time: 7.0 s" in told
     assert "run sweep_production --matrix model.seq_len=2048 --matrix model.layers=6 train.steps=7" in told
@@ -110,7 +110,7 @@ def test_half_of_a_sweep_over_layers_are_half_the_layers(tmp_path: Path) -> None
 
 def test_runs_without_a_sweep_are_a_mistake_that_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nsa-harness run sweep_seq_len"):
-        fit([stored(tmp_path / "one", SWEEP[0])], Asked(tokens=8192, layers=None), tmp_path)
+        fit([stored(tmp_path / "one", SWEEP[0])], RequestedSize(tokens=8192, layers=None), tmp_path)
 
 
 def test_the_summary_and_the_screen_tell_the_cells_and_how_they_grow() -> None:

@@ -14,13 +14,13 @@ from nsa_harness.core.search.effort import Costs, Stage, costs, time_left_s, wor
 from nsa_harness.core.search.question import CountsAs, Purpose, QuestionKind, Round, SearchQuestion, spans_of
 from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.core.search.waits import (
-    Standing,
+    OpenWait,
     Waiting,
     early_after_s,
+    open_wait,
     proof_after_s,
     seen_before,
     stall_after_s,
-    standing,
     waiting_for,
 )
 from nsa_harness.core.verdict.wait import WaitKind
@@ -39,15 +39,15 @@ def receiving(rank: int = 1, line: int = 13, *around: Any, **changes: Any) -> Ra
 
 def seen(
     *ranks: RankSnapshot, quiet_s: float = 30.0, world: int = 2, samples: tuple[Sample, ...] = ()
-) -> Standing | None:
+) -> OpenWait | None:
     looks = (snapshot(1, 98.0, *ranks), snapshot(2, 100.0, *ranks))
-    return standing(looks, samples, last_progress_s=100.0 - quiet_s, limits=LIMITS, backend="gloo", ranks=world)
+    return open_wait(looks, samples, last_progress_s=100.0 - quiet_s, limits=LIMITS, backend="gloo", ranks=world)
 
 
 VICTIM = in_all_reduce(0, collective(3))
 
 
-def known() -> Standing:
+def known() -> OpenWait:
     found = seen(VICTIM, receiving())
     assert found is not None
     assert found.signature is not None
@@ -102,8 +102,8 @@ def test_a_rank_that_moves_or_one_look_alone_is_no_wait() -> None:
     moved = receiving(io_bytes=10**6)
     looks = (snapshot(1, 98.0, VICTIM, receiving()), snapshot(2, 100.0, VICTIM, moved))
     facts: dict[str, Any] = {"last_progress_s": 0.0, "limits": LIMITS, "backend": "gloo", "ranks": 2}
-    assert standing(looks, (), **facts) is None
-    assert standing(looks[:1], (), **facts) is None
+    assert open_wait(looks, (), **facts) is None
+    assert open_wait(looks[:1], (), **facts) is None
 
 
 def test_a_wait_that_nothing_can_end_is_left_to_its_proof() -> None:
@@ -117,7 +117,7 @@ def test_a_computation_on_one_line_is_never_taken_for_one_seen_before() -> None:
         return rank_snapshot(1, frame(13), process=process(101, cpu_s=at_s, tasks=(own,)))
 
     looks = tuple(snapshot(number, at_s, VICTIM, burning(at_s)) for number, at_s in ((1, 98.0), (2, 100.0)))
-    found = standing(looks, (), last_progress_s=70.0, limits=LIMITS, backend="gloo", ranks=2)
+    found = open_wait(looks, (), last_progress_s=70.0, limits=LIMITS, backend="gloo", ranks=2)
     assert found is not None
     assert (found.signature, found.limit) == (None, "busy_s")
 

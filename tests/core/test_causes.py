@@ -56,7 +56,7 @@ def used_elsewhere(cause: Cause) -> list[str]:
     return [
         path.name
         for path in paths
-        if re.search(rf"(?:cause|code)=Cause\.{cause.name}\b|stated\(\s*Cause\.{cause.name}\b", path.read_text())
+        if re.search(rf"(?:cause|code)=Cause\.{cause.name}\b|make_finding\(\s*Cause\.{cause.name}\b", path.read_text())
     ]
 
 

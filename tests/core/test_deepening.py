@@ -24,7 +24,7 @@ from nsa_harness.core.experiment.diagnostic_rerun import (
     next_change,
 )
 from nsa_harness.core.experiment.repeats import with_flakiness
-from nsa_harness.core.outcome.outcome import shown_deeper
+from nsa_harness.core.outcome.outcome import rerun_findings
 from nsa_harness.core.plan import DiagnosticRerun, Expect, RunSpec
 from nsa_harness.core.report import Culprit, Finding, Outcome, Place, Report, Severity, Status, exit_code
 from nsa_harness.core.schedule import Policy, another_wanted, failed_enough
@@ -224,7 +224,7 @@ def test_where_it_was_allocated_is_said_by_the_run_that_passed_too() -> None:
     seen = evidence_of(
         rank_evidence(0, looks=HealthSamples(grown=(small,))), rank_evidence(1, looks=HealthSamples(grown=(grown,)))
     )
-    own = worded(*shown_deeper(spent, seen))
+    own = worded(*rerun_findings(spent, seen))
     assert own.claim == "8.0 MiB more live after step 17 than after step 9, allocated at ada/model.py:11"
     base, _ = with_deeper_runs([leaking(), look("growth", PASS, says="tracemalloc", findings=(own,))])
     assert [one.code for one in base.findings] == ["memory_growth", "deepened"]
@@ -294,7 +294,7 @@ def test_another_line_is_named_beside_the_first_one() -> None:
 
 def shown(change: str, *ranks: Any) -> list[Finding]:
     asked = DiagnosticRerun(of=1, change=change, says="this")
-    return list(map(worded, shown_deeper(launch(deepening=asked), evidence_of(*ranks))))
+    return list(map(worded, rerun_findings(launch(deepening=asked), evidence_of(*ranks))))
 
 
 def test_the_first_rank_to_fail_says_where_the_forward_was() -> None:
@@ -318,7 +318,7 @@ def test_the_names_of_parameters_are_taken_from_what_ddp_says() -> None:
 
 def test_an_attempt_that_looks_into_nothing_shows_nothing_of_the_kind() -> None:
     debugged = Debugged(operation="MulBackward0", frames=(frame(11),))
-    assert list(shown_deeper(launch(), evidence_of(rank_evidence(0, debugged=debugged)))) == []
+    assert list(rerun_findings(launch(), evidence_of(rank_evidence(0, debugged=debugged)))) == []
 
 
 def report(outcomes: tuple[Outcome, ...]) -> Report:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.plan import Limits
-from nsa_harness.core.verdict.limits import current_limits, last_progress_s, limits_of, since_launch, started
+from nsa_harness.core.verdict.limits import current_limits, has_started, last_progress_s, limits_of, since_launch
 
 
 def test_before_any_board_the_floors_hold_and_the_stall_limit_is_long() -> None:
@@ -68,21 +68,21 @@ def test_the_limits_never_fall_below_their_floors(gaps: list[float], grown_s: fl
 
 @pytest.mark.parametrize("kind", ["data", "forward", "backward", "optimizer", "step"])
 def test_a_rank_that_trains_has_started(kind: str) -> None:
-    assert started(board(mark("start"), mark(kind))) is True
+    assert has_started(board(mark("start"), mark(kind))) is True
 
 
 def test_a_rank_that_only_sets_up_has_not_started() -> None:
-    assert started(None) is False
-    assert started(board(mark("start"), mark("init"))) is False
-    assert started(board(calls=(call(op="init_process_group"), call(2, op="new_group")))) is False
+    assert has_started(None) is False
+    assert has_started(board(mark("start"), mark("init"))) is False
+    assert has_started(board(calls=(call(op="init_process_group"), call(2, op="new_group")))) is False
 
 
 def test_a_rank_that_waits_for_a_store_before_it_sets_up_has_not_started() -> None:
-    assert not started(board(calls=(call(1, "wait store.get"), call(2, "init_process_group"))))
+    assert not has_started(board(calls=(call(1, "wait store.get"), call(2, "init_process_group"))))
 
 
 def test_a_rank_that_calls_collectives_of_its_own_has_started() -> None:
-    assert started(board(calls=(call(op="init_process_group"), call(2, op="all_reduce")))) is True
+    assert has_started(board(calls=(call(op="init_process_group"), call(2, op="all_reduce")))) is True
 
 
 def test_progress_is_the_newest_of_birth_mark_collective_and_device() -> None:

@@ -23,7 +23,7 @@ from builders import ended as exited
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.evidence.evidence import ChildSample, Ending, Retraction
-from nsa_harness.core.outcome.outcome import ended, standings
+from nsa_harness.core.outcome.outcome import ended, rank_statuses
 from nsa_harness.core.report import Status
 from nsa_harness.core.verdict.verdict import judge, moving_ranks, observation_sentence, still_moving
 
@@ -112,7 +112,7 @@ def test_where_the_ranks_of_a_job_stand_is_told_though_nothing_is_proven():
     )
 
     def rows(of):
-        return [(row.blocked_in, row.waits_for, row.no_progress_s) for row in standings(of, judge(of), None)]
+        return [(row.blocked_in, row.waits_for, row.no_progress_s) for row in rank_statuses(of, judge(of), None)]
 
     assert rows(found) == [("barrier", "rank 1", 40.0), ("barrier", "rank 0", 40.0)]
     assert rows(replace(found, attached=False)) == [("barrier", "rank 1", None), ("barrier", "rank 0", None)]

@@ -34,7 +34,7 @@ from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
-from nsa_harness.core.outcome.outcome import skipped, unjudged, vital
+from nsa_harness.core.outcome.outcome import skipped, summarize_rank, unjudged
 from nsa_harness.core.plan import Bound, Expect, Fault, Skip
 from nsa_harness.core.report import (
     Artifact,
@@ -410,13 +410,13 @@ def test_where_the_ranks_of_a_failed_run_stood_last() -> None:
 
 def test_a_rank_that_told_nothing_has_no_vital_numbers() -> None:
     nothing = RankSummary(rank=0, loss=None, gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None)
-    assert vital(rank_evidence(0)) == nothing
-    assert vital(rank_evidence(0, board=board())).longest_quiet_s is None
+    assert summarize_rank(rank_evidence(0)) == nothing
+    assert summarize_rank(rank_evidence(0, board=board())).longest_quiet_s is None
 
 
 def test_buckets_of_an_unknown_type_keep_its_name() -> None:
     traces = replace(TRACED, buckets=((2_000_000, "torch.float8_e4m3fn"),))
-    assert vital(rank_evidence(0, traces=traces)).buckets == "1 · 2.0 M torch.float8_e4m3fn"
+    assert summarize_rank(rank_evidence(0, traces=traces)).buckets == "1 · 2.0 M torch.float8_e4m3fn"
 
 
 # The exit code.

@@ -25,10 +25,10 @@ from nsa_harness.core.outcome.reproduction import (
     NotRepeatableError,
     Reproduction,
     ScriptCall,
-    parting_calls,
+    diverging_calls,
+    ranks_outside_calls,
     reproduction,
     script,
-    stands_elsewhere,
 )
 from nsa_harness.core.plan import Fault
 from nsa_harness.core.redaction import typed
@@ -74,13 +74,16 @@ MISMATCH = recorded(
 
 
 def test_what_all_did_alike_is_left_out_but_for_the_last_of_it() -> None:
-    calls = parting_calls(MISMATCH, from_python=False)
+    calls = diverging_calls(MISMATCH, from_python=False)
     assert names(calls) == {0: ["all_reduce 3", "all_reduce 4"], 1: ["all_reduce 3", "broadcast 4"]}
 
 
 def test_what_one_rank_no_longer_remembers_is_not_counted_as_a_difference() -> None:
     short = recorded((done(1), done(2), done(3), open_(4)), (done(3),))
-    assert names(parting_calls(short, from_python=False)) == {0: ["all_reduce 3", "all_reduce 4"], 1: ["all_reduce 3"]}
+    assert names(diverging_calls(short, from_python=False)) == {
+        0: ["all_reduce 3", "all_reduce 4"],
+        1: ["all_reduce 3"],
+    }
 
 
 def test_a_group_in_which_all_agree_to_the_end_is_left_out() -> None:
@@ -90,7 +93,7 @@ def test_a_group_in_which_all_agree_to_the_end_is_left_out() -> None:
         (done(1, group="dp"), open_(1, "barrier", at=2)),
         groups=members,
     )
-    assert names(parting_calls(told, from_python=False)) == {0: ["all_reduce 1"], 1: ["barrier 1"]}
+    assert names(diverging_calls(told, from_python=False)) == {0: ["all_reduce 1"], 1: ["barrier 1"]}
 
 
 def test_two_groups_of_the_same_ranks_stay_two() -> None:
@@ -111,7 +114,7 @@ def test_two_groups_of_the_same_ranks_stay_two() -> None:
 
 def test_transfers_come_from_the_calls_of_each_rank() -> None:
     other = board(calls=())
-    made_calls = parting_calls(
+    made_calls = diverging_calls(
         evidence_of(
             rank_evidence(
                 0, board=replace(other, calls=(call(1, "send", peer=1), call(2, "send", peer=1, left_s=None)))
@@ -155,24 +158,24 @@ def test_a_root_that_is_the_first_of_its_group_needs_no_word() -> None:
 def test_only_steps_that_every_rank_remembers_whole_are_counted() -> None:
     long = board(calls=tuple(call(number, step=number, left_s=2.0) for number in range(5, 9)))
     short = board(calls=tuple(call(number, step=number, left_s=2.0) for number in range(1, 8)))
-    calls = parting_calls(evidence_of(rank_evidence(0, board=long), rank_evidence(1, board=short)), from_python=True)
+    calls = diverging_calls(evidence_of(rank_evidence(0, board=long), rank_evidence(1, board=short)), from_python=True)
     assert names(calls) == {0: ["all_reduce 2", "all_reduce 3"], 1: ["all_reduce 2"]}
 
 
 def test_a_call_without_a_form_in_the_script_is_the_reason_for_none() -> None:
     strange = recorded((open_(1, HOSTILE),), (open_(1),))
     with pytest.raises(NotRepeatableError):
-        parting_calls(strange, from_python=False)
+        diverging_calls(strange, from_python=False)
     told = made(strange, hung())
     assert (told.script, told.why_not) == (None, "the ranks made a call that the script has no form of")
 
 
 def test_a_rank_that_stood_elsewhere_is_the_reason_for_none() -> None:
     told = recorded((open_(1),), (done(1),))
-    assert stands_elsewhere(told) == (1,)
+    assert ranks_outside_calls(told) == (1,)
     assert made(told, hung()).why_not.startswith("rank 1 was outside every recorded call")
     gone = evidence_of(*(replace(rank, exit=ended(rank.rank)) for rank in told.ranks))
-    assert stands_elsewhere(gone) == ()
+    assert ranks_outside_calls(gone) == ()
 
 
 @pytest.mark.parametrize("cause", ["lock_cycle", "exception", "pipe_full", "unknown"])

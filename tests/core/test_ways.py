@@ -10,7 +10,7 @@ import pytest
 from builders import USER, board, call, diagnose, frame, in_all_reduce, rank_evidence, rank_snapshot, stalled
 from lockstep import line
 
-from nsa_harness.core.diagnosis.call_paths import passer, turn, turned_off_at
+from nsa_harness.core.diagnosis.call_paths import branch_that_skipped_call, compare_paths, rank_that_skipped_wait
 from nsa_harness.core.diagnosis.context import DiagnosisContext
 from nsa_harness.core.evidence.evidence import Call, Evidence, Frame, KeySet, Source, StatusFile
 from nsa_harness.core.report import Finding
@@ -108,36 +108,38 @@ def inside(rank: int, now: Call, *keys: KeySet) -> StatusFile:
 def test_a_rank_turned_off_where_the_ways_part_or_where_that_was_decided(
     stands: Sequence[Frame], decides: str | None
 ) -> None:
-    found = turned_off_at(case(stands, PUBLISHES, sources=SOURCES), 0, PUBLISHES)
+    found = branch_that_skipped_call(case(stands, PUBLISHES, sources=SOURCES), 0, PUBLISHES)
     assert (found and found.line) == (MAIN.line if decides is None else at(decides))
 
 
 def test_a_jump_to_the_next_round_may_have_been_taken_by_who_stands_behind_it_now() -> None:
     way = (MAIN, frame(at("            continue") + 1, function="epoch"))
-    found = turned_off_at(case((MAIN, there("self.log()", "epoch")), way, sources=SOURCES), 0, way)
+    found = branch_that_skipped_call(case((MAIN, there("self.log()", "epoch")), way, sources=SOURCES), 0, way)
     assert (found and found.line) == at("if batch.bad")
 
 
 def test_of_a_rank_that_went_the_way_before_no_condition_on_the_rank_decides() -> None:
     seen = case((MAIN, there("self.merge(1)", "hour")), PUBLISHES, sources=SOURCES)
-    found = turned_off_at(seen, 0, PUBLISHES, own=True)
+    found = branch_that_skipped_call(seen, 0, PUBLISHES, own=True)
     assert found is not None
     assert (found.line, found.function) == (at("if self.score"), "publish")
 
 
 def test_without_its_source_it_is_the_line_of_the_way_that_was_not_taken() -> None:
-    found = turned_off_at(case((MAIN, there("self.merge(1)", "hour")), PUBLISHES, sources=()), 0, PUBLISHES)
+    found = branch_that_skipped_call(case((MAIN, there("self.merge(1)", "hour")), PUBLISHES, sources=()), 0, PUBLISHES)
     assert (found and found.line) == at("self.roll()")
-    assert turned_off_at(case(PUBLISHES, PUBLISHES, sources=SOURCES), 0, PUBLISHES) is None, "it stands there"
+    assert branch_that_skipped_call(case(PUBLISHES, PUBLISHES, sources=SOURCES), 0, PUBLISHES) is None, (
+        "it stands there"
+    )
 
 
 def test_the_ways_part_at_the_first_line_that_differs() -> None:
     one, other = (MAIN, frame(3, function="a.step"), frame(9)), (MAIN, frame(5, function="step"))
-    found = turn(one, other)
-    assert (found.alike, found.reached, found.stands, found.deeper) == ((MAIN,), one[1], other[1], (one[2],))
+    found = compare_paths(one, other)
+    assert (found.shared, found.path_frame, found.stack_frame, found.deeper) == ((MAIN,), one[1], other[1], (one[2],))
     assert found.in_one_function
-    assert not turn((MAIN, frame(3, function="a.step")), (MAIN, frame(5, function="b.step"))).in_one_function
-    assert not turn((MAIN,), (MAIN,)).in_one_function
+    assert not compare_paths((MAIN, frame(3, function="a.step")), (MAIN, frame(5, function="b.step"))).in_one_function
+    assert not compare_paths((MAIN,), (MAIN,)).in_one_function
 
 
 def told(seen: Evidence) -> Finding:
@@ -179,22 +181,22 @@ def test_a_rank_that_sets_keys_of_another_form_went_past_nothing() -> None:
 
 def test_who_went_past_is_one_rank_in_a_collective_that_the_others_wait_for() -> None:
     seen = case(STANDS, (MAIN, frame(70)), sources=())
-    assert passer(seen, [1]) == 0
-    assert passer(seen, [0, 1]) is None
+    assert rank_that_skipped_wait(seen, [1]) == 0
+    assert rank_that_skipped_wait(seen, [0, 1]) is None
     leaf = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
     pairs = (inside(1, call(1, "recv", left_s=None, peer=2)), inside(2, call(1, "recv", left_s=None, peer=1)))
     receive = [rank_snapshot(one.rank or 0, leaf, frame(70), board=one) for one in pairs]
     apart = stalled(replace(in_all_reduce(0), board=inside(0, call(1, left_s=None))), *receive)
-    assert passer(DiagnosisContext(evidence=apart, judgement=judge(apart)), [1, 2]) is None, (
+    assert rank_that_skipped_wait(DiagnosisContext(evidence=apart, judgement=judge(apart)), [1, 2]) is None, (
         "they wait for each other alone"
     )
     proof = seen.judgement.proof
     assert proof is not None
     untied = tuple(replace(one, peers=()) for one in proof.graph.roots)
     alone = replace(seen.judgement, proof=replace(proof, graph=replace(proof.graph, roots=untied)))
-    assert passer(replace(seen, judgement=alone), [1]) is None, "nobody waits for it"
+    assert rank_that_skipped_wait(replace(seen, judgement=alone), [1]) is None, "nobody waits for it"
     both = stalled(in_all_reduce(0), in_all_reduce(1))
-    assert passer(DiagnosisContext(evidence=both, judgement=judge(both)), []) is None
+    assert rank_that_skipped_wait(DiagnosisContext(evidence=both, judgement=judge(both)), []) is None
 
 
 def test_a_line_under_no_condition_is_guarded_by_the_one_around_its_only_caller() -> None:
@@ -216,7 +218,7 @@ def test_where_nothing_decides_one_line_it_is_what_decides_the_other() -> None:
     """Only the rank that stands within the condition took it."""
     source = Source(file=USER, first=80, text="def sync(self):\n    if self.due:\n        outer()\n    evaluate()")
     way = (MAIN, frame(83, function="sync"))
-    found = turned_off_at(case((MAIN, frame(82, function="sync")), way, sources=(source,)), 0, way)
+    found = branch_that_skipped_call(case((MAIN, frame(82, function="sync")), way, sources=(source,)), 0, way)
     assert (found and found.line) == 81
     assert ProgramSource((source,)).condition_around_only(None, line(83)) is None
 
@@ -226,7 +228,7 @@ def test_a_condition_that_is_the_same_on_every_rank_decides_after_one_that_is_no
     lines += ["        if step % 3 == 0:", "            evaluate()"]
     source = Source(file=USER, first=80, text="\n".join(lines))
     way = (MAIN, frame(85, function="fit"))
-    found = turned_off_at(case((MAIN, frame(83, function="fit")), way, sources=(source,)), 0, way)
+    found = branch_that_skipped_call(case((MAIN, frame(83, function="fit")), way, sources=(source,)), 0, way)
     assert (found and found.line) == 82
 
 
@@ -278,13 +280,15 @@ def test_what_was_raised_on_the_way_may_have_been_caught_there(source: str, deci
         ),
     )
     sources = tuple(excerpts(USER, source, {one.line for one in (*stands, *way)}))
-    found = turned_off_at(case(stands, way, sources=sources), 0, way)
+    found = branch_that_skipped_call(case(stands, way, sources=sources), 0, way)
     assert (found and found.line) == line_of(decides)
 
 
 def test_of_another_thread_its_own_function_tells_what_let_it_out_of_the_way() -> None:
     way = (frame(70, function="writer"), there("self.log()", "epoch"), there("store.set", "publish"))
-    found = turned_off_at(case((MAIN, there("self.merge(1)", "hour")), way, sources=SOURCES), 0, way, own=True)
+    found = branch_that_skipped_call(
+        case((MAIN, there("self.merge(1)", "hour")), way, sources=SOURCES), 0, way, own=True
+    )
     assert (found and found.line) == at("if self.score"), "the innermost"
 
 
@@ -293,6 +297,8 @@ def test_of_two_calls_in_one_line_the_one_that_the_rank_made_before_tells_where_
         (MAIN, there("self.publish()", "roll"), there("store.set", "publish")),
         (MAIN, frame(90, function="loss")),
     )
-    found = turned_off_at(case(stands, way, sources=SOURCES), 0, way, own=True)
+    found = branch_that_skipped_call(case(stands, way, sources=SOURCES), 0, way, own=True)
     assert (found and found.line) == at("if self.score")
-    assert turned_off_at(case(stands, way, sources=SOURCES), 0, way) == replace(line(MAIN.line), function="main")
+    assert branch_that_skipped_call(case(stands, way, sources=SOURCES), 0, way) == replace(
+        line(MAIN.line), function="main"
+    )

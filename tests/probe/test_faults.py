@@ -298,4 +298,4 @@ def test_a_leak_keeps_some_megabytes_in_every_step_from_its_own_on() -> None:
     for step in (1, 2, 3):
         planted._step = step
         planted._after_forward(None, (), torch.ones(2))
-    assert len(planted._kept) == 2
+    assert len(planted._leaked) == 2

@@ -19,7 +19,7 @@ PIECES = {
     "module hooks": "names.ModuleNames.of",
     "optimizer hooks": "hooks._gradients",
     "data hook": "hooks._hook_data",
-    "loaders": "hooks.Loaders.began",
+    "loaders": "hooks.Loaders.begin",
     "autograd nodes": "autograd.count_nodes",
     "collectives": "status_file.StatusFileWriter.enter_call",
     "collective details": "collectives.CallArguments.size",

@@ -45,13 +45,13 @@ def searched(question: Invocation, rule: Rule, **changes: Any) -> Iterator[Bisec
     ):
 
         def launched(spec: RunSpec, blank: ProbeReport) -> ProbeReport:
-            launcher = search._settled(spec, in_full=blank.in_full).launcher.value
+            launcher = search._with_launcher(spec, in_full=blank.in_full).launcher.value
             counts = rule(blank.places, launcher)
             kind, verdict = (HangKind.STARVED, "HANG") if counts is BAD else (None, "PASS")
             found = replace(blank, launcher=launcher, counts_as=counts, kind=kind, verdict=verdict, cause="held")
             return replace(found, wall_s=60.0 if counts is BAD else 2.0, longest_quiet_s=0.5)
 
-        search._launched = launched  # type: ignore[method-assign]
+        search._launch = launched  # type: ignore[method-assign]
         if search.server is not None:
             search.server.settled = lambda spec: spec  # type: ignore[method-assign]
         yield search
@@ -169,7 +169,7 @@ def test_a_command_is_printed_only_where_its_last_launch_did_what_is_said_of_it(
         return DIFFERENT if asked.count(TORCHRUN) else GOOD
 
     with searched(typed, rule) as search:
-        search._ask_for_commands(replace(NOTHING_YET, failing=frozenset({2}), passing=frozenset({1})))
+        search._confirm_commands(replace(NOTHING_YET, failing=frozenset({2}), passing=frozenset({1})))
         report = bisect.report_so_far(search, replace(NOTHING_YET, failing=frozenset({2}), passing=frozenset({1})))
     assert report.commands.bad is not None
     assert report.commands.good is None
@@ -193,7 +193,7 @@ def test_a_command_whose_hang_only_a_limit_proves_names_the_limit_that_did(typed
 def test_an_undecided_search_without_a_budget_says_that_it_has_no_command(typed: Invocation) -> None:  # noqa: F811
     with searched(typed, lambda places, _: BAD if 5 in places else GOOD, budget_s=0.1) as search:
         search.probes = [of(1, {5}, FORK, BAD)]
-        search._ask_for_commands(replace(NOTHING_YET, failing=frozenset({5})))
+        search._confirm_commands(replace(NOTHING_YET, failing=frozenset({5})))
     assert search.notes == ["no command for layer 5: the budget is spent before it was launched under torchrun"]
 
 

@@ -124,9 +124,9 @@ def fit(
     Shows how a step's time, memory and graph grow. Exits with 1 if a run at half the size contradicts the prediction,
     and with 125 if the runs do not decide it.
     """
-    from nsa_harness.commands.fit import Asked
+    from nsa_harness.commands.fit import RequestedSize
     from nsa_harness.commands.fit import fit as answered
 
-    answer = answered(stored or (), Asked(tokens=tokens, layers=layers), out or Path("reports"))
+    answer = answered(stored or (), RequestedSize(tokens=tokens, layers=layers), out or Path("reports"))
     print("\n".join(answer.lines).lstrip("\n"))
     raise typer.Exit(answer.code)

@@ -1,4 +1,4 @@
-"""A bisection: the search asks, each question is a launch like any other, and the answer is proven and written down."""
+"""Carry out a bisection: launch the probes of the search, and write its answer and documents."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ _PROOFS = (Purpose.PROOF_BAD, Purpose.PROOF_GOOD)
 
 
 class _LauncherDecides(Exception):
-    """A fork has shown what torchrun does not: the search starts again without forks."""
+    """A fork and torchrun gave different results: the search starts again without forks."""
 
 
 class _Interrupted(OutOfBudget):
-    """Ctrl-C or TERM: no further probe. What is known is reported, and the same command continues."""
+    """Ctrl-C or TERM: there are no more probes. The known results are reported, and the same command continues."""
 
     def __str__(self) -> str:
         return "interrupted; the same command goes on where it stopped"
 
 
 def run_bisection(request: BisectRequest) -> int:
-    """Search, prove, write the documents; returns the exit code."""
+    """Search, prove the answer and write the documents. Return the exit code."""
     facts = machine_facts()
     launches = Launches(request=request, facts=facts)
     program = program_of(request, launches)
@@ -102,11 +102,11 @@ def run_bisection(request: BisectRequest) -> int:
 
 @contextmanager
 def _open(request: BisectRequest, folder: SearchFolder, launches: Launches, facts: MachineFacts) -> Iterator[Bisection]:
-    """Open everything that a search holds while it runs; all of it is gone at the end."""
+    """Open the session, worktrees, fork server and screen of a search, and close them at the end."""
     run, options = folder.run, request.options
     with ExitStack() as stack:
         screen = BisectScreen(sys.stderr if options.json else sys.stdout, live=not options.json)
-        # run.json has no plan before the search has ended: nothing is known of its launches.
+        # run.json has no plan until the search has ended: its launches are not known before.
         opened = session(
             run, options, (), screen=screen, side_by_side=request.jobs != 1, facts=facts, agreed=shipped_plan()
         )
@@ -126,7 +126,7 @@ def _open(request: BisectRequest, folder: SearchFolder, launches: Launches, fact
 
 @dataclass(kw_only=True)
 class Bisection(SearchProgress):
-    """One search while it is carried out."""
+    """A search while it is carried out."""
 
     session: Session
     run: RunDir
@@ -136,27 +136,27 @@ class Bisection(SearchProgress):
     server: ForkServer | None
     outcomes: dict[str, Outcome] = field(default_factory=dict)  # of this session, by directory
     specs: list[RunSpec] = field(default_factory=list)
-    waits: set[WaitSignature] = field(default_factory=set)  # proven in full to hang, by probes of this session
-    stages: tuple[Stage, ...] = ()  # of this question, at worst
-    forks: bool = True  # until one has shown what torchrun does not
-    confirmed: set[Spans] = field(default_factory=set)  # configurations whose fork torchrun was asked about
-    baseline_s: list[float] = field(default_factory=list)  # a step of each run of the good end, if slow is sought
-    slow_from_s: float | None = None  # a step that takes so long counts as bad; None until that is known
+    waits: set[WaitSignature] = field(default_factory=set)  # waits that a probe of this session proved to hang
+    stages: tuple[Stage, ...] = ()  # the worst case of this question
+    forks: bool = True  # False once a fork and torchrun gave different results
+    confirmed: set[Spans] = field(default_factory=set)  # configurations whose fork was repeated under torchrun
+    baseline_s: list[float] = field(default_factory=list)  # if slow is sought: step time of each run of the good end
+    slow_from_s: float | None = None  # if slow is sought: least step time that counts as bad, once it is known
     out_of_budget: bool = False  # the same command with a larger budget continues
     interrupted: bool = False
-    began_s: float = field(init=False)  # zero of the search's clock, which stands still between sessions
-    _numbers: Iterator[int] = field(default_factory=lambda: count(1))  # of the probes
+    began_s: float = field(init=False)  # zero of the search's clock, which stops between sessions
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))  # numbers for new probes
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.began_s = time.monotonic() - ended_s(self.journal.kept)
 
     def carry_out(self) -> int:
-        """Search, prove, write the answer; returns the exit code."""
+        """Search, prove the answer and write it. Return the exit code."""
         self.screen.begun(report_so_far(self))
         answer = in_its_words(self.request.subject, self._search())
         if not self.interrupted:
-            self._ask_for_commands(answer)
+            self._confirm_commands(answer)
         if changed := self.folder.edited():
             self.note(f"{names_text(changed)} changed while the search ran: its probes are not all of the same program")
         report = write_answer(self, self.session, answer, self.outcomes, self.specs, cut_short=self.interrupted)
@@ -199,19 +199,19 @@ class Bisection(SearchProgress):
     def probe(self, round_: Round) -> list[CountsAs]:
         """Launch each subset of the round, or take the stored probe of an earlier session."""
         self._show_round(round_)
-        each = [
-            replace(round_, subsets=(one,), purpose=why, each=())
-            for one, why in zip(round_.subsets, round_.purposes, strict=True)
+        single_rounds = [
+            replace(round_, subsets=(subset,), purpose=purpose, each=())
+            for subset, purpose in zip(round_.subsets, round_.purposes, strict=True)
         ]
-        numbers = [next(self._numbers) for _ in each]
-        if len(each) == 1:
-            made = [self._probe(numbers[0], each[0])]
+        numbers = [next(self._numbers) for _ in single_rounds]
+        if len(single_rounds) == 1:
+            made = [self._probe(numbers[0], single_rounds[0])]
         else:
-            with ThreadPoolExecutor(max_workers=min(len(each), self._at_once())) as pool:
-                made = list(pool.map(self._probe, numbers, each))
-        for one in made:
-            self._check_launcher(one)
-        return [one.counts_as for one in made]
+            with ThreadPoolExecutor(max_workers=min(len(single_rounds), self._at_once())) as pool:
+                made = list(pool.map(self._probe, numbers, single_rounds))
+        for probe in made:
+            self._check_launcher(probe)
+        return [probe.counts_as for probe in made]
 
     def _probe_again(self, subset: Subset, purpose: Purpose, *, in_full: bool = True) -> ProbeReport:
         """Launch a subset again. `in_full`: under torchrun, and with the limits of the command that is printed."""
@@ -229,13 +229,13 @@ class Bisection(SearchProgress):
             self.journal.answered.append(made)
             self._learn(made)
             probe = replace(made, n=n)
-            self.probes = sorted([*self.probes, probe], key=lambda one: one.n)
+            self.probes = sorted([*self.probes, probe], key=lambda probe: probe.n)
             self.screen.probed(probe, report_so_far(self))
             self.session.stream(self.run.redaction.value(probe_event(self.request.subject, probe)))
         return probe
 
     def _in_full(self, subset: Subset, purpose: Purpose) -> bool:
-        """A proof is launched by torchrun as often as requested; what repeats it beyond that need not be."""
+        """Whether the probe must run under torchrun: a proof must, as often as `--repeat` requests."""
         spans = spans_of(subset)
         made = sum(probe.in_full and probe.subset == spans for probe in self.journal.answered)
         return purpose in _PROOFS and made < self.request.repeat
@@ -252,20 +252,23 @@ class Bisection(SearchProgress):
             started_s=time.monotonic() - self.began_s,
         )  # fmt: skip
         spec = self.launches.spec_or_reason(subset)
-        made = replace(blank, summary=spec) if isinstance(spec, str) else self._launched(spec, blank)
+        made = replace(blank, summary=spec) if isinstance(spec, str) else self._launch(spec, blank)
         with self._lock:
             self.journal.keep(made)
             if made.dir is not None and sum(probe.dir is not None for probe in self.journal.kept) == 1:
                 self.folder.leave_out_written()
         return made
 
-    def _launched(self, spec: RunSpec, blank: ProbeReport) -> ProbeReport:
-        """Launch the configuration and return the probe with what it has shown."""
+    def _launch(self, spec: RunSpec, blank: ProbeReport) -> ProbeReport:
+        """Launch the configuration, and return the `blank` probe with its result.
+
+        A wait that is proven to hang here lets later probes end early.
+        """
         name = self._free_name(blank.n)
         about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.describe(blank.places)}"
         spec = self.launches.limited(replace(spec, scenario=name, about=about), in_full=blank.in_full)
-        spec = self._settled(spec, in_full=blank.in_full)
-        # A proof in full is waited for as any run is; so is every probe until the first one was.
+        spec = self._with_launcher(spec, in_full=blank.in_full)
+        # A proof under torchrun never ends early, and no probe does before a good control has shown its longest pause.
         quiet_s = None if blank.in_full else self.launches.longest_quiet_s
         early_stop = EarlyStop(n=blank.n, ranks=spec.ranks, known=self.waits, tell=self.screen.waits, quiet_s=quiet_s)
         with self.session.devices_of(spec) as devices:
@@ -282,29 +285,29 @@ class Bisection(SearchProgress):
                 slow_from_s=self.slow_from_s,
             )  # fmt: skip
             launched = replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s)
-            seen = with_outcome(launched, outcome)
+            probe = with_outcome(launched, outcome)
             if early_stop.early and outcome.verdict.status is Status.ERROR:
-                return replace(seen, early=True, verdict=None, counts_as=CountsAs.BAD)
+                return replace(probe, early=True, verdict=None, counts_as=CountsAs.BAD)
             if counts is CountsAs.BAD and outcome.verdict.status is Status.HANG and early_stop.signature:
                 self.waits.add(early_stop.signature)
-        return seen
+        return probe
 
     def _leave_if_interrupted(self) -> None:
         if self.session.interrupted:
             self.interrupted = True
             raise _Interrupted
 
-    def _settled(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
-        """Return the launch with its launcher chosen: a fork if that is safe, and if nothing is proven by it."""
+    def _with_launcher(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
+        """Return the launch with its launcher: a fork if that is safe and the probe need not run under torchrun."""
         if self.server is None or in_full or not self.forks:
             return spec
-        settled = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
-        if settled.launcher is not Launcher.FORK:
-            self.note(settled.notes[-1])
-        return settled
+        chosen = self.server.with_launcher(replace(spec, launcher=Launcher.FORK))
+        if chosen.launcher is not Launcher.FORK:
+            self.note(chosen.notes[-1])
+        return chosen
 
     def _free_name(self, n: int) -> str:
-        """A probe that was killed has left a folder that answers for nothing and keeps its name."""
+        """Return a name for the probe's directory: a probe of an earlier session that was killed left its own."""
         names = (f"p{n:02d}", *(f"p{n:02d}_{again}" for again in range(2, 1000)))
         return next(name for name in names if not self.run.attempt(name).path.exists())
 
@@ -313,7 +316,7 @@ class Bisection(SearchProgress):
     def _check_launcher(self, new: ProbeReport) -> None:
         """Check whether a contradiction comes from the launcher, before the search sees it. Raises _LauncherDecides.
 
-        A program that contradicts itself anyhow has a few of its forks confirmed, and no more.
+        At most _MOST_CONFIRMED forks are repeated under torchrun, because a flaky program contradicts itself anyway.
         """
         forked = contradicted_fork(new, self.probes)
         if forked is None or forked.subset in self.confirmed or len(self.confirmed) == _MOST_CONFIRMED:
@@ -323,7 +326,7 @@ class Bisection(SearchProgress):
         if again.counts_as in (forked.counts_as, CountsAs.UNRESOLVED):
             return
         if self._probe_again(forked.places, Purpose.REPEAT, in_full=False).counts_as is not forked.counts_as:
-            return  # it changes under one launcher, so the other one explains nothing
+            return  # the result changes under one launcher, so the launcher does not explain it
         self.note(
             f"with {self.request.subject.describe(forked.places)} a forked probe counts as {forked.counts_as.value} "
             f"and one of torchrun as {again.counts_as.value}: torchrun throughout from here, and what forks showed is "
@@ -331,8 +334,11 @@ class Bisection(SearchProgress):
         )
         raise _LauncherDecides
 
-    def _ask_for_commands(self, answer: SearchAnswer) -> None:
-        """Launch both configurations under torchrun: a command is printed only if its last launch did what it says."""
+    def _confirm_commands(self, answer: SearchAnswer) -> None:
+        """Launch the failing and the passing configuration under torchrun, if their last launch was not.
+
+        A command is printed only if its last launch under torchrun had the result that the answer states.
+        """
         wanted = (
             (answer.failing, CountsAs.BAD, Purpose.PROOF_BAD),
             (answer.passing, CountsAs.GOOD, Purpose.PROOF_GOOD),
@@ -351,17 +357,20 @@ class Bisection(SearchProgress):
             self.note(f"no command for {self.request.subject.describe(subset)}: {reason}")
 
     def _learn(self, made: ProbeReport) -> None:
-        """Learn from a control: how long a sound run makes no progress, and what the failure looks like."""
+        """Learn from a control the longest time without progress in a sound run, and the signature of the failure."""
         if made.purpose is Purpose.CONTROL_GOOD and made.counts_as is CountsAs.GOOD:
             self.launches.longest_quiet_s = made.longest_quiet_s or self.launches.longest_quiet_s
-            self._learn_pace(made)
+            self._learn_step_time(made)
         if self.signature is None and made.counts_as is CountsAs.BAD and made.verdict is not None:
             slow = self.request.wanted.how == SLOW
             verdict, cause, place = (SLOW, None, None) if slow else (made.verdict, made.cause, line_word(made.place))
             self.signature = Signature(verdict=verdict, cause=cause, place=place)
 
-    def _learn_pace(self, good: ProbeReport) -> None:
-        """Learn what is slow, before anything was compared with it: it may not change later. Called in the lock."""
+    def _learn_step_time(self, good: ProbeReport) -> None:
+        """Collect the step times of the good end and, once there are enough, fix the step time that counts as slow.
+
+        The threshold must not change after a probe was compared with it. The caller holds the lock.
+        """
         if good.step_s is None or self.slow_from_s is not None:
             return
         self.baseline_s.append(good.step_s)
@@ -379,7 +388,7 @@ class Bisection(SearchProgress):
         self.screen.round_begun(round_, report_so_far(self), left_s)
 
     def note(self, text: str) -> None:
-        """Print a note once, and keep it for the documents."""
+        """Print a note once, and store it for the documents."""
         with self._lock:
             new = text not in self.notes
             if new:
@@ -388,7 +397,7 @@ class Bisection(SearchProgress):
             self.screen.note(text)
 
     def _bad_cost(self) -> float:
-        """Return the time of a failing probe as a multiple of a passing one's, by the probes so far."""
+        """Return the mean time of a failing probe as a multiple of a passing probe's, from the probes so far."""
         each = self._costs()
         return max(0.1, each.bad_s / each.good_s) if each and each.good_s else 1.0
 

@@ -1,4 +1,4 @@
-"""The report of a bisection: its plan before it starts, its documents at the end, a stored one shown again."""
+"""The report of a bisection: its plan for --dry-run, its documents at the end, and a stored bisection printed again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING_YET = SearchAnswer(kind=AnswerKind.UNDECIDED, confidence=0.0)
 
 @dataclass(kw_only=True)
 class SearchProgress:
-    """What a bisection was asked, and what it has seen so far."""
+    """The request of a bisection, and its results so far."""
 
     request: BisectRequest
     run: RunDir | None = None  # None: only a plan is shown, and nothing is written
@@ -49,7 +49,7 @@ class SearchProgress:
 def report_so_far(
     state: SearchProgress, answer: SearchAnswer = NOTHING_YET, *, alone: str | None = None, cut_short: bool = False
 ) -> BisectReport:
-    """Return the report of what is known, for a screen or a document."""
+    """Return the report of the results so far, for a screen or a document."""
     spec = _any_spec(state.launches)
     return BisectReport(
         run_id=state.run.run_id if state.run else "",
@@ -81,12 +81,15 @@ def write_answer(
     *,
     cut_short: bool,
 ) -> BisectReport:
-    """Write every document of the bisection. `outcomes`: of this session, by directory; others are judged again."""
+    """Write every document of the bisection.
+
+    `outcomes`: of this session, by directory; older probes are judged again.
+    """
     run = session.run
     search = report_so_far(state, answer, alone=_write_repro(state, run, answer), cut_short=cut_short)
     search = run.redaction.value(replace(search, command=run.redaction.typed(search.command)))
     dirs = [probe.dir for probe in search.probes if probe.dir]
-    known = {**_judged_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
+    known = {**_judge_again(run, [name for name in dirs if name not in outcomes]), **outcomes}
     session.write_documents(
         [known[name] for name in dirs if name in known], plan=specs, search=search, interrupted=cut_short
     )
@@ -102,7 +105,7 @@ def _any_spec(launches: Launches) -> RunSpec | None:
 
 def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) -> Commands:
     def command(subset: Subset | None, counts: CountsAs) -> str | None:
-        """Return the command of the last launch of this configuration without a fork and without other limits."""
+        """Return the command of this configuration, if its last launch under torchrun counted as `counts`."""
         if subset is None or not shown_in_full(state.probes, subset, counts):
             return None
         last = _last_in_full(state.probes, subset)
@@ -114,7 +117,7 @@ def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) ->
 
 
 def shown_in_full(probes: Sequence[ProbeReport], subset: Subset, counts: CountsAs) -> bool:
-    """Whether the last launch of this configuration as a person would type it counted so."""
+    """Whether the last launch of this configuration under torchrun, with the full limits, counted as `counts`."""
     last = _last_in_full(probes, subset)
     return last is not None and last.counts_as is counts
 
@@ -125,8 +128,8 @@ def _last_in_full(probes: Sequence[ProbeReport], subset: Subset) -> ProbeReport 
 
 
 def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> str | None:
-    """Write repro/ of the whole run, the failing configuration as a script of its own, and return its command."""
-    if answer.failing is None or state.request.subject.form is Form.COMMIT:  # a worktree is gone by then
+    """Write the run's repro/, a script of the failing configuration, and return the command that starts it."""
+    if answer.failing is None or state.request.subject.form is Form.COMMIT:  # its worktree will be removed
         return None
     spec = state.launches.spec_or_reason(answer.failing)
     if isinstance(spec, str):
@@ -140,8 +143,8 @@ def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> st
     return f"cd {run.repro} && {repro_command(spec)}"
 
 
-def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
-    """Judge the probes of earlier sessions again, without those that can no longer be judged."""
+def _judge_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
+    """Judge the probes of earlier sessions again. Skip those that can no longer be judged."""
     from nsa_harness.commands.judge import judge_stored
 
     judged = {}
@@ -152,7 +155,7 @@ def _judged_again(run: RunDir, dirs: Sequence[str]) -> dict[str, Outcome]:
 
 
 def show_plan(request: BisectRequest) -> int:
-    """Print what would be asked, and how many probes and how long each case takes. Launches and writes nothing."""
+    """Print the question, both ends, and the probes and time of each possible result. Launch and write nothing."""
     facts, subject = machine_facts(), request.subject
     launches = Launches(request=request, facts=facts)
     earlier = earlier_of(launches, request.options.parent)
@@ -177,7 +180,7 @@ def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:
 
 
 def _takes_s(case: Case, earlier: Earlier, jobs: int) -> float | None:
-    """Return the time by the mean of the stored runs that ended so, or of all stored runs if none did."""
+    """Return the expected time of a case, from the mean times of stored runs that passed and that failed."""
     passing = earlier.run_s((Status.PASS,)) or earlier.run_s()
     failing = earlier.run_s(BAD_ENDS) or passing
     if passing is None or failing is None:
@@ -186,10 +189,10 @@ def _takes_s(case: Case, earlier: Earlier, jobs: int) -> float | None:
 
 
 def _known_by(earlier: Earlier) -> str:
-    """Return where the time of a run is known from."""
+    """Return which stored runs the expected times come from."""
     means = [(word, earlier.run_s(verdicts)) for word, verdicts in (("passes", (Status.PASS,)), ("fails", BAD_ENDS))]
     took = " and ".join(f"{words.seconds(mean_s)} where it {word}" for word, mean_s in means if mean_s is not None)
-    runs = sum(one.verdict in (Status.PASS, *BAD_ENDS) for one in (*earlier.good, *earlier.bad))
+    runs = sum(run.verdict in (Status.PASS, *BAD_ENDS) for run in (*earlier.good, *earlier.bad))
     return f"a run takes {took}, by {words.plural(runs, 'stored run')}" if took else ""
 
 

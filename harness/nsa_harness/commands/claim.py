@@ -1,6 +1,6 @@
-"""A claim put to the test: both sides are launched in turn until their counts decide it.
+"""Test a claim: launch both sides alternately until their counts decide it.
 
-What decides is pure (`core/experiment/claim.py`).
+The decision itself is pure (`core/experiment/claim.py`).
 """
 
 from __future__ import annotations
@@ -105,15 +105,15 @@ def _claim(request: ClaimRequest, sides: Sides) -> ClaimReport:
 
 
 def planned_claim(request: ClaimRequest) -> Sides:
-    """Return both sides for --dry-run. Launches nothing, and checks out neither of two commits."""
+    """Return both sides for --dry-run, without launching anything or checking out a commit."""
     return _sides(request, machine_facts(), None)
 
 
 def show_plan(request: ClaimRequest, sides: Sides) -> None:
-    """Print what is compared, by which commands, and what that takes at least and at most."""
+    """Print both sides, their commands, and the least and the most time that the test takes."""
     claim, specs = _claim(request, sides), (sides.first.spec, sides.second.spec)
-    took = [[one.wall_s for one in ended_before(request.options.parent, {spec.spec_hash})] for spec in specs]
-    known = [sum(each) / len(each) for each in took if each]
+    walls_s = [[run.wall_s for run in ended_before(request.options.parent, {spec.spec_hash})] for spec in specs]
+    known = [sum(side_s) / len(side_s) for side_s in walls_s if side_s]
     pair_s = 2 * sum(known) / len(known) if known else None
     redaction = Redaction(on=request.options.redact)
     commands = [redaction.command(command_line(spec, sys.executable, None), spec.env) for spec in specs]
@@ -159,9 +159,9 @@ def _test(experiment: Experiment, request: ClaimRequest, sides: Sides, claim: Cl
 
 
 def _end(experiment: Experiment, request: ClaimRequest, test: SequentialTest) -> Conclusion | None:
-    """Return why nothing more is launched; None: the next trial is."""
-    if found := test.conclusion():
-        return found
+    """Return why the test ends; None: the next trial is launched."""
+    if conclusion := test.conclusion():
+        return conclusion
     counted = f"{test.count(FIRST)} without it and {test.count(SECOND)} with it"
     if experiment.session.interrupted:
         why = f"interrupted at {counted}; the same command starts anew"
@@ -173,7 +173,7 @@ def _end(experiment: Experiment, request: ClaimRequest, test: SequentialTest) ->
 
 
 def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
-    """Judge a trial: to a claim any failure is a bad end, for a crash in place of a hang is no mitigation."""
+    """Judge a trial. For a claim any failure is bad: a change that turns a hang into a crash does not help."""
     spec, attempt = experiment.configs[side], experiment.session.run.attempt(outcome.spec.scenario, outcome.attempt)
     numbers: tuple[Number, ...] = ()
     if is_launched_by(spec):
@@ -183,7 +183,7 @@ def _trial(experiment: Experiment, outcome: Outcome, side: int) -> Trial:
 
 
 class _Files:
-    """The program's own files: whoever edits one during the test has two programs. Each commit has files of its own."""
+    """The program's own files, to notice an edit during the test. For two commits there are none to watch."""
 
     def __init__(self, sides: Sides, working_dir: Path) -> None:
         specs = () if sides.key == COMMIT else (sides.first.spec, sides.second.spec)
@@ -191,7 +191,7 @@ class _Files:
         self._before = self._program.files()
 
     def learn_written(self, test: SequentialTest) -> None:
-        """Leave out what the first trial of each side has changed or made: the program writes that itself."""
+        """Ignore files that change during the first trial of each side: the program writes them itself."""
         if len(test.trials) <= 2:
             self._before = without_written(self._before, self._program.files())
 

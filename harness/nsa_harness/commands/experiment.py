@@ -1,4 +1,4 @@
-"""An experiment: configurations launched one after another until a question is answered, and a line in the ledger."""
+"""An experiment: launch configurations one after another until a question is answered, and add it to the ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nsa_harness.supervisor.storage.rundir import RunOptions
 
 @dataclass(kw_only=True)
 class Experiment:
-    """The launches of a claim or of a verification."""
+    """The launches of a claim or of a verification, while it is carried out."""
 
     session: Session
     screen: TrialScreen
@@ -43,21 +43,22 @@ class Experiment:
     ) -> Iterator[Trial]:
         """Launch, judge and yield one trial after another until the question is answered or the user interrupts.
 
-        `next_config` chooses among the configurations, `judge` makes a trial of an outcome of it, and `progress` is
-        the line that the screen shows meanwhile.
+        `next_config` chooses the configuration to launch, `judge` makes a trial from its outcome, and `progress`
+        returns the line that the screen shows during the launch.
         """
         while not answered() and not self.session.interrupted:
             config = next_config()
             self.screen.running(progress(config))
             outcome = self._launch(self.configs[config])
             self.screen.running(None)
-            if self.session.interrupted:  # such an outcome shows nothing
+            if self.session.interrupted:  # the outcome of an interrupted launch does not count
                 return
             self.trials.append(judge(outcome, config))
             yield self.trials[-1]
 
     def _launch(self, spec: RunSpec) -> Outcome:
-        outcome = self.session.launch(spec, 1 + sum(one.spec.scenario == spec.scenario for one in self._outcomes))
+        made = sum(outcome.spec.scenario == spec.scenario for outcome in self._outcomes)
+        outcome = self.session.launch(spec, 1 + made)
         self._outcomes.append(outcome)
         self.session.tell_outcome(outcome)
         return outcome
@@ -69,18 +70,19 @@ class Experiment:
         self.screen.show(lambda width: [line(width)])
 
     def finish(self, line: LedgerLine, code: int) -> tuple[int, Path | None]:
-        """Write the line of the ledger and the documents of the run.
+        """Add the line to the ledger, and write the documents of the run.
 
-        Returns the exit code, and the ledger; None: no trial was made, or it could not be written, which is printed.
+        Return the exit code and the ledger's path; None: no trial was made, or the ledger could not be written, which
+        is printed.
         """
         code = INTERRUPTED if self.session.interrupted else code
-        ledger = self._file(line) if self.trials else None
+        ledger = self._add_to_ledger(line) if self.trials else None
         self.session.write_documents(self._outcomes)
         claim = {"scenario": line.scenario, "claim": plain(line)}
         self.session.stream({"event": "done", **claim, "exit_code": code, "run_dir": str(self.session.run.path)})
         return code, ledger
 
-    def _file(self, line: LedgerLine) -> Path | None:
+    def _add_to_ledger(self, line: LedgerLine) -> Path | None:
         try:
             return add_line(self.session.options.parent, line, self.session.run.redaction)
         except (OSError, HarnessError) as error:
@@ -88,7 +90,10 @@ class Experiment:
             return None
 
     def ledger_line(self, spec: RunSpec, runs: Sequence[str] = (), **facts: Any) -> LedgerLine:
-        """Return the line of the ledger: the facts, and what the session knows. `spec`: whose checkout is named."""
+        """Return a line for the ledger: `facts`, and the session's own data.
+
+        `spec`: the launch whose checkout counts.
+        """
         git: Mapping[str, Any] = describe(spec, self.session.facts, git_diff=False)["git"] or {}
         return LedgerLine(
             at=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", attempts=len(self.trials), commit=git.get("commit"),
@@ -98,8 +103,8 @@ class Experiment:
 
     @property
     def took_s(self) -> float:
-        """The time of all launches together, also of one that was interrupted."""
-        return sum(one.timing.wall_s for one in self._outcomes)
+        """The time of all launches together, including an interrupted one."""
+        return sum(outcome.timing.wall_s for outcome in self._outcomes)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`fit`: what stored sweeps predict for a step that was never run, and whether a run at half its size confirms it."""
+"""`fit`: predict the cost of a larger step from stored sweeps, and check the prediction with a run at half its size."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _CHECK_STEPS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The size in question; None = that of the cells."""
+class RequestedSize:
+    """The size to predict; None: as in the largest cell of the sweep."""
 
     tokens: int | None
     layers: int | None
@@ -35,19 +35,19 @@ class Answer:
     code: int = BORNE_OUT
 
 
-def fit(stored: Sequence[Path], asked: Asked, parent: Path) -> Answer:
-    """Raises UsageError where these runs hold no sweep."""
+def fit(stored: Sequence[Path], requested: RequestedSize, parent: Path) -> Answer:
+    """Fit each sweep in the stored runs, and predict the requested size. Raises UsageError if there is no sweep."""
     named: Sequence[Path | None] = stored or (None,)
     outcomes = [outcome for path in named for outcome in _outcomes(path, parent)]
-    found = sweeps(outcomes)
-    if not found:
+    fitted = sweeps(outcomes)
+    if not fitted:
         raise UsageError(
             "no three passed runs here differ in model.seq_len or model.layers alone; make some:"
             " nsa-harness run sweep_seq_len, and for the production shape nsa-harness run sweep_production"
         )
     answer = Answer(lines=[])
-    for sweep in found:
-        _tell(sweep, asked, answer)
+    for sweep in fitted:
+        _add_sweep(sweep, requested, answer)
     return answer
 
 
@@ -57,13 +57,17 @@ def _outcomes(path: Path | None, parent: Path) -> Sequence[Outcome]:
     return from_json(text, str(run.path / "report.json")).outcomes
 
 
-def _tell(sweep: Sweep, asked: Asked, answer: Answer) -> None:
-    size = _size(sweep, asked)
+def _add_sweep(sweep: Sweep, requested: RequestedSize, answer: Answer) -> None:
+    """Append the sweep's cells and fit to the answer, and the prediction if a size was requested.
+
+    If the sweep has a cell at half the requested size, that cell is left out of the fit and checks its prediction;
+    otherwise the answer names the run that would.
+    """
+    size = _size(sweep, requested)
     half = None if size is None else _half(sweep, size)
     check = next((cell for cell in sweep.cells if cell.cost and size_of(cell.cost) == half), None)
-    known = [cell for cell in sweep.cells if cell is not check]
-    # Without the check the rest must still be a sweep: a cell that the fit needs is none.
-    left = next(iter(sweeps(known)), None) if check else None
+    # A cell can only check the fit if the other cells are still a sweep without it.
+    left = next(iter(sweeps([cell for cell in sweep.cells if cell is not check])), None) if check else None
     fitted = sweep if left is None else left
     answer.lines += ["", *cells_text(sweep.cells), "", *fit_lines(fitted)]
     if size is None or half is None:
@@ -78,23 +82,24 @@ def _tell(sweep: Sweep, asked: Asked, answer: Answer) -> None:
         answer.lines += _to_check(fitted, half)
 
 
-def _size(sweep: Sweep, asked: Asked) -> Size | None:
-    """Return the size in question; what was not named is as in the largest cell."""
-    if asked.tokens is None and asked.layers is None:
+def _size(sweep: Sweep, requested: RequestedSize) -> Size | None:
+    """Return the size to predict, or None if no size was requested."""
+    if requested.tokens is None and requested.layers is None:
         return None
     cost = sweep.cells[-1].cost
     assert cost is not None
-    return Size(tokens=asked.tokens or cost.tokens, layers=asked.layers or cost.layers)
+    return Size(tokens=requested.tokens or cost.tokens, layers=requested.layers or cost.layers)
 
 
 def _half(sweep: Sweep, size: Size) -> Size:
-    """Return half of what goes beyond the cells: of the tokens if these vary, else of the layers."""
+    """Return the size with half the layers if the sweep varies layers, else with half the tokens."""
     regime = sweep.regimes[-1]
     over = regime.fits[0].over if regime.fits else ()
     return Size(tokens=size.tokens, layers=max(1, size.layers // 2)) if over == (LAYERS,) else size.halved()
 
 
 def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
+    """Compare the sweep's prediction for the size of `check` with its measurements."""
     cost = check.cost
     assert cost is not None
     predicted = sweep.predicted(size_of(cost))
@@ -103,15 +108,15 @@ def _check(sweep: Sweep, check: Outcome, answer: Answer) -> None:
         answer.code = max(answer.code, REFUSED)
         return
     measurements = {
-        quantity: (one, value) for quantity, one in predicted.items() if (value := measured(cost, quantity))
+        quantity: (interval, value) for quantity, interval in predicted.items() if (value := measured(cost, quantity))
     }
     answer.lines += ["", *checked_lines(cost, measurements)]
-    if any(not one.low <= value <= one.high for one, value in measurements.values()):
+    if any(not interval.low <= value <= interval.high for interval, value in measurements.values()):
         answer.code = max(answer.code, CONTRADICTED)
 
 
 def _to_check(sweep: Sweep, half: Size) -> Iterator[str]:
-    """The run at half the size, with how long a step of it should take."""
+    """Yield the command of the run at half the size, and how long a step of it should take."""
     predicted: Mapping[Quantity, Interval] | Refused = sweep.predicted(half)
     name = sweep.cells[-1].spec.scenario.partition("@")[0]
     keys = f"--matrix model.seq_len={half.tokens} --matrix model.layers={half.layers} train.steps={_CHECK_STEPS}"

@@ -55,7 +55,7 @@ def judge_evidence(
     repeat: str | None,
     own_rules: tuple[Rule, ...] = (),
 ) -> Outcome:
-    """Return the verdict on this evidence, with its cause, in words. `own_rules` are those of the program that ran."""
+    """Judge the evidence: return its verdict and cause, in words. `own_rules` are rules for the program that ran."""
     judgement = judge(evidence)
     diagnosis = diagnose(evidence, judgement, own_rules)
     words = in_words(diagnosis)
@@ -78,10 +78,9 @@ def judge_evidence(
 def judge_attempt(
     attempt: AttemptDir, spec: RunSpec, node: str, number: int, *, stored_by: Budget | None = None
 ) -> Outcome:
-    """Read the attempt's evidence and judge it. Writes the evidence, profile, repro, verdict and result.
+    """Read the attempt's evidence and judge it. Write the evidence, profile, repro, verdict and result.
 
-    `stored_by`: the attempt is one of a stored run, and this is what reading all of that may cost; None: it has just
-    been launched here.
+    `stored_by`: the budget for reading a stored run, if the attempt belongs to one; None: it was just launched here.
     """
     attempt.redaction.learn_launch(spec)
     attempt.redaction.suspect(os.environ)
@@ -114,12 +113,12 @@ def judge_attempt(
     unwritten = redact_files(attempt)
     unwritten += kept(attempt, attempt.verdict, json.dumps(outcome_values(outcome), indent=1) + "\n")
     unwritten += kept(attempt, attempt.result, f"{outcome.verdict.status}\n")
-    unwritten += _traced(attempt, evidence, outcome)  # last: on a disk that fills up it may cost no verdict
+    unwritten += _traced(attempt, evidence, outcome)  # last: on a full disk it must not cost the verdict
     return replace(outcome, trouble=(*outcome.trouble, *unwritten))
 
 
 def kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
-    """A verdict is never lost for want of a place to write it: a stored run may be read-only."""
+    """Write a file of the attempt. Return what could not be written: a stored run may be read-only."""
     try:
         attempt.door.write(path, text)
     except OSError as error:
@@ -128,7 +127,7 @@ def kept(attempt: AttemptDir, path: Path, text: str) -> tuple[Trouble, ...]:
 
 
 def keep_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
-    """Give a scenario that was not launched a directory too, for readers who go through the directories of a run."""
+    """Return the outcome of a skipped scenario, and make its directory, for programs that read those of a run."""
     outcome = skipped(skip)
     try:
         attempt.door.make_folder(attempt.path)
@@ -138,7 +137,7 @@ def keep_skip(attempt: AttemptDir, skip: Skip) -> Outcome:
 
 
 def _traced(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[Trouble, ...]:
-    """A verdict is never lost for want of its picture."""
+    """Write the trace. Return what could not be written: a failure here must not cost the verdict."""
     try:
         text = attempt.redaction.json(trace_json(evidence, outcome))
     except Exception as error:
@@ -147,7 +146,7 @@ def _traced(attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[
 
 
 def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome: Outcome) -> tuple[Artifact, ...]:
-    """A verdict is never lost for want of a way to repeat it."""
+    """Write repro/ and return its files, or why it could not be made: a failure here must not cost the verdict."""
     try:
         shown = attempt.redaction.spec(spec)
         bare = attempt.redaction.command(command_line(spec, sys.executable, None))
@@ -157,7 +156,7 @@ def _reproduced(attempt: AttemptDir, spec: RunSpec, evidence: Evidence, outcome:
 
 
 def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
-    """An attempt of an earlier run, from its files alone; `budget`: what is left of its run's. Raises ScenarioError."""
+    """Judge an attempt of a stored run from its files. `budget`: the rest of its run's budget. Raises ScenarioError."""
     attempt.door.budget = budget = budget or Budget()
     spec = judged_spec(attempt)
     nodes = attempt.door.files(attempt.evidence, "*.json")
@@ -166,7 +165,7 @@ def judge_stored(attempt: AttemptDir, budget: Budget | None = None) -> Outcome:
 
 
 def not_judged(attempt: AttemptDir, plan: Sequence[RunSpec | Skip], error: Exception) -> Outcome:
-    """An attempt whose files do not let it be judged: ERROR, with the reason. `plan` may still know its scenario."""
+    """Return the ERROR outcome of an attempt that cannot be judged. `plan` may still contain its scenario."""
     name, number = _named(attempt)
     known = [spec for spec in plan if isinstance(spec, RunSpec) and spec.scenario == name]
     why = str(error) if isinstance(error, HarnessError) else f"the harness failed: {type(error).__name__}: {error}"

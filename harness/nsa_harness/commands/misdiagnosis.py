@@ -1,8 +1,7 @@
-"""`export --as misdiagnosis`: a wrong answer and the truth, as one file that can be judged again.
+"""`export --as misdiagnosis`: pack a wrong answer and the truth into one file that can be judged again.
 
-The file has the form of a round of `evaluation/rounds`: recordings, truths, and the answers that were given. It
-contains evidence and excerpts of the program, redacted and under an invented directory, but no logs, environment or
-command.
+The file has the form of a round of `evaluation/rounds`: recordings, truths and answers. It contains evidence and
+excerpts of the program, redacted and under an invented directory, but no logs, environment or command.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Word = TypeVar("Word", Cause, Status)
 
 @dataclass(frozen=True, kw_only=True)
 class StatedTruth:
-    """What the user typed; None or empty for a part that the user does not know."""
+    """The truth that the user stated; None or empty for a part that the user does not know."""
 
     line: str | None = None
     cause: str | None = None
@@ -77,7 +76,10 @@ class _Truth:
 def record_misdiagnosis(
     stored: Path | None, stated: StatedTruth, *, to: Path | None = None, out: Path | None = None, redact: bool = True
 ) -> Iterator[str]:
-    """Write the recording and yield what it contains. Raises UsageError if the truth is impossible or not new."""
+    """Write the recording, and yield lines that describe it.
+
+    Raises UsageError if the truth is impossible or not new.
+    """
     run = find_run(stored, out or Path("reports"), redact=redact)
     with refuse_if_running(run):
         attempt = _attempt(run, stored)
@@ -188,7 +190,7 @@ def _evidence(attempt: AttemptDir) -> Evidence:
 
 
 def _project(evidence: Evidence) -> str:
-    """Return the directory of all files of the program that the evidence names."""
+    """Return the common directory of the program's files that the evidence names, or "" without any."""
     files = (*places_of(evidence), *(source.file for source in evidence.sources))
     absolute = sorted({str(PurePosixPath(file).parent) for file in files if file.startswith("/")})
     return os.path.commonpath(absolute) if absolute else ""
@@ -207,7 +209,7 @@ def _environment(attempt: AttemptDir) -> dict[str, Any]:
 
 
 def _checked(stated: StatedTruth, attempt: AttemptDir, evidence: Evidence, outcome: Outcome) -> tuple[_Truth, Evidence]:
-    """Return the truth, and the evidence with the source around its line."""
+    """Check what the user stated. Return it as the truth, and the evidence with the source around its line."""
     verdict = _word("--verdict", stated.verdict, Status) or outcome.verdict.status
     cause = _word("--cause", stated.cause, Cause)
     if strangers := [rank for rank in stated.ranks if not 0 <= rank < evidence.world_size]:
@@ -274,7 +276,7 @@ def _file(name: str, here: str, known: Sequence[str]) -> str:
 
 
 def _same(truth: _Truth, outcome: Outcome) -> bool:
-    """Whether the outcome says everything that the user states."""
+    """Whether the outcome already contains everything that the user states."""
     verdict, culprit = outcome.verdict, outcome.culprit
     place = culprit.place if culprit else None
     return (
@@ -289,7 +291,7 @@ def _same(truth: _Truth, outcome: Outcome) -> bool:
 
 
 def _scored(attempt: AttemptDir, evidence: Evidence, true: Mapping[str, Any], note: str) -> dict[str, Any]:
-    """Return the truth in the form of a truth.json of strangers."""
+    """Return the truth in the form of truth.json in `evaluation/rounds`."""
     healthy = true["verdict"] == Status.PASS and true["cause"] is None
     return {
         "program": f"{attempt.path.name}.py",

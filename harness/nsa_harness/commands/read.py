@@ -1,4 +1,4 @@
-"""`nsa-harness read`: a job that was not watched, judged from its logs and dumps."""
+"""`nsa-harness read`: judge a job that was not watched, from its logs and dumps."""
 
 from __future__ import annotations
 
@@ -56,30 +56,31 @@ def read(request: ReadRequest) -> int:
 
     Raises UsageError if no file can be used.
     """
-    found = left_files(request.paths)
-    useful: Counter[Kind] = Counter(one.kind for one in found.files if one.kind is not Kind.NOTHING)
+    job_files = left_files(request.paths)
+    useful: Counter[Kind] = Counter(file.kind for file in job_files.files if file.kind is not Kind.NOTHING)
     if not useful:
-        raise UsageError(_nothing_usable(found))
+        raise UsageError(_nothing_usable(job_files))
     run = create_run(request.out, redact=request.redact) if request.out else None
     redaction = run.redaction if run else Redaction(on=request.redact)
     redaction.suspect(os.environ)
-    after = read_post_mortem(found.files, socket.gethostname())
-    # A failure is explained by what was printed of it: nothing is missing where that is there.
-    missing = after.missing if judge(after.evidence).status is not Status.FAIL else ()
-    outcome = redaction.value(_outcome(request, found, after, useful, missing))
+    post_mortem = read_post_mortem(job_files.files, socket.gethostname())
+    # The printed error explains a failure, so no file is missing then.
+    missing = post_mortem.missing if judge(post_mortem.evidence).status is not Status.FAIL else ()
+    outcome = redaction.value(_outcome(request, job_files, post_mortem, useful, missing))
     report = _report(request, run, redaction, outcome)
     if run is not None:
         write_report(run, report)
     if request.json:
         sys.stdout.write(to_json(report, PLAYBOOK))
     else:
-        _tell(request, report, run, missing)
+        _print_answer(request, report, run, missing)
     return exit_code(report)
 
 
-def _nothing_usable(found: JobFiles) -> str:
-    lines = [f"{one.what}: {one.why}" for one in found.trouble]
-    lines += [f"{one.name}: {one.why}" for one in found.files]
+def _nothing_usable(job_files: JobFiles) -> str:
+    """Return the error message if no file can be used, with the reason for each file."""
+    lines = [f"{gap.what}: {gap.why}" for gap in job_files.trouble]
+    lines += [f"{file.name}: {file.why}" for file in job_files.files]
     shown = [escape(line) for line in lines[:_SHOWN]]
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     nothing = "read: nothing in what was named is a log or a dump of a job; it takes logs of torchrun and Slurm,"
@@ -88,39 +89,41 @@ def _nothing_usable(found: JobFiles) -> str:
 
 def _outcome(
     request: ReadRequest,
-    found: JobFiles,
-    after: PostMortem,
+    job_files: JobFiles,
+    post_mortem: PostMortem,
     useful: Mapping[Kind, int],
     missing: Sequence[Missing],
 ) -> Outcome:
-    lacking = (Trouble(what=one.what, why=f"not there; next time: {' · '.join(one.how)}") for one in missing)
-    evidence = replace(after.evidence, trouble=(*found.trouble, *after.evidence.trouble, *lacking))
-    since_s = found.newest_ns / 1e9
+    absent = (Trouble(what=file.what, why=f"not there; next time: {' · '.join(file.how)}") for file in missing)
+    evidence = replace(post_mortem.evidence, trouble=(*job_files.trouble, *post_mortem.evidence.trouble, *absent))
+    since_s = job_files.newest_ns / 1e9
 
     # The paths in a log are not trusted: only source files that are older than the log are opened.
     def source(file: str) -> str:
         return text_as_launched(file, since_s) if file.endswith(".py") else ""
 
     evidence = replace(evidence, sources=tuple(program_sources(evidence, source)))
-    named = [after.script or request.paths[0].resolve().name]
+    named = [post_mortem.script or request.paths[0].resolve().name]
     spec = observed_spec(job_name(named), "read from the files that it left", named, Limits(), "")
     spec = with_ranks(spec, evidence.world_size)
     counted = " · ".join(words.plural(count, kind.value) for kind, count in sorted(useful.items()))
     spec = replace(spec, backend=evidence.backend, notes=(f"read: {counted}",))
     outcome = judge_evidence(spec, evidence, attempt=1, directory="", artifacts=(), metrics={}, repeat=None)
-    return quoted(_with_files(outcome, after), evidence.sources)
+    return quoted(_with_files(outcome, post_mortem), evidence.sources)
 
 
-def _with_files(outcome: Outcome, after: PostMortem) -> Outcome:
-    """Replace the proofs' names in a run directory by the paths of the files that were read."""
-    # Absolute, so that a stored answer still names the files.
-    files = {known: os.path.abspath(name) for known, name in after.files.items()}
+def _with_files(outcome: Outcome, post_mortem: PostMortem) -> Outcome:
+    """Replace the proofs, which are paths in a run directory, by the paths of the files that were read."""
+    # Absolute paths, so that a stored answer still names the files.
+    files = {known: os.path.abspath(name) for known, name in post_mortem.files.items()}
 
-    def read(proofs: Sequence[str]) -> Iterator[str]:
-        return (files[one.lstrip("/")] for one in proofs if one.lstrip("/") in files)
+    def files_read(proofs: Sequence[str]) -> Iterator[str]:
+        return (files[proof.lstrip("/")] for proof in proofs if proof.lstrip("/") in files)
 
-    findings = tuple(replace(one, proof=tuple(dict.fromkeys(read(one.proof)))) for one in outcome.findings)
-    stacks = tuple(replace(one, proof=next(read([one.proof or ""]), None)) for one in outcome.stacks)
+    findings = tuple(
+        replace(finding, proof=tuple(dict.fromkeys(files_read(finding.proof)))) for finding in outcome.findings
+    )
+    stacks = tuple(replace(stack, proof=next(files_read([stack.proof or ""]), None)) for stack in outcome.stacks)
     return replace(outcome, findings=findings, stacks=stacks)
 
 
@@ -147,13 +150,13 @@ def _report(request: ReadRequest, run: RunDir | None, redaction: Redaction, outc
     return redaction.value(report)
 
 
-def _tell(request: ReadRequest, report: Report, run: RunDir | None, missing: Sequence[Missing]) -> None:
+def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, missing: Sequence[Missing]) -> None:
     """Print the files that could not be used or are missing, then the answer."""
     (outcome,) = report.outcomes
     width = min(shutil.get_terminal_size((_COLUMNS, 24)).columns, _MAX_COLUMNS)
     if not request.verbose:
-        lacking = {one.what for one in missing}
-        for line in _above([one for one in outcome.trouble if one.what not in lacking], missing, width):
+        absent = {file.what for file in missing}
+        for line in _file_lines([gap for gap in outcome.trouble if gap.what not in absent], missing, width):
             print(line)
     screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, verbose=request.verbose)
     where = run.path if run else Path()
@@ -163,14 +166,16 @@ def _tell(request: ReadRequest, report: Report, run: RunDir | None, missing: Seq
     screen.close()
 
 
-def _above(unused: Sequence[Trouble], missing: Sequence[Missing], width: int) -> Iterator[str]:
-    for number, one in enumerate(unused[:_SHOWN]):
-        yield from labelled("note" if number == 0 else "", escape(words.trouble(one)), width, ANSWER_LABEL_WIDTH)
+def _file_lines(unused: Sequence[Trouble], missing: Sequence[Missing], width: int) -> Iterator[str]:
+    """Yield the files that could not be used, the files that are missing, and how to make these the next time."""
+    for number, gap in enumerate(unused[:_SHOWN]):
+        yield from labelled("note" if number == 0 else "", escape(words.trouble(gap)), width, ANSWER_LABEL_WIDTH)
     if len(unused) > _SHOWN:
         yield from labelled("", f"{len(unused) - _SHOWN} more with -v", width, ANSWER_LABEL_WIDTH)
-    yield from labelled("missing", " · ".join(one.what for one in missing), width, ANSWER_LABEL_WIDTH)
+    yield from labelled("missing", " · ".join(file.what for file in missing), width, ANSWER_LABEL_WIDTH)
     if missing:
-        how = "nsa-harness watch -- COMMAND, or for each of these:"
-        yield from command("next time", how, width, ANSWER_LABEL_WIDTH)
-        for lacking in missing:
-            yield from command("", escape(lacking.how[0]), width, ANSWER_LABEL_WIDTH)
+        yield from command(
+            "next time", "nsa-harness watch -- COMMAND, or for each of these:", width, ANSWER_LABEL_WIDTH
+        )
+        for file in missing:
+            yield from command("", escape(file.how[0]), width, ANSWER_LABEL_WIDTH)

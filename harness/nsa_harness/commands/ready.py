@@ -1,4 +1,4 @@
-"""`ready`: the phases of a checklist one after another, as far as they can still show something, and the verdict."""
+"""`ready`: run the phases of a checklist one after another, skip phases that cannot pass, and give the verdict."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ _MAX_EVIDENCE_BYTES = 64 << 20
 @dataclass(frozen=True, kw_only=True)
 class ReadyRequest:
     shape: str
-    words: tuple[str, ...]  # KEY=VALUE, laid upon every scenario before what its phase sets
-    checklist: Path | None  # None: the shipped one
-    jobs: int | None  # of phases whose runs may go on together
+    words: tuple[str, ...]  # KEY=VALUE overrides for every scenario; those of its phase take precedence
+    checklist: Path | None  # None: the shipped checklist
+    jobs: int | None  # parallel runs in phases that allow them
     options: RunOptions
 
 
@@ -76,12 +76,12 @@ class Plans:
 
 
 def run_readiness(request: ReadyRequest) -> int:
-    """Run what is left of the checklist and write the documents; returns the exit code."""
+    """Run the rest of the checklist and write the documents. Return the exit code."""
     facts = machine_facts()
     plans = _planned(request, facts)
     specs = [spec for plan in plans.phases for spec in plan.specs if isinstance(spec, RunSpec)]
     program = Program(specs=specs, interpreter=interpreter(None, os.environ), working_dir=Path.cwd())
-    state = search_state(f"ready {request.shape}", request.options.command, _premises(request, plans, program))
+    state = search_state(f"ready {request.shape}", request.options.command, _cache_key(request, plans, program))
     sweep_dead_runs()
     with search_folder(
         request.options, state, program.files, state_file=lambda run: run.readiness_state, noun="check"
@@ -109,10 +109,10 @@ def _planned(request: ReadyRequest, facts: MachineFacts) -> Plans:
     return Plans(checklist=read.checklist, phases=planned_phases(read, question, facts))
 
 
-def _premises(request: ReadyRequest, plans: Plans, program: Program) -> CacheKey:
-    """Return all that must be unchanged for a finished run to count. Criteria are not part of it: they only read runs.
+def _cache_key(request: ReadyRequest, plans: Plans, program: Program) -> CacheKey:
+    """Return everything that must be unchanged for a finished run to count.
 
-    The hash of a launch covers the program's content.
+    Criteria are not part of it, because they only read runs. The hash of a launch covers the program's content.
     """
     phases = {f"phase {plan.phase.name}": plan.specs for plan in plans.phases}
     return {
@@ -134,8 +134,8 @@ def _check_in(folder: SearchFolder, request: ReadyRequest, plans: Plans, facts: 
     first_attempts = {name: str(run.path / name) for plan in plans.phases for name in plan.names}
     launches = tuple(spec for plan in plans.phases for spec in plan.launches(facts, first_attempts))
     screen = ReadyScreen(sys.stderr if options.json else sys.stdout, version=__version__, playbook=PLAYBOOK)
-    # Some phases go on side by side, whatever was asked for: the attempts look for an interruption themselves. The
-    # readiness record takes the place of the event stream.
+    # Some phases always run in parallel, so the attempts check for an interruption themselves. The readiness record
+    # replaces the event stream.
     with session(
         run, replace(options, json=False), launches, screen=screen, side_by_side=True, facts=facts, jobs=request.jobs
     ) as running:
@@ -143,20 +143,20 @@ def _check_in(folder: SearchFolder, request: ReadyRequest, plans: Plans, facts: 
         check = Check(request=request, plans=plans, execution=execution, screen=screen)
         running.broadcast(lambda listener: listener.plan(facts, [run.redaction.spec(spec) for spec in launches]))
         check.begin(before, folder)
-        found = check.carry_out()
-        report = running.write_documents([one for attempts in execution.attempts.values() for one in attempts])
+        result = check.carry_out()
+        report = running.write_documents([outcome for attempts in execution.attempts.values() for outcome in attempts])
         cut_short = running.record.interrupted
         running.broadcast(lambda listener: listener.done(report, run.path))
-        check.end(found, ended=not cut_short)
+        check.end(result, ended=not cut_short)
         folder.write(ended=not cut_short)
     if options.json:
         sys.stdout.write(run.door.whole(run.readiness_record, _MAX_EVIDENCE_BYTES).decode())
-    return INTERRUPTED if cut_short else EXIT[found.decision]
+    return INTERRUPTED if cut_short else EXIT[result.decision]
 
 
 @dataclass(kw_only=True)
 class Check:
-    """One checklist while it is carried out."""
+    """A checklist while it is carried out."""
 
     request: ReadyRequest
     plans: Plans
@@ -176,37 +176,39 @@ class Check:
         """Start with the attempts of an earlier session, and print the header."""
         self.execution.remember(before)
         self.done = [PhaseRuns(names=plan.names) for plan in self.plans.phases]
-        kept = sum(not interrupted(one) for one in before)
+        kept = sum(not interrupted(outcome) for outcome in before)
         note = f"goes on with {self.run.path}: {kept} runs already made" if folder.goes_on else folder.note
         takes = Takes(about_s=None, at_most_s=self._at_most_s(0))
         self._say(header_lines(self.request.shape, self.plans.checklist, takes, note, self.screen.width))
 
     def carry_out(self) -> Readiness:
-        found = readiness(self.plans.checklist, self.done, self.facts)
+        """Run every phase that is not blocked, and return the result so far or at the end."""
+        result = readiness(self.plans.checklist, self.done, self.facts)
         for number, plan in enumerate(self.plans.phases):
             if self.execution.session.interrupted:
                 break
-            results: Mapping[str, Result] = {row.name: row.result for row in found.phases}
+            results: Mapping[str, Result] = {row.name: row.result for row in result.phases}
             if why := blocked(results, plan.phase):
                 self._say([unreached_line(plan.phase, why, self.screen.width)])
                 continue
-            self._carry_out(number, plan)
-            found = readiness(self.plans.checklist, self.done, self.facts)
-            self._write(found, ended=False)
-        return found
+            self._run_phase(number, plan)
+            result = readiness(self.plans.checklist, self.done, self.facts)
+            self._write(result, ended=False)
+        return result
 
-    def end(self, found: Readiness, *, ended: bool) -> None:
-        record = self._write(found, ended=ended)
+    def end(self, result: Readiness, *, ended: bool) -> None:
+        record = self._write(result, ended=ended)
         self._say(decided_lines(record, self.run.path, self.screen.width))
 
-    def _carry_out(self, number: int, plan: PhasePlan) -> None:
-        made = [one for phase in self.done for one in phase.outcomes if one.dir]
-        specs = plan.launches(self.facts, {one.spec.scenario: str(self.run.path / one.dir) for one in made})
-        if all(self._counting(name) is not None for name in plan.names):
-            self._finished(number, plan)
+    def _run_phase(self, number: int, plan: PhasePlan) -> None:
+        """Launch the runs of a phase that have no final attempt yet, and store their outcomes and numbers."""
+        made = [outcome for phase in self.done for outcome in phase.outcomes if outcome.dir]
+        specs = plan.launches(self.facts, {outcome.spec.scenario: str(self.run.path / outcome.dir) for outcome in made})
+        if all(self._final(name) is not None for name in plan.names):
+            self._store(number, plan)
             return
-        following = [one.phase for one in self.plans.phases[number + 1 :]]
-        left = [spec for one in self.plans.phases[number:] for spec in one.specs]
+        following = [later.phase for later in self.plans.phases[number + 1 :]]
+        left = [spec for phase_plan in self.plans.phases[number:] for spec in phase_plan.specs]
         shown = phase_lines(
             number + 1, len(self.plans.phases), plan.phase, following,
             Takes(about_s=self._about_s(specs), at_most_s=self._at_most_s(number, number + 1)),
@@ -217,22 +219,22 @@ class Check:
         together = plan.phase.together
         jobs = {Together.NEVER: 1, Together.MAY: self.request.jobs, Together.MUST: len(specs)}[together]
         self.execution.carry_out(specs, jobs, crowded=together is Together.MUST)
-        self._finished(number, plan)
+        self._store(number, plan)
 
-    def _finished(self, number: int, plan: PhasePlan) -> None:
-        outcomes = tuple(one for name in plan.names if (one := self._counting(name)) is not None)
+    def _store(self, number: int, plan: PhasePlan) -> None:
+        outcomes = tuple(outcome for name in plan.names if (outcome := self._final(name)) is not None)
         numbers = {outcome.spec.scenario: self._numbers(outcome) for outcome in outcomes}
         self.done[number] = PhaseRuns(names=plan.names, outcomes=outcomes, numbers=numbers)
 
-    def _counting(self, name: str) -> Outcome | None:
-        """Return the attempt that counts; None: none has ended."""
+    def _final(self, name: str) -> Outcome | None:
+        """Return the final attempt of a run, or None if no attempt has ended."""
         attempts = [attempt for attempt in self.execution.attempts[name] if not interrupted(attempt)]
-        return next((one for one in with_flakiness(attempts) if one.final), None)
+        return next((attempt for attempt in with_flakiness(attempts) if attempt.final), None)
 
     def _numbers(self, outcome: Outcome) -> Numbers:
         criteria = self.plans.checklist.criteria.values()
         needs_evidence = any(
-            criterion.metric in FROM_EVIDENCE and criterion.asks(outcome.spec.scenario) for criterion in criteria
+            criterion.metric in FROM_EVIDENCE and criterion.reads(outcome.spec.scenario) for criterion in criteria
         )
         return numbers_of(outcome, self._evidence(outcome) if needs_evidence and outcome.dir else None)
 
@@ -248,14 +250,14 @@ class Check:
 
     def _about_s(self, specs: Sequence[RunSpec | Skip]) -> float | None:
         left = [
-            dict(spec.settings) for spec in specs if isinstance(spec, RunSpec) and self._counting(spec.scenario) is None
+            dict(spec.settings) for spec in specs if isinstance(spec, RunSpec) and self._final(spec.scenario) is None
         ]
-        # Fetching alone takes next to no time.
-        steps = [0 if one.get("train.phase") == "data" else int(one.get("train.steps", "1")) for one in left]
-        return expected_s(steps, [one for phase in self.done for one in phase.outcomes])
+        # A run that only loads data takes almost no time.
+        steps = [0 if run.get("train.phase") == "data" else int(run.get("train.steps", "1")) for run in left]
+        return expected_s(steps, [outcome for phase in self.done for outcome in phase.outcomes])
 
     def _at_most_s(self, begin: int, end: int | None = None) -> float | None:
-        """Return the time of these phases by the deadlines of their runs; None: a run has none."""
+        """Return the most time of these phases, from the deadlines of their runs; None: a run has no deadline."""
         total_s = 0.0
         for plan in self.plans.phases[begin:end]:
             limits = [spec.limits.deadline_s for spec in plan.specs if isinstance(spec, RunSpec)]
@@ -265,10 +267,10 @@ class Check:
             total_s += max(known, default=0.0) if plan.phase.together is Together.MUST else sum(known)
         return total_s
 
-    def _write(self, found: Readiness, *, ended: bool) -> ReadinessRecord:
+    def _write(self, result: Readiness, *, ended: bool) -> ReadinessRecord:
         record = self.run.redaction.value(
             ReadinessRecord(
-                verdict=found.decision,
+                verdict=result.decision,
                 ended=ended,
                 shape=self.request.shape,
                 checklist=str(self.request.checklist or "the shipped one"),
@@ -277,9 +279,9 @@ class Check:
                 run_id=self.run.run_id,
                 harness=__version__,
                 machine=self.facts,
-                criteria=found.criteria,
-                phases=found.phases,
-                not_tested=found.not_tested,
+                criteria=result.criteria,
+                phases=result.phases,
+                not_tested=result.not_tested,
             )
         )
         self.run.door.write(self.run.readiness, readiness_md(record))

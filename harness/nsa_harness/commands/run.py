@@ -1,21 +1,20 @@
-"""A run from its resolved scenarios to its documents, and a stored one judged again.
+"""Run the resolved scenarios and write their documents, or judge a stored run again.
 
-`session` holds the run while it goes on, `scheduler` chooses what is launched next, `attempt` launches it and follows
-it to its end, and `judge` says what happened from the files that the attempt left.
+`session` has the state of the run while it goes on, `scheduler` chooses the next launch, `attempt` launches it and
+watches it to its end, and `judge` judges it from the files of the attempt.
 
-- What ends an attempt: the watch decides (`Watch` in `supervisor/watch/watch.py`), and `Guarded.end`, called by
-  `attempt`, has the guardian end what is left; if this process dies, the guardian does so by itself. Ctrl-C is
-  `Interruption` in `session`; what ends a plan early is `Execution._stopped` in `scheduler`.
-- Where a HANG is decided: suspected by the watch, proven by `prove` (`core/verdict/proof.py`) while it runs, and proven
-  again from disk by the function `judge` (`core/verdict/verdict.py`). Which waits are closed: `group_waits` and
-  `host_waits` beside it. A deadline is FAIL.
-- Where a cause is named: `outcome_of` (`core/outcome/outcome.py`) asks `diagnose` (`core/diagnosis/engine.py`).
-- Where a file is written: `supervisor/storage/rundir.py` has the names and both ways to write. `commands/judge.py`
-  writes what belongs to an attempt, `render/documents/documents.py` what belongs to the run, the watch its journal and
-  dumps.
+- Who ends an attempt: the watch decides (`Watch` in `supervisor/watch/watch.py`), and `Guarded.end`, called by
+  `attempt`, lets the reaper end the remaining processes; if this process dies, the reaper does so on its own.
+  Ctrl-C is `Interruption` in `session`; `Execution._must_stop` in `scheduler` ends a plan early.
+- Who decides a HANG: the watch suspects it, `prove` (`core/verdict/proof.py`) proves it during the run, and `judge`
+  (`core/verdict/verdict.py`) proves it again from disk. `group_waits` and `host_waits`, in the same package, decide
+  which waits are closed. A passed deadline is FAIL.
+- Who names the cause: `diagnose` (`core/diagnosis/engine.py`); `outcome_of` (`core/outcome/outcome.py`) reports it.
+- Who writes a file: `supervisor/storage/rundir.py` has the file names and both ways to write. `commands/judge.py`
+  writes the files of an attempt, `render/documents/documents.py` those of the run, the watch its journal and dumps.
 
-These five modules import within a function what a launch does not need: the ranks start sooner without it, and while
-they do, `attempt` loads what watches, judges and writes.
+These five modules import inside functions the modules that a launch does not need, so that the ranks start sooner.
+While the ranks start, `attempt` imports what watches, judges and writes.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
 
 
 def run_all(request: RunRequest, screen: Listener | None = None) -> int:
-    """Run every spec, write the documents, return the exit code. `screen` takes the place of the terminal."""
+    """Run every spec and write the documents. Return the exit code. `screen` replaces the terminal."""
     sweep_dead_runs()
     with run_directory(request.options, request.resumed) as run:
         report = _run_in(run, request, screen)
@@ -71,6 +70,7 @@ def run_all(request: RunRequest, screen: Listener | None = None) -> int:
 
 
 def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report:
+    """Run the request in this directory, without the attempts that a resumed run already has; return the report."""
     before = [] if request.resumed is None else judged(run)
     agreed = request.agreed or (shipped_plan() if request.resumed is None else None)
     with session(
@@ -100,9 +100,9 @@ def rejudge(
     redact: bool = True,
     verbose: bool = False,
 ) -> int:
-    """Judge a stored run again from its files alone; returns the exit code that `run` would give.
+    """Judge a stored run again from its files. Return the exit code that `run` would return.
 
-    Raises StillRunning for a run that has not ended: nothing of it is written.
+    Raises StillRunning for a run that has not ended, and writes nothing then.
     """
     run = find_run(path, out or Path("reports"), redact=redact)
     with refuse_if_running(run):
@@ -112,7 +112,7 @@ def rejudge(
     elif telling is ReportFormat.PROMPT:
         sys.stdout.write(prompt_text(report))
     else:
-        _tell_again(run, report, verbose=verbose)
+        _print_report(run, report, verbose=verbose)
     return strict_exit_code(report) if strict else exit_code(report)
 
 
@@ -123,7 +123,7 @@ def _report_again(run: RunDir) -> Report:
     with suppress(StoredRunError):
         learn_launch_secrets(run, with_raw_plan(run, record).plan)
     skips = [skipped(spec) for spec in record.plan if isinstance(spec, Skip)]
-    report = report_of(run, record, [*_judged_apart(run, record), *skips])
+    report = report_of(run, record, [*_judge_or_error(run, record), *skips])
     if os.access(run.path, os.W_OK):
         write_report(run, report, _search(run))
         redact_run(run)
@@ -131,7 +131,7 @@ def _report_again(run: RunDir) -> Report:
 
 
 def _search(run: RunDir) -> BisectReport | None:
-    """Return the stored bisection of a run. If it cannot be read, the report goes without its picture."""
+    """Return the stored bisection of a run, or None. If it cannot be read, print a note and report without it."""
     if not run.door.is_file(run.search):
         from nsa_harness.supervisor.experiments.journal import unanswered_question
 
@@ -148,7 +148,7 @@ def _search(run: RunDir) -> BisectReport | None:
 
 
 def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
-    """Return the launches of a stored run that did not end as expected, to be launched again."""
+    """Return the launches of a stored run that did not end as expected, so that they can be launched again."""
     run = find_run(path, out or Path("reports"))
     with refuse_if_running(run):
         attempts = with_flakiness(judged(run))
@@ -157,7 +157,7 @@ def failed_specs(path: Path | None, out: Path | None) -> tuple[RunSpec, ...]:
 
 
 def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
-    """Return the request of a stored run, to be continued in its own directory. Raises StoredRunError."""
+    """Return the request that continues a stored run in its own directory. Raises StoredRunError."""
     run = find_run(path, request.options.parent)
     record = plan_to_resume(run)
     return replace(
@@ -173,20 +173,20 @@ def resumed_request(path: Path | None, request: RunRequest) -> RunRequest:
 
 
 def agreed_before(path: Path | None, out: Path | None) -> PlanText | None:
-    """Return the plan file as it was when the stored run was started."""
+    """Return the plan file of a stored run, with its contents at the start of the run."""
     return read_record(find_run(path, out or Path("reports"))).agreed
 
 
 def judged(run: RunDir) -> list[Outcome]:
-    """Judge every attempt of a stored run separately. Raises HarnessError if one cannot be judged."""
+    """Judge every attempt of a stored run. Raises HarnessError if an attempt cannot be judged."""
     from nsa_harness.commands.judge import judge_stored
 
     budget = Budget()
     return [judge_stored(attempt, budget) for attempt in run.attempts()]
 
 
-def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
-    """Judge every attempt separately. One that cannot be judged is ERROR, and the others keep their verdicts."""
+def _judge_or_error(run: RunDir, record: Record) -> list[Outcome]:
+    """Judge every attempt of a stored run. An attempt that cannot be judged becomes ERROR."""
     from nsa_harness.commands.judge import judge_stored, not_judged
     from nsa_harness.render.documents.documents import log_fault
 
@@ -201,7 +201,7 @@ def _judged_apart(run: RunDir, record: Record) -> list[Outcome]:
     return outcomes
 
 
-def _tell_again(run: RunDir, report: Report, *, verbose: bool) -> None:
+def _print_report(run: RunDir, report: Report, *, verbose: bool) -> None:
     several = len(report.outcomes) > 1
     screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, several=several, verbose=verbose)
     for outcome in report.outcomes:

@@ -1,4 +1,4 @@
-"""The launches of a plan: every scenario as often as its policy says, one after another or in parallel."""
+"""Launch the scenarios of a plan: each as often as the policy demands, one after another or in parallel."""
 
 from __future__ import annotations
 
@@ -26,48 +26,48 @@ class RunRequest:
     specs: tuple[RunSpec | Skip, ...]
     options: RunOptions
     policy: Policy = ONCE
-    deepen: bool = False  # look into what a run left open, by launches with one change
-    jobs: int | None = 1  # runs at the same time; None = as many as cores, devices and memory allow
+    deepen: bool = False  # explain open failures by diagnostic reruns, each with one change
+    jobs: int | None = 1  # parallel runs; None: as many as cores, devices and memory allow
     resumed: Path | None = None  # the run directory to continue in
     agreed: PlanText | None = None  # the plan file that judges the runs together; None: the shipped one
 
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _NO_BOUND = Room(jobs=None, cores=None, gpus=MAX_RANKS * MAX_RANKS, memory_bytes=None)
-_MEMORY_OF_A_RANK = 600 << 20  # of a rank that was not measured yet: torch, gloo and a small model
+_MEMORY_OF_A_RANK = 600 << 20  # assumed for a rank that was not measured yet: torch, gloo and a small model
 
 
 @dataclass(kw_only=True)
 class Execution:
-    """The plan of a request while it is carried out."""
+    """The plan of a request, while it is carried out."""
 
     session: Session
     request: RunRequest
     attempts: dict[str, list[Outcome]] = field(default_factory=dict)  # by scenario, of the whole plan from the start
 
     def outcomes_after(self, before: Sequence[Outcome]) -> list[Outcome]:
-        """Return every attempt of every scenario. Those in `before` are not launched again."""
+        """Launch what is missing, and return every attempt of every scenario, including those in `before`."""
         self.remember(before)
         launches = [spec for spec in self.request.specs if isinstance(spec, RunSpec)]
         waiting = [spec for spec in launches if self._wanted(spec) or self._open_question(spec)]
         skips = [spec for spec in self.request.specs if isinstance(spec, Skip)]
-        asked: Sequence[RunSpec | Skip] = [*waiting, *skips] if before else self.request.specs
-        shown = [self.session.run.redaction.spec(spec) for spec in asked]
+        listed: Sequence[RunSpec | Skip] = [*waiting, *skips] if before else self.request.specs
+        shown = [self.session.run.redaction.spec(spec) for spec in listed]
         self.session.broadcast(lambda listener: listener.plan(self.session.facts, shown))
         self.carry_out([*skips, *waiting], self.request.jobs)
         return [outcome for outcomes in self.attempts.values() for outcome in outcomes]
 
     def remember(self, before: Sequence[Outcome]) -> None:
-        """Count what was launched earlier, and do not launch it again."""
+        """Take over attempts that were launched earlier, so that they are not launched again."""
         names = [*(spec.scenario for spec in self.request.specs), *(outcome.spec.scenario for outcome in before)]
         self.attempts = {name: [] for name in names}
         for outcome in sorted(before, key=lambda outcome: outcome.attempt):
             self.attempts[outcome.spec.scenario].append(outcome)
 
     def carry_out(self, specs: Sequence[RunSpec | Skip], jobs: int | None, *, crowded: bool = False) -> None:
-        """Launch each scenario as often as the policy asks, `jobs` at a time; None: as many as there is room for.
+        """Launch each scenario as often as the policy demands, `jobs` in parallel; None: as many as there is room for.
 
-        `crowded`: all at the same time, even if they take the machine from each other.
+        `crowded`: launch all in parallel, even without room for them.
         """
         for skip in specs:
             if isinstance(skip, Skip):
@@ -77,54 +77,52 @@ class Execution:
             for spec in launches:
                 self._scenario(spec, None)
         else:
-            self._side_by_side(launches, _NO_BOUND if crowded else self._room(jobs))
+            self._carry_out_in_parallel(launches, _NO_BOUND if crowded else self._room(jobs))
 
-    def _side_by_side(self, waiting: list[RunSpec], room: Room) -> None:
+    def _carry_out_in_parallel(self, waiting: list[RunSpec], room: Room) -> None:
         running: dict[Future[None], Load] = {}
         with ThreadPoolExecutor(max_workers=max(1, len(waiting))) as pool:
             while waiting or running:
                 while (place := first_that_fits([*map(self._load, waiting)], [*running.values()], room)) is not None:
                     spec = waiting.pop(place)
-                    running[pool.submit(self._scenario_beside_others, spec)] = self._load(spec)
-                ended, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+                    running[pool.submit(self._scenario_on_own_devices, spec)] = self._load(spec)
+                ended, _ = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED)
                 for future in ended:
                     del running[future]
                     future.result()
 
-    def _scenario_beside_others(self, spec: RunSpec) -> None:
+    def _scenario_on_own_devices(self, spec: RunSpec) -> None:
         with self.session.devices_of(spec) as devices:
             self._scenario(spec, devices or None)
 
     def _scenario(self, spec: RunSpec, devices: tuple[int, ...] | None) -> None:
-        """Make all attempts of one scenario, and the diagnostic reruns of what they left open."""
-        while not self._stopped() and self._wanted(spec):
+        """Make all attempts of one scenario, and then the diagnostic reruns that can explain an open failure."""
+        while not self._must_stop() and self._wanted(spec):
             self._add(self.session.launch(spec, self._next_number(spec), devices=devices))
         while not self.session.interrupted and (change := self._open_question(spec)) is not None:
-            self._add(self._look_deeper(spec, *change, devices))
+            self._add(self._rerun(spec, *change, devices))
 
-    def _look_deeper(
-        self, spec: RunSpec, open_attempt: Outcome, change: Change, devices: tuple[int, ...] | None
-    ) -> Outcome:
-        """Launch again with one change. This attempt explains another one and does not count itself."""
+    def _rerun(self, spec: RunSpec, open_attempt: Outcome, change: Change, devices: tuple[int, ...] | None) -> Outcome:
+        """Launch again with one change. This attempt explains another attempt, and does not count as a repetition."""
         changed = deepened(spec, change, open_attempt.attempt)
         deeper = self.session.launch(changed, self._next_number(spec), devices=devices)
         return with_words(with_deeper_runs([open_attempt, replace(deeper, final=False)]))[1]
 
     def _open_question(self, spec: RunSpec) -> tuple[Outcome, Change] | None:
-        """Return the attempt that counts, and the change that would explain more of it; None: nothing is open."""
+        """Return the final attempt and the change that could explain more of its failure; None: nothing is open."""
         if not self.request.deepen:
             return None
         attempts = with_flakiness(self.attempts[spec.scenario])
-        counting = next((attempt for attempt in attempts if attempt.final and attempt.spec.deepening is None), None)
-        if counting is None:
+        final = next((attempt for attempt in attempts if attempt.final and attempt.spec.deepening is None), None)
+        if final is None:
             return None
         made = [
             attempt.spec.deepening.change
             for attempt in attempts
-            if attempt.spec.deepening and attempt.spec.deepening.of == counting.attempt
+            if attempt.spec.deepening and attempt.spec.deepening.of == final.attempt
         ]
-        change = next_change(spec, counting, made, probe=self.request.options.probe, own=second_runs(spec))
-        return None if change is None else (counting, change)
+        change = next_change(spec, final, made, probe=self.request.options.probe, own=second_runs(spec))
+        return None if change is None else (final, change)
 
     def _next_number(self, spec: RunSpec) -> int:
         return max((outcome.attempt for outcome in self.attempts[spec.scenario]), default=0) + 1
@@ -141,11 +139,11 @@ class Execution:
     def _wanted(self, spec: RunSpec) -> bool:
         return another_wanted(self.request.policy, self.attempts[spec.scenario])
 
-    def _stopped(self) -> bool:
+    def _must_stop(self) -> bool:
         return self.session.interrupted or failed_enough(self.request.policy, self.attempts.values())
 
     def _room(self, jobs: int | None) -> Room:
-        # Whoever names a number has decided about the cores.
+        # A user who gives a number of jobs has decided about the cores.
         return room_of(self.session.facts, jobs, cores=self.session.facts.cpus if jobs is None else None)
 
     def _load(self, spec: RunSpec) -> Load:
@@ -158,7 +156,7 @@ def room_of(facts: MachineFacts, jobs: int | None, *, cores: int | None) -> Room
 
 
 def load_of(spec: RunSpec, seen: Iterable[Outcome], *, unknown_bytes: int) -> Load:
-    """Return what a launch takes; per rank as much memory as the largest rank in `seen`, or `unknown_bytes`."""
+    """Return the load of a launch; its ranks take as much memory as the largest rank in `seen`, or `unknown_bytes`."""
     sizes = (outcome.usage.peak_rss_bytes for outcome in seen)
     rank_bytes = max((size for size in sizes if size), default=unknown_bytes)
     gpus = spec.ranks if spec.device == "cuda" else 0

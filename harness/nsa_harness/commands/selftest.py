@@ -1,4 +1,4 @@
-"""`selftest`: planted faults, run like any scenario and compared with what the report says of them."""
+"""`selftest`: run planted faults like any scenario, and compare the report with the faults."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _PARENT = "base/fault.yaml"
 
 @dataclass(frozen=True, kw_only=True)
 class SelftestRequest:
-    seed: int  # decides every place
+    seed: int  # decides where each fault is planted
     out: Path | None
-    command: str  # as typed
+    command: str  # the command line of the user
 
 
 def selftest(request: SelftestRequest, faults: Sequence[SelftestFault] = SELFTEST_FAULTS) -> int:
@@ -56,7 +56,7 @@ def selftest(request: SelftestRequest, faults: Sequence[SelftestFault] = SELFTES
     specs = tuple(map(_spec, plantings))
     run = RunRequest(specs=specs, options=RunOptions(command=request.command, out=request.out, strict=True))
     code = run_all(run, screen)
-    results = _results(plantings, screen.run_dir)
+    results = _compare(plantings, screen.run_dir)
     right, missing = sum(not result.wrong for result in results), len(plantings) - len(results)
     print(f"{right} of {len(plantings)} right" + (f", {missing} not run" if missing else ""))
     if screen.run_dir is not None:
@@ -65,11 +65,11 @@ def selftest(request: SelftestRequest, faults: Sequence[SelftestFault] = SELFTES
 
 
 def draw_plantings(faults: Iterable[SelftestFault], seed: int) -> tuple[Planting, ...]:
-    """Return each fault, with its twin if that is planted too, at a place that no rule can have learnt."""
-    return tuple(planting for kind in faults for planting in _at_drawn_place(kind, seed))
+    """Return each fault at a random rank, layer and step, and its healthy twin if it has one."""
+    return tuple(planting for kind in faults for planting in _at_random_place(kind, seed))
 
 
-def _at_drawn_place(kind: SelftestFault, seed: int) -> tuple[Planting, ...]:
+def _at_random_place(kind: SelftestFault, seed: int) -> tuple[Planting, ...]:
     draw = random.Random(f"{seed} {kind.name}")
     rank, layer, step = draw.randrange(kind.ranks), draw.randrange(LAYERS), draw.randrange(1, kind.steps + 1)
     fault, twin = plant(kind, rank=rank, layer=layer, step=step)
@@ -77,7 +77,7 @@ def _at_drawn_place(kind: SelftestFault, seed: int) -> tuple[Planting, ...]:
 
 
 def _spec(planting: Planting) -> RunSpec:
-    """Plan the launch like any scenario: file, overrides, checks, machine. ./scenarios and NSA_ names are ignored."""
+    """Plan the launch like any scenario, but ignore ./scenarios and NSA_* variables."""
     root = shipped_root()
     words = (str(root / _PARENT), *planting.overrides())
     (spec,) = planned(Invocation(words=words, working_dir=root, environ={}), machine_facts()).specs
@@ -102,8 +102,8 @@ class _Screen(Listener):
         self.run_dir = run_dir
 
 
-def _results(plantings: Sequence[Planting], run_dir: Path | None) -> list[PlantingResult]:
-    """Compare the outcomes in report.json, as any other program would read them."""
+def _compare(plantings: Sequence[Planting], run_dir: Path | None) -> list[PlantingResult]:
+    """Compare each planting with its final outcome in report.json, which is what other programs read."""
     if run_dir is None:
         return []
     run = RunDir(run_dir)
@@ -111,4 +111,4 @@ def _results(plantings: Sequence[Planting], run_dir: Path | None) -> list[Planti
     outcomes = {
         outcome.spec.scenario: outcome for outcome in from_json(text, str(run.report)).outcomes if outcome.final
     }
-    return [planting_result(one, outcomes[one.name]) for one in plantings if one.name in outcomes]
+    return [planting_result(planting, outcomes[planting.name]) for planting in plantings if planting.name in outcomes]

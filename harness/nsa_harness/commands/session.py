@@ -51,7 +51,7 @@ INTERRUPTED = 130  # exit code
 
 @dataclass(kw_only=True)
 class Session:
-    """A run directory with everything that a launch in it needs."""
+    """A run directory while a command launches into it, with everything that a launch needs."""
 
     run: RunDir
     options: RunOptions
@@ -90,7 +90,7 @@ class Session:
 
     @contextmanager
     def devices_of(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
-        """Reserve GPUs for a launch that others may run beside; None: it sees all of them."""
+        """Reserve GPUs for a launch, if other launches may run in parallel; None: the launch sees all GPUs."""
         if spec.device != "cuda" or not self.interruption.side_by_side:
             yield None
             return
@@ -104,7 +104,7 @@ class Session:
                 self._taken -= set(devices)
 
     def stream(self, event: Mapping[str, object]) -> None:
-        """Write a line of the `--json` stream beside those of each launch; the event file has all of them."""
+        """Write an event of this command to the event file and, with `--json`, to stdout."""
         line = json.dumps({"schema": SCHEMA, **event, "t_s": None, "run_id": self.run.run_id})
         text = self.run.redaction.json(line)
         self.run.door.append(self.run.events, text + "\n")
@@ -121,8 +121,8 @@ class Session:
     ) -> Report:
         """Write run.json again and every document of the run.
 
-        `plan`: what was launched, if that is known only now. `interrupted`: whether an interruption cost anything;
-        None: any does.
+        `plan`: the launches, if they were not known at the start. `interrupted`: whether to record an interruption;
+        None: if there was one.
         """
         self.record = replace(
             self.record,
@@ -162,7 +162,8 @@ def session(
 ) -> Iterator[Session]:
     """Open a session in a directory that the caller has locked.
 
-    `screen` takes the place of the terminal. `side_by_side`: attempts may overlap. What follows goes into run.json.
+    `screen` replaces the terminal. `side_by_side`: attempts may overlap. run.json stores the parameters from `policy`
+    on.
     """
     record = Record(
         command=options.command, harness=__version__, machine=facts or machine_facts(), controller=os.getpid(),
@@ -180,7 +181,7 @@ def session(
 
 
 def _log_trouble(screen: ExperimentScreen, run: RunDir) -> None:
-    """Write to the log what the screen could not show: the screen itself may be what is gone."""
+    """Write to the log what the screen could not show, since its terminal may be gone."""
     from nsa_harness.render.documents.documents import log_fault
 
     for trouble in screen.trouble:
@@ -192,9 +193,9 @@ def _log_trouble(screen: ExperimentScreen, run: RunDir) -> None:
 
 @dataclass(kw_only=True)
 class Interruption:
-    """Ctrl-C, TERM, QUIT, or a terminal that is gone: once means dump, clean up and report; twice means kill at once.
+    """The handler of Ctrl-C, TERM, QUIT and a lost terminal: once means end and report, twice means kill at once.
 
-    An attempt that has ended is judged, and the report written, whatever comes meanwhile.
+    An attempt that has ended is always judged, and the report is always written.
     """
 
     broadcast: Broadcast
@@ -203,7 +204,7 @@ class Interruption:
     _watching: bool = False  # an attempt, which a second signal leaves at once
 
     def __call__(self, number: int, _: FrameType | None) -> None:
-        # A shell passes on the hang-up that the kernel has sent already: that does not count as a second signal.
+        # A shell passes on the hang-up that the kernel has already sent: it does not count as a second signal.
         if number == signal.SIGHUP and self.count:
             return
         self.count += 1
@@ -232,8 +233,8 @@ def interruptible(broadcast: Broadcast, *, side_by_side: bool = False) -> Iterat
     if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
         yield interruption
         return
-    # What nohup has made the program ignore, it ignores.
-    caught = [one for one in _HANG_UPS if signal.getsignal(one) is not signal.SIG_IGN]
+    # Signals that nohup ignores stay ignored.
+    caught = [number for number in _HANG_UPS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM, *caught)}
     try:
         yield interruption
@@ -247,7 +248,7 @@ _HANG_UPS = (signal.SIGHUP, signal.SIGQUIT)
 
 
 def _leave_lost_terminals() -> None:
-    """Send further output nowhere if the terminal is gone: the interpreter would end with an exit code of its own."""
+    """Discard further output if the terminal is gone: otherwise the interpreter would exit with its own code."""
     for stream in (1, 2):
         try:
             os.tcgetpgrp(stream)
@@ -263,7 +264,10 @@ def _leave_lost_terminals() -> None:
 
 @contextmanager
 def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iterator[Broadcast]:
-    """The screen, the log, the event file, and with --json the event stream; people's text then goes to stderr."""
+    """Open the listeners of a run: screen, log, event file and, with --json, the event stream on stdout.
+
+    With --json, the human-readable lines go to stderr.
+    """
     began = time.monotonic()
     with _redacted_at_the_end(run), run.door.appending(run.log) as log, run.door.appending(run.events) as events:
         clock = lambda: time.monotonic() - began  # noqa: E731
@@ -283,7 +287,7 @@ def listeners(options: RunOptions, run: RunDir, screen: Listener | None) -> Iter
 
 @contextmanager
 def _redacted_at_the_end(run: RunDir) -> Iterator[None]:
-    """Redact the run once nothing writes to it any more: the last attempt may give away a secret of the first."""
+    """Redact the run after the last write: the last attempt may reveal a secret of the first."""
     try:
         yield
     finally:
@@ -302,9 +306,9 @@ def _terminal(options: RunOptions) -> Terminal:
 
 
 def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Report:
-    """Return the report of these attempts, redacted, with what they show together."""
+    """Return the redacted report of these attempts, with flakiness, diagnostic reruns and decisions across them."""
     places = {spec.scenario: place for place, spec in enumerate(record.plan)}
-    in_order = sorted(outcomes, key=lambda one: (places.get(one.spec.scenario, len(places)), one.attempt))
+    in_order = sorted(outcomes, key=lambda run: (places.get(run.spec.scenario, len(places)), run.attempt))
     started = {outcome.spec.scenario for outcome in outcomes}
     report = Report(
         run_id=run.run_id,
@@ -319,7 +323,7 @@ def report_of(run: RunDir, record: Record, outcomes: Sequence[Outcome]) -> Repor
 
 
 def _plan_file(run: RunDir, record: Record) -> PlanFile:
-    """Return the plan file as it was when the run was started, whatever the file contains today."""
+    """Return the plan file with its contents at the start of the run."""
     read = read_stored_plan(record.agreed or shipped_plan())
     for mistake in read.mistakes[:1]:
         print(f"note: {run.request}: {mistake}; nothing that was agreed is asked", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A failed run repeated after an edit: as often as it takes to say "fixed", and no longer than until it fails."""
+"""Verify a fix: repeat a failed run after an edit until it fails, or has passed often enough to count as fixed."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _CONFIDENCE = 0.95
 @dataclass(frozen=True, kw_only=True)
 class VerifyRequest:
     stored: Path  # a run, or one attempt of it
-    least: int  # passes that are asked for anyhow
+    least: int  # the least passes, from --repeat
     dry_run: bool
     options: RunOptions
 
 
 def run_verify(request: VerifyRequest) -> int:
-    """Repeat the run until that is decided, write documents and ledger; returns the exit code. Raises UsageError."""
+    """Repeat the run until it is decided, and write documents and ledger. Return the exit code. Raises UsageError."""
     stored = find_run(request.stored, request.options.parent)
     with refuse_if_running(stored):
         before = _before(stored, request)
@@ -56,29 +56,31 @@ def run_verify(request: VerifyRequest) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Before:
-    """What failed, and how often it did."""
+    """The failure before the edit, and how often it occurred."""
 
-    spec: RunSpec  # as it is launched now
-    spec_hash: str  # as it was stored
+    spec: RunSpec  # the launch now
+    spec_hash: str  # the hash of the stored launch
     signature: Signature
     report: VerifyReport
 
     def fails_alike(self, outcome: Outcome) -> bool:
-        """Compare by cause or by line: an edit above a line moves it."""
+        """Whether an outcome is the same failure: the same cause or the same line, because an edit may move lines."""
         now = signature_of(outcome)
         same_place = now.place is not None and now.place == self.signature.place
         return now.verdict == self.signature.verdict and (now.cause == self.signature.cause or same_place)
 
 
 def _before(stored: RunDir, request: VerifyRequest) -> _Before:
-    attempts = [one for one in judged(stored) if one.spec.deepening is None]
+    attempts = [outcome for outcome in judged(stored) if outcome.spec.deepening is None]
     last = _failed_attempts(stored, request.stored, attempts)[-1]
-    here = _counted(attempt.verdict.status for attempt in attempts if attempt.spec.spec_hash == last.spec.spec_hash)
-    others = _counted(one.verdict for one in ended_before(stored.path.parent, {last.spec.spec_hash}, but=stored.run_id))
+    same = [attempt for attempt in attempts if attempt.spec.spec_hash == last.spec.spec_hash]
+    here = _count_failures(attempt.verdict.status for attempt in same)
+    earlier = ended_before(stored.path.parent, {last.spec.spec_hash}, but=stored.run_id)
+    others = _count_failures(run.verdict for run in earlier)
     everywhere = (here[0] + others[0], here[1] + others[1])
     rate = rate_before([here, everywhere])
     spec, signature = load_spec(stored.path / last.dir / "spec.json", stored.door), signature_of(last)
-    # Its passes say nothing of the launch that failed: that had other code.
+    # The stored launch had other code, so passes of this launch must not count for it: it gets its own hash.
     fresh = hashlib.sha256(f"{spec.spec_hash} verifies {stored.run_id}".encode()).hexdigest()[:12]
     report = VerifyReport(
         scenario=last.spec.scenario, run_id=stored.run_id, end=str(signature), here=here, everywhere=everywhere,
@@ -89,26 +91,29 @@ def _before(stored: RunDir, request: VerifyRequest) -> _Before:
     )
 
 
-def _counted(verdicts: Iterable[str]) -> tuple[int, int]:
-    """Return how many runs failed, and of how many that were judged."""
-    ends = [one for one in verdicts if one in (Status.PASS, *BAD_ENDS)]
-    return sum(one in BAD_ENDS for one in ends), len(ends)
+def _count_failures(verdicts: Iterable[str]) -> tuple[int, int]:
+    """Return how many runs failed, and how many were judged."""
+    judged_ends = [verdict for verdict in verdicts if verdict in (Status.PASS, *BAD_ENDS)]
+    return sum(verdict in BAD_ENDS for verdict in judged_ends), len(judged_ends)
 
 
-def _failed_attempts(stored: RunDir, asked: Path, attempts: Sequence[Outcome]) -> list[Outcome]:
-    """Return the failed attempts of the scenario that is meant. Raises UsageError if there is none, or several."""
-    named = asked.name.partition("~")[0]
+def _failed_attempts(stored: RunDir, given: Path, attempts: Sequence[Outcome]) -> list[Outcome]:
+    """Return the failed attempts of the scenario that `given` names, or of the only one that failed.
+
+    Raises UsageError if no scenario failed, or several.
+    """
+    named = given.name.partition("~")[0]
     bad = [attempt for attempt in attempts if attempt.verdict.status in BAD_ENDS]
     if any(attempt.spec.scenario == named for attempt in attempts):
-        bad = [one for one in bad if one.spec.scenario == named]
-    elif surprises := [one for one in bad if not as_expected(one)]:
+        bad = [attempt for attempt in bad if attempt.spec.scenario == named]
+    elif surprises := [attempt for attempt in bad if not as_expected(attempt)]:
         bad = surprises
-    names = list(dict.fromkeys(one.spec.scenario for one in bad))
+    names = list(dict.fromkeys(attempt.spec.scenario for attempt in bad))
     if not names:
-        raise UsageError(f"--verify {asked}: nothing failed in it, so there is nothing to verify")
+        raise UsageError(f"--verify {given}: nothing failed in it, so there is nothing to verify")
     if len(names) > 1:
         listed = ", ".join(str(stored.path / name) for name in names[:4])
-        raise UsageError(f"--verify {asked}: {len(names)} scenarios failed; name one of them: {listed}")
+        raise UsageError(f"--verify {given}: {len(names)} scenarios failed; name one of them: {listed}")
     return bad
 
 

@@ -1,4 +1,4 @@
-"""Jobs of the user's, judged like attempts: `watch` observes a command to its end, `attach` inspects a running job."""
+"""Judge jobs of the user like attempts: `watch` observes a command to its end, `attach` inspects a running job."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class WatchRequest:
     on_hang: OnHang
     hook: str  # the command of `exec`, else ""
     probe: str
-    json: bool  # events on stderr in place of lines: stdout is the job's
+    json: bool  # print events instead of lines, on stderr because stdout belongs to the job
     quiet: bool
-    typed: str
+    typed: str  # the command line of the user
     redact: bool = True
     git_diff: bool = False
 
@@ -98,8 +98,8 @@ class Watched:
     run: RunDir
     forwarder: SignalForwarder
     outcomes: list[Outcome] = field(default_factory=list)
-    number: int = 1  # of the attempt
-    starts: int = 1  # how often the job itself has started its ranks
+    number: int = 1  # number of the attempt
+    starts: int = 1  # how often the job itself started its ranks
     hooks: list[Hook] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class Watched:
             attempt=attempt,
             audience=AttemptAudience(name=attempt.path.name, tell=self.broadcast),
             forwarder=self.forwarder,
-            on_ending=lambda ending: self._still_there(observation, ending),
+            on_ending=lambda ending: self._report_running(observation, ending),
             ends_it=self.request.on_hang is OnHang.KILL,
         )
         return observation
@@ -209,7 +209,7 @@ class Watched:
             self.broadcast(lambda one: one.outcome(outcome, self.run.path))
             self.broadcast(lambda one: one.done(report, self.run.path))
 
-    def _still_there(self, observation: ObservedJob, ending: Ending) -> None:
+    def _report_running(self, observation: ObservedJob, ending: Ending) -> None:
         """Report a proven HANG, or a passed deadline, while the job runs on."""
         outcome = self._judge(observation, self.number)
         self._report(outcome)
@@ -220,12 +220,14 @@ class Watched:
             self._call_hook(observation)
 
     def _call_hook(self, observation: ObservedJob) -> None:
-        def failed(why: str) -> None:
+        """Start the user's command of `--on-hang=exec`, which gets the path of the verdict."""
+
+        def report_failure(why: str) -> None:
             what = self.run.redaction.text(f"--on-hang=exec {self.request.hook}")
             append_line(observation.attempt.watch, {"event": "trouble", "what": what, "why": why, "rank": None})
             self.lines.say(f"{what}: {why}")
 
-        hook = Hook(command=self.request.hook, document=observation.attempt.verdict, failed=failed)
+        hook = Hook(command=self.request.hook, document=observation.attempt.verdict, failed=report_failure)
         self.hooks.append(hook)
         hook.start()
 

@@ -1,4 +1,4 @@
-"""What the faults do. Each line that blocks, spins, raises or dies is in its own function, which shows in stacks."""
+"""The actions of the faults. Each line that blocks, spins, raises or dies is in its own function, for clear stacks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _wait_for_the_lock(lock: threading.Lock) -> None:
 
 
 def spin_in_python(heals_s: float | None) -> None:
-    """Run a busy loop whose condition never becomes false, except in the twin."""
+    """Run an endless busy loop. The twin ends it."""
     _spin_until(float("inf") if heals_s is None else time.monotonic() + heals_s)
 
 
@@ -109,19 +109,19 @@ def leave_with_status_0(heals_s: float | None) -> None:
 
 
 def come_late(heals_s: float | None) -> None:
-    """Sleep: the twin of a skipped collective, and the slow step of a recomputed layer."""
+    """Sleep, as the twin of a skipped collective or as the slow step of a recomputed layer."""
     time.sleep(SLOW_STEP_S if heals_s is None else heals_s)
 
 
 def a_copy_to_keep(torch: Any, hidden: Any) -> Any:
-    """Return what a growing list keeps of each step: a layer's output, repeated to some megabytes."""
+    """Return a leaked tensor of some megabytes: a layer's output, repeated."""
     times = -(-LEAK_FLOATS // hidden.numel())
     with torch.no_grad():
         return hidden.detach().float().flatten().repeat(times)
 
 
 def wait_for_a_feeder(heals_s: float | None) -> None:
-    """Read from a process that writes nothing, as a starved loader does. The twin's process writes in time."""
+    """Read from a process that never writes, as a starved loader does. The twin's process writes in time."""
     reading, writing = os.pipe()
     command = [sys.executable, "-I", "-S", "-c", FEED_AFTER, str(writing), str(NEVER_S if heals_s is None else heals_s)]
     feeder = subprocess.Popen(command, pass_fds=(writing,))

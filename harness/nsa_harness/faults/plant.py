@@ -15,13 +15,13 @@ from typing import Any
 from . import acts
 from .spec import AT_ONCE, BACKWARD, COLLECTIVE, LASTING, OF_THE_LOADER, OF_THE_MODEL, FaultSpec, every_layer
 
-# The fault skips the all_reduce that averages the loss, which these modules call; averaging gradients does not count.
+# The modules that call all_reduce to average the loss, which is the call to skip. Averaging gradients does not count.
 CALLERS = ("__main__", "nsa_attention.train", "nsa_attention.world")
 LOADER = "nsa_attention.data"
 
 
 def plant(text: str) -> None:
-    """Plant the fault that `text` describes, after torch was imported. Raises ValueError if it describes none."""
+    """Plant the fault that `text` describes as JSON. Call it after torch was imported. Raises ValueError."""
     fault = PlantedFault(FaultSpec(text), sys.modules["torch"])
     fault.count_steps()
     if fault.spec.kind in COLLECTIVE:
@@ -32,7 +32,7 @@ def plant(text: str) -> None:
 
 
 class PlantedFault:
-    """One fault in one process. It happens once, or in every step since its own."""
+    """One fault in one process. It happens once, or from its step on in every step."""
 
     def __init__(self, spec: FaultSpec, torch: Any) -> None:
         self.spec = spec
@@ -41,12 +41,12 @@ class PlantedFault:
         self._reductions = 0
         self._happened = False
         self._possible = False  # the model and the job meet the fault's conditions
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # called modules, and the modules inside of them
-        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()  # the layers
-        self._kept: list[Any] = []
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # called modules with all their submodules
+        self._hooked: weakref.WeakSet[Any] = weakref.WeakSet()  # layers that have the fault's hooks
+        self._leaked: list[Any] = []
         self._recomputed: set[int] = set()  # layers that the backward pass in progress has recomputed
-        self._backward_pass = -1  # which backward pass that is
-        self._drawn = random.SystemRandom().random() < self.spec.when.chance
+        self._backward_pass = -1  # torch's id of that backward pass
+        self._is_drawn = random.SystemRandom().random() < self.spec.when.chance
         self._pid = os.getpid()
         self._counting: Callable[[], object] = lambda: None
 
@@ -80,7 +80,7 @@ class PlantedFault:
         c10d.all_reduce = perhaps_all_reduce  # type: ignore[attr-defined]
 
     def watch_for_model(self) -> None:
-        """Find the model among the outermost modules that are called, and later modules that wrap it."""
+        """Install the fault's hooks in the model: the first called module with its layer, or a later wrapper."""
 
         def inspect(module: Any, _arguments: Any) -> None:
             if module in self._seen:
@@ -126,7 +126,7 @@ class PlantedFault:
                     parameter.fill_(self.spec.value)
 
     def _patch_loaders(self) -> None:
-        """Patch nsa.train's loader and torch's. The first batch was fetched before the model was called."""
+        """Patch the loaders of nsa.train and torch. They have returned the first batch: the model was called."""
         for loader, name in _loaders():
             fetch = getattr(loader, name)
             if not hasattr(fetch, _PATCHED):
@@ -144,7 +144,7 @@ class PlantedFault:
         return perhaps_starved
 
     def _before_layer(self, number: int, _module: Any, arguments: Any) -> None:
-        """Note a recomputed layer: one whose forward runs inside a backward pass."""
+        """Note a recomputed layer, whose forward runs inside a backward pass, and act once the condition is met."""
         task = self._torch._C._current_graph_task_id()
         if task < 0 or not self._is_due() or not self._long_enough(arguments):
             return
@@ -161,7 +161,7 @@ class PlantedFault:
         return not self.spec.when.seq_len or (tensor is not None and tensor.shape[-2] >= self.spec.when.seq_len)
 
     def warn_if_it_never_happened(self) -> None:
-        """Warn if the fault never happened and has no conditions: such a run must not look healthy."""
+        """Warn at exit that an unconditional fault never happened, so that the run does not pass for a healthy one."""
         is_conditional = self.spec.when.is_conditional
         if os.getpid() == self._pid and self._is_our_rank() and not self._happened and not is_conditional:
             print(f"nsa-harness: the planted fault never happened: {self.spec}", file=sys.stderr, flush=True)
@@ -175,14 +175,14 @@ class PlantedFault:
         return os.environ.get("RANK", "0") == str(self.spec.rank)
 
     def _is_the_reduction(self) -> bool:
-        """Whether this is the all_reduce to skip. They are counted: one per step, before or after the optimizer."""
+        """Count a loss reduction, one per step, and return whether it is the one to skip."""
         self._reductions += 1
         return not self._happened and self._reductions == self.spec.step and self._is_our_rank()
 
     def _is_due(self) -> bool:
         lasts = self.spec.kind in LASTING
         now = self._step >= self.spec.step if lasts else not self._happened and self._step == self.spec.step
-        return self._drawn and self._possible and now and self._is_our_rank()
+        return self._is_drawn and self._possible and now and self._is_our_rank()
 
     def _before_forward(self, _module: Any, arguments: Any) -> None:
         if self.spec.kind in AT_ONCE and self._is_due() and self._long_enough(arguments):
@@ -190,12 +190,14 @@ class PlantedFault:
             self._act(f"step {self.spec.step}, layer {self.spec.layer}, {self.spec.who}")
 
     def _act(self, where: str) -> None:
+        """Do what the fault does at this point: block, spin, raise `where`, or end the process."""
         if self.spec.kind == "raise":
             acts.raise_an_error(where, self.spec.heals_s)
         else:
             _ACTS[self.spec.kind](self.spec.heals_s)
 
     def _after_forward(self, _module: Any, arguments: Any, output: Any) -> None:
+        """Act at the output of the fault's layer, or let the fault happen in the layer's backward."""
         tensor = _first_tensor(output, self._torch.Tensor)
         if tensor is None or not self._is_due() or not self._long_enough(arguments):
             return
@@ -204,13 +206,13 @@ class PlantedFault:
             acts.crawl_token_by_token(self._torch, tensor, self.spec.heals_s)
         elif self.spec.kind in LASTING:
             self._happened = True
-            self._kept.append(acts.a_copy_to_keep(self._torch, tensor))
+            self._leaked.append(acts.a_copy_to_keep(self._torch, tensor))
         elif self.spec.kind in BACKWARD and tensor.grad_fn is not None:
             # Here a Function.backward of the layer would run. A hook on the tensor would run before it.
             tensor.grad_fn.register_prehook(self._in_backward)
 
     def _in_backward(self, _gradients: Any) -> None:
-        """Act once, even if several recomputed forwards have hooked their outputs."""
+        """Act at the layer's backward, once: several recomputed forwards may have registered this hook."""
         if self._happened:
             return
         self._happened = True

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-AT_ONCE = ("raise", "sigkill", "sigstop", "exit0")  # at the begin of the layer's forward
+AT_ONCE = ("raise", "sigkill", "sigstop", "exit0")  # happen when the layer's forward begins
 FORWARD = (*AT_ONCE, "slow_step")
 BACKWARD = ("deadlock", "endless_loop")
 COLLECTIVE = ("skip_collective",)
-LASTING = ("leak",)  # in every step since the fault's own
+LASTING = ("leak",)  # happen in the fault's step and in every later one
 OF_THE_MODEL = ("set_parameters",)
 OF_THE_LOADER = ("starved_loader",)
 LAYERLESS = (*COLLECTIVE, *OF_THE_MODEL, *OF_THE_LOADER)
@@ -69,17 +69,17 @@ class FaultCondition:
 
     @property
     def in_recomputation(self) -> bool:
-        """Whether the fault happens where a layer is recomputed."""
+        """Whether the fault happens while a layer is recomputed for the backward pass."""
         return bool(self.recomputed or self.any_recomputed or self.recomputed_layers)
 
     @property
     def depends_on_job(self) -> bool:
-        """Whether the fault depends on the job or the model."""
+        """Whether the fault happens only with certain models or jobs: layers, ranks, module, backend or DDP options."""
         return bool(self.layers or self.ranks or self.module or self.backend or self.of_ddp)
 
     @property
     def is_conditional(self) -> bool:
-        """Whether a run may end without the fault as intended."""
+        """Whether the fault has a condition that a run may not meet, so that a run without the fault is no mistake."""
         return self.in_recomputation or self.depends_on_job or self.seq_len > 0 or self.chance < 1.0
 
     def met_by(self, recomputed_now: set[int]) -> bool:
@@ -88,7 +88,7 @@ class FaultCondition:
         return some and self.recomputed <= recomputed_now and len(recomputed_now) >= self.recomputed_layers
 
     def met_in(self, model: Any, distributed: Any) -> bool:
-        """Whether the other conditions hold for a model, as the program calls it, and for torch.distributed."""
+        """Whether the conditions on model and job hold for the outermost module that the program calls."""
         grouped = distributed.is_initialized()
         if self.ranks > (distributed.get_world_size() if grouped else 1):
             return False
@@ -109,7 +109,10 @@ _OF_DDP = ("find_unused_parameters", "static_graph")
 
 
 def find_layer(root: Any, layer: int) -> Any:
-    """Return the shallowest module whose qualified name has `layer` as first number, or that module's child `attn`."""
+    """Return the layer with this number: the shallowest module with `layer` as first number in its qualified name.
+
+    If it has a submodule `attn`, return that.
+    """
     return dict(every_layer(root)).get(layer)
 
 
@@ -126,7 +129,7 @@ def every_layer(root: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _attention(block: Any) -> Any:
-    """Return `attn` of a block, also if FSDP or checkpoint wraps the block, or None."""
+    """Return the submodule `attn` of a block, which FSDP or a checkpoint may wrap, or None."""
     for path, module in block.named_modules():
         if path.split(".")[-1] == "attn":
             return module

@@ -1,5 +1,5 @@
 """The fork server: a process that has imported torch once, and becomes the launches of a bisection by forking.
 
-A program of its own, loaded by file path under a private package name, like the probe. A probe of a bisection pays for
-its own work, not for the imports of every process in it.
+The server is a separate program. Like the probe, it is loaded by file path under a private package name. Thus a launch
+of a bisection need not import torch in each of its processes.
 """

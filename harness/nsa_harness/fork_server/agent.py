@@ -1,7 +1,7 @@
-"""torchrun's own agent, with ranks that were forked before it: blank processes, which wait for their orders.
+"""torchrun's own agent, with ranks that are forked before it starts and wait for their command line.
 
 They are forked before the agent imports its modules: a rank must have only the modules of a new process, and the agent
-soon has threads, so that it is no safe parent of a fork.
+soon has threads, so that it cannot be forked safely.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class WaitingFork:
-    """A forked process that waits at the other end of socket `agent_end`."""
+    """A forked process that will become a rank. It waits for its orders, which the agent sends through `agent_end`."""
 
     pid: int
     agent_end: int
@@ -40,7 +40,11 @@ class Orders:
 
 
 def fork_waiting_ranks(count: int) -> list[WaitingFork] | Orders:
-    """Fork `count` blanks and return them. In each blank, return its orders later, or exit if the agent exits."""
+    """Fork `count` processes that wait for orders, and return them.
+
+    In each forked process, this function returns that process's orders once the agent has sent them. The process exits
+    if the agent exits first.
+    """
     forks = []
     for _ in range(count):
         agent_end, rank_end = (end.detach() for end in socket.socketpair())
@@ -75,12 +79,12 @@ def _receive(agent: socket.socket) -> tuple[bytes, list[int], int, Any]:
 
 
 def start_ranks_from(forks: Sequence[WaitingFork]) -> None:
-    """Make torchrun's agent start its ranks from the blanks."""
+    """Make torchrun's agent start its ranks from these waiting processes."""
     importlib.import_module(_HANDLER).Popen = functools.partial(Rank, list(forks))  # type: ignore[attr-defined]
 
 
 class Rank:
-    """A blank behind the interface of subprocess.Popen that the agent uses."""
+    """A rank started from a waiting process, with the part of subprocess.Popen's interface that the agent uses."""
 
     def __init__(
         self,
@@ -111,6 +115,7 @@ class Rank:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit and return its status. Raises TimeoutExpired after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:
@@ -131,10 +136,10 @@ class Rank:
 
 def keep_only(*kept: int) -> int:
     """Close every descriptor from 3 on except `kept`, and return the first of `kept`."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     start = 3
     for descriptor in sorted(kept):
         os.closerange(start, descriptor)
         start = descriptor + 1
-    os.closerange(start, 1 << 30 if most == resource.RLIM_INFINITY else most)
+    os.closerange(start, 1 << 30 if limit == resource.RLIM_INFINITY else limit)
     return kept[0] if kept else -1

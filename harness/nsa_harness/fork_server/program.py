@@ -1,4 +1,4 @@
-"""A Python command line in a forked process, which runs and looks from outside as in a new interpreter."""
+"""Run a Python command line in a forked process as a new interpreter would, and show it so to other processes."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ class Program:
         os.environ.clear()
         os.environ.update(environment)
         _draw_seeds()
-        sys.modules[
-            "torch.distributed"
-        ].set_debug_level_from_env()  # read at its import, and again whenever it is asked
+        sys.modules["torch.distributed"].set_debug_level_from_env()  # torch has read it at its import
         sys.orig_argv = list(self._words)
         sys.argv = ["-m" if self._is_module else self._name, *self._arguments]
         sys.modules["__main__"] = _new_main()
@@ -54,7 +52,7 @@ class Program:
             sys.path.insert(0, self._import_directory())
 
     def run(self) -> None:
-        """Run the program. Raises SystemExit if it failed or exited; the interpreter does the rest."""
+        """Run the program. Raises SystemExit if it failed or exited, as the interpreter expects."""
         try:
             if self._is_module:
                 runpy._run_module_as_main(self._name)  # type: ignore[attr-defined]
@@ -69,7 +67,7 @@ class Program:
             raise SystemExit(1) from None
 
     def run_and_exit(self) -> None:
-        """Run a program and exit without exit handlers: destroying all modules would copy the fork's memory."""
+        """Run the program and exit without exit handlers: destroying all modules would copy the fork's memory."""
         status: object = 0
         try:
             self.run()
@@ -80,6 +78,7 @@ class Program:
         os._exit(status if isinstance(status, int) else 1)
 
     def _import_directory(self) -> str:
+        """Return the directory that a new interpreter would put first on sys.path for this command line."""
         if self._is_module:
             return os.getcwd()
         return self._name if os.path.isdir(self._name) else os.path.dirname(os.path.realpath(self._name))
@@ -87,16 +86,16 @@ class Program:
     def _code(self) -> types.CodeType:
         main = vars(sys.modules["__main__"])
         loader = importlib.machinery.SourceFileLoader("__main__", self._name)
-        whole = os.path.abspath(self._name)  # as in the interpreter's tracebacks
-        main.update(__file__=whole, __cached__=None, __loader__=loader)
+        path = os.path.abspath(self._name)  # the interpreter's tracebacks have absolute paths
+        main.update(__file__=path, __cached__=None, __loader__=loader)
         try:
             with io.open_code(self._name) as file:
                 source = file.read()
         except OSError as error:
-            print(f"{sys.executable}: can't open file {os.path.abspath(self._name)!r}: {error}", file=sys.stderr)
+            print(f"{sys.executable}: can't open file {path!r}: {error}", file=sys.stderr)
             raise SystemExit(2) from None
         # dont_inherit: this module's `from __future__` does not apply to the program.
-        return compile(source, whole, "exec", dont_inherit=True)
+        return compile(source, path, "exec", dont_inherit=True)
 
 
 def _new_main() -> types.ModuleType:
@@ -106,7 +105,7 @@ def _new_main() -> types.ModuleType:
 
 
 def _draw_seeds() -> None:
-    """Seed numpy and torch again, which otherwise repeat their numbers in every fork. Python's generator does so."""
+    """Seed numpy and torch anew, or every fork would draw the same numbers. Python's `random` seeds itself."""
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     sys.modules["torch"].default_generator.seed()
@@ -142,48 +141,52 @@ def _without_fork_server(traceback: TracebackType | None) -> TracebackType | Non
     return traceback
 
 
-# A program imports these modules after the probe's start, so that they import the probe's patches. Preloaded modules
-# have torch's original functions, and must bind the names again.
+# In a new process, a program imports these modules after the probe's start, and they import the probe's patches.
+# Preloaded modules have imported torch's original functions, so those names must be bound again.
 _COLLECTIVES = "torch.distributed.distributed_c10d"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyBinding:
-    """A function in a module's namespace, or in a dict there, as the value of `key` or as the key itself."""
+    """One place where a preloaded module refers to a function of torch.distributed.
+
+    `holder` is the module's namespace or a dict in it. The function is the value of `key`, or `key` itself.
+    """
 
     holder: dict[Any, Any]
     key: Any
-    name: str  # in torch.distributed
+    name: str  # of the function in torch.distributed
 
 
 def early_bindings(modules: Iterable[str]) -> list[EarlyBinding]:
-    """Return where these modules hold functions of torch.distributed."""
-    # By exact type: asking an object of torch's for its class may print a warning (torch 2.11: reduce_op).
+    """Return the places where these modules refer to functions of torch.distributed."""
+    # Compare exact types: reading the class of some torch objects prints a warning (torch 2.11: reduce_op).
     functions = vars(sys.modules[_COLLECTIVES]).items()
     names = {function: name for name, function in functions if type(function) is types.FunctionType}
-    found = []
+    bindings = []
     for module in (sys.modules[name] for name in modules):
         space = vars(module)
         for key, value in space.items():
             if type(value) is types.FunctionType and value in names:
-                found.append(EarlyBinding(holder=space, key=key, name=names[value]))
+                bindings.append(EarlyBinding(holder=space, key=key, name=names[value]))
             elif type(value) is dict:
-                keys = (one for one in value if type(one) is types.FunctionType and one in names)
-                found += [EarlyBinding(holder=value, key=one, name=names[one]) for one in keys]
-    return found
+                keys = (key for key in value if type(key) is types.FunctionType and key in names)
+                bindings += [EarlyBinding(holder=value, key=function, name=names[function]) for function in keys]
+    return bindings
 
 
-def rebind(early: Iterable[EarlyBinding]) -> None:
-    """Replace each function by the current one, as a new import would."""
-    now = vars(sys.modules[_COLLECTIVES])
-    for one in early:
-        if isinstance(one.key, str):
-            one.holder[one.key] = now[one.name]
+def rebind(bindings: Iterable[EarlyBinding]) -> None:
+    """Replace each function by the probe's patch of it, as a new import would."""
+    current = vars(sys.modules[_COLLECTIVES])
+    for binding in bindings:
+        function = current[binding.name]
+        if isinstance(binding.key, str):
+            binding.holder[binding.key] = function
         else:
-            one.holder[now[one.name]] = one.holder.pop(one.key)
+            binding.holder[function] = binding.holder.pop(binding.key)
 
 
-# Fields of /proc/self/stat after the command's closing bracket: start and end of the arguments, of the environment.
+# Fields of /proc/self/stat after the command's closing bracket: start and end of arguments and of environment.
 _ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
 _FIRST = b"RANK="
 
@@ -191,9 +194,10 @@ _FIRST = b"RANK="
 class ProcessTitle:
     """The command line and environment that the kernel shows for this process, in the memory that exec gave it.
 
-    A forked process keeps its parent's, so that ps, py-spy and the search by tag take it for the server. Therefore the
-    server starts with a long empty last argument and last variable, which leave room to write in. Make this object
-    once, before anything has changed; every fork of the process may then `show` other values.
+    A forked process has those of its parent, so that ps, py-spy and the search for the run's tag would mistake it for
+    the server. Therefore the server starts with a long blank last argument and last variable, which provide room to
+    write in. Make this object once, before anything has changed; every fork of the process may then `show` other
+    values.
     """
 
     def __init__(self) -> None:
@@ -213,10 +217,10 @@ class ProcessTitle:
         new = dict.fromkeys(os.fsencode(f"{name}={value}") for name, value in environment.items())
         _write(self._words, [os.fsencode(word) for word in words])
         for at, entry in self._given:
-            # Unchanged variables stay where they are: a library may have kept the pointer from getenv.
-            kept = entry in new
+            # Unchanged variables stay at their address: a library may have stored the pointer from getenv.
+            is_unchanged = entry in new
             new.pop(entry, None)
-            ctypes.memmove(at, entry if kept else bytes(len(entry)), len(entry))
+            ctypes.memmove(at, entry if is_unchanged else bytes(len(entry)), len(entry))
         _write(self._room, sorted(new, key=lambda entry: not entry.startswith(_FIRST)))
 
 
@@ -226,7 +230,7 @@ def _region(fields: Sequence[str]) -> tuple[int, int]:
 
 
 def _write(region: tuple[int, int], entries: Sequence[bytes]) -> None:
-    """Write the first byte last, so that a concurrent reader finds a complete RANK or none."""
+    """Write NUL-separated entries. The first byte comes last, so that a concurrent reader sees all of RANK or none."""
     start, end = region
     text = b"\0".join(entries)
     if len(text) >= end - start:

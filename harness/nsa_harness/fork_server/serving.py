@@ -2,7 +2,7 @@
 
 When it is ready, the server writes one line to the control socket: {"modules": [...]}, or {"refused": reason}. Each
 byte that it then receives comes with two descriptors, the standard input and output of a new reaper, which gets its
-order there like any reaper. When the socket closes, the controller is gone, and the server exits.
+order there like any reaper. When the socket closes, the controller has exited, and so does the server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LATER = ("torch._dynamo",)  # imported by the first optimizer of any program (to
 
 
 class StartLauncher(BaseException):
-    """Unwinds a forked process to the bottom of its stack, where a program begins."""
+    """Raised in a forked launcher to leave the reaper's stack, so that the program starts with an empty one."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         super().__init__()
@@ -35,9 +35,10 @@ class StartLauncher(BaseException):
 
 
 class ForkedReaper(reaper.Reaper):
-    """A reaper whose launcher is a fork of itself."""
+    """A reaper that forks the launcher from itself."""
 
     def spawn(self) -> int:
+        """Fork the launcher and return its pid. Raises StartLauncher in the fork."""
         pid = os.fork()
         if pid == 0:
             self._detach_from_reaper()
@@ -58,7 +59,7 @@ class ForkedReaper(reaper.Reaper):
 
 
 def serve(control: socket.socket) -> Program:
-    """Serve until the controller is gone. Returns only in a forked process, with the program that it is to run."""
+    """Fork launches until the controller exits. Return only in a forked process, with the program for it to run."""
     title = ProcessTitle()
     os.environ.pop(title.room_variable, None)
     bindings = _preload()
@@ -85,7 +86,7 @@ def _preload() -> list[EarlyBinding]:
 
 def _reason_against_forking() -> str | None:
     """Return the reason why this process is no safe parent of a fork, or None."""
-    # The collector skips frozen objects. Otherwise each collection, and each exit, would copy their pages.
+    # The garbage collector skips frozen objects. Without this, each collection and each exit would copy their pages.
     gc.collect()
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))
@@ -93,7 +94,7 @@ def _reason_against_forking() -> str | None:
 
 
 def _fork_per_request(control: socket.socket) -> tuple[int, int]:
-    """Fork a child per request; return in the child, with its descriptors."""
+    """Fork a process per request of the controller. Return only in that process, with its stdin and stdout."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     children: dict[int, int] = {}  # pidfd -> pid
@@ -119,7 +120,7 @@ def _fork_per_request(control: socket.socket) -> tuple[int, int]:
 
 
 def _run_reaper(stdin: int, stdout: int) -> None:
-    """Run a reaper until it ends. Raises Reborn in its launcher."""
+    """Run a reaper until it ends, then exit. Raises StartLauncher in its launcher."""
     os.setsid()
     _replace_streams(stdin, stdout, os.open(os.devnull, os.O_WRONLY))
     try:
@@ -141,7 +142,10 @@ def _replace_streams(stdin: int, stdout: int, stderr: int) -> None:
 def _become_launcher(
     order: dict[str, Any], title: ProcessTitle, printed: list[bytes], bindings: list[EarlyBinding]
 ) -> Program:
-    """Become the launcher, or later one of its ranks."""
+    """Run the launcher, or return the program of a rank or of a launch without torchrun.
+
+    `printed` is the output of the imports, which every new process would print again.
+    """
     words, environment = order["argv"], order["env"]
     title.show(words, environment)
     waiting = fork_waiting_ranks(order["forks"])

@@ -1,4 +1,4 @@
-"""Caller chains: the program's own lines that led to a call."""
+"""Find the caller chain of a call: the program's own lines that led to it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from .status_file import StatusFileWriter
 
 FRAMES_LIMIT = 64  # innermost frames of a stack; more add nothing to an endless recursion
 CHAINS_LIMIT = 4096
-RECENT_LIMIT = 8  # stacks that are compared before the table is searched
+RECENT_LIMIT = 8  # latest call paths per instruction, which are compared before the table is searched
 
 
 class Chain:
-    """One call path."""
+    """One call path: its lines in the status file, and the frames by which it is recognised."""
 
     __slots__ = ("frames", "hash", "node", "place")
 
     def __init__(self, place: int, node: int, lines_hash: int, frames: list[tuple[Any, int]]) -> None:
-        self.place = place  # string: the innermost line outside of torch and the harness
-        self.node = node  # the program's own lines
+        self.place = place  # string number of the innermost line outside of torch and the harness
+        self.node = node  # node number of the program's own lines
         self.hash = lines_hash
-        # (code, instruction) of every frame, innermost first. The codes are held, so their addresses are not reused.
+        # (code, instruction) of every frame, innermost first. The references keep the codes' addresses in use.
         self.frames = frames
 
 
 class Chains:
-    """The known call paths. To recognise one costs about 0.07 us per frame."""
+    """A cache of call paths. Recognising a call path costs about 0.07 us per frame."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
         self._foreign = foreign
-        self._recent: dict[int, list[Chain]] = {}  # by the innermost instruction, latest first
-        self._chains: dict[tuple[int, ...], Chain] = {}  # by identity of the codes, and instructions
+        self._recent: dict[int, list[Chain]] = {}  # key: innermost instruction; latest first
+        self._chains: dict[tuple[int, ...], Chain] = {}  # key: the codes' addresses and the instructions
 
     def of(self, frame: Any) -> Chain:
-        """Return the call path to `frame`. Every frame is compared, so that no other path is mistaken for it."""
+        """Return the call path to `frame`. All frames are compared, so that different paths are never confused."""
         for chain in self._recent.get(frame.f_lasti, ()):
             caller = frame
             try:
@@ -52,6 +52,10 @@ class Chains:
         return self._find_or_build(frame)
 
     def _find_or_build(self, frame: Any) -> Chain:
+        """Return the call path to `frame` from the table, or add it, and remember it among the latest ones.
+
+        Called by `of` if none of the latest call paths with this instruction is the same. Both caches are bounded.
+        """
         frames: list[tuple[Any, int]] = []
         caller = frame
         while caller is not None and len(frames) < FRAMES_LIMIT:
@@ -69,6 +73,7 @@ class Chains:
         return chain
 
     def _build(self, frame: Any, frames: list[tuple[Any, int]]) -> Chain:
+        """Return a new call path, with its lines written to the status file."""
         status_file, place, node, lines = self._status_file, 0, 0, []
         for code, _ in frames:
             if not code.co_filename.startswith(self._foreign):

@@ -61,6 +61,7 @@ def install(torch: Any, status_file: StatusFileWriter, trouble: TroubleLog, wait
 
 
 def _patch_functional(recorder: CallRecorder) -> None:
+    """Patch the functional collectives and their wait, once a program has imported them."""
     module = sys.modules[FUNCTIONAL_MODULE]
     for name in FUNCTIONAL:
         if inspect.isfunction(getattr(module, name, None)):
@@ -69,7 +70,7 @@ def _patch_functional(recorder: CallRecorder) -> None:
 
 
 class CallRecorder:
-    """Patches operations so that the status file shows each call. A collective inside another is part of that one."""
+    """Patches operations so that the status file shows each call. A collective inside another is no call of its own."""
 
     def __init__(
         self, torch: Any, c10d: Any, status_file: StatusFileWriter, trouble: TroubleLog, waits: Waits, groups: Groups
@@ -79,7 +80,7 @@ class CallRecorder:
         self.trouble = trouble
         self.waits = waits
         self.chains = Chains(status_file, waits.foreign)
-        self.group_strings: dict[int, int] = {}  # by identity, until a group is made or destroyed
+        self.group_strings: dict[int, int] = {}  # id(group) -> string of its name, until a group is made or destroyed
         self._groups = groups
         self._is_compiling = compiling_test(torch)
 
@@ -106,8 +107,8 @@ class CallRecorder:
 
         patch(owner, name, "collectives", self.trouble, before=begin, after=waits.end, unless=self._is_compiling)
 
-    def groups_changed(self, op: str) -> None:
-        """Forget the names of all groups, and write the groups that were made."""
+    def update_groups(self, op: str) -> None:
+        """Forget the names of all groups after one was made or destroyed, and write new groups to the status file."""
         self.group_strings.clear()
         if op == "init_process_group":
             self.trouble.attempt("rank", self._identify)
@@ -304,7 +305,7 @@ class Operation(CallArguments):
         number, call[0] = call[0], 0
         self._status_file.leave_call(number, call[1], self._returned)
         if self._changes_groups:
-            self._recorder.groups_changed(self.op)
+            self._recorder.update_groups(self.op)
         if result is not None:
             self._remember(number, arguments, options, result, _getframe(2))
 
@@ -320,7 +321,11 @@ class Operation(CallArguments):
             note_reduced(self.payload(arguments, options))
 
     def _group_name_string(self, arguments: Any, options: Any) -> int:
-        """Return the string of the group's name, and keep it while torch's own tables hold the group."""
+        """Return the group's name as a string number of the status file.
+
+        Cache it while torch's tables hold the group, so that another group cannot get its address. No group means the
+        default one.
+        """
         group, number = self.group(arguments, options), self._status_file.string(self.group_name(arguments, options))
         if group is None or group in self._c10d._world.pg_names:
             self._group_strings[id(group)] = number
@@ -346,12 +351,12 @@ class Operation(CallArguments):
         self, work: Any, op: str, described: tuple[int, int, int, int], frame: Any, tensors: list[Any]
     ) -> None:
         handle = Handle(op, *described)
-        handle.line = self._waits.unwaited.handed_out(op, handle.peer, frame, tensors)
+        handle.line = self._waits.unwaited.count_handle(op, handle.peer, frame, tensors)
         self._waits.remember(work, handle)
 
 
 def _nothing(_arguments: Any, _options: Any) -> None:
-    """Return None: the value of a parameter that the function does not have."""
+    """Return None, the value of a parameter that the function does not have."""
 
 
 def _argument_getter(function: Callable[..., Any], *names: str) -> Find | None:

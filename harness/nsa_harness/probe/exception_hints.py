@@ -1,4 +1,4 @@
-"""Explains messages of torch's by the user's code: the parameters behind its numbers, and the lines that use them.
+"""Explains torch's error messages: which parameters their numbers mean, and which lines of the user's code use them.
 
 Loaded only after the exception that ends the program. Until then it costs nothing.
 """
@@ -39,8 +39,8 @@ def hints(
 ) -> list[Hint]:
     """Return records {kind, name, file, line, function}, without a place if the user's code shows none.
 
-    `roots` are the models that were called, `fresh` the modules that were first called in this step, `foreign` how
-    names of files outside of the program begin.
+    `roots` are the models that were called, `fresh` the modules that were first called in this step, `foreign` the
+    prefixes of files that do not belong to the program.
     """
     message, models = str(error), list(roots)
     twice, without = _READY_TWICE.search(message), _WITHOUT_GRADIENT.search(message)
@@ -68,7 +68,7 @@ def used_at(models: Iterable[Any], names: Sequence[str], foreign: tuple[str, ...
 
 
 def ordered_names(model: Any) -> list[str]:
-    """Return the parameters of a DDP model in the order of its numbers, as torch passes them to its reducer."""
+    """Return the names of a DDP model's parameters in the order in which torch numbers them."""
     names: list[str] = []
     known: set[int] = set()
     for path, module in model.module.named_modules():
@@ -123,7 +123,7 @@ def _is_wrapper(module: Any) -> bool:
 def _use(
     model: Any, name: str, together: Sequence[str], kind: str, foreign: tuple[str, ...]
 ) -> tuple[str, int, str] | None:
-    """Return where the user's code uses the outermost module whose parameters were all unused."""
+    """Return the line of the user's code that uses the outermost module with only unused parameters."""
     levels = list(_levels(model, name))
     if kind == "ready twice":
         levels = [level for level in levels if any(map(names_checkpoint, _methods(level[0], foreign)))] + levels
@@ -150,14 +150,14 @@ def _levels(model: Any, name: str) -> Iterator[tuple[Any, str, str]]:
 
 
 def _is_unused(model: Any, path: str, together: Sequence[str]) -> bool:
-    """Whether all trainable parameters below `path` are among these, so that the module itself was not used."""
+    """Whether `together` contains all trainable parameters below `path`, so that the module itself was not used."""
     named = model.get_submodule(path).named_parameters(prefix=path)
     below = [name for name, parameter in named if parameter.requires_grad]
     return bool(path) and set(below) <= set(together)
 
 
 def _methods(module: Any, foreign: tuple[str, ...]) -> Iterator[CodeType]:
-    """Yield the user's code of this module: forward first, then the other methods of its class."""
+    """Yield the code of a module's methods in the user's files: forward first, then the rest of its class."""
     kind = type(module)
     names = dict.fromkeys(["forward", *(name for owner in kind.__mro__ for name in vars(owner))])
     for name in names:
@@ -172,7 +172,7 @@ def _own_code(kind: type, name: str, foreign: tuple[str, ...]) -> CodeType | Non
 
 
 def _recomputed(traceback: TracebackType | None) -> list[Hint]:
-    """Return the recomputed function, which torch keeps in the closure of its recompute_fn."""
+    """Return the function that torch recomputes, which is in the closure of torch's recompute_fn."""
     for frame, _ in _frames(traceback):
         checkpoint = frame.f_locals.get("frame") or frame.f_locals.get("self")
         recompute = getattr(checkpoint, "recompute_fn", None)
@@ -254,7 +254,7 @@ def line_that_loads(code: CodeType, attribute: str) -> int | None:
 
 
 def line_that_makes(code: CodeType, attribute: str) -> int | None:
-    """Return the last line that sets `.attribute`, whose value it keeps."""
+    """Return the last line that sets `.attribute`: its value is the one that is used later."""
     lines = [line for line, op in _lines(code) if op.opname == "STORE_ATTR" and op.argval == attribute]
     return lines[-1] if lines else None
 
@@ -279,7 +279,7 @@ def in_place_lines(code: CodeType, saved: str) -> Iterator[tuple[int, bool]]:
 
 
 def _changed(statement: list[dis.Instruction]) -> str | None:
-    """Return the variable whose tensor the statement changes in place, "" if it is no plain variable, or None."""
+    """Return the variable that the statement changes in place, "" for another expression, None if it changes none."""
     for number, op in enumerate(statement):
         if op.opname in _LOADS and _is_in_place(str(op.argval)):
             return _loaded(statement[:number][-1:])

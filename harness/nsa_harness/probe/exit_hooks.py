@@ -31,7 +31,7 @@ CHAIN_LIMIT = 4
 
 
 class ExitEvidence:
-    """Writes what remains of a process: its last exception, stacks on a fatal signal, and the recorder at its exit.
+    """Writes the evidence of a process's end: its last exception, stacks on a fatal signal, and the flight recorder.
 
     Every hook that the program installed itself is called as it would be without the probe.
     """
@@ -42,7 +42,7 @@ class ExitEvidence:
         self._trouble = trouble
         self._pid = os.getpid()
         self._raised: BaseException | None = None
-        self._exited_for: tuple[BaseException, int] | None = None  # handled during the exit call, and the time of it
+        self._exited_for: tuple[BaseException, int] | None = None  # handled at the exit call, and the call's time
         self._stacks: IO[bytes] | None = None  # held open: faulthandler knows only its descriptor
         self.names: ModuleNames | None = None  # the modules that were called; None before torch is imported
 
@@ -61,7 +61,7 @@ class ExitEvidence:
         patch(sys, "excepthook", "raised", self._trouble, before=uncaught)
 
     def _enable_faulthandler(self) -> None:
-        """Dump stacks on fatal signals, unless the program enabled faulthandler, and on the probe's signal if free."""
+        """Have faulthandler dump stacks on fatal signals and on the probe's signal, unless the program uses either."""
         import _signal  # type: ignore[import-not-found]
 
         path = os.path.join(self._directory, protocol.STACKS.format(pid=self._pid))
@@ -77,10 +77,10 @@ class ExitEvidence:
             # A forked child dies as it would without the probe.
             os.register_at_fork(after_in_child=faulthandler.disable)
 
-    def exits_with(self, error: BaseException | None) -> None:
-        """Remember the exception that is handled while the program asks to exit with a failure.
+    def remember_exception(self, error: BaseException | None) -> None:
+        """Remember the exception that the program handles while it calls sys.exit or os._exit with a failure.
 
-        Whether the program does exit is known only at its end: SystemExit can be caught.
+        It is written only when the process exits: SystemExit can be caught.
         """
         if error is not None:
             self._exited_for = error, time.monotonic_ns()
@@ -121,7 +121,7 @@ class ExitEvidence:
         import json
 
         self._raised = error
-        record = _described(error, traceback)
+        record = _exception_record(error, traceback)
         self._status_file.note(self._status_file.what("raised", record["type"]))
         self._status_file.end(protocol.END_RAISED)
         record.update(at_ns=time.monotonic_ns() if at_ns is None else at_ns, hints=[], chain=[])
@@ -142,7 +142,7 @@ class ExitEvidence:
         return hints(error, traceback, self.names.models(), self.names.fresh(), foreign_code(sys.modules["torch"]))
 
 
-def _described(error: BaseException, traceback: TracebackType | None) -> dict[str, Any]:
+def _exception_record(error: BaseException, traceback: TracebackType | None) -> dict[str, Any]:
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return {"type": name, "message": str(error)[:MESSAGE_LIMIT], "frames": _frames(traceback)}
@@ -155,7 +155,7 @@ def _chain(error: BaseException) -> list[dict[str, Any]]:
         before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         if before is None:
             break
-        chain.append({**_described(before, before.__traceback__), "explicit": before is error.__cause__})
+        chain.append({**_exception_record(before, before.__traceback__), "explicit": before is error.__cause__})
         error = before
     return chain
 
@@ -189,8 +189,20 @@ class ExitCalls:
         self._foreign = (os.path.dirname(os.__file__) + os.sep, harness + os.sep, "<frozen ")
 
     def install(self) -> None:
-        patch(sys, "exit", "leaving", self._trouble, before=lambda arguments, _: self._exits(arguments, thread=True))
-        patch(os, "_exit", "leaving", self._trouble, before=lambda arguments, _: self._exits(arguments, thread=False))
+        patch(
+            sys,
+            "exit",
+            "leaving",
+            self._trouble,
+            before=lambda words, _: self._note_exit_call(words, thread=True),
+        )
+        patch(
+            os,
+            "_exit",
+            "leaving",
+            self._trouble,
+            before=lambda words, _: self._note_exit_call(words, thread=False),
+        )
 
     def watch_shutdown(self) -> None:
         """Note the start of the interpreter's exit, before it joins threads and runs atexit handlers, which may hang.
@@ -205,14 +217,14 @@ class ExitCalls:
             self._trouble.attempt("raised", self._evidence.write_exited_for)
             self._trouble.attempt("end", lambda: self._status_file.note(self._status_file.what("exit", "shutdown")))
 
-    def _exits(self, arguments: tuple[Any, ...], *, thread: bool) -> None:
-        """Note the line that exits. `thread`: the call ends only the thread that makes it."""
+    def _note_exit_call(self, arguments: tuple[Any, ...], *, thread: bool) -> None:
+        """Note the line that calls sys.exit (`thread`: in another thread it ends only that thread) or os._exit."""
         if (thread and _thread.get_ident() != self._main_thread) or os.getpid() != self._pid:
             return  # a forked child has no status file
         frame = sys._getframe(3)
         self._trouble.attempt("leaving", lambda: self._note_line(frame))
         if arguments[:1] not in ((), (None,), (0,)):
-            self._evidence.exits_with(sys.exc_info()[1])
+            self._evidence.remember_exception(sys.exc_info()[1])
         if not thread:
             self._trouble.attempt("raised", self._evidence.write_exited_for)
 

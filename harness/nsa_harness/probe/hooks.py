@@ -117,7 +117,7 @@ def _hook_modules(
                 if node is None:
                     known.without_gradients |= outermost[0] is not None and trains[0]
                     return
-                # A container returns its last child's tensor. The child's name says more, so the container is silent.
+                # A container returns the tensor of its last child, whose name is better: the container is silent.
                 if inner_output[0]() is output:
                     return
                 inner_output[0] = weakref.ref(output)
@@ -151,21 +151,24 @@ class CallingLines:
         self._status_file = status_file
         self._foreign = foreign
         self._torch_file = torch_file  # the file of the frames between a hook and the caller of the module
-        self._depth = 0  # of the module's caller, seen from `of`; 0 = not known yet
-        self._known: dict[tuple[int, int], tuple[Any, int]] = {}  # by code and instruction; the code is held
+        self._depth = 0  # how many frames the module's caller is above `of`; 0 = not measured yet
+        self._known: dict[
+            tuple[int, int], tuple[Any, int]
+        ] = {}  # (id(code), instruction) -> code, line; the code keeps its id valid
 
     def of(self) -> int:
-        """Return the string of the line that calls the module, 0 for a library's line. Call it from a hook.
+        """Return the string number of the line that calls the module, 0 for a library's line. Call it from a hook.
 
-        A known line costs about 0.3 us: the frames in between are not read.
+        A line that was seen before costs about 0.3 us: the frames in between are not read.
         """
         try:
             frame = sys._getframe(self._depth)
             return self._known[id(frame.f_code), frame.f_lasti][1]
         except (KeyError, ValueError):  # ValueError: the stack is not as deep
-            return self._learn(sys._getframe(1))
+            return self._add_line(sys._getframe(1))
 
-    def _learn(self, frame: Any) -> int:
+    def _add_line(self, frame: Any) -> int:
+        """Find the line that calls the module above the hook in `frame`, remember it, and return its string number."""
         depth = 1
         while frame is not None and (depth == 1 or frame.f_code.co_filename == self._torch_file):
             frame, depth = frame.f_back, depth + 1
@@ -255,7 +258,7 @@ def _gradients(optimizer: Any) -> int:
     return sum(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-CALLERS_LIMIT = 4  # of a program that calls the optimizer from more lines, the first lines count
+CALLERS_LIMIT = 4  # lines that call the optimizer; later lines are not recorded
 
 
 class StepCallers:
@@ -294,19 +297,19 @@ def _hook_data(
             status_file.progress_event(fetched)
             # The first batch waits for the workers to start.
             if getattr(iterator, "_num_yielded", 0) > 1:
-                fetches.waited(time.monotonic_ns() - began_ns)
+                fetches.note_wait(time.monotonic_ns() - began_ns)
             dropped_batches.next_batch_began()
-            loaders.returned(iterator, 1)
+            loaders.note_batches(iterator, 1)
         elif isinstance(error, StopIteration):
-            loaders.returned(iterator, 0)
+            loaders.note_batches(iterator, 0)
 
     def constructed(_state: object, arguments: Any, options: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
-            loaders.began(arguments[0], arguments[1] if len(arguments) > 1 else options["loader"])
+            loaders.begin(arguments[0], arguments[1] if len(arguments) > 1 else options["loader"])
 
     def reset(_state: object, arguments: Any, _options: Any, _result: Any, error: BaseException | None) -> None:
         if error is None:
-            loaders.restarted(arguments[0])
+            loaders.note_restart(arguments[0])
 
     patch(_BaseDataLoaderIter, "__init__", "loaders", trouble, after=constructed)
     patch(_BaseDataLoaderIter, "_reset", "loaders", trouble, after=reset)
@@ -314,7 +317,7 @@ def _hook_data(
 
 
 class Fetches:
-    """How long the main thread has waited for batches, and the line of the longest wait."""
+    """The time that the main thread has waited for batches, and the line of the longest wait."""
 
     def __init__(self, foreign: tuple[str, ...]) -> None:
         self._foreign = foreign
@@ -323,7 +326,8 @@ class Fetches:
         self._waited_ns = self._longest_ns = 0
         self._place = ""
 
-    def waited(self, wait_ns: int) -> None:
+    def note_wait(self, wait_ns: int) -> None:
+        """Add a wait for a batch in this thread."""
         if threading.get_ident() != self._thread:  # a thread that prefetches delays no step
             return
         self._waited_ns += wait_ns
@@ -338,7 +342,7 @@ class Fetches:
 
 
 class _Loader:
-    """One DataLoader: its number, its iterators so far, the latest one's batches, and the lines that made that one."""
+    """One DataLoader: its number, how many iterators it made, and the latest iterator's batches and caller chain."""
 
     __slots__ = ("batches", "chain", "ended", "iterators", "number")
 
@@ -349,7 +353,7 @@ class _Loader:
 
 
 class Loaders:
-    """Writes to the status file how far each DataLoader is. Keeps no loader and no iterator alive."""
+    """Writes to the status file how far each DataLoader is. Has only weak references to loaders and iterators."""
 
     def __init__(self, status_file: StatusFileWriter, chains: Chains) -> None:
         self._status_file = status_file
@@ -358,21 +362,21 @@ class Loaders:
         self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
         self._iterators: weakref.WeakKeyDictionary[Any, tuple[_Loader, int]] = weakref.WeakKeyDictionary()
 
-    def began(self, iterator: Any, loader: Any) -> None:
+    def begin(self, iterator: Any, loader: Any) -> None:
         known = self._loaders.get(loader)
         if known is None:
             self._count += 1
             known = self._loaders[loader] = _Loader(self._count)
         self._begin(iterator, known)
 
-    def restarted(self, iterator: Any) -> None:
-        """An iterator with persistent workers starts again. torch also calls this while it makes an iterator."""
+    def note_restart(self, iterator: Any) -> None:
+        """Note that an iterator with persistent workers restarts. torch also calls this while it makes an iterator."""
         known, _ = self._iterators.get(iterator, (None, 0))
         if known is not None and (known.batches or known.ended):
             self._begin(iterator, known)
 
-    def returned(self, iterator: Any, batches: int) -> None:
-        """Count one batch more, or the end at 0 batches. An older iterator of the same loader does not count."""
+    def note_batches(self, iterator: Any, batches: int) -> None:
+        """Count another batch, or note the end if `batches` is 0. Only the loader's latest iterator counts."""
         known, number = self._iterators.get(iterator, (None, 0))
         if known is not None and number == known.iterators:
             known.batches += batches

@@ -1,4 +1,4 @@
-"""Qualified names of the modules of any model, learnt from the modules that are called."""
+"""Qualified names of the modules of any model, read from the modules that the program calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from .status_file import StatusFileWriter
 
-# Wrappers add these parts to module paths; the user's own names have none of them.
+# Parts that wrappers add to module paths; the user's own names do not contain them.
 WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 
 DEPTH = 2  # named parts below a numbered block that get a backward event
-# Modules that never wait and never run long: the next event of the backward pass says as much.
+# Modules that never wait and never run long: the next event of the backward pass shows as much.
 POINTWISE = frozenset({"torch.nn.modules.normalization", "torch.nn.modules.dropout"})
 
 
@@ -47,9 +47,8 @@ class Known:
         self.since = self._status_file.step
         self.silent = _is_small(module) and (_is_pointwise(module) or is_detail(self.name))
         self.silent_backward = self.silent or is_deep(self.name)
-        self.learns = (
-            next(module.parameters(), None) is not None
-        )  # a loss without parameters has no training mode of its own
+        # A loss without parameters does not follow the training mode.
+        self.learns = next(module.parameters(), None) is not None
         self.forward = self._status_file.what("forward", self.name)
         self.on_backward = functools.partial(
             self._status_file.progress_event, self._status_file.what("backward", self.name)
@@ -57,14 +56,12 @@ class Known:
 
 
 class ModuleNames:
-    """Qualified names by identity. Each has a weak reference, which detects a new module at the same address."""
+    """The modules of the program by id(). Weak references detect a new module at the same address."""
 
     def __init__(self, status_file: StatusFileWriter) -> None:
         self._status_file = status_file
         self._known: dict[int, Known] = {}
-        self.ready: dict[
-            int, Known
-        ] = {}  # by identity, modules that were called; a collected module is removed at once
+        self.ready: dict[int, Known] = {}  # id(module) -> a called module; a collected module is removed at once
         self._roots: list[Callable[[], Any]] = []
         self.at_next_forward: Callable[[], None] | None = None  # called at the begin of the next forward
 
@@ -103,11 +100,11 @@ class ModuleNames:
         return {id(parameter) for module in chosen for parameter in module.parameters()}
 
     def models(self) -> list[Any]:
-        """Return the living roots."""
+        """Return the outermost called modules that are still alive."""
         return [model for model in (root() for root in self._roots) if model is not None]
 
     def _learn(self, root: Any) -> None:
-        """Add the tree below a module at its first call. Names in the first tree are bare, others get a prefix."""
+        """Add a module and all modules below it at its first call. Further models get their class as a name prefix."""
         members = dict(root.named_modules())
         inside = {id(member) for member in members.values()}
         others = [other for other in (ref() for ref in self._roots) if other is not None and id(other) not in inside]

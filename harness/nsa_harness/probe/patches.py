@@ -1,4 +1,4 @@
-"""How the probe gets into a program: it covers functions, waits for imports, and notes what it could not do.
+"""The probe's way into a program: it patches functions, waits for imports, and notes its own failures.
 
 `patch` is the only code of the probe that puts itself between a caller and a function of Python or torch. Nothing here
 imports more than `os`, `sys` and `time`: it is loaded in every Python process of a run.
@@ -80,8 +80,8 @@ def patch(
     caller's frame.
 
     If a callback raises, the exception is noted under the name `piece` and the patch only calls the original from then
-    on. `unless` is asked first, before any other work of a call: where it returns True (torch.compile is tracing), only
-    the original runs. `also`: further namespaces, in which the same function is replaced by the same patch.
+    on. `unless` is called first: if it returns True (torch.compile is tracing), only the original runs. `also`: further
+    namespaces in which the same function is replaced by the same patch.
 
     The patch has the name, signature, documentation and attributes of the original, as functools.wraps gives them.
     """
@@ -161,7 +161,7 @@ def before_first_call(
     put_back = _replace(owner, name, original, patched, also)
 
 
-_IDENTITY = (  # as functools.wraps copies them; many processes have not loaded functools yet
+_COPIED_ATTRIBUTES = (  # those of functools.wraps; many processes have not loaded functools yet
     "__module__",
     "__name__",
     "__qualname__",
@@ -172,17 +172,18 @@ _IDENTITY = (  # as functools.wraps copies them; many processes have not loaded 
 
 
 def _replace(owner: Any, name: str, original: Any, patched: Any, also: Iterable[Any]) -> Callable[[], bool]:
-    """Replace a function by its patch, and return a function that undoes this where no other code has wrapped it.
+    """Replace `owner.name` by its patch, also in those namespaces of `also` that have the same function.
 
-    That function returns whether `owner` has the original again.
+    Return a function that puts the original back wherever no other code has wrapped the patch, and that returns whether
+    `owner.name` is the original again.
     """
-    for attribute in _IDENTITY:
+    for attribute in _COPIED_ATTRIBUTES:
         if hasattr(original, attribute):
             setattr(patched, attribute, getattr(original, attribute))
     vars(patched).update(getattr(original, "__dict__", {}))
     patched.__wrapped__ = original
     spaces = [owner, *(space for space in also if getattr(space, name, None) is original)]
-    # With each namespace, whether it has the function itself: an inherited one is put back by deleting the patch.
+    # Whether a namespace defines the function itself: an inherited function is put back by deleting the patch.
     places = [(space, name in vars(space)) for space in spaces]
     for space in spaces:
         setattr(space, name, patched)
@@ -202,7 +203,7 @@ def _replace(owner: Any, name: str, original: Any, patched: Any, also: Iterable[
 def compiling_test(torch: Any) -> Callable[[], bool]:
     """Return torch.compiler.is_compiling, or a function that returns False in a torch without it.
 
-    torch.compile replaces a call of is_compiling by True, so a patch that asks it first leaves nothing in a graph.
+    torch.compile replaces a call of is_compiling by True, so a patch that calls it first adds nothing to a graph.
     """
     compiler = getattr(torch, "compiler", None)
     return getattr(compiler, "is_compiling", None) or (lambda: False)
@@ -228,7 +229,7 @@ def after_import(names: Sequence[str], then: Callable[[], None], trouble: Troubl
 
 
 class _ImportWatcher:
-    """A finder that finds no module itself: it asks the other finders, and patches the loader that they return."""
+    """An import finder that patches the loader which the other finders return for an awaited module."""
 
     def __init__(self, missing: set[str], then: Callable[[], None], trouble: TroubleLog) -> None:
         self._missing = missing
@@ -248,7 +249,7 @@ class _ImportWatcher:
         return spec
 
     def _watch(self, name: str, loader: Any) -> None:
-        """Patch exec_module of this loader object, which loads this one module, until it is called."""
+        """Patch exec_module of the loader, which loads only this module, for one call."""
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:
@@ -267,10 +268,10 @@ class _ImportWatcher:
         self._then()
 
 
-# Leaving the probe out of tracebacks. Every Python function that an exception passes is in its traceback, so the
-# probe's patches are, too. They are removed where a traceback is rendered: in the module `traceback`, which logging,
+# Hiding the probe in tracebacks. Every Python function that an exception passes is in its traceback, so the probe's
+# patches are, too. They are removed where a traceback is rendered: in the module `traceback`, which logging,
 # multiprocessing and torchrun use, and where the interpreter prints an uncaught exception. Until then the exception is
-# evidence and stays as it is.
+# evidence and is not changed.
 
 _PROBE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _WALKS = ("walk_tb", "_walk_tb_with_full_positions")  # each yields the frame first; the second exists since 3.11
@@ -278,7 +279,7 @@ _CAUSES_LIMIT = 32
 
 
 def hide_probe(trouble: TroubleLog) -> None:
-    """Keep the probe's frames out of printed tracebacks. Call it after torch has loaded both modules."""
+    """Remove the probe's frames from printed tracebacks. Call it after torch has imported traceback and threading."""
     rendering: Any = sys.modules["traceback"]
     for name in _WALKS:
         if hasattr(rendering, name):
@@ -288,7 +289,7 @@ def hide_probe(trouble: TroubleLog) -> None:
 
 
 def _without_probe(walk: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Return `walk` without the probe's frames: the one replacement that changes a result, so it is no `patch`."""
+    """Return `walk` without the probe's frames. This replacement changes a result, so `patch` cannot do it."""
 
     def walk_without_probe(traceback: TracebackType | None) -> Iterator[Any]:
         return (item for item in walk(traceback) if not _is_probe(item[0]))
@@ -307,7 +308,7 @@ def leave_out(error: BaseException | None) -> None:
 
 
 def without_probe(traceback: TracebackType | None) -> TracebackType | None:
-    """Remove the probe's frames from `traceback` in place; return its first other entry, or None if there is none."""
+    """Remove the probe's frames from `traceback` in place, and return its first remaining entry, or None."""
     while traceback is not None and _is_probe(traceback.tb_frame):
         traceback = traceback.tb_next
     kept = traceback

@@ -80,8 +80,9 @@ class ProcessProbe:
         self._pieces: dict[str, Callable[[], object]] = {}  # further work for each heartbeat
 
     def become_rank(self) -> None:
+        """Open the status file and watch the exit of this process, which is a rank."""
         self._is_rank = True
-        # A program that got RANK in another way (srun) passes it on to its loader workers and tools, too.
+        # Loader workers and tools inherit RANK from a program that srun started; only this process is the rank.
         os.environ.setdefault(protocol.ENV_OWNER, str(os.getpid()))
         if self._mode == protocol.PROBE_OFF:
             return
@@ -91,6 +92,7 @@ class ProcessProbe:
             self.trouble.attempt("endings", lambda: self._watch_exit(status_file))
 
     def torch_imported(self) -> None:
+        """Set up a rank after the import of torch; in another process, wait until it becomes a rank."""
         if self._is_rank:
             self._set_up()
         else:
@@ -100,7 +102,7 @@ class ProcessProbe:
         from .status_file import StatusFileWriter
 
         path = os.path.join(self._directory, protocol.BOARD.format(pid=os.getpid()))
-        # A process that a rank spawned does not count: init_process_group will tell which rank it is.
+        # A process that a rank spawned does not count yet: init_process_group will show which rank it is.
         is_first = os.environ.get(protocol.ENV_OWNER) == str(os.getpid())
         is_solo = "RANK" not in os.environ and protocol.ENV_SOLO in os.environ and is_first
         rank, world_size = (0, 1) if is_solo else (_number("RANK"), _number("WORLD_SIZE"))
@@ -138,7 +140,7 @@ class ProcessProbe:
             self.trouble.attempt("fault", _plant_fault)
 
     def _switch_debugging(self) -> None:
-        """Switch on the debugging modes of a diagnostic rerun; without one, load nothing."""
+        """Switch on the debugging modes of a diagnostic rerun, or do nothing in any other run."""
         if protocol.ENV_ANOMALY in os.environ or protocol.ENV_CHECKPOINT_DEBUG in os.environ:
             from .autograd import switch_debugging_on
 
@@ -175,6 +177,7 @@ class ProcessProbe:
             self._sampler.at_the_end.append(growth.records)
 
     def _watch_autograd(self, status_file: StatusFileWriter) -> None:
+        """Patch activation checkpoints and autograd, each of which may fail without the other."""
         from .autograd import watch_checkpoints, watch_graph
 
         torch, attempt = sys.modules["torch"], self.trouble.attempt
@@ -237,7 +240,7 @@ def _plant_fault() -> None:
 
 
 def _number(name: str) -> int:
-    """Return an integer of the environment, or -1, which readers of the status file take for unknown."""
+    """Return the integer in an environment variable, or -1, which means "unknown" in the status file."""
     try:
         return int(os.environ[name])
     except (KeyError, ValueError):

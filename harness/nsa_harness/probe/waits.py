@@ -1,4 +1,4 @@
-"""Waits that last, and asynchronous collectives whose handles the program never asks.
+"""Record waits that last, and asynchronous collectives whose handles the program never queries.
 
 Most waits for a store's key or a collective return at once, and there may be thousands. So a call only leaves a record
 in memory, and the heartbeat writes those that have lasted to the status file.
@@ -22,12 +22,12 @@ from .status_file import Inside, StatusFileWriter
 LASTING_NS = 200_000_000
 SETTERS = ("set", "add", "append", "compare_set", "queue_push")
 STORE_METHODS = ("get", "multi_get", "wait", "queue_pop", "barrier")
-# A program that calls one of these on a handle will learn of the collective's end, or has another thread see to it.
+# A program that calls one of these on a handle notices the end of the collective, or has another thread do so.
 QUESTIONS = (
     "block_current_stream", "boxed", "exception", "get_future", "get_future_result", "is_completed", "is_success",
     "result", "synchronize",
 )  # fmt: skip
-HANDLES_LIMIT = 4096  # a program that keeps more handles loses the names of the oldest
+HANDLES_LIMIT = 4096  # living handles whose call is remembered, the latest ones
 ELLIPSIS = "..."
 
 
@@ -74,13 +74,13 @@ class Waits:
         self._status_file = status_file
         self.trouble = trouble
         self.foreign = foreign
-        self._open: dict[int, OngoingWait] = {}  # by thread
+        self._open: dict[int, OngoingWait] = {}  # thread -> its outermost call that may block
         self._handles: dict[int, tuple[Callable[[], Any], Handle]] = {}
         self.inside = Inside()
         self.unwaited = UnwaitedHandles(status_file, foreign)
 
     def remember(self, work: Any, handle: Handle) -> None:
-        """Keep what the collective behind `work` was called with, as long as `work` lives."""
+        """Remember the call that returned the handle `work`, as long as `work` lives."""
         key = id(work)
 
         def forget(reference: Any) -> None:
@@ -96,15 +96,15 @@ class Waits:
         known = self._handles.get(id(work))
         return known[1] if known is not None and known[0]() is work else Handle("collective")
 
-    def queried(self, work: Any) -> Handle:
-        """Return the handle of `work`, and note that the program asks about handles of this line."""
+    def note_query(self, work: Any) -> Handle:
+        """Return the handle of `work`, and note that the program queries handles of this line."""
         handle = self.handle_of(work)
         if handle.line is not None:
             handle.line.asked = True
         return handle
 
     def _forget_oldest(self) -> None:
-        """Drop the oldest handle. Since a later wait for it would not be seen, its line counts as waited for."""
+        """Drop the oldest handle. A later wait for it will not be seen, so its line counts as queried."""
         _, oldest = self._handles.pop(next(iter(self._handles)))
         if oldest.line is not None:
             oldest.line.asked = True
@@ -197,7 +197,7 @@ class _Keys:
         self._status_file = status_file
         self._foreign = foreign
         self._chains = Chains(status_file, foreign)
-        self._counts: dict[int, int] = {}  # by chain, in the order of their slots
+        self._counts: dict[int, int] = {}  # node of the caller chain -> its calls; the order is that of the slots
 
     def note(self, caller: Any, key: object) -> None:
         if caller.f_code.co_filename.startswith(self._foreign):
@@ -210,25 +210,28 @@ class _Keys:
 
 
 def watch_handles(c10d: Any, waits: Waits, is_compiling: Callable[[], bool]) -> None:
-    """Patch `work.wait()` and the other questions about a handle.
+    """Patch `work.wait()` and the other methods by which a program queries a handle.
 
     torch's own `work.wait()` inside a collective counts as part of that collective.
     """
 
     def begin(arguments: Any, _options: Any) -> OngoingWait | None:
-        return None if waits.inside.call[0] else waits.begin(waits.queried(arguments[0]), None)
+        return None if waits.inside.call[0] else waits.begin(waits.note_query(arguments[0]), None)
 
-    def asked(arguments: Any, _options: Any) -> None:
-        waits.queried(arguments[0])
+    def query(arguments: Any, _options: Any) -> None:
+        waits.note_query(arguments[0])
 
     patch(c10d.Work, "wait", "handles", waits.trouble, before=begin, after=waits.end, unless=is_compiling)
     for name in QUESTIONS:
         if hasattr(c10d.Work, name):
-            patch(c10d.Work, name, "handles", waits.trouble, before=asked, unless=is_compiling)
+            patch(c10d.Work, name, "handles", waits.trouble, before=query, unless=is_compiling)
 
 
 def key_text(keys: Any) -> str:
-    """Join as many keys as the status file stores whole. A long key keeps its end, which may name the rank."""
+    """Return the keys that fit into a string of the status file, joined. Of a long key only the end remains.
+
+    The end of a key often names the rank.
+    """
     names = [str(name) for name in (keys if isinstance(keys, (list, tuple)) else (keys,))]
     return ",".join(_fitting(names))
 
@@ -245,13 +248,13 @@ def _fitting(names: list[str]) -> Iterator[str]:
         left -= len(data) + 1
 
 
-# Handles that are never asked: the program may read the result before it has arrived. They are counted by the line that
-# calls the collective. A line that waits for some of its handles has a reason not to wait for others; a line that asks
-# none of them has none. Only lines of the program count: torch passes its own handles on to C++.
+# Handles that are never queried: the program may read the result before it has arrived. They are counted per line that
+# calls the collective. A line that waits for some of its handles has a reason not to wait for the rest, but a line that
+# queries no handle is a mistake. Only lines of the program count: torch passes its own handles on to C++.
 
 FEW = 3  # unwaited handles of a line that a program may leave when it ends
 LINES_LIMIT = 256
-NOBODY = -1  # no root is known
+NOBODY = -1  # unknown root
 # Operations with a result on every rank, on all ranks but the root, and on the root only. A rank that only sends
 # (isend) reads no result, and a barrier has none.
 TO_ALL = frozenset({
@@ -272,19 +275,22 @@ class CallingLine:
         self.op = op
         self.place = place  # "" = not to be reported
         self.calls = 0
-        self.asked = False  # the program has waited for a handle of this line, or has asked whether it is done
+        self.asked = False  # the program has queried a handle of this line
 
 
 class UnwaitedHandles:
-    """The lines that call collectives asynchronously, by code and instruction. Keeps no handle alive."""
+    """The program's lines that call collectives asynchronously. Has no reference to a handle."""
 
     def __init__(self, status_file: StatusFileWriter, foreign: tuple[str, ...]) -> None:
         self._status_file = status_file
         self._foreign = foreign
         self._lines: dict[tuple[Any, int, str], CallingLine] = {}
 
-    def handed_out(self, op: str, peer: int, frame: Any, tensors: Any) -> CallingLine | None:
-        """Count a handle that `frame` got from `op`; return its line, or None if this rank gets no result."""
+    def count_handle(self, op: str, peer: int, frame: Any, tensors: Any) -> CallingLine | None:
+        """Count a handle that `op` returned to `frame`, and return the calling line.
+
+        Return None if this rank gets no result from the operation.
+        """
         if not (
             op in TO_ALL
             or (op in FROM_ROOT and peer not in (self._status_file.rank, NOBODY))

@@ -1,6 +1,6 @@
-"""What of nsa.train a mitigation has to leave as it is: the numbers it computes, and the keys that decide only how.
+"""The numbers of nsa.train that a mitigation must not change, and the keys that only decide how they are computed.
 
-Of a key that is not listed here a difference in the numbers is told and proves nothing: it may be what was asked for.
+If a claim changes any other key, different numbers are reported but prove nothing: they may be intended.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.scenario.program import Table
 from nsa_harness.subject.files import is_launched_by
 
-# How the ranks work together, which kernels compute, what is kept and what is computed again, where and in what
-# surroundings. A key that ends in a dot stands for all below it.
+# Keys that decide how the ranks cooperate, which kernels run, what is stored or recomputed, and the environment. A key
+# that ends in a dot stands for all keys below it.
 _HOW = (
     "parallel.",
     "gc.",
@@ -24,30 +24,33 @@ _HOW = (
     "model.impl",
     "model.compile",
 )
-# Below one of them, and meant to change it: the hook rounds the gradients before they are averaged.
+# A key below one of these that does change the numbers: the hook rounds gradients before they are averaged.
 _WHAT = ("parallel.comm_hook",)
 
 _COLUMNS = ("loss", "grad_norm")
-# By which share rounding alone sets two sound implementations apart, in the loss and the norm of the first ten steps;
-# the table has six digits of each.
+# The relative difference that rounding can cause between two sound implementations, in the loss and the gradient norm
+# of the first ten steps. The table has six digits.
 _TOLERANCES = {"float64": 1e-5, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 _COARSEST = max(_TOLERANCES.values())
 
 
 def decides_only_how(key: str) -> bool:
-    """Two runs that differ in this key alone have to compute the same."""
-    return key not in _WHAT and any(key == one or (one.endswith(".") and key.startswith(one)) for one in _HOW)
+    """Whether two runs that differ only in this key must compute the same numbers."""
+    return key not in _WHAT and any(key == how or (how.endswith(".") and key.startswith(how)) for how in _HOW)
 
 
 def tolerance(spec: RunSpec) -> float:
-    """Of a launch's numbers against another one's, as a share; of a program that is not ours the coarsest."""
+    """Return the relative difference that rounding may cause in a launch's numbers, by its dtype.
+
+    For a program other than nsa.train, whose dtype is not known, return the largest one.
+    """
     words = spec.program
     dtype = words[words.index("--dtype") + 1] if is_launched_by(spec) and "--dtype" in words[:-1] else ""
     return _TOLERANCES.get(dtype, _COARSEST)
 
 
 def computed(table: Table) -> tuple[Number, ...]:
-    """The loss and the norm of the gradients in each step, as its table of the training has them."""
+    """Return the loss and the gradient norm of each step, from the table of the training."""
     return tuple(_numbers(table))
 
 

@@ -1,4 +1,4 @@
-"""The documented NSA_* names of the harness's own environment, as overrides for nsa.train scenarios."""
+"""The documented NSA_* environment variables, as overrides for nsa.train scenarios."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _range(text: str) -> Plain:
     return parse_layers(text)
 
 
-def _list(text: str) -> Plain:
+def _layer_numbers(text: str) -> Plain:
     if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text):
         raise ValueError(f"expected layer numbers such as 2,6, got {shown(text)}")
     return [int(layer) for layer in text.split(",")]
@@ -54,10 +54,11 @@ def _flash(text: str) -> Plain:
     return "flash" if _switch(text) else "auto"
 
 
-# nsa.train reads these itself, and its command line, which spells out every option, goes before them.
+# Variable -> (scenario key, parser). nsa.train reads these itself, but its command line, which spells out every option,
+# takes precedence over them.
 TABLE: dict[str, tuple[str, Callable[[str], Plain]]] = {
     "NSA_GC_RANGE": ("gc.layers", _range),
-    "NSA_GC_LAYERS": ("gc.layers", _list),
+    "NSA_GC_LAYERS": ("gc.layers", _layer_numbers),
     "NSA_FORCE_BRANCH": ("model.branch", _branch),
     "NSA_DDP_STATIC_GRAPH": ("parallel.static_graph", _switch),
     "NSA_USE_FA2": ("model.impl", _flash),
@@ -75,24 +76,27 @@ _PASSED_ON = ("NSA_OUT_DIR",)
 
 
 def is_read_by_it(name: str) -> bool:
-    """What is not declared must not leak into nsa.train from the user's shell: the spec repeats the run."""
+    """Whether nsa.train reads this variable.
+
+    It must not leak from the user's shell, because the spec repeats the run.
+    """
     return name.startswith("NSA_") or name in ("TORCH_BACKEND", "CONFIG")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FromEnvironment:
-    """An override, and the sentence that says so."""
+    """An override from the environment, and the note that reports it."""
 
     override: Override
     note: str
 
 
 def environment_overrides(environ: Mapping[str, str]) -> tuple[FromEnvironment, ...]:
-    """The overrides of an environment. Raises UsageError with every wrong value and unknown NSA_* name."""
+    """Return the overrides of an environment. Raises UsageError with every wrong value and unknown NSA_* name."""
     mistakes = list(_unknown(environ))
     if "NSA_GC_RANGE" in environ and "NSA_GC_LAYERS" in environ:
         mistakes.append("environment NSA_GC_LAYERS: NSA_GC_RANGE is set too, and both choose gc.layers; unset one")
-    found = []
+    overrides = []
     for variable, (key, parse) in TABLE.items():
         if variable not in environ:
             continue
@@ -102,10 +106,10 @@ def environment_overrides(environ: Mapping[str, str]) -> tuple[FromEnvironment, 
             mistakes.append(f"environment {variable}: {error}")
         else:
             note = f"{variable}={environ[variable]} in the environment set {key}"
-            found.append(FromEnvironment(override=Override(key=key, value=value), note=note))
+            overrides.append(FromEnvironment(override=Override(key=key, value=value), note=note))
     if mistakes:
         raise UsageError("\n".join(mistakes))
-    return tuple(found)
+    return tuple(overrides)
 
 
 def _unknown(environ: Mapping[str, str]) -> list[str]:

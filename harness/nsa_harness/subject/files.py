@@ -1,4 +1,4 @@
-"""The files that nsa.train writes beside those of every program, and why one is not there."""
+"""The files that nsa.train writes in addition to those of every program, and why a file is absent."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SHARDED = "_fsdp"  # in the names of some files where the model is sharded, as t
 
 
 def is_launched_by(spec: RunSpec) -> bool:
-    """nsa.train is the program: the harness spells out every option of it."""
+    """Whether the program is nsa.train, whose options the harness all spells out."""
     return bool({"--trace-grads", "--no-trace-grads"} & set(spec.program))
 
 
 def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
-    """Of another program there is no reason to give: what it happens to write by these names is listed."""
+    """Return the files of nsa.train with the reason for each absent one; for another program no reasons."""
     ours = is_launched_by(spec)
     return tuple(
         ProgramFile(pattern=pattern, counted_in=counted_in, after=after, absent=absent if ours else None)
@@ -37,7 +37,7 @@ def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
 
 
 def _reasons(spec: RunSpec, evidence: Evidence) -> Iterator[tuple[str, CountedIn, str, str]]:
-    """Each file with the one it is listed behind, and why it is not there where it is not."""
+    """Yield the pattern of each file, what is counted in it, the file it is listed after, and why it may be absent."""
     words, steps = spec.program, "heartbeat_rank*.jsonl"
     reached = any(rank.board and rank.board.steps_s for rank in evidence.ranks)
     late = "the program did not write it" if reached else "not reached: no optimizer step was done"

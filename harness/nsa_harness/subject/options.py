@@ -38,7 +38,7 @@ DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float6
 
 @dataclass(frozen=True, kw_only=True)
 class MachineChoice:
-    """Every `auto` of a scenario, decided."""
+    """The values that every `auto` of a scenario has on this machine."""
 
     shape: str
     layers: int
@@ -50,14 +50,14 @@ class MachineChoice:
     device: str
 
 
-# Where the first key differs, the others mean nothing without it.
+# If the first key differs between two scenarios, the others only have a meaning together with it.
 WITH_THEIR_HEAD = (
     "model.attention", "model.branch", "model.compression", "model.impl", "model.stop_gradient_gates",
 )  # fmt: skip
 
 
 def branches_of(scenario: Scenario) -> Subject:
-    """What a bisection over the branches varies; without any of them the attention is the dense one."""
+    """Return the subject of a bisection over the branches; without any branch the attention is dense."""
     if not scenario.is_ours or scenario.model.attention is not Attention.NSA:
         raise UsageError("--branch: only nsa.train with model.attention: nsa has branches")
     branch = scenario.model.branch
@@ -72,7 +72,7 @@ def branches_of(scenario: Scenario) -> Subject:
 
 
 def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
-    """The options of nsa.train; None leaves the program's own default."""
+    """Return the options of nsa.train as words of its command line."""
     model, train, gc, parallel, trace = (
         scenario.model,
         scenario.train,
@@ -132,7 +132,7 @@ def nsa_options(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
 
 
 def subject_line(scenario: Scenario, choice: MachineChoice) -> str:
-    """One line for people: `shape ci (4 layers, dim 128, T 256, fp32)`, and what differs from the plain model."""
+    """Return one line: `shape ci (4 layers, dim 128, T 256, fp32)`, and the differences from the plain model."""
     shape = SHAPES[choice.shape]
     dtype = DTYPE_WORDS[choice.dtype]
     line = f"shape {choice.shape} ({choice.layers} layers, dim {shape.dim}, T {choice.seq_len}, {dtype})"
@@ -140,7 +140,7 @@ def subject_line(scenario: Scenario, choice: MachineChoice) -> str:
 
 
 def layers_words(choice: str) -> str:
-    """A choice of layers for people: ranges inclusive, the code form in brackets."""
+    """Return a human-readable choice of layers: ranges are inclusive, with Python's form in brackets."""
     if choice == "all":
         return "all layers"
     if ":" in choice:

@@ -1,7 +1,4 @@
-"""The playbook of nsa.train: what people blame.
-
-And what a second run of it can do otherwise through its own command line, and what follows from how that ends.
-"""
+"""The playbook of nsa.train: the hypotheses about its failures, and the changes that its diagnostic reruns can make."""
 
 from __future__ import annotations
 
@@ -37,7 +34,10 @@ BRANCHES = ("cmp", "sel", "win")
 
 
 def branch(name: str) -> Variable:
-    """The changed run has this branch more than its control, or each of the two has one branch alone."""
+    """Return the variable for one branch of the attention.
+
+    The changed run has this branch in addition to those of its control, or each of the two runs has a single branch.
+    """
     others = [other for other in BRANCHES if other != name]
     return Variable(
         keys=("model.branch",),
@@ -64,14 +64,14 @@ FSDP_FOR_DDP = swap("parallel.wrapper", ("ddp",), ("fsdp", "fsdp1"))
 _SECOND_RANK = Variable(
     keys=("parallel.wrapper", "run.ranks"),
     without=one_of("none"),
-    # Gradients averaged by hand: any other wrapper would be blamed with the second rank.
+    # Gradients are averaged by hand, because any other wrapper would change together with the second rank.
     with_it=one_of("manual"),
     undo=("parallel.wrapper=none", "run.ranks=1"),
 )
 
 
 def _would_miss_gradients(run: Outcome) -> bool:
-    """Under DDP, and known to have all gradients, or to make a second step, before which DDP complains."""
+    """Whether a missing gradient would show in this DDP run: in its trace, or as an error before its second step."""
     if setting(run, "parallel.wrapper") != "ddp":
         return False
     return not passed(run) or run.missing_gradients == () or setting(run, "train.steps") != "1"
@@ -125,7 +125,7 @@ _CHANGES: tuple[tuple[str, Variable], ...] = (
 
 
 def _hypotheses() -> Iterator[Hypothesis]:
-    """What the seeds named has a row of its own, also where no run tests it."""
+    """Yield the hypotheses. Those that the project started from are prominent: they have a row even without a test."""
     for text, variable in _BLAMED_BY_THE_SEEDS:
         yield Hypothesis(text=text, kind=HypothesisKind.CAUSE, variable=variable, prominent=True)
     yield Hypothesis(
@@ -148,7 +148,7 @@ _VANILLA = "vanilla"
 
 
 def second_runs(spec: RunSpec) -> tuple[Change, ...]:
-    """None of another program's launch."""
+    """Return the changes that a rerun of nsa.train can make through its command line; none for another program."""
     if not is_launched_by(spec):
         return ()
     words = spec.program
@@ -157,21 +157,21 @@ def second_runs(spec: RunSpec) -> tuple[Change, ...]:
     gloo = Change(
         name=SecondRun.OTHER_BACKEND,
         says="gloo in place of nccl",
-        program=_with(words, "--backend", "nccl", "gloo"),
+        program=_with_option(words, "--backend", "nccl", "gloo"),
         backend="gloo",
         setting=("needs.backend", "gloo"),
     )
-    every_branch = _with(words, "--branch", "all", "") != words
+    every_branch = _with_option(words, "--branch", "all", "") != words
     vanilla = Change(
         name=_VANILLA,
         says="vanilla attention",
-        program=_with(words, "--attention", "nsa", "vanilla") if every_branch else words,
+        program=_with_option(words, "--attention", "nsa", "vanilla") if every_branch else words,
         setting=("model.attention", "vanilla"),
     )
     return anomaly, gloo, vanilla
 
 
-def _with(words: tuple[str, ...], option: str, old: str, new: str) -> tuple[str, ...]:
-    """The command line with another value of that option, where it has this one."""
+def _with_option(words: tuple[str, ...], option: str, old: str, new: str) -> tuple[str, ...]:
+    """Return the command line with the value `new` of an option, if it has the value `old`."""
     pairs = zip(("", *words), words, strict=False)
     return tuple(new if (before, word) == (option, old) else word for before, word in pairs)

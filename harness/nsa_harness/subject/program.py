@@ -1,4 +1,4 @@
-"""What a scenario of nsa.train comes to: its contradictions, every `auto` decided and said, its launch."""
+"""Turn a scenario of nsa.train into a launch: find its contradictions, and decide and report every `auto`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DDP_ONLY = (
     "gradient_as_bucket_view",
     "bucket_cap_mb",
 )
-# Implementations that run on a GPU only, in words that a number of GPUs may follow.
+# Implementations that run only on a GPU, each with a phrase that a number of GPUs may follow.
 _ON_A_GPU = {
     Implementation.TRITON: "the fused kernels need",
     Implementation.TORCH: "torch's flash attention with a window needs",
@@ -42,7 +42,7 @@ _ON_A_GPU = {
 
 
 def machine_choice(scenario: Scenario, facts: MachineFacts) -> MachineChoice:
-    """What `auto` comes to here."""
+    """Return the values that every `auto` has on this machine."""
     model, train, ranks = scenario.model, scenario.train, scenario.run.ranks
     on_gpu = len(facts.gpus) >= ranks
     shape = model.shape if model.shape is not ShapeName.AUTO else (ShapeName.PRODUCTION if on_gpu else ShapeName.CI)
@@ -69,7 +69,7 @@ def contradictions(scenario: Scenario) -> Contradictions:
     yield from ((("run", "env", name), what) for name, what in name_mistakes(scenario.run.env, OVERRULED))
 
 
-# What computes one branch, and leaves the others to auto.
+# Implementations that compute only one branch; the others use auto.
 _ONE_BRANCH = {Implementation.TORCH: "win", Implementation.FLASH: "win", Implementation.PER_TOKEN: "sel"}
 
 
@@ -108,12 +108,13 @@ _PARTS_OF_TELEMETRY = ("mem_dump_every", "step_cost", "mem_snapshot", "tensorboa
 
 def _telemetry(scenario: Scenario) -> Contradictions:
     if not scenario.trace.telemetry:
-        asked = (name for name in _PARTS_OF_TELEMETRY if getattr(scenario.trace, name))
-        yield from ((("trace", name), "trace.telemetry is false, and this is part of it; keep one") for name in asked)
+        for name in _PARTS_OF_TELEMETRY:
+            if getattr(scenario.trace, name):
+                yield ("trace", name), "trace.telemetry is false, and this is part of it; keep one"
 
 
 def beyond_the_model(scenario: Scenario, facts: MachineFacts) -> Contradictions:
-    """Keys that name a layer the model of this machine does not have, each with what is wrong."""
+    """Yield (location, mistake) for each key that names a layer which the model of this machine does not have."""
     choice, fault = machine_choice(scenario, facts), scenario.fault
     model = f"the model has layers 0-{choice.layers - 1} (shape {choice.shape}); set model.layers"
     highest = max(layers_of(scenario.gc.layers, choice.layers), default=0)
@@ -135,7 +136,7 @@ def missing(scenario: Scenario, facts: MachineFacts) -> str | None:
 
 
 def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings: Surroundings) -> RunSpec:
-    """`spec`: what does not depend on the machine."""
+    """Return the launch of nsa.train on this machine. `spec`: the parts that do not depend on the machine."""
     choice = machine_choice(scenario, facts)
     words = (surroundings.subject_dir, *nsa_options(scenario, choice), *scenario.run.args)
     alone = scenario.run.ranks == 1 and scenario.parallel.wrapper is Wrapper.NONE
@@ -158,7 +159,7 @@ def launch(spec: RunSpec, scenario: Scenario, facts: MachineFacts, surroundings:
 
 
 def _as_launched(settings: tuple[tuple[str, str], ...], choice: MachineChoice) -> tuple[tuple[str, str], ...]:
-    """Two runs are compared by the steps that they did."""
+    """Return the settings with the steps that are really made: runs are comparable only if they made the same steps."""
     return tuple((key, str(choice.steps) if key == "train.steps" else value) for key, value in settings)
 
 
@@ -185,7 +186,7 @@ def _notes(scenario: Scenario, facts: MachineFacts, choice: MachineChoice) -> tu
 
 
 def _without_effect(scenario: Scenario) -> Iterator[str]:
-    """Switches of DDP on another wrapper."""
+    """Yield a note for each switch of DDP that is set although the wrapper is another one."""
     if scenario.parallel.wrapper is Wrapper.DDP:
         return
     chosen = scenario.parallel.model_dump(exclude_defaults=True, include=set(_DDP_ONLY))
@@ -195,7 +196,7 @@ def _without_effect(scenario: Scenario) -> Iterator[str]:
 
 
 def _not_covered(scenario: Scenario, choice: MachineChoice) -> tuple[str, ...]:
-    """What the CPU form cannot show, unless the scenario asks for just that."""
+    """Return what a run on the CPU cannot test, unless the scenario requests exactly that."""
     if choice.device != "cpu":
         return ()
     missing = []

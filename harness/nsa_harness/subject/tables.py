@@ -1,4 +1,4 @@
-"""The tables that nsa.train writes: numbers of its training, gates of its attention, the cost of a step; and rules."""
+"""The tables that nsa.train writes, about its training, gates and cost per step, and the rules that read them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def reported(table: Table) -> tuple[dict[str, float], tuple[Row, ...]]:
 
 
 def _metrics(table: Table) -> dict[str, float]:
+    """Return the metrics of training.csv and evaluation.csv, or none if there is no training.csv.
+
+    A metric whose column has no numbers is left out.
+    """
     rows = table("training.csv")
     if rows is None:
         return {}
@@ -36,18 +40,20 @@ def _metrics(table: Table) -> dict[str, float]:
         name: [value for row in rows if isinstance(value := row.get(name), float)]
         for name in ("step", "loss", *_LAST, *_MEAN)
     }
-    found = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
-    found |= {name: columns[name][-1:] for name in _LAST}
-    found |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
-    found |= _of_steps(rows)
+    # A list of one value for each metric, or an empty list.
+    metrics = {"loss_first": columns["loss"][:1], "loss_last": columns["loss"][-1:]}
+    metrics |= {name: columns[name][-1:] for name in _LAST}
+    metrics |= {name: [sum(columns[name]) / len(columns[name])] for name in _MEAN if columns[name]}
+    metrics |= _of_steps(rows)
     held_out = [value for row in table("evaluation.csv") or () if isinstance(value := row.get("loss"), float)]
-    found |= {"eval_loss_first": held_out[:1], "eval_loss_last": held_out[-1:]}
-    # A run that continues from a checkpoint has done the steps before it as well.
-    return {"steps": max(columns["step"], default=0.0), **{name: values[0] for name, values in found.items() if values}}
+    metrics |= {"eval_loss_first": held_out[:1], "eval_loss_last": held_out[-1:]}
+    # A run that continues from a checkpoint counts the steps before the checkpoint too.
+    steps = max(columns["step"], default=0.0)
+    return {"steps": steps, **{name: values[0] for name, values in metrics.items() if values}}
 
 
 def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
-    """Return the metrics of the steps after the first, which warms up; of the first if there is no other."""
+    """Return the metrics of the steps without the first one, which warms up, unless there is no other."""
     after = rows[1:] or rows
     seconds, rates = ([value for row in after if isinstance(value := row.get(name), float)] for name in _RATES)
     return {
@@ -58,7 +64,7 @@ def _of_steps(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 
 def _gates(table: Table) -> tuple[Row, ...]:
-    """Return a row for each branch and layer, as of the latest step. A torn last line does not count."""
+    """Return the row of each branch and layer at the latest step. A torn last line does not count."""
     whole = [row for row in table("gate_health.csv") or () if isinstance(row.get("branch"), str) and _is_of_a_gate(row)]
     newest = max((float(row["step"]) for row in whole), default=None)
     kept = [row for row in whole if row["step"] == newest][:_MAX_GATES]
@@ -70,7 +76,7 @@ def _is_of_a_gate(row: Row) -> bool:
     return all(isinstance(number, float) and math.isfinite(number) for number in numbers)
 
 
-_LONGEST_S = 1e9  # of a step; the sum of several is still finite
+_LONGEST_S = 1e9  # longer step times are ignored as nonsense
 _SIZES = ("batch", "seq_len", "layers")
 _COUNTED = ("nodes", "saved_bytes", "square_bytes", "expected_bytes", "begin_bytes", "peak_bytes")
 
@@ -88,7 +94,7 @@ def _step_cost(table: Table) -> Iterator[Row]:
 
 
 def _implementations(table: Table) -> Row:
-    """Return the implementations of all parts, and from how many tokens on one of them is replaced."""
+    """Return the implementations of all parts, and the token count from which one of them is replaced."""
     counters = table("fallback_counters.csv") or table(f"fallback_counters{SHARDED}.csv") or ()
     rows = [row for row in counters if "implementation" in row][:_MAX_PARTS]
     named = sorted({f"{row['part']} {row['implementation']}"[:40] for row in rows if "part" in row})
@@ -97,7 +103,7 @@ def _implementations(table: Table) -> Row:
 
 
 def _time(table: Table) -> Row:
-    """Return the median time of the steps after the first, which differs from all others, with its error."""
+    """Return the median time of the steps without the first one, which is not typical, with its error."""
     rows = (table("training.csv") or ())[1:]
     wall, processor = (_median(rows, name) for name in ("seconds", "cpu_s"))
     timed: Row = {"seconds": wall[0], "error": wall[1], "steps": float(len(rows))} if wall else {}
@@ -105,9 +111,10 @@ def _time(table: Table) -> Row:
 
 
 def _median(rows: Sequence[Row], name: str) -> tuple[float, float] | None:
-    """Return the median and its standard error as a share of it, which is 1.25 times that of a mean.
+    """Return the median of a column and its relative standard error, or None without values.
 
-    The spread comes from the quartiles, which a delayed step does not move.
+    The standard error of a median is 1.2533 times that of a mean. The standard deviation comes from the quartiles,
+    which are 1.349 deviations apart: unlike the mean square, they do not depend on a single delayed step.
     """
     values = sorted(value for value in _finite(rows, name) if 0 < value < _LONGEST_S)
     if not values:
@@ -127,7 +134,7 @@ def _is_number(value: object) -> bool:
 
 
 def gate_collapse(context: DiagnosisContext) -> Explanation | None:
-    """A branch whose gate is shut for practically every token."""
+    """Explain a collapse: the gate of a branch is shut for almost every token."""
     shut = [
         gate
         for gate in context.evidence.reported
@@ -152,28 +159,31 @@ def gate_collapse(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-# A layer of this model has about two hundred nodes, at every length.
+# Least nodes per token and layer, and per layer, that count as growth. A normal layer has about 200 nodes.
 _NODES_OF_A_TOKEN, _NODES_OF_A_LAYER = 4, 2000
 _COST_PROOF = ("step_cost.csv",)
 
 
-def _counted(context: DiagnosisContext) -> tuple[dict[str, float]] | None:
-    """Return the numbers of the step's cost."""
+def _step_cost_numbers(context: DiagnosisContext) -> tuple[dict[str, float]] | None:
+    """Return the numbers of a step's cost for the rules below; None: the program did not report them."""
     row = next((row for row in context.evidence.reported if "step_cost" in row), None)
     return ({name: float(value) for name, value in row.items() if not isinstance(value, str)},) if row else None
 
 
-@given(_counted)
+@given(_step_cost_numbers)
 def per_token_nodes(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """A graph that has nodes for each token."""
+    """Explain an autograd graph whose size grows with the tokens: some operation loops over tokens in Python.
+
+    A graph of normal size has far fewer nodes per layer, independent of the sequence length.
+    """
     nodes, layers, tokens = cost.get("nodes", 0.0), cost["layers"], cost["batch"] * cost["seq_len"]
-    each = nodes / (tokens * layers)
-    if each < _NODES_OF_A_TOKEN or nodes < _NODES_OF_A_LAYER * layers:
+    nodes_per_token = nodes / (tokens * layers)
+    if nodes_per_token < _NODES_OF_A_TOKEN or nodes < _NODES_OF_A_LAYER * layers:
         return None
     return Explanation(
         cause=Cause.PER_TOKEN_NODES,
         evidence=EvidenceKind.FACT,
-        facts={"nodes": nodes, "nodes_of_a_token": each, "tokens": tokens, "layers": int(layers)},
+        facts={"nodes": nodes, "nodes_of_a_token": nodes_per_token, "tokens": tokens, "layers": int(layers)},
         proof=_COST_PROOF,
     )
 
@@ -181,9 +191,9 @@ def per_token_nodes(_: DiagnosisContext, cost: dict[str, float]) -> Explanation 
 _SQUARE_SHARE, _SQUARE_BYTES = 0.5, 16 << 20
 
 
-@given(_counted)
+@given(_step_cost_numbers)
 def quadratic_cost(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """Most of what the graph keeps has a row and a column for each token."""
+    """Explain quadratic memory: most bytes that the graph saves have a row and a column per token."""
     square, kept = cost.get("square_bytes", 0.0), cost.get("saved_bytes", 0.0)
     if square < max(_SQUARE_BYTES, _SQUARE_SHARE * kept):
         return None
@@ -196,23 +206,23 @@ def quadratic_cost(_: DiagnosisContext, cost: dict[str, float]) -> Explanation |
 
 
 _TIMES = 4
-_KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # above the expected; other things of a process grow as well
+_KEPT_BYTES, _GROWN_BYTES = 64 << 20, 512 << 20  # least excess of the graph, and of a process, which varies more
 
 
-@given(_counted)
+@given(_step_cost_numbers)
 def memory_excess(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | None:
-    """More memory than parameters, optimizer and activations of the shape explain."""
+    """Explain more memory than the parameters, optimizer and activations of this shape need."""
     expected = cost.get("expected_bytes", math.inf)
     kept, grown = cost.get("saved_bytes", 0.0), cost.get("peak_bytes", 0.0) - cost.get("begin_bytes", math.inf)
     if kept > max(_TIMES * expected, expected + _KEPT_BYTES):
-        variant, taken, seen = "graph", kept, EvidenceKind.FACT
+        variant, taken, evidence = "graph", kept, EvidenceKind.FACT
     elif grown > max(_TIMES * expected, expected + _GROWN_BYTES):
-        variant, taken, seen = "step", grown, EvidenceKind.PART
+        variant, taken, evidence = "step", grown, EvidenceKind.PART
     else:
         return None
     return Explanation(
         cause=Cause.MEMORY_EXCESS,
-        evidence=seen,
+        evidence=evidence,
         facts={
             "variant": variant,
             "taken_bytes": taken,
@@ -226,5 +236,5 @@ def memory_excess(_: DiagnosisContext, cost: dict[str, float]) -> Explanation | 
     )
 
 
-# In the order in which they are noted.
+# In the order in which their findings are reported.
 RULES = (gate_collapse, per_token_nodes, quadratic_cost, memory_excess)

@@ -30,22 +30,22 @@ class Words:
 def in_words(diagnosis: Diagnosis) -> Words:
     """Return the findings of `diagnosis`, which name the coordinates of ranks, and steps only where they count."""
     trouble: list[Trouble] = []
-    findings = tuple(_in_words(one, diagnosis, trouble) for one in diagnosis.explanations)
+    findings = tuple(_in_words(explanation, diagnosis, trouble) for explanation in diagnosis.explanations)
     return Words(findings=findings, trouble=tuple(trouble))
 
 
 def with_words(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
     """Return the outcomes with the sentences of the findings that no rule made. Applied twice it changes nothing."""
     worded = tuple(map(_with_own_words, outcomes))
-    return tuple(replace(one, showed=one.showed or _showed(one, worded)) for one in worded)
+    return tuple(replace(outcome, showed=outcome.showed or _showed(outcome, worded)) for outcome in worded)
 
 
 def _with_own_words(outcome: Outcome) -> Outcome:
     trouble: list[Trouble] = []
-    findings = tuple(one if one.claim else worded(one, trouble) for one in outcome.findings)
+    findings = tuple(finding if finding.claim else worded(finding, trouble) for finding in outcome.findings)
     verdict = outcome.verdict
     if verdict.cause == Cause.EXPECTATION_MISSED and not verdict.summary:
-        claims = [one.claim for one in findings if one.code == verdict.cause]
+        claims = [finding.claim for finding in findings if finding.code == verdict.cause]
         more = f" (and {len(claims) - 1} more)" if len(claims) > 1 else ""
         verdict = replace(verdict, summary=claims[0] + more)
     return replace(outcome, findings=findings, verdict=verdict, trouble=(*outcome.trouble, *trouble))
@@ -63,9 +63,9 @@ def _showed(outcome: Outcome, worded: Sequence[Outcome]) -> str | None:
     asked = outcome.spec.deepening
     if asked is None:
         return None
-    bases = (one for one in worded if (one.spec.scenario, one.attempt) == (outcome.spec.scenario, asked.of))
-    found = (finding for base in bases for finding in base.findings if finding.code == Cause.DEEPENED)
-    return next((one.claim for one in found if one.facts.get("attempt") == outcome.attempt), None)
+    bases = (base for base in worded if (base.spec.scenario, base.attempt) == (outcome.spec.scenario, asked.of))
+    findings = (finding for base in bases for finding in base.findings if finding.code == Cause.DEEPENED)
+    return next((finding.claim for finding in findings if finding.facts.get("attempt") == outcome.attempt), None)
 
 
 def stall_text(note: StallNote) -> str:
@@ -79,16 +79,16 @@ def stall_text(note: StallNote) -> str:
     return "; ".join(parts)
 
 
-def _stalled_text(one: StalledRanks) -> str:
+def _stalled_text(stalled: StalledRanks) -> str:
     """Return "ranks 0, 2 are blocked in all_reduce #3 at train.py:18, waiting for rank 1"."""
     # "is blocked" changes in its first word, and "moves" in its last letter.
-    verb, _, rest = one.does.partition(" ")
-    text = f"{ranks(one.ranks)} {agree(verb, one.ranks)}{rest and f' {rest}'}"
-    text += f" in {one.blocked_in}" if one.blocked_in else ""
-    text += f" at {one.line.file.rpartition('/')[2]}:{one.line.line}" if one.line else ""
-    text += f" ({shorten(one.target, 80)})" if one.target else ""
-    text += "" if one.child_pid is None else f", of its child process {one.child_pid}"
-    return text + (f", waiting for {ranks(one.peers)}" if one.peers else "")
+    verb, _, rest = stalled.does.partition(" ")
+    text = f"{ranks(stalled.ranks)} {agree(verb, stalled.ranks)}{rest and f' {rest}'}"
+    text += f" in {stalled.blocked_in}" if stalled.blocked_in else ""
+    text += f" at {stalled.line.file.rpartition('/')[2]}:{stalled.line.line}" if stalled.line else ""
+    text += f" ({shorten(stalled.target, 80)})" if stalled.target else ""
+    text += "" if stalled.child_pid is None else f", of its child process {stalled.child_pid}"
+    return text + (f", waiting for {ranks(stalled.peers)}" if stalled.peers else "")
 
 
 def _in_words(explanation: Explanation, diagnosis: Diagnosis, trouble: list[Trouble]) -> Finding:
@@ -96,11 +96,11 @@ def _in_words(explanation: Explanation, diagnosis: Diagnosis, trouble: list[Trou
         sentence = sentence if diagnosis.counts_steps else without_steps(sentence)
         return with_coordinates(sentence, diagnosis.meshes)
 
-    left_open = (_open_question(one, trouble) for one in explanation.open_questions)
+    left_open = (_open_question(question, trouble) for question in explanation.open_questions)
     return explanation.in_words(
         reworded(_claim(explanation, trouble)),
         _made(explanation.cause.value, "advice", _facts_of(explanation), trouble),
-        tuple(reworded(one) for one in dict.fromkeys(left_open)),
+        tuple(reworded(sentence) for sentence in dict.fromkeys(left_open)),
     )
 
 
@@ -137,6 +137,6 @@ def _made(section: str, key: str, facts: Mapping[str, object], trouble: list[Tro
 
 def _bare(code: str, facts: Mapping[str, object]) -> str:
     """Return the code with its facts: "pipe_full (line=train.py:12)"."""
-    known = {name: value for name, value in facts.items() if name != "remedy" and value not in (None, "", ())}
-    shown = ", ".join(f"{name}={place_name(v) if isinstance(v, Place) else v}" for name, v in known.items())
+    shown_facts = {name: value for name, value in facts.items() if name != "remedy" and value not in (None, "", ())}
+    shown = ", ".join(f"{name}={place_name(v) if isinstance(v, Place) else v}" for name, v in shown_facts.items())
     return f"{code} ({shown})" if shown else code

@@ -169,14 +169,14 @@ def place_name(place: Place) -> str:
 
 def place_details(place: Place, step: int | None = None) -> str:
     """Return what is known of the place: function, layer, module, parameter, step."""
-    known = (
+    details = (
         place.function,
         None if place.layer is None else f"layer {place.layer}",
         place.module,
         None if place.parameter is None else f"parameter {place.parameter}",
         None if step is None else f"step {step}",
     )
-    return " · ".join(word for word in known if word)
+    return " · ".join(word for word in details if word)
 
 
 def statement(place: Place) -> str:
@@ -253,8 +253,8 @@ def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
 
 def launch_line(rank_count: int, backend: str, subject: str) -> str:
     """Return "2 ranks · gloo · shape ci", without the backend "any" of a program that chooses its own."""
-    known = (plural(rank_count, "rank"), "" if backend == "any" else backend, subject)
-    return " · ".join(word for word in known if word)
+    parts = (plural(rank_count, "rank"), "" if backend == "any" else backend, subject)
+    return " · ".join(word for word in parts if word)
 
 
 def exit_word(status: int | None) -> str:
@@ -279,8 +279,8 @@ def facts(outcome: Outcome) -> tuple[str, ...]:
     """Return what was run, with remarks and notes."""
     showed = f"it showed: {outcome.showed}" if outcome.showed else ""
     launched = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
-    known = (outcome.spec.about, launched, *remarks(outcome), showed, *outcome.spec.notes)
-    return tuple(fact for fact in known if fact)
+    remarks_and_notes = (outcome.spec.about, launched, *remarks(outcome), showed, *outcome.spec.notes)
+    return tuple(fact for fact in remarks_and_notes if fact)
 
 
 def step(value: int | None) -> str:
@@ -292,14 +292,14 @@ def culprit_line(outcome: Outcome) -> str:
     culprit = outcome.culprit
     collective = culprit.collective if culprit else None
     seq = "" if collective is None or collective.seq is None else f" #{collective.seq}"
-    known = (
+    parts = (
         f"culprit {ranks(culprit.ranks)}" if culprit and culprit.ranks else "",
         f"{collective.op}{seq} (group {collective.group})" if collective else "",
         f"step {culprit.step}" if culprit and culprit.step is not None else "",
         f"phase {outcome.phase}" if outcome.phase and outcome.verdict.status is not Status.PASS else "",
         f"victims: {ranks(outcome.victims)}" if outcome.victims else "",
     )
-    return " · ".join(word for word in known if word)
+    return " · ".join(word for word in parts if word)
 
 
 def last_shared(outcome: Outcome) -> str:
@@ -357,8 +357,8 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "checked", outcome.checked or ("nothing",)
     if outcome.spec.not_covered:
         yield "not covered", outcome.spec.not_covered
-    if told := tuple(memory(outcome)):
-        yield "memory", told
+    if lines := tuple(memory(outcome)):
+        yield "memory", lines
     if outcome.signals:
         yield "signals", tuple(group_ranks_by_text(outcome.signals))
     if outcome.nccl:
@@ -377,8 +377,8 @@ _MOMENTS = {"boot": "at boot", "dump": "in the newest dump", "end": "at the end"
 
 def memory(outcome: Outcome) -> Iterator[str]:
     """Yield the memory of each rank at boot, in a dump and at the end; after a good run only of the allocator."""
-    told = any(row.moment == "end" or row.allocated_bytes is not None for row in outcome.memory)
-    for moment, name in _MOMENTS.items() if told else ():
+    is_shown = any(row.moment == "end" or row.allocated_bytes is not None for row in outcome.memory)
+    for moment, name in _MOMENTS.items() if is_shown else ():
         rows = [row for row in outcome.memory if row.moment == moment]
         most = sorted(rows, key=_used_bytes, reverse=True)[:_MAX_MEMORY_RANKS]
         when = "at the hang" if moment == "end" and outcome.verdict.status is Status.HANG else name
@@ -397,8 +397,8 @@ def _memory_of(row: MemoryAt) -> Iterator[str]:
         yield f"{size(row.rss_bytes)} resident"
     if row.allocated_bytes is not None:
         reserved = "" if row.reserved_bytes is None else f" of {size(row.reserved_bytes)} reserved"
-        known = "" if row.allocator_step is None else f" as of step {row.allocator_step}"
-        yield f"{size(row.allocated_bytes)} allocated{reserved}{known}"
+        as_of = "" if row.allocator_step is None else f" as of step {row.allocator_step}"
+        yield f"{size(row.allocated_bytes)} allocated{reserved}{as_of}"
     if row.device_bytes is not None:
         yield f"{size(row.device_bytes)} on its GPU, as the driver says"
     if row.step is not None:
@@ -456,8 +456,8 @@ def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]
         )
         for row in outcome.vitals
     ]
-    known = [column for column in range(len(_VITAL_HEAD)) if any(row[column] != UNKNOWN for row in rows)]
-    return tuple(_VITAL_HEAD[c] for c in known), [tuple(row[c] for c in known) for row in rows]
+    columns = [column for column in range(len(_VITAL_HEAD)) if any(row[column] != UNKNOWN for row in rows)]
+    return tuple(_VITAL_HEAD[c] for c in columns), [tuple(row[c] for c in columns) for row in rows]
 
 
 def ending_counts(ended: Endings) -> str:
@@ -496,8 +496,8 @@ def hypothesis_in_line(row: HypothesisRow) -> str:
 def hypothesis_because(row: HypothesisRow) -> str:
     """Return "passes with and without it: single_no_gc, manual_average", or the command that tests it."""
     runs = [f"{side.run.spec.scenario}{_counted(side)}" for side in (row.control, row.changed) if side]
-    told = f": {', '.join(runs)}" if runs else f": {row.command}" if row.command else ""
-    return f"{hypothesis_reason(row)}{told}"
+    evidence = f": {', '.join(runs)}" if runs else f": {row.command}" if row.command else ""
+    return f"{hypothesis_reason(row)}{evidence}"
 
 
 def _counted(side: Side) -> str:
@@ -545,11 +545,11 @@ def process(child: Mapping[str, Any]) -> str:
     return f"{child['pid']} ({shorten(child['command'], 60)})"
 
 
-def wait(found: Mapping[str, Any]) -> str:
+def wait(waiting: Mapping[str, Any]) -> str:
     """Return "rank 1 is blocked in recv from rank 0 at train.py:12" for a wait, and the half of its transfer."""
-    half = found.get("transfer")
-    what = f"{half['op']} {'to' if half['sends'] else 'from'} {ranks(half['peers'])}" if half else found["blocked_in"]
-    return f"rank {found['rank']} is blocked in {what}{at(found.get('line'))}"
+    half = waiting.get("transfer")
+    call = f"{half['op']} {'to' if half['sends'] else 'from'} {ranks(half['peers'])}" if half else waiting["blocked_in"]
+    return f"rank {waiting['rank']} is blocked in {call}{at(waiting.get('line'))}"
 
 
 def operation(call: Mapping[str, Any]) -> str:
@@ -654,7 +654,7 @@ def parameter_names(names: Sequence[str]) -> str:
 def callers(entered: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str:
     """Return "rank 0 called all_reduce #6, rank 1 called barrier #6"; only of `ranks` if they are given."""
     texts = [(rank, call_text(call)) for call in entered for rank in call["ranks"] if ranks is None or rank in ranks]
-    return ", ".join(f"{some} called {text}" for some, text in ranks_by_text(texts))
+    return ", ".join(f"{names} called {text}" for names, text in ranks_by_text(texts))
 
 
 _MAX_CYCLE_LINKS = 4  # waits that a sentence spells out; all others are counted
@@ -663,9 +663,9 @@ _MAX_CYCLE_LINKS = 4  # waits that a sentence spells out; all others are counted
 def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
     """Return "rank 0 is blocked in all_reduce #3 for rank 1, rank 1 is blocked in barrier #9 for rank 0"."""
     texts = []
-    for one in waits[:_MAX_CYCLE_LINKS]:
-        never = ", which never entered that group" if one["never_entered"] else ""
-        texts.append(f"rank {one['rank']} is blocked in {call_text(one['call'])} for rank {one['waits_for']}{never}")
+    for link in waits[:_MAX_CYCLE_LINKS]:
+        never = ", which never entered that group" if link["never_entered"] else ""
+        texts.append(f"rank {link['rank']} is blocked in {call_text(link['call'])} for rank {link['waits_for']}{never}")
     return first_few(texts, len(waits), shown=_MAX_CYCLE_LINKS)
 
 
@@ -674,8 +674,8 @@ def on_ranks(values: Sequence[Mapping[str, Any]], *patterns: str) -> str:
 
     A value is worded by the first pattern whose names it has: "{elements} elements". `{line}` is " at own/train.py:12".
     """
-    texts = [(rank, _filled(patterns, one)) for one in values for rank in one["ranks"]]
-    return ", ".join(f"{text} on {some}" for some, text in ranks_by_text(texts))
+    texts = [(rank, _filled(patterns, value)) for value in values for rank in value["ranks"]]
+    return ", ".join(f"{text} on {names}" for names, text in ranks_by_text(texts))
 
 
 def _filled(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
@@ -688,8 +688,8 @@ def _filled(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
 
 def counts_by_rank(counts: Sequence[Mapping[str, Any]]) -> str:
     """Return "rank 0 x1 · rank 1 x0"."""
-    texts = [(rank, f"x{one['count']}") for one in counts for rank in one["ranks"]]
-    return " · ".join(f"{some} {text}" for some, text in ranks_by_text(texts))
+    texts = [(rank, f"x{count['count']}") for count in counts for rank in count["ranks"]]
+    return " · ".join(f"{names} {text}" for names, text in ranks_by_text(texts))
 
 
 _MAX_TEXTS = 4  # texts that a sentence spells out; the ranks of all others are counted
@@ -700,7 +700,7 @@ def ranks_by_text(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
     ranks: dict[str, list[int]] = {}
     for rank, text in sorted(texts):
         ranks.setdefault(text, []).append(rank)
-    shown = [(ranks_text(some), text) for text, some in list(ranks.items())[:_MAX_TEXTS]]
+    shown = [(ranks_text(numbers), text) for text, numbers in list(ranks.items())[:_MAX_TEXTS]]
     rest = sum(map(len, list(ranks.values())[_MAX_TEXTS:]))
     return [*shown, (f"{rest} more ranks", "something else")] if rest else shown
 

@@ -48,8 +48,8 @@ class Difference:
     kind: DifferenceKind
     group: str
     ranks: Members  # the ranks at fault; every diverging rank if that is unknown
-    expected: Event | None  # what the other ranks did there
-    entered: tuple[tuple[int, Event], ...]  # what each member entered there, by rank
+    expected: Event | None  # the other ranks' event at this point
+    entered: tuple[tuple[int, Event], ...]  # (rank, its event at this point)
     absent: Members  # members that entered nothing there
     where: bool  # the place is certain: no other smallest repair explains the difference
     who: bool  # the ranks at fault are certain: their own earlier iterations show it
@@ -188,7 +188,9 @@ def _group_difference(
     if len(tracks) < 2:
         return None
     reference = _reference_track(tracks)
-    edits_of = [(other, edits) for other in tracks if other is not reference and (edits := _repairs(other, reference))]
+    edits_of = [
+        (other, edits) for other in tracks if other is not reference and (edits := _first_edits(other, reference))
+    ]
     first = min(edits_of, key=lambda track_edits: track_edits[1][0].right, default=None)
     diverged = _call_difference(group, tracks, reference, *first) if first else None
     shift = _shift(group, tracks)
@@ -296,7 +298,7 @@ def _reference_track(tracks: Sequence[_Track]) -> _Track:
     return max(agreeing, key=lambda track: (len(track.events), -track.rank))
 
 
-def _repairs(other: _Track, reference: _Track) -> tuple[Repair, ...]:
+def _first_edits(other: _Track, reference: _Track) -> tuple[Repair, ...]:
     """Return the first edits that make the tracks equal.
 
     Both tracks are first extended by the events that their own patterns expect, so that later events confirm an edit
@@ -339,9 +341,11 @@ def _call_difference(
     edits = {repair.edit for repair in cheapest}
     where = len(edits) == 1 and cheapest[0].confirmed > 0
     unconfirmed = not any(repair.confirmed for repair in cheapest)
-    below = unconfirmed and not theirs.called and not expected.called
-    below = below and _between_steps(other) == _between_steps(reference)
-    field = field_apart(theirs, expected) if theirs.site == expected.site or below else None
+    # Below Python a call has no line. Two such calls count as the same call if nothing later tells them apart.
+    below_python = unconfirmed and not theirs.called and not expected.called
+    same_phase = _between_steps(other) == _between_steps(reference)
+    same_call = theirs.site == expected.site or (below_python and same_phase)
+    field = field_apart(theirs, expected) if same_call else None
     difference = Difference(
         kind=_KIND_OF_FIELD[field] if field and Edit.REPLACE in edits else DifferenceKind.ORDER,
         group=group,

@@ -40,7 +40,7 @@ class Event:
     op: str
     called: bool  # from Python
     place: Place | None  # the line that called it; None = below Python, or not known
-    elements: int  # of all its tensors
+    elements: int  # elements of all tensors together
     dtype: str
     root: int | None  # root of a rooted collective; partner of a transfer
     even: bool  # every rank must give the same number of elements, of the same type
@@ -121,17 +121,15 @@ def timeline(
     numbered = [replace(event, even=event.op in even) for event in _recorded_events(board, series)]
     if board and board.calls and board.calls[0].number > 1:
         # For events older than the stored calls it is unknown whether Python called them.
-        numbered = [collective for collective in numbered if collective.at_s >= board.calls[0].entered_s]
+        numbered = [event for event in numbered if event.at_s >= board.calls[0].entered_s]
     oldest = {
         collective.group: collective.seq
         for collective in sorted(series, key=lambda collective: collective.seq, reverse=True)
     }
-    joined = {collective.call.number for collective in numbered if collective.call}
-    numbered = [
-        collective for collective in numbered if collective.call is None or _is_by_thread(collective.call, trains)
-    ]
+    joined = {event.call.number for event in numbered if event.call}
+    numbered = [event for event in numbered if event.call is None or _is_by_thread(event.call, trains)]
     alone = [_event_of_call(call, even) for call in calls if call.number not in joined]
-    if any(not collective.called for collective in numbered):
+    if any(not event.called for event in numbered):
         # Older calls are no timeline without the events below Python between them.
         alone = [event for event in alone if event.at_s >= numbered[0].at_s]
     return Timeline(

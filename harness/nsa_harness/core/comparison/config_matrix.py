@@ -28,7 +28,7 @@ class MatrixRow:
 class ConfigMatrix:
     columns: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
-    same: tuple[tuple[str, str], ...]  # what all runs have in common apart from the defaults
+    same: tuple[tuple[str, str], ...]  # (key, value) of settings that all runs share, without defaults
 
 
 def config_matrix(outcomes: Sequence[Outcome]) -> ConfigMatrix | None:

@@ -95,7 +95,7 @@ _TREE_ANSWERS: Mapping[GateState, TreeAnswer] = {
 
 
 def walk_tree(outcomes: Sequence[Outcome], plan: PlanFile) -> Walk | None:
-    """Return the path through the decision tree; None if no run of nsa.train failed unexpectedly.
+    """Return the path through the decision tree; None if no run of our own program failed unexpectedly.
 
     Failures from outside the program do not count. If every failure has a certain cause, the path is empty.
     """
@@ -170,5 +170,5 @@ ANY_PROGRAM = Playbook(hypotheses=(NCCL_HYPOTHESIS, *ENVIRONMENT_HYPOTHESES))
 
 
 def playbook_for(playbook: Playbook, outcomes: Sequence[Outcome]) -> Playbook:
-    """Return the playbook if a run belongs to nsa.train, else the one for any program."""
+    """Return the playbook if a run belongs to our own program, else the one for any program."""
     return playbook if any(map(takes_our_keys, outcomes)) else ANY_PROGRAM

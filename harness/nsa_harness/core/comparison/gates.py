@@ -81,10 +81,10 @@ def outcome_names(outcomes: Iterable[Outcome]) -> str:
 
 def answer_condition(condition: Condition, outcomes: Sequence[Outcome]) -> GateResult:
     """Return the answer of the final attempts among `outcomes`. Their order does not matter."""
-    looked_at = sorted(
+    concerned = sorted(
         (outcome for outcome in outcomes if matches_filter(outcome, condition.where, unknown=True)), key=simplest
     )
-    return _RULES[condition.form](condition, looked_at)
+    return _RULES[condition.form](condition, concerned)
 
 
 def commands(gate: Gate, answer: GateResult) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ NO_CONTROL = "no control run"
 
 
 def takes_our_keys(outcome: Outcome) -> bool:
-    """Whether the run is one of nsa.train. Other programs have no keys model, gc and parallel."""
+    """Whether the run is one of our own program. Other programs have no keys model, gc and parallel."""
     return outcome.spec.device != "any" and not {"run.program", "run.command"} & set(configuration(outcome))
 
 
@@ -128,8 +128,8 @@ class HypothesisRow:
     changed: Side | None  # None also if a run without the suspect is enough
     of_contrasts: tuple[int, int]  # contrasts with this answer, of all contrasts
     reason: str
-    command: str | None  # the command that tests it
-    cost_s: float | None  # of one of its runs, estimated from these runs
+    command: str | None  # the command that tests the hypothesis
+    cost_s: float | None  # estimated duration of one run of the command
 
 
 _WEIGHTIEST_FIRST = (Answer.SUPPORTED, Answer.UNDECIDED, Answer.REFUTED, Answer.NOT_TESTED)

@@ -370,7 +370,7 @@ class Condition(_Closed):
 
     @property
     def asks_of_ours(self) -> bool:
-        """Whether only runs of nsa.train can answer the condition."""
+        """Whether only runs of our own program can answer the condition."""
         keys = [key_filter.key for runs in (self.of, self.other) for key_filter in runs.values]
         return self.form is Form.MISSING or any(map(is_of_ours, (*keys, *self.differ_in)))
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.explanation import stated
+from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.fits import LAYERS, LEAST_SIZES, TOKENS, Fit, Interval, Point, Quantity, Size, fitted
 from nsa_harness.core.report import Finding, Outcome, Status, StepCost
 
@@ -180,7 +180,7 @@ _TIMES = (Quantity.SECONDS, Quantity.PROCESSOR)
 def _quadratic(regime: Regime, fit: Fit) -> Finding:
     exponent = fit.exponent
     assert exponent is not None
-    return stated(
+    return make_finding(
         Cause.QUADRATIC_COST,
         {
             "variant": "time",

@@ -20,65 +20,74 @@ _RECENT = 64  # events of a rank in which a call counts as one that it made unti
 
 @dataclass(frozen=True, kw_only=True)
 class PathDivergence:
-    """The point at which a stack leaves a call path: in one function, or into another one."""
+    """The point at which the stack of a rank leaves a call path that other ranks, or the rank itself earlier, took."""
 
-    alike: tuple[Frame, ...]  # shared frames, outermost first
-    reached: Frame | None  # the first frame of the path that it does not share; None: it shares them all
-    stands: Frame | None  # where it is instead
-    deeper: tuple[Frame, ...]  # frames of the path after `reached`
+    shared: tuple[Frame, ...]  # frames of the path that the stack shares, outermost first
+    path_frame: Frame | None  # first frame of the path that the stack lacks; None: the stack has the whole path
+    stack_frame: Frame | None  # the frame that the stack has instead
+    deeper: tuple[Frame, ...]  # frames of the path after `path_frame`
 
     @property
     def in_one_function(self) -> bool:
-        """Whether both diverge at lines of one function (and of one class, if the stacks name it)."""
-        if self.reached is None or self.stands is None or self.reached.file != self.stands.file:
+        """Whether the path and the stack diverge at two lines of one function (of one class, if they name it)."""
+        if self.path_frame is None or self.stack_frame is None or self.path_frame.file != self.stack_frame.file:
             return False
-        one, other = self.reached.function, self.stands.function
-        return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")
+        path, stack = self.path_frame.function, self.stack_frame.function
+        return path == stack or path.endswith(f".{stack}") or stack.endswith(f".{path}")
 
 
-def turn(way: Sequence[Frame], stands: Sequence[Frame]) -> PathDivergence:
-    """Return where two stacks diverge. Both have only the program's frames, outermost first."""
-    pairs = list(zip(way, stands, strict=False))
-    at = next((at for at, (one, two) in enumerate(pairs) if (one.file, one.line) != (two.file, two.line)), len(pairs))
-    reached, stands_at = pairs[at] if at < len(pairs) else (None, None)
-    return PathDivergence(alike=tuple(way[:at]), reached=reached, stands=stands_at, deeper=tuple(way[at + 1 :]))
+def compare_paths(path: Sequence[Frame], stack: Sequence[Frame]) -> PathDivergence:
+    """Return where `stack` leaves `path`. Both have only the program's frames, outermost first."""
+    pairs = list(zip(path, stack, strict=False))
+    at = next((at for at, (a, b) in enumerate(pairs) if (a.file, a.line) != (b.file, b.line)), len(pairs))
+    path_frame, stack_frame = pairs[at] if at < len(pairs) else (None, None)
+    return PathDivergence(
+        shared=tuple(path[:at]), path_frame=path_frame, stack_frame=stack_frame, deeper=tuple(path[at + 1 :])
+    )
 
 
-def turn_between(context: DiagnosisContext, rank: int, other: int) -> PathDivergence:
+def diverging_frames(context: DiagnosisContext, rank: int, other: int) -> PathDivergence:
     """Return where the stack of `other` diverges from that of `rank`."""
-    return turn(own_frames(context, rank), own_frames(context, other))
+    return compare_paths(own_frames(context, rank), own_frames(context, other))
 
 
-def turned_off_at(context: DiagnosisContext, rank: int, way: Sequence[Frame], *, own: bool = False) -> Place | None:
-    """Return the line that decided that the rank took another path, else the line of the path that it did not reach.
+def branch_that_skipped_call(
+    context: DiagnosisContext, rank: int, path: Sequence[Frame], *, own: bool = False
+) -> Place | None:
+    """Return the line that made the rank leave `path`, else the first line of `path` that it did not reach.
 
-    If it has already left a function of the path, what decides is deeper. `own`: the rank took this path before.
+    If the rank already returned from a function of the path, the deciding line is in that function. `own`: the rank
+    itself took this path in earlier steps.
     """
-    found = turn(way, own_frames(context, rank))
-    if found.reached is None:
+    paths = compare_paths(path, own_frames(context, rank))
+    if paths.path_frame is None:
         return None
-    if not found.alike and not found.in_one_function:  # the way of another thread: its own functions tell
-        inner = (one for frame in reversed(way) if (one := context.program.deciding_branch(frame, None, same_rank=own)))
+    if not paths.shared and not paths.in_one_function:  # the path of another thread: only its own functions show it
+        inner = (
+            branch
+            for frame in reversed(path)
+            if (branch := context.program.deciding_branch(frame, None, same_rank=own))
+        )
         return _place_of(next(inner, None))
-    # Something on the way may have been raised and caught; what decides there is the other way out.
+    # A call on the path may have raised: then the handler that caught the exception decided.
     below = (
-        one
-        for frame in found.deeper
+        branch
+        for frame in paths.deeper
         if (
-            one := context.program.handler_that_continues(frame)
+            branch := context.program.handler_that_continues(frame)
             or context.program.deciding_branch(frame, None, same_rank=own)
         )
     )
-    if not found.in_one_function:  # two calls in one line, or of one line
-        return (_place_of(next(below, None)) if own else None) or place_of(context, rank, found.alike[-1])
-    decided = context.program.deciding_branch(found.reached, found.stands, same_rank=own)
+    if not paths.in_one_function:  # two calls in one line of the program
+        return (_place_of(next(below, None)) if own else None) or place_of(context, rank, paths.shared[-1])
+    decided = context.program.deciding_branch(paths.path_frame, paths.stack_frame, same_rank=own)
     if decided is None or not decided.varies:
         decided = next(below, None) or decided
-    # Where nothing decides that the line is reached, that the other one is: each may be what they should not have done.
-    # So where what decides is the same on every rank.
+    # If no condition that may differ between ranks guards the path, a condition around the rank's own line may: either
+    # call may be the wrong one.
     undecided = decided is None or not decided.varies
-    instead = context.program.condition_around_only(found.stands, found.reached) if undecided else None
-    return _place_of(instead or decided or found.reached)
+    instead = context.program.condition_around_only(paths.stack_frame, paths.path_frame) if undecided else None
+    return _place_of(instead or decided or paths.path_frame)
 
 
 def _place_of(line: Branch | Frame | None) -> Place | None:
@@ -88,11 +97,11 @@ def _place_of(line: Branch | Frame | None) -> Place | None:
     return Place(file=line.file, line=at, function=line.function)
 
 
-def passer(context: DiagnosisContext, waiting: Sequence[int]) -> int | None:
-    """Return the one rank that went past what the others wait in: it waits in a collective, and one waits for it."""
+def rank_that_skipped_wait(context: DiagnosisContext, waiting: Sequence[int]) -> int | None:
+    """Return the only rank in a collective outside `waiting`, if a waiting rank waits for it: it skipped their call."""
     roots = hung_roots(context)
-    past = [one.rank for one in roots if one.kind is WaitKind.COLLECTIVE and one.rank not in waiting]
-    awaited = {peer for one in roots if one.rank in waiting for peer in one.peers}
+    past = [root.rank for root in roots if root.kind is WaitKind.COLLECTIVE and root.rank not in waiting]
+    awaited = {peer for root in roots if root.rank in waiting for peer in root.peers}
     return past[0] if len(past) == 1 and past[0] in awaited else None
 
 
@@ -100,8 +109,8 @@ def passer(context: DiagnosisContext, waiting: Sequence[int]) -> int | None:
 class RelativePositions:
     """How the lines of the ranks relate in the function in which their call paths diverge."""
 
-    left: Mapping[int, Loop]  # ranks behind a loop in which another rank still is, with the outermost such loop
-    compared: bool  # the source of some pair was available
+    left: Mapping[int, Loop]  # ranks past a loop in which another rank still is, with the outermost such loop
+    compared: bool  # whether the source was available for some pair
 
 
 def relative_positions(context: DiagnosisContext, difference: Difference) -> RelativePositions:
@@ -109,28 +118,28 @@ def relative_positions(context: DiagnosisContext, difference: Difference) -> Rel
     left: dict[int, Loop] = {}
     compared = False
     for rank, other, paths in diverging_pairs(context, difference.everyone):
-        if paths.reached and paths.stands and paths.in_one_function:
-            compared |= context.program.same_function(paths.reached, paths.stands)
-            loops = context.program.loops_left(inside=paths.stands, outside=paths.reached)
-            loop = loops[-1] if loops else _loop_of_calls(context, difference, rank, other, paths.stands)
+        if paths.path_frame and paths.stack_frame and paths.in_one_function:
+            compared |= context.program.same_function(paths.path_frame, paths.stack_frame)
+            loops = context.program.loops_left(inside=paths.stack_frame, outside=paths.path_frame)
+            loop = loops[-1] if loops else _loop_of_calls(context, difference, rank, other, paths.stack_frame)
             left |= {rank: loop} if loop else {}
     is_open = len(left) < len(difference.everyone[:_MAX_COMPARED])
     return RelativePositions(left=left if is_open else {}, compared=compared)
 
 
 def diverging_pairs(context: DiagnosisContext, ranks: Sequence[int]) -> Iterator[tuple[int, int, PathDivergence]]:
-    """Yield each ordered pair of ranks, with the lines at which the second rank is elsewhere than the first."""
+    """Yield each ordered pair of ranks, with the point at which the second rank's stack leaves that of the first."""
     for rank, other in permutations(ranks[:_MAX_COMPARED], 2):
-        yield rank, other, turn_between(context, rank, other)
+        yield rank, other, diverging_frames(context, rank, other)
 
 
 def _loop_of_calls(
     context: DiagnosisContext, difference: Difference, rank: int, other: int, below: Frame
 ) -> Loop | None:
-    """Return the loop that `rank` left, in which `other` still makes a call that `rank` made until now.
+    """Return the loop that `rank` left and in which `other` still makes a call that `rank` made until recently.
 
-    The loop is deeper than the line at which the two diverge. The line of a call below Python is unknown. There only
-    a backward pass shows that both ranks went through the training.
+    The loop is in a function below the line at which the two ranks diverge. The line of a call that was made below
+    Python is unknown: then `other` must be in a backward pass, which is part of every training step.
     """
     mine, theirs = difference.event(rank), difference.event(other)
     if mine is None or theirs is None or mine.site == theirs.site:
@@ -144,37 +153,37 @@ def _loop_of_calls(
     frames = own_frames(context, other)
     inside = frames[frames.index(below) + 1 :]
     loops = [(frame, loop) for frame in inside for loop in context.program.loops_around(frame)]
-    # The last call that `rank` made there is in the loop that it left, or after the loops within it.
+    # `rank` left the loop that contains its last call; that call may also come after inner loops.
     held = (
-        (frame, loop) for frame, loop in loops for one in before[-1:] if any(loop.holds(made) for made in one.chain)
+        (frame, loop) for frame, loop in loops for event in before[-1:] if any(loop.holds(made) for made in event.chain)
     )
     frame, loop = next(held, loops[0] if loops else (below, None))
     if loop is not None and _is_a_step_ahead(context, mine, theirs, loop, other):
         return None
     if loop is None or loop.exits:
         return loop
-    # Nothing ends the loop early. A jump in it may have skipped an iteration.
+    # No statement ends the loop early, but a `continue` in it may have skipped the iteration.
     return replace(
-        loop, exits=tuple(one for one in jumps_before(context, frame) if one.line > loop.line and not one.catches)
+        loop, exits=tuple(jump for jump in jumps_before(context, frame) if jump.line > loop.line and not jump.catches)
     )
 
 
 def _is_a_step_ahead(context: DiagnosisContext, mine: Event, theirs: Event, loop: Loop, other: int) -> bool:
-    """The loop is within a step, and the other rank is in it in a later step: both finished it in their own step."""
+    """Return whether `other` is in a later step and the loop is within one step: then both ranks finished the loop."""
     board = context.boards.get(other)
     if board is None or not board.stepped_from or mine.step is None or theirs.step is None:
         return False
-    return theirs.step > mine.step and not any(loop.holds(one) for one in board.stepped_from)
+    return theirs.step > mine.step and not any(loop.holds(frame) for frame in board.stepped_from)
 
 
 def loops_around_any(context: DiagnosisContext, frames: Sequence[Frame]) -> Iterator[Loop]:
-    """Yield the loops around these frames, given from the outside in, the innermost first."""
+    """Yield the loops around these frames, innermost first. The frames are given outermost first."""
     return (loop for frame in reversed(frames) for loop in context.program.loops_around(frame))
 
 
 def jumps_before(context: DiagnosisContext, frame: Frame) -> list[Branch]:
-    """Return what may start the next iteration of the loop around the line, or leave the loop, before the line."""
-    return [one for one in context.program.branches(frame) if one.leaves and not one.ends]
+    """Return the branches before the line that may leave the loop around it or start its next iteration."""
+    return [branch for branch in context.program.branches(frame) if branch.leaves and not branch.ends]
 
 
 def in_backward(board: StatusFile | None) -> bool:

@@ -199,7 +199,7 @@ class Cause(StrEnum):
 
     def said_in(self, text: str) -> Match[str] | None:
         """Return the first match of a signature in the text, or None."""
-        return next((found for one in self.row.signatures if (found := one.search(text))), None)
+        return next((match for signature in self.row.signatures if (match := signature.search(text))), None)
 
     # fmt: off
     RANK_CONDITIONAL_COLLECTIVE = replace(_DIVERGING, code="rank_conditional_collective",

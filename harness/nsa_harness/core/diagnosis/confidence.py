@@ -1,6 +1,7 @@
-"""Confidence: the kinds of evidence that a rule can go by, and how sure each can make a cause.
+"""Confidence: the kinds of evidence on which a rule can be based, and how sure each kind makes a cause.
 
-A rule names the kind, the row of the cause lists the kinds that prove it, and the number is made here and nowhere else.
+A rule names the kind of its evidence. The row of the cause lists the kinds that prove it. Only this module turns both
+into a number.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import StrEnum
 
-CERTAIN = 0.9  # and above: the evidence allows no other reading
+CERTAIN = 0.9  # lowest confidence at which the evidence allows no other reading
 
 
 class EvidenceKind(StrEnum):
-    """A kind of evidence that a rule goes by, the strongest first."""
+    """A kind of evidence on which a rule is based, the strongest first."""
 
     FACT = "what the harness did or counted itself, or a process that is stopped or left"
     RAISED = "the rank's own exception"
@@ -48,12 +49,12 @@ _WORTH = {
     EvidenceKind.CLOCK: 0.5,
     EvidenceKind.NOTHING: 0.3,
 }
-WORTHS = tuple(sorted(set(_WORTH.values())))  # what a confidence may be
-LIKELY = _WORTH[EvidenceKind.EFFECT]  # what might be certain, and is not
+WORTHS = tuple(sorted(set(_WORTH.values())))  # all possible confidences
+LIKELY = _WORTH[EvidenceKind.EFFECT]  # highest confidence of a cause that is not proven
 
 
 def confidence(seen: EvidenceKind, certain_by: Collection[EvidenceKind], *, left_open: bool = False) -> float:
-    """Return how sure a cause is: certain only if its row accepts this kind as proof, and no caveat is left open."""
+    """Return how sure a cause is: certain only if its row accepts this evidence as proof and no caveat is open."""
     worth = _WORTH[seen]
     proven = seen in certain_by and not left_open
     return worth if proven else min(worth, LIKELY)

@@ -1,4 +1,4 @@
-"""DiagnosisContext: everything a rule may look at, and the places and proofs it can name."""
+"""DiagnosisContext: the run as every rule reads it, and the functions with which rules name places and proofs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
 
 @dataclass(frozen=True, kw_only=True)
 class DiagnosisContext:
-    """The evidence and the judgement of a run, and what follows from them."""
+    """The evidence and the judgement of a run, and values that several rules derive from them."""
 
     evidence: Evidence
     judgement: Judgement
@@ -64,20 +64,20 @@ class DiagnosisContext:
         return ProgramSource(self.evidence.sources)
 
     def rank(self, rank: int | None) -> RankEvidence | None:
-        return next((one for one in self.evidence.ranks if one.rank == rank), None)
+        return next((evidence for evidence in self.evidence.ranks if evidence.rank == rank), None)
 
     def board(self, rank: int | None) -> StatusFile | None:
-        return next((one.board for one in self.evidence.ranks if one.rank == rank), None)
+        return next((evidence.board for evidence in self.evidence.ranks if evidence.rank == rank), None)
 
     @cached_property
-    def looked(self) -> dict[int, RankSnapshot]:
-        """The state of each rank in the last snapshot."""
-        return {one.rank: one for look in self.evidence.snapshots[-1:] for one in look.ranks}
+    def last_snapshot(self) -> dict[int, RankSnapshot]:
+        """The state of each rank in the last snapshot; empty without a snapshot."""
+        return {rank.rank: rank for snapshot in self.evidence.snapshots[-1:] for rank in snapshot.ranks}
 
     @property
     def waits(self) -> dict[int, Wait]:
         """The wait of each rank, if the run is proven to hang; else empty."""
-        return {one.rank: one for one in self.judgement.proof.graph.waits} if self.judgement.proof else {}
+        return {wait.rank: wait for wait in self.judgement.proof.graph.waits} if self.judgement.proof else {}
 
     @property
     def first_failure(self) -> Failure | None:
@@ -85,40 +85,43 @@ class DiagnosisContext:
 
     @property
     def roots(self) -> tuple[Wait, ...]:
+        """The waits of a proven hang that no other rank's wait explains."""
         return self.judgement.proof.graph.roots if self.judgement.proof else ()
 
     @property
     def boards(self) -> dict[int, StatusFile]:
+        """The last status file of each rank that wrote one."""
         return {rank.rank: rank.board for rank in self.evidence.ranks if rank.board}
 
     @property
     def counts_steps(self) -> bool:
-        """Whether step numbers mean something: a rank has an optimizer, or had one that is not torch's."""
+        """Whether step numbers mean something: some rank has torch's optimizer, or finished a step without it."""
         boards = self.boards.values()
         return not boards or any(board.optimizer or board.steps_s for board in boards)
 
     @cached_property
     def stacks_only(self) -> bool:
-        """Whether only the stacks show what the ranks wait in: no rank has a status file, and the flight recorders, if
-        there are any, do not differ.
-        """
-        if self.judgement.status is not Status.HANG or not self.looked or self.boards:
+        """Whether only stacks show where the ranks wait: no rank has a status file, and no flight recorders differ."""
+        if self.judgement.status is not Status.HANG or not self.last_snapshot or self.boards:
             return False
-        recorded = self._recorded
+        recorded = self._recorded_timelines
         return not any(line.events for line in recorded.values()) or not differences(
             recorded, groups_of(recorded, {}), {}
         )
 
     @cached_property
     def timelines(self) -> dict[int, Timeline]:
-        if self.stacks_only:
-            at_s = self.evidence.snapshots[-1].at_s
-            stacks = {rank: rank_stack(one) for rank, one in self.looked.items()}
-            return {rank: timeline_of_stack(rank, stack, at_s) for rank, stack in stacks.items()}
-        return self._recorded
+        """The timeline of collectives and transfers of each rank.
+
+        If only stacks are known, a timeline has just the one call in which the last snapshot shows the rank.
+        """
+        if not self.stacks_only:
+            return self._recorded_timelines
+        taken_s = self.evidence.snapshots[-1].at_s
+        return {rank: timeline_of_stack(rank, rank_stack(seen), taken_s) for rank, seen in self.last_snapshot.items()}
 
     @cached_property
-    def _recorded(self) -> dict[int, Timeline]:
+    def _recorded_timelines(self) -> dict[int, Timeline]:
         return with_comparable_callers(
             {
                 rank.rank: timeline(
@@ -136,8 +139,8 @@ class DiagnosisContext:
     def differences(self) -> tuple[Difference, ...]:
         """The points at which the ranks diverge, at most one per group."""
         if self.stacks_only:
-            found = difference_of_stacks(self.timelines)
-            return (found,) if found else ()
+            difference = difference_of_stacks(self.timelines)
+            return (difference,) if difference else ()
         return differences(self.timelines, self._groups, self.boards)
 
     @property
@@ -147,7 +150,7 @@ class DiagnosisContext:
     @property
     def difference(self) -> Difference | None:
         """The first difference that is more than a rank that is still on its way."""
-        return next((one for one in self.differences if one.kind is not DifferenceKind.LATE), None)
+        return next((difference for difference in self.differences if difference.kind is not DifferenceKind.LATE), None)
 
     @cached_property
     def cycle(self) -> tuple[Link, ...]:
@@ -155,12 +158,12 @@ class DiagnosisContext:
 
     @cached_property
     def backend(self) -> str:
-        """The backend that was requested or that the ranks use. A recorder without start times is that of gloo."""
+        """The backend that was requested or that the ranks use. Only gloo's flight recorder has no start times."""
         backend = backend_of(self.evidence.backend, self.boards.values())
-        recorded = [one for rank in self.evidence.ranks for one in collectives_of(self.evidence, rank)]
+        recorded = [collective for rank in self.evidence.ranks for collective in collectives_of(self.evidence, rank)]
         if backend in ("gloo", "nccl") or not recorded:
             return backend
-        return "gloo" if all(one.started is None for one in recorded) else backend
+        return "gloo" if all(collective.started is None for collective in recorded) else backend
 
     @cached_property
     def step_difference(self) -> StepDifference | None:
@@ -168,31 +171,33 @@ class DiagnosisContext:
 
 
 def collectives_of(evidence: Evidence, rank: RankEvidence) -> tuple[Collective, ...]:
-    """Return the collectives from the file at the end and from the last snapshot, each in its later state."""
+    """Return the rank's collectives from its file at exit and from the last snapshot, each in its later state."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    looked = next((one.collectives for one in last if one.rank == rank.rank), ())
-    known = {(one.group, one.seq): one for one in rank.collectives}
-    for one in looked:
-        before = known.get((one.group, one.seq))
-        known[one.group, one.seq] = one if before is None or one.retired else before
-    return tuple(sorted(known.values(), key=lambda one: (one.created_ns, one.group, one.seq)))
+    in_snapshot = next((snapshot.collectives for snapshot in last if snapshot.rank == rank.rank), ())
+    known = {(collective.group, collective.seq): collective for collective in rank.collectives}
+    for collective in in_snapshot:
+        before = known.get((collective.group, collective.seq))
+        known[collective.group, collective.seq] = collective if before is None or collective.retired else before
+    return tuple(
+        sorted(known.values(), key=lambda collective: (collective.created_ns, collective.group, collective.seq))
+    )
 
 
 def lost_groups(evidence: Evidence, rank: RankEvidence) -> frozenset[str]:
-    """Return the groups of which a recorder of the rank lacks numbers. Between two snapshots numbers may be missing."""
+    """Return the groups for which a flight recorder of the rank lacks sequence numbers."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    recorders = [rank.collectives, *(one.collectives for one in last if one.rank == rank.rank)]
-    return frozenset(group for one in recorders for group, _, _ in missing_numbers(one))
+    recorders = [rank.collectives, *(snapshot.collectives for snapshot in last if snapshot.rank == rank.rank)]
+    return frozenset(group for collectives in recorders for group, _, _ in missing_numbers(collectives))
 
 
 def layer_of(module: str | None) -> int | None:
     """Return the first number in a qualified module name: 7 for blocks.7.attn."""
-    found = _LAYER.search(module or "")
-    return int(found[1]) if found else None
+    number = _LAYER.search(module or "")
+    return int(number[1]) if number else None
 
 
 def parameter_place(name: str | None, line: Place | None = None) -> Place:
-    """Return the line with the parameter, and the module and layer that its name shows."""
+    """Return `line` with the parameter `name`, and with the module and layer that this name contains."""
     module = name.rpartition(".")[0] or None if name else None
     return replace(line or Place(), parameter=name, module=module, layer=layer_of(name))
 
@@ -216,7 +221,7 @@ def wait_place(context: DiagnosisContext, wait: Wait) -> Place | None:
 
 
 def last_place(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return where a rank that shows no stack was last: by its heartbeat, else by its last progress event or call."""
+    """Return the last known place of a rank without a stack: from its heartbeat, its last progress event or call."""
     board = context.board(rank)
     if board is None or (board.seen is not None and not is_library(board.seen.file)):
         return place_of(context, rank, board.seen if board else None)
@@ -228,16 +233,16 @@ def last_place(context: DiagnosisContext, rank: int | None) -> Place | None:
 
 
 def last_line(context: DiagnosisContext, rank: int | None) -> Facts | None:
-    """Return the line that the beat thread saw last, and how long before the end; a killed rank cannot be asked."""
-    known, board = context.rank(rank), context.board(rank)
-    if known is None or board is None or board.seen is None or board.beat_s is None or known.exit is None:
+    """Return the last line that the heartbeat thread recorded, and how long before the rank's exit that was."""
+    evidence, board = context.rank(rank), context.board(rank)
+    if evidence is None or board is None or board.seen is None or board.beat_s is None or evidence.exit is None:
         return None
     place = Place(file=board.seen.file, line=board.seen.line)
-    return {"line": place, "before_end_s": max(0.0, known.exit.at_s - board.beat_s)}
+    return {"line": place, "before_end_s": max(0.0, evidence.exit.at_s - board.beat_s)}
 
 
 def last_seen(context: DiagnosisContext, rank: int | None) -> Facts:
-    """Return the last progress event of a rank; if there is none, why: a key of [unseen] in causes.toml."""
+    """Return the last progress event of a rank, or the reason why there is none: a key of [unseen] in causes.toml."""
     board = context.board(rank)
     mark = board.training or board.newest if board else None
     if mark is not None:
@@ -250,100 +255,102 @@ def last_seen(context: DiagnosisContext, rank: int | None) -> Facts:
 
 
 def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
-    """Return the line of the loop that most samples show; the rank's own line if its child has none."""
-    own = [one.user for one in context.evidence.samples if one.rank == root.rank]
-    below = [one.user for one in computations(root, context.evidence.samples)[0]] if root.computing else []
+    """Return the line in which most samples show the loop of the rank, or of the thread or child that it waits for."""
+    own = [sample.user for sample in context.evidence.samples if sample.rank == root.rank]
+    below = [child.user for child in computations(root, context.evidence.samples)[0]] if root.computing else []
     lines = Counter(user for user in below or own if user)
     return place_of(context, root.rank, lines.most_common(1)[0][0] if lines else root.user)
 
 
 def hung_roots(context: DiagnosisContext) -> Sequence[Wait]:
+    """Return the roots of a run that is judged a HANG, else nothing."""
     return context.roots if context.judgement.status is Status.HANG else ()
 
 
 def standing(
     stands: Callable[[Wait], bool], *, anywhere: bool = False
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...]] | None]:
-    """Find the first root of a hang that `stands` accepts, with the ranks of those in the same wait on the same line.
+    """Find the first root of a hang that `stands` accepts, and the ranks with the same kind of wait on the same line.
 
-    `anywhere`: with the ranks of all roots that it accepts.
+    `anywhere`: return the ranks of all roots that `stands` accepts.
     """
 
-    def found(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
+    def find(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
         roots = [root for root in hung_roots(context) if stands(root)]
-        alike = (one.rank for one in roots if anywhere or (one.kind, one.user) == (roots[0].kind, roots[0].user))
-        return (roots[0], tuple(alike)) if roots else None
+        ranks = (root.rank for root in roots if anywhere or (root.kind, root.user) == (roots[0].kind, roots[0].user))
+        return (roots[0], tuple(ranks)) if roots else None
 
-    return found
+    return find
 
 
-def failed_as(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure] | None]:
-    """Find the first failure, if it is of one of these kinds and no consequence of another failure."""
+def first_failure_of(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[Failure] | None]:
+    """Find the first failure, if it has one of these kinds and is not a consequence of another failure."""
 
-    def found(context: DiagnosisContext) -> tuple[Failure] | None:
+    def find(context: DiagnosisContext) -> tuple[Failure] | None:
         first = context.first_failure
         return (first,) if first and not first.collateral and first.kind in kinds else None
 
-    return found
+    return find
 
 
-failed_first = failed_as(*FailureKind)
+first_own_failure = first_failure_of(*FailureKind)
 
 
-def raised_first(context: DiagnosisContext) -> tuple[Failure, Raised] | None:
-    """Find the first failure, if it is an exception and no consequence of another failure."""
+def first_own_exception(context: DiagnosisContext) -> tuple[Failure, Raised] | None:
+    """Find the first failure, if it is an exception and not a consequence of another failure."""
     first = context.first_failure
     return (first, first.raised) if first and first.raised and not first.collateral else None
 
 
-def raised_at(context: DiagnosisContext, rank: int | None, raised: Raised) -> Place | None:
+def exception_place(context: DiagnosisContext, rank: int | None, raised: Raised) -> Place | None:
     return place_of(context, rank, user_frame(raised.frames))
 
 
 def call_facts(context: DiagnosisContext, rank: int, event: Event) -> Facts:
-    """Return what a sentence may say of a collective that the rank entered. A stack alone shows no group."""
+    """Return the facts about a collective that the rank entered. A stack shows the call but not its group."""
     group = "" if event.group == UNKNOWN_GROUP else event.group
     return {"op": event.op, "number": event.seq, "group": group, "line": event_place(context, rank, event)}
 
 
 def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | None:
-    """Return the line that entered the collective: of its call, or of the rank's stack if it is still open."""
+    """Return the line that entered the collective: from the recorded call, or from the stack if the call is open."""
     if event.called:
         return event.place
     if event.done:
         return None
     if rank in context.waits:
         return wait_place(context, context.waits[rank])
-    known = context.rank(rank)
-    return place_of(context, rank, user_frame(known.raised.frames) if known and known.raised else None)
+    evidence = context.rank(rank)
+    return place_of(context, rank, user_frame(evidence.raised.frames) if evidence and evidence.raised else None)
 
 
 def flight_proof(context: DiagnosisContext, ranks: Sequence[int]) -> tuple[str, ...]:
-    """Return the recorder files of these ranks, as far as they were read."""
-    known = (context.rank(rank) for rank in ranks)
-    return tuple(f"rank{rank.rank}/flight.json" for rank in known if rank and collectives_of(context.evidence, rank))
+    """Return the paths of these ranks' flight recorder files, without those that recorded nothing."""
+    evidence = (context.rank(rank) for rank in ranks)
+    return tuple(f"rank{rank.rank}/flight.json" for rank in evidence if rank and collectives_of(context.evidence, rank))
 
 
 def dump_proof(context: DiagnosisContext, wait: Wait) -> tuple[str, ...]:
-    looked = context.looked.get(wait.rank)
-    return (looked.proof,) if looked and looked.proof else ()
+    """Return the path of the rank's stack dump in the last snapshot, if there is one."""
+    snapshot = context.last_snapshot.get(wait.rank)
+    return (snapshot.proof,) if snapshot and snapshot.proof else ()
 
 
 def ledger_proof(context: DiagnosisContext, rank: int) -> tuple[str, ...]:
     return (f"rank{rank}/calls.txt",) if context.board(rank) else ()
 
 
-def raised_alike(one: Failure, other: Failure) -> bool:
-    """Return whether both raised the same type on the same line, so that neither is a consequence of the other."""
-    if one.raised is None or other.raised is None or one.collateral or other.collateral:
+def is_same_exception(failure: Failure, other: Failure) -> bool:
+    """Return whether both ranks raised the same type on the same line: then neither failure caused the other."""
+    if failure.raised is None or other.raised is None or failure.collateral or other.collateral:
         return False
-    if one.raised.type != other.raised.type:
+    if failure.raised.type != other.raised.type:
         return False
-    return user_frame(one.raised.frames) == user_frame(other.raised.frames)
+    return user_frame(failure.raised.frames) == user_frame(other.raised.frames)
 
 
-def ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
-    return tuple(sorted(one.rank for one in failures if one.rank is not None))
+def failed_ranks(failures: Sequence[Failure]) -> tuple[int, ...]:
+    return tuple(sorted(failure.rank for failure in failures if failure.rank is not None))
 
 
 def function_of(wait: Wait) -> str:
@@ -352,14 +359,14 @@ def function_of(wait: Wait) -> str:
 
 
 def process_facts(child: ChildWait | None) -> Facts | None:
-    """Return what a sentence may say of a process below a rank."""
+    """Return the facts about a child process of a rank."""
     return (
         None if child is None else {"pid": child.pid, "command": child.command, "blocked_in": child.deepest.kind.value}
     )
 
 
 def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
-    """Return each of these facts once, with the ranks that have it: ({"ranks": (0, 2), "gradients": 4}, ...)."""
+    """Group the ranks that have equal facts: ({"ranks": (0, 2), "gradients": 4}, {"ranks": (1,), "gradients": 3})."""
     ranks: dict[str, list[int]] = {}
     by_text: dict[str, Facts] = {}
     for rank, fact in facts:
@@ -374,42 +381,45 @@ def meshes(evidence: Evidence) -> Meshes:
 
 
 def step_in_progress(context: DiagnosisContext, rank: RankEvidence) -> int | None:
-    """Return the step from 1, or None without a status file. Between two steps the line that it is at decides."""
+    """Return the number (from 1) of the step that the rank is in, or None without a status file.
+
+    Between two steps the stack decides: a rank above the line that leads to `optimizer.step` has begun the next step.
+    """
     board = rank.board
     if board is None:
         return None
     between = board.training is not None and board.training.kind == "step"
-    # Where no forward or batch of a step was marked, its number is only known when it is done.
+    # If a step recorded no forward pass and no batch, only its end shows its number.
     done = board.steps_s[-1][0] if between and board.steps_s else board.step
-    return done + 1 if between and _stands_before(frames_of(context, rank), board.stepped_from) else done
+    return done + 1 if between and _is_before_optimizer(frames_of(context, rank), board.stepped_from) else done
 
 
 def frames_of(context: DiagnosisContext, rank: RankEvidence) -> Sequence[Frame]:
-    """Return its frames, innermost first: of its failure or exit, else of the last snapshot, else of its heartbeat."""
-    looked, board = context.looked.get(rank.rank), rank.board
-    stack = training_stack(looked.stacks, looked.pid) if looked else None
-    known = (
+    """Return the rank's frames, innermost first: at its failure or exit, in the last snapshot, or at its heartbeat."""
+    snapshot, board = context.last_snapshot.get(rank.rank), rank.board
+    stack = training_stack(snapshot.stacks, snapshot.pid) if snapshot else None
+    stacks = (
         rank.raised.frames
         if rank.raised and not hung_roots(context)
-        else (),  # a rank that hangs has printed it, and went on
+        else (),  # a rank that hangs printed this traceback and continued
         board.left_from if board else (),
         rank.death_stacks[-1].frames if rank.death_stacks and rank.exit else (),
         stack.frames if stack else (),
         (board.seen,) if board and board.seen else (),
     )
-    return next(filter(None, known), ())
+    return next(filter(None, stacks), ())
 
 
 def own_frames(context: DiagnosisContext, rank: int) -> list[Frame]:
-    """Return the frames of the program, outermost first."""
-    known = context.rank(rank)
-    frames = frames_of(context, known) if known else ()
-    return [one for one in reversed(frames) if not is_library(one.file)]
+    """Return the rank's frames without those of libraries, outermost first."""
+    evidence = context.rank(rank)
+    frames = frames_of(context, evidence) if evidence else ()
+    return [frame for frame in reversed(frames) if not is_library(frame.file)]
 
 
-def _stands_before(stands: Sequence[Frame], stepped: Sequence[Frame]) -> bool:
-    """Return whether the rank is before the line that leads to the optimizer, in the outermost function they share."""
-    own = [frame for frame in stands if not is_library(frame.file)]
+def _is_before_optimizer(stack: Sequence[Frame], stepped: Sequence[Frame]) -> bool:
+    """Return whether `stack` is above the path `stepped` to `optimizer.step`, in the outermost function they share."""
+    own = [frame for frame in stack if not is_library(frame.file)]
     for there in reversed(stepped):
         here = next((frame for frame in reversed(own) if _same_function(frame, there)), None)
         if here is not None and here.line != there.line:
@@ -418,6 +428,6 @@ def _stands_before(stands: Sequence[Frame], stepped: Sequence[Frame]) -> bool:
 
 
 def _same_function(frame: Frame, other: Frame) -> bool:
-    """Compare file and function; py-spy names a method with its class, the probe without."""
-    functions = {one.function.rpartition(".")[2] for one in (frame, other)}
+    """Return whether both frames are in one function. py-spy prefixes a method with its class; the probe does not."""
+    functions = {either.function.rpartition(".")[2] for either in (frame, other)}
     return len(functions) == 1 and PurePath(frame.file).name == PurePath(other.file).name

@@ -1,4 +1,4 @@
-"""Diagnosis: the cause of a verdict that is not PASS, the culprit, and what else is worth knowing about the run."""
+"""Diagnosis: the cause of a verdict that is not PASS, the culprit, and findings that are noted with any verdict."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ class Diagnosis:
 
 
 def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ...] = ()) -> Diagnosis:
-    """Ask the rules for the cause, and for everything that is noted beside it.
+    """Return the first answer of the rules of causes, and every answer of the rules that are noted with any verdict.
 
-    `own_rules` are those of the program that ran; they are noted beside any verdict.
+    `own_rules` are those of the program that ran. Their findings are noted too.
     """
     context = DiagnosisContext(evidence=evidence, judgement=judgement)
     rules = {**RULES, RulePhase.PROGRAM: own_rules}
     first = None
     if judgement.status is not Status.PASS:
-        # The last rule of the fallback answers for every run.
+        # The last rule of the fallback, `unknown`, answers for every run.
         first = next(answer for phase in CAUSES for rule in rules[phase] if (answer := rule(context)) is not None)
     noted = [answer for phase in NOTED for rule in rules[phase] if (answer := rule(context)) is not None]
     main = [_with_proof(context, with_reason(with_caveat(context, first), noted))] if first else []
     culprit = _culprit(context, first)
-    difference = context.difference or next(iter(context.differences), None) if first else None
+    # Without a real difference, the report shows a rank that was only late.
+    differences = [context.difference, *context.differences] if first else []
+    difference = next(filter(None, differences), None)
     return Diagnosis(
         cause=first.cause.value if first else None,
         culprit=culprit,
@@ -53,9 +55,9 @@ def diagnose(evidence: Evidence, judgement: Judgement, own_rules: tuple[Rule, ..
 
 
 def _with_proof(context: DiagnosisContext, explanation: Explanation) -> Explanation:
-    """Return the explanation with its proof: where no record is named, the dumps of the last snapshot."""
-    concerned = explanation.ranks or tuple(context.looked)
-    dumps = (context.looked[rank].proof for rank in concerned if rank in context.looked)
+    """Return the explanation. If it names no proof, its proof becomes the stack dumps of the last snapshot."""
+    concerned = explanation.ranks or tuple(context.last_snapshot)
+    dumps = (context.last_snapshot[rank].proof for rank in concerned if rank in context.last_snapshot)
     return explanation if explanation.proof else replace(explanation, proof=tuple(path for path in dumps if path))
 
 

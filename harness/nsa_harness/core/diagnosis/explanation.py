@@ -1,4 +1,4 @@
-"""Explanation: the answer of a rule, which is a cause and the facts that show it. It has no sentence.
+"""Explanation: the answer of a rule, which consists of a cause and the facts that show it. It has no sentence.
 
 `texts/sentences.py` makes the sentence from the template of the cause in `texts/causes.toml`.
 """
@@ -21,7 +21,7 @@ Match = TypeVarTuple("Match")
 
 @dataclass(frozen=True, kw_only=True)
 class OpenQuestion:
-    """Another reading of the evidence, or something that was not seen."""
+    """Another possible reading of the evidence, or something that no record shows."""
 
     code: str  # of its text in [left_open] of texts/causes.toml
     facts: Facts = field(default_factory=dict)
@@ -29,20 +29,20 @@ class OpenQuestion:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A cause, the facts for its sentence, and what the culprit of the verdict is made of."""
+    """A cause, the facts for its sentence, and the ranks, place, step and collective of the culprit."""
 
     cause: Cause
-    evidence: EvidenceKind  # what the rule goes by
+    evidence: EvidenceKind  # on which the rule is based
     facts: Facts = field(default_factory=dict)
     ranks: tuple[int, ...] = ()
     place: Place | None = None
     proof: tuple[str, ...] = ()  # paths relative to the attempt
-    step: int | None = None  # that it is about; None: the step that its first rank is in
+    step: int | None = None  # in which the fault happened; None: the step that the first rank is in
     collective: CollectiveRef | None = None
-    parties: tuple[int, ...] | None = None  # ranks that do not go together; None: every rank
+    parties: tuple[int, ...] | None = None  # the ranks that disagree; None: every rank
     left_open: tuple[OpenQuestion, ...] = ()
     caveat: OpenQuestion | None = None  # the one that makes a certain cause a likely one
-    reason: Cause | None = None  # a certain cause that stands beside this one and is why it came about
+    reason: Cause | None = None  # a certain finding of the same run that led to this cause
 
     @property
     def confidence(self) -> float:
@@ -74,7 +74,7 @@ def stored_facts(facts: Mapping[str, object]) -> dict[str, object]:
 
 
 def _stored(fact: object) -> object:
-    """Return the fact as a value of JSON; of a place what is known."""
+    """Return the fact as a value of JSON. A place keeps only its known fields."""
     match fact:
         case Place():
             return {name: value for name, value in asdict(fact).items() if value is not None}
@@ -90,7 +90,7 @@ def _stored(fact: object) -> object:
 def given(
     find: Callable[[DiagnosisContext], tuple[*Match] | None],
 ) -> Callable[[Callable[[DiagnosisContext, *Match], Explanation | None]], Rule]:
-    """Make a rule of a function that also takes what `find` returns; where that is None, the rule does not answer."""
+    """Make a rule from a function that also takes the values of `find`. If `find` returns None, the rule does too."""
 
     def rule_of(explain: Callable[[DiagnosisContext, *Match], Explanation | None]) -> Rule:
         @wraps(explain, assigned=("__module__", "__name__", "__doc__"))
@@ -103,7 +103,7 @@ def given(
     return rule_of
 
 
-def stated(
+def make_finding(
     cause: Cause,
     facts: Facts,
     *,
@@ -112,7 +112,10 @@ def stated(
     place: Place | None = None,
     proof: tuple[str, ...] = (),
 ) -> Finding:
-    """Return a finding that no rule made. It has no sentences yet: `with_words` of texts/sentences.py adds them."""
+    """Return a finding about several runs or about the scenario, which no rule of the diagnosis can make.
+
+    It has no sentences yet: `with_words` of texts/sentences.py adds them.
+    """
     sure = Explanation(cause=cause, evidence=evidence).confidence
     return Finding(
         code=cause.value, claim="", ranks=ranks, place=place, confidence=sure, proof=proof, advice="", facts=facts

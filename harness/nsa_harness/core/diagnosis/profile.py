@@ -1,4 +1,4 @@
-"""The profile of a slow run: the lines that its samples show, its pace, and when it would have ended."""
+"""Profile of a slow run: the lines that its samples show, its pace, and when it would have ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TORCH_DISTRIBUTED, _TORCH_DATA = "torch/distributed/", "torch/utils/data/"
 
 @dataclass(frozen=True, kw_only=True)
 class HotLine:
-    """A line of the program, how often it was sampled, and the innermost frame below it in most samples."""
+    """A line of the program, the number of its samples, and the innermost frame below it in most of them."""
 
     user: Frame
     seen: int
@@ -29,14 +29,14 @@ class HotLine:
 class Pace:
     """The pace of the slowest rank. `step_s` is None if fewer than two steps were done."""
 
-    done: int
-    step_s: float | None  # median between finished ones
-    running_s: float  # since the last one was done, or since the process began
-    planned: int | None  # steps in all, where the program says so
+    done: int  # steps
+    step_s: float | None  # median time between two finished steps
+    running_s: float  # since the last step was done, or since the process began
+    planned: int | None  # total number of steps, if the program announced it
 
     @property
     def left_s(self) -> float | None:
-        """The time until the last planned step is done, if no step takes longer than this one already has."""
+        """The time until the last planned step is done, if no step takes longer than the current one already has."""
         if self.planned is None or self.step_s is None or self.planned <= self.done:
             return None
         each_s = max(self.step_s, self.running_s)
@@ -47,29 +47,29 @@ class Pace:
 class RankProfile:
     rank: int
     samples: int
-    working: int  # samples that showed it at work
-    computing: int  # working samples outside of calls that wait for other ranks
+    working: int  # samples in which the rank used CPU or moved data
+    computing: int  # working samples outside calls that wait for other ranks
     fetching: int  # working samples in a data loader
     cpu_share: float | None  # of one core, from the first sample to the last
     lines: tuple[HotLine, ...]  # most often seen first
-    nodes: int | None  # autograd nodes of its first backward pass, where the probe could count them
+    nodes: int | None  # autograd nodes of the first backward pass, if the probe could count them
 
 
 def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
     """Return a profile of each rank that was sampled with a stack."""
-    found = []
+    sampled = []
     for rank in evidence.ranks:
-        samples = [one for one in evidence.samples if one.rank == rank.rank and one.user is not None]
-        samples = [one for one in samples if one.at_s > _began_s(rank.board)] or samples
+        samples = [sample for sample in evidence.samples if sample.rank == rank.rank and sample.user is not None]
+        samples = [sample for sample in samples if sample.at_s > _began_s(rank.board)] or samples
         if samples:
-            found.append(_profile(rank, samples))
-    return tuple(found)
+            sampled.append(_profile(rank, samples))
+    return tuple(sampled)
 
 
 def busiest(made: Sequence[RankProfile]) -> RankProfile | None:
-    """Return the rank that the others wait for: most often at work outside of calls that wait for ranks."""
-    working = [one for one in made if one.working]
-    return min(working, key=lambda one: (-one.computing, -one.working, one.rank)) if working else None
+    """Return the rank that the others wait for: the one with most working samples outside calls that wait for ranks."""
+    working = [profile for profile in made if profile.working]
+    return min(working, key=lambda profile: (-profile.computing, -profile.working, profile.rank)) if working else None
 
 
 def pace(evidence: Evidence) -> Pace | None:
@@ -90,26 +90,26 @@ def pace(evidence: Evidence) -> Pace | None:
 
 
 def _began_s(board: StatusFile | None) -> float:
-    """Return when the first step was done: before it, much takes time only once."""
+    """Return when the first step was done. Samples before that show work that happens only once."""
     return board.steps_s[0][1] if board and board.steps_s and board.steps_s[0][0] == 1 else 0.0
 
 
 def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
-    working = [one for one in samples if one.motion in _AT_WORK]
-    users = Counter(one.user for one in working or samples if one.user is not None)
+    working = [sample for sample in samples if sample.motion in _AT_WORK]
+    users = Counter(sample.user for sample in working or samples if sample.user is not None)
     lines = tuple(
         HotLine(user=user, seen=seen, leaf=_usual_leaf(user, working or samples))
         for user, seen in users.most_common(_MAX_LINES)
     )
     nodes = rank.board.autograd_nodes if rank.board else None
-    spent = [(one.at_s, one.cpu_s) for one in samples if one.cpu_s is not None]
+    spent = [(sample.at_s, sample.cpu_s) for sample in samples if sample.cpu_s is not None]
     lasted_s = spent[-1][0] - spent[0][0] if spent else 0.0
     return RankProfile(
         rank=rank.rank,
         samples=len(samples),
         working=len(working),
-        computing=sum(not _meets_others(one) for one in working),
-        fetching=sum(one.leaf is not None and _TORCH_DATA in one.leaf.file for one in working),
+        computing=sum(not _meets_others(sample) for sample in working),
+        fetching=sum(sample.leaf is not None and _TORCH_DATA in sample.leaf.file for sample in working),
         cpu_share=(spent[-1][1] - spent[0][1]) / lasted_s if lasted_s else None,
         lines=lines,
         nodes=nodes,
@@ -117,12 +117,12 @@ def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
 
 
 def _meets_others(sample: Sample) -> bool:
-    """Return whether the innermost Python frame is a collective's, or the probe's around one."""
+    """Return whether the innermost Python frame is in torch.distributed, or in the probe around a collective."""
     return sample.leaf is not None and (_TORCH_DISTRIBUTED in sample.leaf.file or in_probe(sample.leaf.file))
 
 
 def _usual_leaf(user: Frame, samples: Sequence[Sample]) -> Frame | None:
-    leaves = Counter(one.leaf for one in samples if one.user == user and one.leaf is not None)
+    leaves = Counter(sample.leaf for sample in samples if sample.user == user and sample.leaf is not None)
     return leaves.most_common(1)[0][0] if leaves else None
 
 

@@ -1,4 +1,4 @@
-"""The stall note: where a run is stuck before anything is proven, what may end it, and when it would be a HANG."""
+"""Stall note: where a suspected run is stuck before a hang is proven, what may end it, and when it would be a HANG."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from nsa_harness.core.verdict.wait_graph import wait_for
 
 @dataclass(frozen=True, kw_only=True)
 class StalledRanks:
-    """Ranks that do the same on the same line."""
+    """Ranks that are in the same state on the same line."""
 
     ranks: tuple[int, ...]
     does: str  # "moves", "computes", "is blocked"
     blocked_in: str
     line: Frame | None
     target: str  # the file or address of the call
-    child_pid: int | None  # of the process below that shows the line
+    child_pid: int | None  # the child process in which the line is
     peers: tuple[int, ...]  # ranks that they wait for
 
 
 @dataclass(frozen=True, kw_only=True)
 class StallNote:
-    """The waits of a run that is suspected, but not proven, to hang. `texts/sentences.py` has its words."""
+    """The waits of a run that is suspected, but not proven, to hang. `texts/sentences.py` puts it into words."""
 
     stalled: tuple[StalledRanks, ...]
-    moving: tuple[int, ...]  # ranks that still move, which may end it
-    open_waits: tuple[WaitKind, ...]  # waits that may still end; without them the next snapshot may prove a HANG
-    left_s: float | None  # until it would be a HANG; None: it would not as it is
+    moving: tuple[int, ...]  # ranks that still make progress, which may end the stall
+    open_waits: tuple[WaitKind, ...]  # waits that may still end; if there are none, the next snapshot may prove a HANG
+    left_s: float | None  # time until the verdict would be HANG; None: it would not become one in this state
 
 
 def stall_note(
@@ -47,7 +47,7 @@ def stall_note(
     gone: Iterable[int] = (),
     attended: bool = False,
 ) -> StallNote | None:
-    """Return what is known before a proof, from the arguments of `prove`; None before the second snapshot."""
+    """Return the stall note from the arguments of `prove`, or None before the second snapshot."""
     looks = snapshot_pair(snapshots)
     if looks is None:
         return None
@@ -55,7 +55,7 @@ def stall_note(
     same: dict[StalledRanks, list[int]] = {}
     for wait in graph.waits:
         same.setdefault(_stalled(wait), []).append(wait.rank)
-    stalled = tuple(replace(one, ranks=tuple(ranks)) for one, ranks in same.items())
+    stalled = tuple(replace(row, ranks=tuple(ranks)) for row, ranks in same.items())
     moving = tuple(wait.rank for wait in graph.waits if wait.motion is Motion.MOVING)
     if moving:
         return StallNote(stalled=stalled, moving=moving, open_waits=(), left_s=None)
@@ -68,7 +68,7 @@ def stall_note(
         stalled=stalled,
         moving=(),
         open_waits=tuple(root.kind for root in still_open),
-        left_s=None if not left or None in left else max(one for one in left if one is not None),
+        left_s=None if not left or None in left else max(left_s for left_s in left if left_s is not None),
     )
 
 
@@ -87,25 +87,28 @@ def _stalled(wait: Wait) -> StalledRanks:
 
 
 def first_look(look: Snapshot, backend: str, gone: Iterable[int] = ()) -> tuple[FirstSnapshot, ...]:
-    """Return what each rank is blocked in at one moment, as if nothing moved; ranks in the same call share a row."""
+    """Return the call in which each rank is at one moment. Ranks in the same call on the same line share a row.
+
+    A single snapshot cannot show progress, so each rank counts as blocked unless its thread is running.
+    """
     waits = {wait.rank: wait for wait in wait_for(look, look, gone, backend).waits}
-    alike: dict[tuple[str, str, str], list[RankSnapshot]] = {}
+    rows: dict[tuple[str, str, str], list[RankSnapshot]] = {}
     for rank in look.ranks:
         line = waits[rank.rank].user if rank.rank in waits else None
         place = f"{line.file.rpartition('/')[2]}:{line.line}" if line else ""
-        stands = "running" if _runs(rank) or rank.rank not in waits else waits[rank.rank].blocked_in
-        alike.setdefault((stands, place, line.function if line else ""), []).append(rank)
+        blocked_in = "running" if _runs(rank) or rank.rank not in waits else waits[rank.rank].blocked_in
+        rows.setdefault((blocked_in, place, line.function if line else ""), []).append(rank)
     return tuple(
         FirstSnapshot(
-            ranks=tuple(one.rank for one in ranks),
-            blocked_in=stands,
+            ranks=tuple(rank.rank for rank in ranks),
+            blocked_in=blocked_in,
             place=place,
             function=function,
-            idle_s=min((idle for one in ranks if (idle := _idle_s(one)) is not None), default=None),
-            cpu_s=max((one.process.cpu_s for one in ranks if one.process), default=None),
+            idle_s=min((idle for rank in ranks if (idle := _idle_s(rank)) is not None), default=None),
+            cpu_s=max((rank.process.cpu_s for rank in ranks if rank.process), default=None),
             age_s=look.at_s,
         )
-        for (stands, place, function), ranks in alike.items()
+        for (blocked_in, place, function), ranks in rows.items()
     )
 
 

@@ -221,7 +221,7 @@ class StatusFile:
     marked: dict[int, int] = field(default_factory=dict)  # step -> training events in it when it was done
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
     mesh: tuple[tuple[str, int], ...] = ()  # this rank's coordinates: (axis, coordinate)
-    backend: str = ""  # of the default process group, as the rank reports it
+    backend: str = ""  # backend of the default process group, from the rank
     device_pending: int = 0  # events recorded at progress events that the GPU has not reached
     device_completed: int = 0
     device_changed_s: float | None = None  # when it reached the last one
@@ -229,7 +229,7 @@ class StatusFile:
     stepped_from: tuple[Frame, ...] = ()  # the user's lines that led to the optimizer, innermost first; no directories
     left_from: tuple[Frame, ...] = ()  # the user's lines that led to sys.exit or os._exit, in the form of stepped_from
     optimizer: bool = True  # the program created an optimizer; without one there are no steps to count
-    autograd_nodes: int | None = None  # of the first backward pass; protocol.NODES_LIMIT = at least that many
+    autograd_nodes: int | None = None  # nodes in the first backward pass; protocol.NODES_LIMIT = at least that many
     realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at creation
     zero_ns: int | None = None  # CLOCK_REALTIME at second 0, for the flight recorder's times
     counts: dict[str, CallCount] = field(default_factory=dict)  # by process group
@@ -237,7 +237,7 @@ class StatusFile:
     keys_set: tuple[KeySet, ...] = ()
     mode: Mode | None = None
     modules: tuple[ModuleCall, ...] = ()  # modules that the steps below entered, each once
-    forwards: tuple[Forwards, ...] = ()  # of the latest steps, oldest first, in the thread that began the latest one
+    forwards: tuple[Forwards, ...] = ()  # the latest steps of the thread that began the latest one, oldest first
 
     def entered(self, step: int) -> tuple[ModuleCall, ...] | None:
         """Return the modules that the step entered, in order; None if the first of them is not known."""
@@ -278,7 +278,7 @@ class RankSnapshot:
     collectives: tuple[Collective, ...] = ()  # latest of each group, and all that are not retired
     asked_bytes: int = 0  # part of process.io_bytes that our own earlier queries cost
     proof: str | None = None  # file with the stacks, relative to the attempt
-    dumped: bool = False  # from a dump that others took; nothing is known of its process, and it was blocked
+    dumped: bool = False  # from a dump of a blocked rank that another program took; its process state is unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,7 +331,7 @@ class Hint:
     """The meaning of torch's message in the program's own names, found by the probe as the exception ended it."""
 
     kind: str  # "without gradient", "ready twice", "recomputed", "in place"
-    name: str  # of the parameter, the function or the operation
+    name: str  # name of the parameter, function or operation
     frame: Frame | None = None  # the user's line that uses it
 
 
@@ -356,7 +356,7 @@ class Raised:
     frames: tuple[Frame, ...]  # innermost first
     proof: str
     hints: tuple[Hint, ...] = ()
-    chain: tuple[EarlierError, ...] = ()  # what led to it, the nearest first
+    chain: tuple[EarlierError, ...] = ()  # the exceptions before it, the nearest first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,7 +365,7 @@ class Debugged:
 
     operation: str
     frames: tuple[Frame, ...]  # where the forward pass called it, innermost first
-    instead: str = ""  # what a recomputation called instead; empty = nothing
+    instead: str = ""  # operation that a recomputation called instead; empty = none
     recomputed: bool = False  # checkpointing's debug mode; else autograd's anomaly detection
 
 
@@ -431,7 +431,7 @@ class Evidence:
     launcher_error: str | None  # why the launcher could not start
     ranks: tuple[RankEvidence, ...]
     exits: tuple[Exit, ...]  # in order of time
-    snapshots: tuple[Snapshot, ...]  # of the last stall episode: the first and the last two
+    snapshots: tuple[Snapshot, ...]  # the first and the last two of the last stall episode
     samples: tuple[Sample, ...]  # every sample taken during a suspicion, oldest first
     last_progress_s: float | None  # latest event or collective of any rank
     leftovers: tuple[str, ...]  # processes that outlived the run, as "pid command"

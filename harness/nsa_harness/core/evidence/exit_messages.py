@@ -104,7 +104,7 @@ def error_lines(log: str) -> tuple[str, ...]:
     return tuple(error_texts[-_MAX_LINES:] or lines[-1:])
 
 
-_LINES = 400  # of the end of the log
+_LINES = 400  # last lines of a log that are searched
 _MAX_WORDS = 8
 _MAX_TEXT = 200
 # The first words of each message. They are Python's own and the same in 3.9 to 3.14; the last one is NCCL's in torch.
@@ -294,9 +294,9 @@ def closing_signals(log: str) -> tuple[tuple[int, str, str], ...]:
     sent = [(match.start(), sender, match.groupdict()) for sender, words in _SENDERS for match in words.finditer(log)]
     return tuple(
         (
-            int(one.get("pid") or 0),
-            one.get("signal") or "SIGTERM",
-            f"{sender} ({one['why'].lower()})" if one.get("why") else sender,
+            int(parts.get("pid") or 0),
+            parts.get("signal") or "SIGTERM",
+            f"{sender} ({parts['why'].lower()})" if parts.get("why") else sender,
         )
-        for _, sender, one in sorted(sent, key=lambda it: it[0])[:_MAX_SIGNALS]
+        for _, sender, parts in sorted(sent, key=lambda match: match[0])[:_MAX_SIGNALS]
     )

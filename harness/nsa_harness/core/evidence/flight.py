@@ -69,7 +69,7 @@ MAX_BYTES = 64 << 20
 _KEPT_PER_GROUP = 16
 _MAX_ENTRIES = 20_000  # latest entries that are read; torch stores 2000 by default
 _MAX_GROUPS = 4096
-_MAX_TENSORS = 64  # of one coalesced operation
+_MAX_TENSORS = 64  # tensors per coalesced operation
 _MAX_RANKS = 1 << 16
 _MAX_TEXT = 200
 _MAX_FRAMES = 64
@@ -108,7 +108,7 @@ def essential(collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GR
     newest: dict[str, list[Collective]] = {}
     for collective in collectives:
         newest.setdefault(collective.group, []).append(collective)
-    kept = {
+    chosen = {
         (collective.group, collective.seq)
         for group in newest.values()
         for collective in [
@@ -116,7 +116,7 @@ def essential(collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GR
             *[collective for collective in group if not collective.retired][:_KEPT_PER_GROUP],
         ]
     }
-    return tuple(collective for collective in collectives if (collective.group, collective.seq) in kept)
+    return tuple(collective for collective in collectives if (collective.group, collective.seq) in chosen)
 
 
 def missing_numbers(collectives: Sequence[Collective]) -> Iterator[tuple[str, int, int]]:

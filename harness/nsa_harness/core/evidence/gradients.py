@@ -44,7 +44,7 @@ def read_traces(lines: Sequence[str]) -> RankTraces:
 _MAX_STEPS = 4096
 _MAX_NAMES = 100_000
 
-Orders = Mapping[int, tuple[str, ...]]  # by step; a missing step has the order of the one before
+Orders = Mapping[int, tuple[str, ...]]  # by step; a missing step has the order of the step before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class OutOfOrder:
     rank: int
     position: int  # 1-based, among the gradients that both had
     name: str
-    expected: str  # what came there on `other`
+    expected: str  # the gradient at this position on rank `other`
     other: int
 
 

@@ -31,7 +31,7 @@ _MAX_NAMES = 8
 _MAX_PARTS = 64
 _MAX_TEXT = 200
 _MAX_PATH, _MAX_FILES = 1024, 64
-_MAX_LINES, _MAX_MODELS = 64, 8  # of the program
+_MAX_LINES, _MAX_MODELS = 64, 8  # lines and models of the program per kind of record
 
 Point = TypeVar("Point")
 

@@ -23,7 +23,7 @@ class Fetched:
     step: int
     waited_s: float
     passed_s: float
-    place: Place | None = None  # of the longest wait so far
+    place: Place | None = None  # line of the longest wait so far
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class Replica:
 
     number: int
     ranks: tuple[int, ...]  # ranks whose parameters should be equal
-    names: tuple[tuple[str, str], ...]  # of each part: its first parameter and its last
+    names: tuple[tuple[str, str], ...]  # first and last parameter of each part
     looks: tuple[ReplicaSample, ...]  # in order of time
-    parts: tuple[Part, ...]  # of the last sample
+    parts: tuple[Part, ...]  # the parts in the last sample
     hook: str = ""  # a communication hook that may leave replicas unequal on purpose
     wrapped: bool = True  # in DDP, which keeps them equal
     broadcast: bool = False  # every parameter, before the first step
@@ -110,7 +110,7 @@ class Broken:
     step: int
     value: str  # "nan" or "inf"
     names: tuple[str, ...] = ()  # of parameters
-    place: Place | None = None  # of the backward that was given the loss
+    place: Place | None = None  # line that called backward on the loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class LastMessages:
     """A failure after or next to the program, as the interpreter or torch printed it."""
 
     kind: str  # "atexit", "left", "process group"; "thread", "child process"
-    name: str  # what was left open, or which thread or process died
+    name: str  # name of the thread or process that died, or of the object that was left open
     error: str  # "RuntimeError: disk full"; "" if there is none
     place: Place | None  # the user's line
     entered: Place | None = None  # in the function that the thread or child began in

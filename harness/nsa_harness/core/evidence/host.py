@@ -28,7 +28,7 @@ class Task:
     # are the child that is waited for. None = it waits for nothing of the kind, or not all could be read.
     held_by: tuple[int, ...] | None = None
     io_bytes: int | None = None  # read + written by this thread, None = not readable
-    idle_s: float | None = None  # of a main thread, since it last ran on a core; None = unknown
+    idle_s: float | None = None  # for a main thread: time since it last ran on a core; None = unknown
     woke: int = 0  # how often it was in a later sleep than in the snapshot before, since it was last elsewhere
 
 
@@ -42,7 +42,7 @@ class Socket:
     state: str  # "ESTABLISHED", "SYN_SENT", ... as the kernel names them
     unacked_bytes: int  # written and not acknowledged by the other side
     unread_bytes: int  # arrived and not read; for a listening socket, connections that were not accepted
-    retransmits: int  # of the oldest unacknowledged segment, in a row
+    retransmits: int  # consecutive retransmissions of the oldest unacknowledged segment
     acked_bytes: int | None = None  # over its life; None = the kernel refuses the query
     received_bytes: int | None = None
     peer_rank: int | None = None  # the other end belongs to this rank, or to a child of it

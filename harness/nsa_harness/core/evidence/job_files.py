@@ -332,8 +332,8 @@ class JobFile:
     name: str
     kind: Kind
     changed_ns: int = 0
-    why: str = ""  # of NOTHING: why the file is not used
-    text: str = ""  # of a log, and of a printed dump
+    why: str = ""  # for NOTHING: the reason why the file is not used
+    text: str = ""  # text of a log or of a printed dump
     stacks: Mapping[int, tuple[Stack, ...]] = field(default_factory=dict)  # by process; 0 if the dump names none
     recorder: FlightDump | None = None
 

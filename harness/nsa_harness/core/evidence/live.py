@@ -39,8 +39,8 @@ class FirstSnapshot:
     place: str  # "train.py:6"; empty = no line of the program is known
     function: str
     idle_s: float | None  # since the training thread last ran, the shortest of these ranks; None = unknown
-    cpu_s: float | None  # of the process so far, the most of these ranks
-    age_s: float  # of the job
+    cpu_s: float | None  # CPU time of the process so far, the maximum of these ranks
+    age_s: float  # age of the job
 
 
 @dataclass(frozen=True, kw_only=True)

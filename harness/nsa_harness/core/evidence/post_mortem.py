@@ -473,9 +473,8 @@ def _first_time(text: str) -> float:
 
 def _time_of(text: str, pid: int) -> float:
     """Return the time of this process's failure in torchrun's summary, in seconds since 1970; 0 if it is not there."""
-    blocks = text.split("time")
-    last_block = next((block for block in reversed(blocks) if f"(pid: {pid})" in block), "")
-    stamp = re.match(_TIME, f"time{last_block}")
+    blocks = (f"time{block}" for block in reversed(text.split("time")) if f"(pid: {pid})" in block)
+    stamp = re.match(_TIME, next(blocks, ""))
     return _seconds(stamp[1]) if stamp else 0.0
 
 

@@ -24,7 +24,7 @@ from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.stacks import is_library, is_poller, training_stack
 from nsa_harness.core.report import Trouble
 
-MAX_RANK_BYTES = 64 << 10  # of a node's evidence, per rank
+MAX_RANK_BYTES = 64 << 10  # size limit of a node's evidence, per rank
 _RECENT_CALLS = 16  # in a snapshot's status file
 _MAY_ACT = ("read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connect", "fsync", "flock", "wait4")
 
@@ -36,7 +36,7 @@ class Keep:
     stacks: int
     frames: int
     tasks: int
-    ends: int  # holds and sockets, each
+    ends: int  # open pipe ends and sockets, each
     children: int
     calls: int
     samples: int  # per rank

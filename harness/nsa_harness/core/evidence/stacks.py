@@ -234,7 +234,7 @@ class Awaited:
 
     call: str
     what: str
-    ended_by: str  # what another thread would do
+    ended_by: str  # the action of another thread that ends the wait
 
 
 A_LOCK = Awaited(call="a lock", what="a lock", ended_by="release it")
@@ -428,7 +428,7 @@ class Pool:
     """One kind of process pool: where a result is awaited, and the loop of its workers."""
 
     awaited_in: tuple[tuple[str, tuple[str, ...]], ...]  # file, functions
-    file: str  # of the workers' loop, and of the threads that hand out tasks
+    file: str  # file of the workers' loop and of the threads that hand out tasks
     loop: str
 
 

@@ -1,7 +1,7 @@
-"""Claim: "with this it ends badly less often": two sides launched in turn until their counts decide it, and no longer.
+"""A claim, "with this it fails less often": two sides are launched alternately until their counts decide it.
 
-The first side is the program without what is claimed to help, the second one the program with it. What a trial counts
-as, when the counts decide, when "fixed" may be said, and what else differs between the sides: all of it as values.
+The first side is the program without the change that is claimed to help, the second side is the program with it. This
+module decides when the counts are enough, when a failure counts as fixed, and what else differs between the sides.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from nsa_harness.core.experiment.statistics import Excess, Separation, interval,
 from nsa_harness.core.experiment.trial import Trial
 from nsa_harness.core.search.question import CountsAs
 
-MATTERS = 0.5  # the share of failures that a mitigation must take away
-MOST_PAIRS = 100  # as many as bisect launches both ends
-_MOST_UNJUDGED = 2  # trials of one side that could not be judged, beyond as many as were
+MATTERS = 0.5  # the share of failures that a mitigation must prevent
+MOST_PAIRS = 100  # the same limit as for both ends of a bisection
+_MOST_UNJUDGED = 2  # unjudged trials of one side, in excess of its judged ones
 _STEPS = 10  # compared steps of each trial: rounding grows from step to step
-_TWICE = 2  # trials of each side that show what it computes
+_TWICE = 2  # trials of each side whose numbers must be known before they are compared
 
-FIRST, SECOND = 0, 1  # without it, with it
+FIRST, SECOND = 0, 1  # the side without the change, the side with it
 
 
 class Result(StrEnum):
@@ -35,12 +35,12 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """How often a side ended badly, of the trials that were judged."""
+    """The failures of one side, among its judged trials."""
 
     bad: int
     of: int
     unjudged: int
-    ends: Mapping[str, int]  # each bad end, the most frequent first
+    ends: Mapping[str, int]  # how often each failure occurred, the most frequent first
 
     @property
     def rate(self) -> float | None:
@@ -54,35 +54,40 @@ class Count:
 
 
 def count(trials: Iterable[Trial], side: int) -> Count:
+    """Count the failures of one side."""
     own = [trial for trial in trials if trial.config == side]
-    judged = [one for one in own if one.judged]
-    bad = [one.end for one in judged if not one.passed]
+    judged = [trial for trial in own if trial.judged]
+    bad = [trial.end for trial in judged if not trial.passed]
     ends = dict(Counter(bad).most_common())
     return Count(bad=len(bad), of=len(judged), unjudged=len(own) - len(judged), ends=ends)
 
 
-# When "fixed" may be said.
+# When a failure counts as fixed.
 
 
 def passes_needed(bad: int, of: int, confidence: float) -> int:
-    """Return the passes in a row after which a failure that was seen `bad` times in `of` counts as fixed.
+    """Return the passes in a row after which a failure that occurred `bad` times in `of` runs counts as fixed.
 
-    At the rate at which it was seen it would have shown at that confidence. What failed each time needs one.
+    At its old rate it would have occurred within that many runs, at this confidence. A failure that occurred each time
+    needs one pass.
     """
     assert 0 < bad <= of
     return 1 if bad == of else tries(bad / of, confidence)
 
 
 def passes_to_be_fixed(first: Count, confidence: float) -> int:
-    """The same by the lowest rate that the counts of the first side allow: here it was asked until it is known."""
+    """Return the passes needed at the lowest failure rate that the first side's counts allow.
+
+    This is stricter than `passes_needed`, because a claim launches the first side often enough to know its rate.
+    """
     return tries(first.interval(confidence)[0], confidence)
 
 
 class Fixed(StrEnum):
-    """Whether the failure is gone, which is more than that it became rarer."""
+    """Whether the failure is gone, and not just rarer."""
 
-    YES = "yes"  # none, so often that the failure would have shown at any rate that it can have had
-    NOT_YET = "not yet"  # none, but not often enough
+    YES = "yes"  # no failure, in enough runs to show it at any rate that the first side's counts allow
+    NOT_YET = "not yet"  # no failure, in too few runs
     NO = "no"
 
 
@@ -100,30 +105,36 @@ def fixed(first: Count, second: Count, confidence: float) -> Fixed | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Whether both sides compute the same: their numbers side by side, step by step, from equal seeds."""
+    """Whether both sides compute the same numbers, step by step, from equal seeds.
+
+    The fields from `name` on describe the number that differs most.
+    """
 
     alike: bool | None  # None: not known
-    steps: int = 0  # compared
-    name: str = ""  # of the number that lies farthest apart, as all that follows
-    step: int | None = None  # None: of the whole run
+    steps: int = 0  # number of compared steps
+    name: str = ""
+    step: int | None = None  # None: a number of the whole run
     first: float = 0.0
     second: float = 0.0
-    apart: float = 0.0  # the difference, as a share of the larger one
-    own: float = 0.0  # the same between trials of one side
+    apart: float = 0.0  # the difference between the sides, as a share of the larger value
+    own: float = 0.0  # the largest such difference between trials of one side
 
 
 def agreement(trials: Sequence[Trial], tolerance: float) -> Agreement:
-    """Compare what both sides compute. `tolerance`: the share by which rounding alone may set them apart at first."""
+    """Compare the numbers of both sides.
+
+    `tolerance`: the relative difference that rounding may cause in early steps.
+    """
     sides = [_numbers(trials, side) for side in (FIRST, SECOND)]
     common = [key for key in sides[FIRST] if key in sides[SECOND]]
     if not common:
         return Agreement(alike=None)
-    compared = [_compared(*key, sides[FIRST][key], sides[SECOND][key]) for key in common]
-    worst = max(compared, key=lambda one: one.apart - 2 * one.own)
+    compared = [_compare(*key, sides[FIRST][key], sides[SECOND][key]) for key in common]
+    worst = max(compared, key=lambda number: number.apart - 2 * number.own)
     steps = len({step for step, _ in common if step is not None})
     return Agreement(
-        alike=not any(one.apart > max(tolerance, 2 * one.own) for one in compared), steps=steps, name=worst.name,
-        step=worst.step, first=worst.first, second=worst.second, apart=worst.apart, own=worst.own,
+        alike=not any(number.apart > max(tolerance, 2 * number.own) for number in compared), steps=steps,
+        name=worst.name, step=worst.step, first=worst.first, second=worst.second, apart=worst.apart, own=worst.own,
     )  # fmt: skip
 
 
@@ -132,31 +143,33 @@ _Key = tuple[int | None, str]
 
 
 def _numbers(trials: Sequence[Trial], side: int) -> dict[_Key, list[float]]:
-    """Return each number of the first steps with its value in every trial that has it."""
-    found: dict[_Key, list[float]] = {}
+    """Return each number of the first steps of a side, with its value in every trial that has it."""
+    values: dict[_Key, list[float]] = {}
     for trial in trials:
         if trial.config != side:
             continue
         if trial.without_gradient is not None:
-            found.setdefault((None, NO_GRADIENT), []).append(float(trial.without_gradient))
+            values.setdefault((None, NO_GRADIENT), []).append(float(trial.without_gradient))
         first_steps = sorted({number.step for number in trial.computed})[:_STEPS]
-        for one in trial.computed:
-            if one.step in first_steps:
-                found.setdefault((one.step, one.name), []).append(one.value)
-    return found
+        for number in trial.computed:
+            if number.step in first_steps:
+                values.setdefault((number.step, number.name), []).append(number.value)
+    return values
 
 
-def _compared(step: int | None, name: str, first: Sequence[float], second: Sequence[float]) -> Agreement:
-    one, other = median(first), median(second)
+def _compare(step: int | None, name: str, first: Sequence[float], second: Sequence[float]) -> Agreement:
+    middles = median(first), median(second)
     own = max(_apart(min(values), max(values)) for values in (first, second))
-    return Agreement(alike=None, name=name, step=step, first=one, second=other, apart=_apart(one, other), own=own)
+    return Agreement(
+        alike=None, name=name, step=step, first=middles[0], second=middles[1], apart=_apart(*middles), own=own
+    )
 
 
-def _apart(one: float, other: float) -> float:
-    """Return the difference as a share of the larger value; a value that is no number is infinitely far from one."""
-    if math.isfinite(one) and math.isfinite(other):
-        return abs(one - other) / (max(abs(one), abs(other)) or 1.0)
-    return 0.0 if one == other or (math.isnan(one) and math.isnan(other)) else math.inf
+def _apart(first: float, second: float) -> float:
+    """Return the difference as a share of the larger value; it is infinite if one value is not finite."""
+    if math.isfinite(first) and math.isfinite(second):
+        return abs(first - second) / (max(abs(first), abs(second)) or 1.0)
+    return 0.0 if first == second or (math.isnan(first) and math.isnan(second)) else math.inf
 
 
 # What else differs.
@@ -164,6 +177,8 @@ def _apart(one: float, other: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
+    """The values of one quantity over the trials of one side."""
+
     middle: float  # the median
     low: float
     high: float
@@ -172,7 +187,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """One quantity on both sides, of the trials that passed; None: none of a side has it."""
+    """One quantity on both sides, from the trials that passed; None: no such trial of a side has it."""
 
     name: str
     unit: str  # "s", "bytes", or empty
@@ -188,9 +203,9 @@ class Effect:
 
     @property
     def overlap(self) -> bool:
-        """Whether trials of one side differ as much as the sides do."""
-        one, other = self.first, self.second
-        return one is not None and other is not None and one.low <= other.high and other.low <= one.high
+        """Whether the ranges of both sides overlap: trials of one side differ as much as the sides do."""
+        first, second = self.first, self.second
+        return first is not None and second is not None and first.low <= second.high and second.low <= first.high
 
 
 _QUANTITIES = (
@@ -203,6 +218,7 @@ _QUANTITIES = (
 
 
 def effects(trials: Sequence[Trial]) -> Iterator[Effect]:
+    """Yield each quantity that at least one side has."""
     for name, unit, attribute in _QUANTITIES:
         first, second = (_spread(trials, side, attribute) for side in (FIRST, SECOND))
         if first is not None or second is not None:
@@ -210,8 +226,8 @@ def effects(trials: Sequence[Trial]) -> Iterator[Effect]:
 
 
 def _spread(trials: Sequence[Trial], side: int, attribute: str) -> Spread | None:
-    found = (getattr(trial, attribute) for trial in trials if trial.config == side and trial.passed)
-    values = [float(value) for value in found if value is not None and math.isfinite(value)]
+    of_trials = (getattr(trial, attribute) for trial in trials if trial.config == side and trial.passed)
+    values = [float(value) for value in of_trials if value is not None and math.isfinite(value)]
     if not values:
         return None
     return Spread(middle=median(values), low=min(values), high=max(values), of=len(values))
@@ -226,30 +242,30 @@ class Terms:
 
     confidence: float
     most_pairs: int = MOST_PAIRS
-    controls: int = 3  # so many passes of the first side, and no failure, end it
-    computes_the_same: bool = False  # what differs may change how, and never what, is computed
-    tolerance: float = 0.0  # of what is computed
+    controls: int = 3  # pairs without any failure that end the test
+    computes_the_same: bool = False  # the change must not alter what is computed, only how
+    tolerance: float = 0.0  # relative difference of computed numbers that counts as rounding
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
     result: Result
     why: str  # a sentence
-    by_counts: bool = False  # so it is as sure as was asked for
+    by_counts: bool = False  # the counts decided it, so it holds at the requested confidence
 
 
 @dataclass(kw_only=True)
 class SequentialTest:
-    """Both sides, trial by trial. Its conclusion may be asked for after each pair without loss of confidence.
+    """The sequential test of both sides, trial by trial. It may be read after each pair without losing confidence.
 
-    Two tests are asked side by side, each wrong in at most one of 1 / (1 - confidence) claims: that the rates differ,
-    and that the second one is more than half of the first. Of a claim that is true as far as it matters only the second
-    can be wrong, of one that is false only the first.
+    It combines two tests, each wrong in at most one of 1 / (1 - confidence) claims: that the rates differ, and that the
+    second rate is more than half of the first. For a claim that is true as far as it matters only the second test can
+    be wrong, for a false claim only the first.
     """
 
     terms: Terms
     trials: list[Trial] = field(default_factory=list)
-    _judged: tuple[list[bool], list[bool]] = field(default_factory=lambda: ([], []))  # of each side: was it bad
+    _judged: tuple[list[bool], list[bool]] = field(default_factory=lambda: ([], []))  # per side: did each trial fail?
     _unjudged: list[int] = field(default_factory=lambda: [0, 0])
     _differ: Separation = field(default_factory=Separation)
     _remains: Excess = field(default_factory=lambda: Excess(1 - MATTERS))
@@ -260,7 +276,7 @@ class SequentialTest:
 
     @property
     def next_side(self) -> int:
-        """The side to launch next: they alternate, and a trial that could not be judged is repeated."""
+        """The side to launch next: the sides alternate, and a trial that could not be judged is repeated."""
         first, second = self._judged
         return FIRST if len(first) <= len(second) else SECOND
 
@@ -268,6 +284,7 @@ class SequentialTest:
         return count(self.trials, side)
 
     def learn(self, trial: Trial) -> None:
+        """Add a trial. Both tests get its result once the other side has a judged trial to pair with it."""
         self.trials.append(trial)
         if not trial.judged:
             self._unjudged[trial.config] += 1
@@ -281,10 +298,10 @@ class SequentialTest:
     def conclusion(self) -> Conclusion | None:
         """Return the conclusion; None: nothing is decided, or one side is a trial ahead."""
         if len(self._judged[FIRST]) != len(self._judged[SECOND]):
-            return self._stuck()
-        return self._computes_otherwise() or self._decided() or self._given_up()
+            return self._cannot_be_judged()
+        return self._computes_differently() or self._counts_decide() or self._counts_cannot_decide()
 
-    def _computes_otherwise(self) -> Conclusion | None:
+    def _computes_differently(self) -> Conclusion | None:
         if not self.terms.computes_the_same:
             return None
         known = [
@@ -292,13 +309,13 @@ class SequentialTest:
         ]
         if min(known) < _TWICE:
             return None
-        seen = agreement(self.trials, self.terms.tolerance)
-        if seen.alike is not False:
+        agreed = agreement(self.trials, self.terms.tolerance)
+        if agreed.alike is not False:
             return None
-        why = f"it changes what is computed: {difference_text(seen)}"
+        why = f"it changes what is computed: {difference_text(agreed)}"
         return Conclusion(result=Result.REFUTED, why=why)
 
-    def _decided(self) -> Conclusion | None:
+    def _counts_decide(self) -> Conclusion | None:
         confidence = self.terms.confidence
         if self._differ.shown(confidence):
             if self._differ.first_bad > self._differ.second_bad:
@@ -311,19 +328,20 @@ class SequentialTest:
             return Conclusion(result=Result.REFUTED, why=why, by_counts=True)
         return None
 
-    def _given_up(self) -> Conclusion | None:
+    def _counts_cannot_decide(self) -> Conclusion | None:
+        """Return why the test ends undecided; None: more pairs may still decide it."""
         failed = self._differ.first_bad + self._differ.second_bad
         if self.pairs >= self.terms.controls and not failed:
             why = f"nothing failed in {self.pairs} runs of each side: there is no failure that it could take away"
             return Conclusion(result=Result.UNDECIDED, why=why)
         if self.pairs >= self.terms.most_pairs:
             return Conclusion(result=Result.UNDECIDED, why=f"{self.pairs} pairs do not tell: {self._counts()}")
-        return self._stuck()
+        return self._cannot_be_judged()
 
     def _counts(self) -> str:
         return f"{self.count(FIRST)} without it and {self.count(SECOND)} with it"
 
-    def _stuck(self) -> Conclusion | None:
+    def _cannot_be_judged(self) -> Conclusion | None:
         for side, which in ((FIRST, "without it"), (SECOND, "with it")):
             if self._unjudged[side] > len(self._judged[side]) + _MOST_UNJUDGED:
                 why = f"{self._unjudged[side]} runs {which} could not be judged"
@@ -333,12 +351,12 @@ class SequentialTest:
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimReport:
-    """A claim while it is tested, and once it is; `conclusion` is None until then."""
+    """A claim, while it is tested and afterwards."""
 
     text: str
     scenario: str
-    key: str  # in which the sides differ
-    labels: tuple[str, str]  # of the sides
+    key: str  # the key in which the sides differ
+    labels: tuple[str, str]  # one for each side
     terms: Terms
     trials: tuple[Trial, ...] = ()
     conclusion: Conclusion | None = None
@@ -359,29 +377,29 @@ class ClaimReport:
 
     @property
     def left_s(self) -> float | None:
-        """The most time that is left; None: no trial of one of the sides has ended."""
-        each = [[trial.wall_s for trial in self.trials if trial.config == side] for side in (FIRST, SECOND)]
-        if not all(each):
+        """The most time that is left; None: no trial of one side has ended yet."""
+        walls_s = [[trial.wall_s for trial in self.trials if trial.config == side] for side in (FIRST, SECOND)]
+        if not all(walls_s):
             return None
-        pairs = max(0, self.terms.most_pairs - min(one.of for one in self.counts))
-        left_s = pairs * sum(sum(one) / len(one) for one in each)
+        pairs = max(0, self.terms.most_pairs - min(side.of for side in self.counts))
+        left_s = pairs * sum(sum(side_s) / len(side_s) for side_s in walls_s)
         return left_s if self.budget_s is None else max(0.0, min(left_s, self.budget_s - self.took_s))
 
 
-def difference_text(seen: Agreement) -> str:
-    """ "grad_norm of step 1 is 1.2 without it and 0.9 with it (25 % apart; runs of one side: 0 %)"."""
-    of = f" of step {seen.step}" if seen.step is not None else ""
-    apart = "" if math.isinf(seen.apart) else f" ({share(seen.apart)} apart; runs of one side: {share(seen.own)})"
-    return f"{seen.name}{of} is {seen.first:.6g} without it and {seen.second:.6g} with it{apart}"
+def difference_text(worst: Agreement) -> str:
+    """Return "grad_norm of step 1 is 1.2 without it and 0.9 with it (25 % apart; runs of one side: 0 %)"."""
+    of = f" of step {worst.step}" if worst.step is not None else ""
+    apart = "" if math.isinf(worst.apart) else f" ({share(worst.apart)} apart; runs of one side: {share(worst.own)})"
+    return f"{worst.name}{of} is {worst.first:.6g} without it and {worst.second:.6g} with it{apart}"
 
 
 def share(value: float) -> str:
-    """ "25 %", "0.02 %", "0 %"."""
+    """Return "25 %", "0.02 %" or "0 %"."""
     percent = value * 100
     return f"{percent:.0f} %" if percent == 0 or percent >= 10 else f"{percent:.2g} %"
 
 
-# A failed run again, after an edit.
+# Verification: a failed run is repeated after an edit.
 
 
 class VerificationResult(StrEnum):
@@ -392,37 +410,37 @@ class VerificationResult(StrEnum):
 
 
 def verified(trials: Sequence[Trial], needed: int) -> VerificationResult | None:
-    """Return what the trials decide; None while more passes are needed.
+    """Return what the trials decide; None: more passes are needed.
 
-    One failure decides: if only passes counted, a longer series would always find enough of them.
+    One failure decides: if only passes counted, a long enough series would always have enough of them.
     """
-    seen = [trial.counts_as for trial in trials]
-    if CountsAs.BAD in seen:
+    results = [trial.counts_as for trial in trials]
+    if CountsAs.BAD in results:
         return VerificationResult.NOT_FIXED
-    if CountsAs.DIFFERENT in seen:
+    if CountsAs.DIFFERENT in results:
         return VerificationResult.FAILS_OTHERWISE
-    if seen.count(CountsAs.GOOD) >= needed:
+    if results.count(CountsAs.GOOD) >= needed:
         return VerificationResult.FIXED
-    is_stuck = seen[-_MOST_UNJUDGED - 1 :] == [CountsAs.UNRESOLVED] * (_MOST_UNJUDGED + 1)
+    is_stuck = results[-_MOST_UNJUDGED - 1 :] == [CountsAs.UNRESOLVED] * (_MOST_UNJUDGED + 1)
     return VerificationResult.UNDECIDED if is_stuck else None
 
 
 def rate_before(runs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return the lowest rate among several counts of one failure, as bad and of: it needs the most passes."""
-    return min((run for run in runs if run[0]), key=lambda one: (one[0] / one[1], -one[1]))
+    """Return the count (bad, of) with the lowest failure rate: it needs the most passes."""
+    return min((run for run in runs if run[0]), key=lambda run: (run[0] / run[1], -run[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """A failed run that is repeated, and how far that is. Pairs are failures and of how many runs."""
+    """The repetition of a failed run, while it goes on and afterwards. Counts are (failures, runs)."""
 
     scenario: str
     run_id: str
-    end: str  # how it failed
-    here: tuple[int, int]  # in that run
-    everywhere: tuple[int, int]  # in all stored runs of this launch
-    rate: tuple[int, int]  # the lower of both
-    needed: int  # passes
+    end: str  # how the run failed
+    here: tuple[int, int]  # count in that run
+    everywhere: tuple[int, int]  # count in all stored runs of this launch
+    rate: tuple[int, int]  # the count with the lower rate
+    needed: int  # passes until it counts as fixed
     confidence: float
     trials: tuple[Trial, ...] = ()
     result: VerificationResult | None = None  # None: not decided yet

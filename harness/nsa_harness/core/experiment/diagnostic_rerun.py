@@ -11,7 +11,7 @@ from enum import StrEnum
 from nsa_harness import protocol
 from nsa_harness.core.diagnosis.causes import Cause, SecondRun, row_of
 from nsa_harness.core.diagnosis.confidence import CERTAIN, EvidenceKind
-from nsa_harness.core.diagnosis.explanation import stated
+from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.plan import DiagnosticRerun, RunSpec
 from nsa_harness.core.report import Culprit, Facts, Finding, Outcome, Place, Status
 
@@ -166,7 +166,7 @@ def lesson(base: Outcome, deeper: Outcome) -> Finding:
     assert asked is not None
     own = _own(deeper)
     ended = _ended(base, deeper)
-    return stated(
+    return make_finding(
         Cause.DEEPENED,
         {
             "variant": "rerun",

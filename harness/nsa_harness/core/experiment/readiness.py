@@ -1,4 +1,4 @@
-"""Readiness: phases in order of cost and criteria as numbers, and the GO or NO-GO that their runs come to."""
+"""Readiness: the phases and criteria of a checklist, and the GO or NO-GO that follows from their runs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from nsa_harness.errors import did_you_mean
 
 
 class Together(StrEnum):
-    """Whether the runs of a phase go on at the same time."""
+    """Whether the runs of a phase are launched at the same time."""
 
-    NEVER = "never"  # their times are numbers
-    MAY = "may"  # where the machine has room
-    MUST = "must"  # each is the load of the others
+    NEVER = "never"  # their times are measured
+    MAY = "may"  # if the machine has room
+    MUST = "must"  # each run is load for the others
 
 
 class _Section(BaseModel):
@@ -40,7 +40,7 @@ class _Section(BaseModel):
 
 
 class Phase(_Section):
-    """Runs that are made together, and what they need to say anything."""
+    """A group of runs, and the earlier phases that must pass first."""
 
     name: Word
     about: Annotated[str, Field(max_length=300)] = ""
@@ -59,7 +59,7 @@ class CriterionNeeds(_Section):
 
 
 class Criterion(NumberBound):
-    """A number that runs must meet; of several runs the one that comes nearest to missing it counts."""
+    """Bounds for a number of one or more runs. The run that is nearest to missing them counts."""
 
     metric: Word
     runs: Annotated[tuple[Name, ...], Field(min_length=1)] = Field(alias="in", description="whose number it is")
@@ -68,12 +68,12 @@ class Criterion(NumberBound):
     minus: Name | None = Field(default=None, description="the number is how far it is from that of this run")
     needs: CriterionNeeds = CriterionNeeds()
 
-    def asks(self, run: str) -> bool:
-        """Whether it looks at that run."""
+    def reads(self, run: str) -> bool:
+        """Whether the criterion uses a number of this run, for the bounds or as the run to compare with."""
         return any(_is_of(run, word) for _, word in _named_runs(self))
 
-    def looks_at(self, run: str) -> bool:
-        """Whether the run's number must meet the bounds; the run that it is compared with need not."""
+    def bounds_run(self, run: str) -> bool:
+        """Whether this run's number must meet the bounds; a run that is only compared with need not."""
         return any(_is_of(run, word) for word in self.runs) and run not in (self.over, self.minus)
 
     def bounds(self) -> tuple[tuple[str, float], ...]:
@@ -90,13 +90,13 @@ class Checklist(_Section):
     accept: tuple[Word, ...] = Field(default=(), description="findings that a run may have all the same")
 
 
-# Numbers that come out otherwise where something else runs beside.
+# Metrics that change when another run shares the machine.
 _OF_TIME = re.compile(r"(?:.*_)?(?:tokens_per_s|step_s|forward_s|backward_s|optimizer_s|wall_s)(?:_.*)?")
 _FOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 def contradictions(checklist: Checklist) -> Contradictions:
-    """Yield (place, mistake) for a file whose keys are sound, before its scenarios are known."""
+    """Yield (location, mistake) for a checklist whose keys are valid, before its scenarios are known."""
     names: list[str] = []
     for number, phase in enumerate(checklist.phases):
         if phase.name in names:
@@ -106,8 +106,8 @@ def contradictions(checklist: Checklist) -> Contradictions:
                 hint = did_you_mean(need, names) or "; phases run in the order written"
                 yield ("phases", number, "needs", place), f"{need} is no earlier phase{hint}"
         names.append(phase.name)
-    for name, one in checklist.criteria.items():
-        if one.over is not None and one.minus is not None:
+    for name, criterion in checklist.criteria.items():
+        if criterion.over is not None and criterion.minus is not None:
             yield ("criteria", name, "minus"), "given together with over; keep one of the two"
     codes = [cause.value for cause in Cause]
     for number, code in enumerate(checklist.accept):
@@ -127,45 +127,47 @@ def run_contradictions(checklist: Checklist, runs: Sequence[Sequence[str]]) -> C
                 if run not in before:
                     yield ("phases", number, "set", key), f"{{{run}}} is no run of an earlier phase"
         before += names
-    for name, one in checklist.criteria.items():
-        for at, word in _named_runs(one):
+    for name, criterion in checklist.criteria.items():
+        for at, word in _named_runs(criterion):
             if not any(_is_of(run, word) for run in before):
                 yield ("criteria", name, *at), f"{word} is the run of no phase{did_you_mean(word, before)}"
             elif at[0] != "in" and word not in before:
                 one_of = ", ".join(run for run in before if _is_of(run, word))
                 yield ("criteria", name, *at), f"{word} has a matrix; name one of its runs: {one_of}"
-        if not any(map(one.looks_at, before)):
+        if not any(map(criterion.bounds_run, before)):
             yield ("criteria", name, "in"), "no run is left besides the one that it is told against"
         for phase, names in zip(checklist.phases, runs, strict=True):
-            mine = any(map(one.asks, names))
-            if mine and phase.together is Together.MAY and _OF_TIME.fullmatch(one.metric):
-                what = f"{one.metric} is a time, and runs of the phase {phase.name} may go on together"
+            uses_phase = any(map(criterion.reads, names))
+            if uses_phase and phase.together is Together.MAY and _OF_TIME.fullmatch(criterion.metric):
+                what = f"{criterion.metric} is a time, and runs of the phase {phase.name} may go on together"
                 yield ("criteria", name, "metric"), f"{what}; set together: never there"
 
 
-def _named_runs(one: Criterion) -> Iterator[tuple[Location, str]]:
-    yield from ((("in", number), run) for number, run in enumerate(one.runs))
-    yield from (((key,), run) for key, run in (("over", one.over), ("minus", one.minus)) if run is not None)
+def _named_runs(criterion: Criterion) -> Iterator[tuple[Location, str]]:
+    """Yield each run that the criterion names, with the location of the name in its section."""
+    yield from ((("in", number), run) for number, run in enumerate(criterion.runs))
+    compared = (("over", criterion.over), ("minus", criterion.minus))
+    yield from (((key,), run) for key, run in compared if run is not None)
 
 
 def folders_in(value: JsonValue) -> list[str]:
-    """The runs whose folders a value names."""
+    """Return the runs whose directories a value names."""
     return _FOLDER.findall(value) if isinstance(value, str) else []
 
 
 def with_folders(value: JsonValue, folders: Mapping[str, str]) -> JsonValue:
-    """The value with the folder in place of each run's name; a run without one keeps its name."""
-    return _FOLDER.sub(lambda found: folders.get(found[1], found[0]), value) if isinstance(value, str) else value
+    """Return the value with each {RUN} replaced by its directory; a run without a directory stays as it is."""
+    return _FOLDER.sub(lambda match: folders.get(match[1], match[0]), value) if isinstance(value, str) else value
 
 
 def _is_of(name: str, word: str) -> bool:
-    """The run is the one that the word names, or one of its matrix."""
+    """Whether the word names this run, or the scenario whose matrix contains it."""
     return name == word or name.partition("@")[0] == word
 
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """A measured number, with the ends of its interval where it is a fit."""
+    """A measured number, with its interval if it comes from a fit."""
 
     value: float
     low: float | None = None
@@ -176,7 +178,7 @@ Numbers = Mapping[str, Number]  # of one run, by the names that a criterion take
 
 
 def expected_s(steps: Sequence[int], outcomes: Sequence[Outcome]) -> float | None:
-    """Return how long runs of `steps` take one after another, by those that trained; None: none has."""
+    """Return the expected time of runs with `steps`, one after another, from the runs that trained; None: none did."""
     trained = [
         (outcome, outcome.metrics["step_s_median"], outcome.metrics["steps"])
         for outcome in outcomes
@@ -185,66 +187,67 @@ def expected_s(steps: Sequence[int], outcomes: Sequence[Outcome]) -> float | Non
     if not trained:
         return None
     step_s = median(took_s for _, took_s, _ in trained)
-    besides_s = median(max(one.timing.wall_s - took_s * made, 0.0) for one, took_s, made in trained)
-    return sum(besides_s + step_s * one for one in steps)
+    start_up_s = median(max(outcome.timing.wall_s - took_s * made, 0.0) for outcome, took_s, made in trained)
+    return sum(start_up_s + step_s * count for count in steps)
 
 
 FROM_EVIDENCE = frozenset({"memory_slope_bytes", "gpu_slope_bytes", "replicas_apart", "replica_looks"})
 
 
 def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Number]:
-    """Return what a run has measured: its program's metrics, the memory that it used, and fits over its evidence.
+    """Return the numbers of a run: its program's metrics, its peak memory, and fits over its evidence.
 
-    `evidence`: None where nobody asks for what stands in it alone.
+    `evidence`: None if no criterion needs a number from it.
     """
     usage = {"peak_gpu_bytes": outcome.usage.peak_gpu_bytes, "peak_rss_bytes": outcome.usage.peak_rss_bytes}
-    found = {**outcome.metrics, **{name: value for name, value in usage.items() if value is not None}}
-    numbers = {name: Number(value=float(value)) for name, value in found.items()}
+    values = {**outcome.metrics, **{name: value for name, value in usage.items() if value is not None}}
+    numbers = {name: Number(value=float(value)) for name, value in values.items()}
     return {**numbers, **(_of_evidence(evidence) if evidence else {})}
 
 
 def _of_evidence(evidence: Evidence) -> dict[str, Number]:
-    looks = [rank.looks for rank in evidence.ranks if rank.looks is not None]
-    host = [slope([(look.step, look.anonymous_bytes) for look in one.memory]) for one in looks]
-    device = [slope([(look.step, look.gpu_bytes) for look in one.memory if look.gpu_bytes]) for one in looks]
-    found: dict[str, Number] = {}
+    checks = [rank.looks for rank in evidence.ranks if rank.looks is not None]
+    host = [slope([(at.step, at.anonymous_bytes) for at in check.memory]) for check in checks]
+    device = [slope([(at.step, at.gpu_bytes) for at in check.memory if at.gpu_bytes]) for check in checks]
+    numbers: dict[str, Number] = {}
     for name, fits in (("memory_slope_bytes", host), ("gpu_slope_bytes", device)):
         if fits and None not in fits:
-            found[name] = max((one for one in fits if one is not None), key=lambda one: one.high or one.value)
+            numbers[name] = max((fit for fit in fits if fit is not None), key=lambda fit: fit.high or fit.value)
     groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
     for rank in evidence.ranks:
-        for one in rank.looks.replicas if rank.looks else ():
-            groups.setdefault((one.number, one.ranks), {})[rank.rank] = one
-    told = [held for (_, members), held in groups.items() if len(members) > 1 and set(members) == set(held)]
-    if told:
-        found["replicas_apart"] = Number(value=float(sum(first_divergence(held) is not None for held in told)))
-        found["replica_looks"] = Number(value=float(min(len(one.looks) for held in told for one in held.values())))
-    return found
+        for replica in rank.looks.replicas if rank.looks else ():
+            groups.setdefault((replica.number, replica.ranks), {})[rank.rank] = replica
+    complete = [of_rank for (_, ranks), of_rank in groups.items() if len(ranks) > 1 and set(ranks) == set(of_rank)]
+    if complete:
+        diverged = sum(first_divergence(of_rank) is not None for of_rank in complete)
+        fewest = min(len(replica.looks) for of_rank in complete for replica in of_rank.values())
+        numbers |= {"replicas_apart": Number(value=float(diverged)), "replica_looks": Number(value=float(fewest))}
+    return numbers
 
 
-_WARM_UP = 0.25  # of the steps: what a program allocates once, it has by then
-_BLOCKS = 8  # memory is given out in jumps: means over neighbouring looks are nearly independent, single looks are not
-_LOOKS_A_BLOCK = 2
-_STUDENT = 2.447  # of 95 % with _BLOCKS - 2 degrees of freedom
+_WARM_UP = 0.25  # share of the steps in which a program makes its one-time allocations
+_BLOCKS = 8  # memory grows in jumps: means over blocks of samples are nearly independent, single samples are not
+_SAMPLES_PER_BLOCK = 2
+_STUDENT = 2.447  # 95 % quantile with _BLOCKS - 2 degrees of freedom
 
 
 def slope(points: Sequence[tuple[int, int]]) -> Number | None:
-    """The straight line's slope a step with its interval of 95 %, by least squares over the means of blocks.
+    """Return the slope per step with its 95 % interval, by least squares over the means of blocks of points.
 
-    None where there are too few looks after the warm-up.
+    None: there are too few points after the warm-up.
     """
     last = points[-1][0] if points else 0
     kept = [point for point in points if point[0] > last * _WARM_UP]
-    if len(kept) < _BLOCKS * _LOOKS_A_BLOCK:
+    if len(kept) < _BLOCKS * _SAMPLES_PER_BLOCK:
         return None
     edges = [round(number * len(kept) / _BLOCKS) for number in range(_BLOCKS + 1)]
     blocks = [kept[begin:end] for begin, end in pairwise(edges)]
     xs = [fmean(step for step, _ in block) for block in blocks]
     ys = [fmean(amount for _, amount in block) for block in blocks]
     x, y = fmean(xs), fmean(ys)
-    spread = sum((one - x) ** 2 for one in xs)
-    rise = sum((one - x) * (other - y) for one, other in zip(xs, ys, strict=True)) / spread
-    rest = sum((other - y - rise * (one - x)) ** 2 for one, other in zip(xs, ys, strict=True))
+    spread = sum((block_x - x) ** 2 for block_x in xs)
+    rise = sum((block_x - x) * (block_y - y) for block_x, block_y in zip(xs, ys, strict=True)) / spread
+    rest = sum((block_y - y - rise * (block_x - x)) ** 2 for block_x, block_y in zip(xs, ys, strict=True))
     half = _STUDENT * math.sqrt(rest / (_BLOCKS - 2) / spread)
     return Number(value=rise, low=rise - half, high=rise + half)
 
@@ -254,14 +257,14 @@ class Result(StrEnum):
 
     MET = "met"
     MISSED = "missed"
-    OPEN = "open"  # it could have been told here, and was not
-    NOT_TESTED = "not tested"  # this machine cannot
+    OPEN = "open"  # this machine can test it, but the runs did not decide it
+    NOT_TESTED = "not tested"  # this machine cannot test it
     NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blame:
-    """The reason why a run is not as it should be, from its outcome."""
+    """The reason why a run did not end as it should, from its outcome."""
 
     run: str
     verdict: str
@@ -269,12 +272,12 @@ class Blame:
     sentence: str
     place: Place | None
     advice: str
-    next: str | None  # the command to go on with
+    next: str | None  # the command to continue with
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriterionRow:
-    """A criterion with what was measured."""
+    """A criterion with its measured number and result."""
 
     name: str
     result: Result
@@ -282,11 +285,11 @@ class CriterionRow:
     unit: str
     limit: tuple[tuple[str, float], ...]  # "lt", 30e9
     measured: Number | None
-    margin: float | None  # how far inside its limit, as a share of it; below 0 it is missed
-    run: str | None  # whose number it is; of several the nearest to its limit
+    margin: float | None  # how far the number is inside its limit, as a share of the limit; negative: missed
+    run: str | None  # the run whose number counts: the nearest to its limit
     dir: str | None
     repeat: str | None  # the command that repeats that run
-    why: str = ""  # why nothing was measured, or what the number is made of
+    why: str = ""  # why nothing was measured, or which runs the number combines
     blame: Blame | None = None
 
 
@@ -327,7 +330,7 @@ class Untested:
 
 @dataclass(frozen=True, kw_only=True)
 class Readiness:
-    """The decision with everything that it rests on."""
+    """The decision with its reasons."""
 
     decision: Decision
     criteria: tuple[CriterionRow, ...]
@@ -337,22 +340,25 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseRuns:
-    """The runs of a phase, as far as they were made."""
+    """The runs of a phase that were made so far."""
 
-    names: tuple[str, ...]  # of its runs
-    outcomes: tuple[Outcome, ...] = ()  # those that count
+    names: tuple[str, ...]  # all runs of the phase
+    outcomes: tuple[Outcome, ...] = ()  # the final outcome of each run that was made
     numbers: Mapping[str, Numbers] = field(default_factory=dict)  # by run
 
 
 def blocked(results: Mapping[str, Result], phase: Phase) -> str:
-    """Return why a phase would show nothing; empty: it may run. `results`: of the phases before it."""
+    """Return why a phase must not run: a phase that it needs was not met. Return "" if it may run.
+
+    `results` has the results of the earlier phases.
+    """
     for need in phase.needs:
         if results.get(need) is not Result.MET:
-            return f"{need} {_STANDS[results.get(need, Result.OPEN)]}"
+            return f"{need} {_NOT_MET[results.get(need, Result.OPEN)]}"
     return ""
 
 
-_STANDS = {
+_NOT_MET = {
     Result.MISSED: "failed",
     Result.OPEN: "is not decided",
     Result.NOT_TESTED: "cannot run here",
@@ -362,18 +368,17 @@ _STANDS = {
 
 def readiness(checklist: Checklist, done: Sequence[PhaseRuns], facts: MachineFacts) -> Readiness:
     """Judge the checklist. `done`: every phase in order, without outcomes if it has not run."""
-    numbers = {run: found for one in done for run, found in one.numbers.items()}
-    outcomes = {outcome.spec.scenario: outcome for one in done for outcome in one.outcomes}
-    names = [name for one in done for name in one.names]
+    numbers = {run: of_run for phase_runs in done for run, of_run in phase_runs.numbers.items()}
+    outcomes = {outcome.spec.scenario: outcome for phase_runs in done for outcome in phase_runs.outcomes}
+    names = [name for phase_runs in done for name in phase_runs.names]
     rows = tuple(
-        _criterion(name, one, [run for run in names if one.looks_at(run)], numbers, outcomes,
-                   facts)
-        for name, one in checklist.criteria.items()
-    )  # fmt: skip
+        _criterion_row(name, criterion, [*filter(criterion.bounds_run, names)], numbers, outcomes, facts)
+        for name, criterion in checklist.criteria.items()
+    )
     results: dict[str, Result] = {}
     phases = []
-    for phase, one in zip(checklist.phases, done, strict=True):
-        row = _phase(checklist, phase, one, rows, blocked(results, phase))
+    for phase, phase_runs in zip(checklist.phases, done, strict=True):
+        row = _phase_row(checklist, phase, phase_runs, rows, blocked(results, phase))
         results[phase.name] = row.result
         phases.append(row)
     return Readiness(
@@ -390,12 +395,14 @@ def _decision(rows: Sequence[CriterionRow], phases: Sequence[PhaseRow]) -> Decis
         return Decision.NO_GO
     if Result.OPEN in results or Result.NOT_REACHED in results:
         return Decision.UNDECIDED
-    # What no run has shown is no reason to go on.
+    # Without a single phase that passed there is no evidence for GO.
     return Decision.GO if Result.MET in (row.result for row in phases) else Decision.UNDECIDED
 
 
-def _phase(checklist: Checklist, phase: Phase, done: PhaseRuns, rows: Sequence[CriterionRow], block: str) -> PhaseRow:
-    runs = tuple(_run(checklist, outcome) for outcome in done.outcomes)
+def _phase_row(
+    checklist: Checklist, phase: Phase, done: PhaseRuns, rows: Sequence[CriterionRow], block: str
+) -> PhaseRow:
+    runs = tuple(_run_row(checklist, outcome) for outcome in done.outcomes)
     result, why = _phase_result(done, runs, [row for row in rows if row.run in done.names], block)
     return PhaseRow(name=phase.name, about=phase.about, result=result, why=why, runs=runs)
 
@@ -421,8 +428,8 @@ def _phase_result(
     return Result.MET, ""
 
 
-def _run(checklist: Checklist, outcome: Outcome) -> RunRow:
-    wrong = [one for one in silent_faults(outcome) if one.code not in checklist.accept]
+def _run_row(checklist: Checklist, outcome: Outcome) -> RunRow:
+    wrong = [finding for finding in silent_faults(outcome) if finding.code not in checklist.accept]
     well = as_expected(outcome) and not outcome.flaky and not wrong
     blame = None if well else _blame(outcome, wrong)
     return RunRow(
@@ -438,25 +445,25 @@ def _run(checklist: Checklist, outcome: Outcome) -> RunRow:
 
 
 def _blame(outcome: Outcome, wrong: Sequence[Finding] = ()) -> Blame:
-    """The cause of a run that did not pass; of one that did, and of one that missed a number, what is wrong in it."""
+    """Return the cause of a run that did not pass; for a run that passed or missed a number, its worst finding."""
     cause, sentence = outcome.verdict.cause, outcome.verdict.summary
-    behind = [
+    others = [
         finding
         for finding in outcome.findings
         if finding.code != cause and severity(finding, outcome) is not Severity.INFO
     ]
-    found = next((finding for finding in outcome.findings if finding.code == cause), None)
-    if cause is None or (cause == Cause.EXPECTATION_MISSED and behind):
-        found = next(iter(wrong or behind), None)
-        cause, sentence = (found.code, f"{sentence}; {found.claim}".removeprefix("; ")) if found else (cause, _PASSED)
-    place = outcome.culprit.place if outcome.culprit and outcome.culprit.place else found.place if found else None
+    named = next((finding for finding in outcome.findings if finding.code == cause), None)
+    if cause is None or (cause == Cause.EXPECTATION_MISSED and others):
+        named = next(iter(wrong or others), None)
+        cause, sentence = (named.code, f"{sentence}; {named.claim}".removeprefix("; ")) if named else (cause, _PASSED)
+    place = outcome.culprit.place if outcome.culprit and outcome.culprit.place else named.place if named else None
     return Blame(
         run=outcome.spec.scenario,
         verdict=outcome.verdict.status.value,
         cause=cause,
         sentence=sentence,
         place=place,
-        advice=found.advice if found else "",
+        advice=named.advice if named else "",
         next=outcome.next or outcome.repeat,
     )
 
@@ -464,33 +471,34 @@ def _blame(outcome: Outcome, wrong: Sequence[Finding] = ()) -> Blame:
 _PASSED = "it passed, and nothing else was found wrong in it"
 
 
-def _criterion(
+def _criterion_row(
     name: str,
-    one: Criterion,
+    criterion: Criterion,
     runs: Sequence[str],
     numbers: Mapping[str, Numbers],
     outcomes: Mapping[str, Outcome],
     facts: MachineFacts,
 ) -> CriterionRow:
+    """Return the criterion's row for the run that is nearest to missing it."""
     empty = CriterionRow(
-        name=name, result=Result.OPEN, metric=one.metric, unit=one.unit, limit=one.bounds(), measured=None,
-        margin=None, run=None, dir=None, repeat=None,
+        name=name, result=Result.OPEN, metric=criterion.metric, unit=criterion.unit, limit=criterion.bounds(),
+        measured=None, margin=None, run=None, dir=None, repeat=None,
     )  # fmt: skip
-    if one.needs.gpus > len(facts.gpus):
-        why = f"needs {gpus_text(one.needs.gpus)}; this machine has {gpus_text(len(facts.gpus))}"
+    if criterion.needs.gpus > len(facts.gpus):
+        why = f"needs {gpus_text(criterion.needs.gpus)}; this machine has {gpus_text(len(facts.gpus))}"
         return replace(empty, result=Result.NOT_TESTED, why=why)
-    rows = [_measured(empty, one, run, numbers, outcomes) for run in runs]
+    rows = [_row_of_run(empty, criterion, run, numbers, outcomes) for run in runs]
     return min(rows, key=lambda row: (_WORST.index(row.result), row.margin if row.margin is not None else 0.0))
 
 
 _WORST = (Result.MISSED, Result.OPEN, Result.NOT_REACHED, Result.NOT_TESTED, Result.MET)
 
 
-def _measured(
-    empty: CriterionRow, one: Criterion, run: str, numbers: Mapping[str, Numbers], outcomes: Mapping[str, Outcome]
+def _row_of_run(
+    empty: CriterionRow, criterion: Criterion, run: str, numbers: Mapping[str, Numbers], outcomes: Mapping[str, Outcome]
 ) -> CriterionRow:
-    """The criterion of one run."""
-    other = one.over or one.minus
+    """Return the criterion's row for one run, or the reason why the run has no number for it."""
+    other = criterion.over or criterion.minus
     for needed in filter(None, (run, other)):
         outcome = outcomes.get(needed)
         if outcome is None:
@@ -498,47 +506,50 @@ def _measured(
         row = replace(empty, run=needed, dir=outcome.dir, repeat=outcome.repeat)
         if outcome.verdict.status is Status.SKIP:
             return replace(row, result=Result.OPEN, why=f"{needed} cannot run here: {outcome.verdict.summary}")
-        if one.metric not in numbers.get(needed, {}):
+        if criterion.metric not in numbers.get(needed, {}):
             known = ", ".join(sorted(numbers.get(needed, {}))) or "none"
-            return replace(row, why=f"{needed} reported no {one.metric} (reported: {known})")
+            return replace(row, why=f"{needed} reported no {criterion.metric} (reported: {known})")
     outcome = outcomes[run]
-    number = numbers[run][one.metric]
+    number = numbers[run][criterion.metric]
     why = ""
     if other is not None:
-        number = _together(number, numbers[other][one.metric], one)
-        why = f"{run} {'over' if one.over else 'against'} {other}"
-    result, margin = _against(number, one)
+        number = _combine(number, numbers[other][criterion.metric], criterion)
+        why = f"{run} {'over' if criterion.over else 'against'} {other}"
+    result, margin = _compare(number, criterion)
     row = replace(
         empty, result=result, measured=number, margin=margin, run=run, dir=outcome.dir, repeat=outcome.repeat, why=why
     )
     return row if result is Result.MET else replace(row, blame=_blame(outcome, silent_faults(outcome)))
 
 
-def _together(number: Number, other: Number, one: Criterion) -> Number:
-    if one.minus is not None:
+def _combine(number: Number, other: Number, criterion: Criterion) -> Number:
+    if criterion.minus is not None:
         return Number(value=abs(number.value - other.value))
     return Number(value=number.value / other.value if other.value else math.inf)
 
 
-def _against(number: Number, one: Criterion) -> tuple[Result, float | None]:
-    """An interval meets a limit if all of it does, and misses it if none of it does."""
-    found = [_bound(number, key, limit) for key, limit in one.bounds()]
-    results = [result for result, _ in found]
+def _compare(number: Number, criterion: Criterion) -> tuple[Result, float | None]:
+    """Return the worst result of the criterion's bounds, and the smallest margin."""
+    compared = [_compare_with_bound(number, key, limit) for key, limit in criterion.bounds()]
+    results = [result for result, _ in compared]
     worst = next(result for result in (Result.MISSED, Result.OPEN, Result.MET) if result in results)
-    return worst, min(margin for _, margin in found)
+    return worst, min(margin for _, margin in compared)
 
 
-def _bound(number: Number, key: str, limit: float) -> tuple[Result, float]:
+def _compare_with_bound(number: Number, key: str, limit: float) -> tuple[Result, float]:
+    """Return whether the number is within one bound, and its margin: the distance to the limit as a share of it.
+
+    An interval meets the bound if all of it does, and misses the bound if none of it does; otherwise it is OPEN. The
+    margin is that of the interval's worse end, and negative if that end is outside the bound.
+    """
     low = number.value if number.low is None else number.low
     high = number.value if number.high is None else number.high
-    near, far = (high, low) if key in ("lt", "le") else (low, high)
-    away = abs(limit) or 1.0
-    margin = {"eq": -abs(number.value - limit) / away}.get(
-        key, (limit - near) / away if key in ("lt", "le") else (near - limit) / away
-    )
-    if _HOLDS[key](near, limit) and _HOLDS[key](far, limit):
+    worse, better = (high, low) if key in ("lt", "le") else (low, high)
+    inside = limit - worse if key in ("lt", "le") else worse - limit
+    margin = (-abs(number.value - limit) if key == "eq" else inside) / (abs(limit) or 1.0)
+    if _HOLDS[key](worse, limit) and _HOLDS[key](better, limit):
         return Result.MET, margin
-    return (Result.OPEN if _HOLDS[key](far, limit) else Result.MISSED), margin
+    return (Result.OPEN if _HOLDS[key](better, limit) else Result.MISSED), margin
 
 
 _HOLDS: Mapping[str, Callable[[float, float], bool]] = {
@@ -547,9 +558,9 @@ _HOLDS: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def _not_tested(rows: Sequence[CriterionRow], done: Sequence[PhaseRuns], facts: MachineFacts) -> Iterator[Untested]:
-    """What this machine lacks: of criteria, of runs that were skipped, and of the form in which the others ran."""
+    """Yield what this machine could not test: criteria, skipped runs, and parts that a smaller form of a run lacks."""
     yield from (Untested(what=row.name, why=row.why) for row in rows if row.result is Result.NOT_TESTED)
-    outcomes = [outcome for one in done for outcome in one.outcomes]
+    outcomes = [outcome for phase_runs in done for outcome in phase_runs.outcomes]
     skipped = [outcome for outcome in outcomes if outcome.verdict.status is Status.SKIP]
     yield from (Untested(what=outcome.spec.scenario, why=outcome.verdict.summary) for outcome in skipped)
     missing = dict.fromkeys(what for outcome in outcomes for what in outcome.spec.not_covered)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
-from nsa_harness.core.diagnosis.explanation import stated
+from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.outcome.wording import location
 from nsa_harness.core.report import Facts, Finding, Outcome, Place, Status, Verdict
 
@@ -33,7 +33,7 @@ def same_place(attempts: Sequence[Outcome]) -> Finding | None:
     shown: list[Facts] = [
         {"count": count, "verb": _BAD[status], "line": places[word]} for (word, status), count in others[:_SHOWN]
     ]
-    return stated(
+    return make_finding(
         Cause.SAME_PLACE,
         {
             "attempts": len(judged),

@@ -1,4 +1,4 @@
-"""Rates from counts: an interval of one rate, sequential tests of two, and how many runs show a rare failure."""
+"""Failure rates from counts: the interval of a rate, sequential tests of two rates, and numbers of runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import cache
 from math import ceil, comb, cos, hypot, log, pi, sqrt, tan
 from statistics import NormalDist
 
-# Turner, Ly and Grünwald, "Generic E-variables for exact sequential k-sample tests" (arXiv:2106.02693), section 4:
-# the prior of a rate under which evidence of a difference grows about as fast as it can.
+# The prior of a rate with which evidence of a difference grows about as fast as possible: Turner, Ly and Grünwald,
+# "Generic E-variables for exact sequential k-sample tests" (arXiv:2106.02693), section 4.
 _PRIOR = 0.18
 
 
 def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Clopper and Pearson's exact interval of a rate seen `bad` times in `of`; (0, 1) if nothing was seen."""
+    """Return the exact Clopper-Pearson interval of a rate after `bad` failures in `of` runs; (0, 1) without runs."""
     tail = (1 - confidence) / 2
     low = 0.0 if bad == 0 else _where(lambda rate: _at_least(bad, of, rate) < tail)
     high = 1.0 if bad == of else _where(lambda rate: 1 - _at_least(bad + 1, of, rate) > tail)
@@ -21,21 +21,21 @@ def interval(bad: int, of: int, confidence: float = 0.95) -> tuple[float, float]
 
 
 def tries(rate: float, confidence: float) -> int:
-    """Return how many runs show something that happens at this rate, at this confidence."""
+    """Return the number of runs that show a failure of this rate at least once, at this confidence."""
     return ceil(log(1 - confidence) / log(1 - rate))
 
 
-RAREST = 0.2  # the rate of a failure that is still looked for, if the user insists or has seen one
-_CONTROLS = 3  # passes after which an end is said to pass, if the user does not insist
+RAREST = 0.2  # the lowest failure rate that is searched for, if the user asks for confidence or has seen a failure
+_CONTROLS = 3  # passes after which an end counts as passing, if the user asks for no confidence
 
 
 def controls(confidence: float, *, insistent: bool) -> int:
-    """Return how often an end must pass before it is said to."""
+    """Return the passes after which an end counts as passing. `insistent`: the user asked for the confidence."""
     return tries(RAREST, confidence) if insistent else _CONTROLS
 
 
 def more_often(first: tuple[int, int], second: tuple[int, int], confidence: float) -> bool:
-    """Whether the first rate, bad of all, is the higher one: Fisher's exact test, one-sided, to be looked at once."""
+    """Whether the first rate (bad, of) is higher, by Fisher's exact one-sided test. Apply it only once to the data."""
     (bad, of), (other_bad, other_of) = first, second
     all_bad, ways = bad + other_bad, comb(of + other_of, of)
     chance = sum(comb(all_bad, k) * comb(of + other_of - all_bad, of - k) for k in range(bad, min(of, all_bad) + 1))
@@ -44,7 +44,7 @@ def more_often(first: tuple[int, int], second: tuple[int, int], confidence: floa
 
 @cache
 def student(confidence: float, freedom: int) -> float:
-    """Return how many standard errors from its mean a value lies at this confidence, by Student's distribution."""
+    """Return the two-sided quantile of Student's distribution: how many standard errors the interval extends."""
     # With t as the root of the degrees of freedom times the tangent of an angle, the density is a power of its cosine.
     whole = _cosines(freedom - 1, pi / 2)
     share = _where(lambda share: _cosines(freedom - 1, share * pi / 2) < confidence * whole)
@@ -52,10 +52,10 @@ def student(confidence: float, freedom: int) -> float:
 
 
 class Separation:
-    """Whether two rates differ, asked after every pair of runs without paying for having looked before.
+    """A sequential test whether two rates differ. It may be read after every pair of runs without losing confidence.
 
-    Evidence against one common rate, as an e-process (Turner, Ly and Grünwald, arXiv:2106.02693, theorem 1, blocks of
-    one run each): if the rates are equal, whatever they are, it ever exceeds 1/a with a chance of at most a.
+    It accumulates evidence against one common rate as an e-process (Turner, Ly and Grünwald, arXiv:2106.02693, theorem
+    1, with blocks of one run): if the rates are equal, the evidence ever exceeds 1/a with probability at most a.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Separation:
         self._log_evidence = 0.0
 
     def learn(self, first_bad: bool, second_bad: bool) -> None:
-        """One run of each; what is expected of them comes from the pairs before."""
+        """Add one run of each side. The rates expected of them come from the pairs before."""
         first, second = self._expected(self.first_bad), self._expected(self.second_bad)
         against = self._nearest(first, second)
         for rate, null, bad in ((first, against[0], first_bad), (second, against[1], second_bad)):
@@ -75,11 +75,11 @@ class Separation:
         self.second_bad += second_bad
 
     def shown(self, confidence: float) -> bool:
-        """Whether the rates differ, at that confidence."""
+        """Whether the rates differ, at this confidence."""
         return self._log_evidence >= -log(1 - confidence)
 
     def no_more_than(self, difference: float, confidence: float) -> bool:
-        """Whether the second rate is higher by less than that: Newcombe's interval, from two of Wilson's (1998, 10)."""
+        """Whether the second rate is higher by less than `difference`, by Newcombe's interval (1998, method 10)."""
         if not self.pairs:
             return False
         first, second = self.first_bad / self.pairs, self.second_bad / self.pairs
@@ -90,7 +90,7 @@ class Separation:
         return second - first + hypot(high - second, first - low) < difference
 
     def _nearest(self, first: float, second: float) -> tuple[float, float]:
-        """Return the rates under the null hypothesis that explain the expected ones best."""
+        """Return the pair of rates of the null hypothesis nearest to the expected rates: here their mean, twice."""
         common = (first + second) / 2
         return common, common
 
@@ -99,10 +99,11 @@ class Separation:
 
 
 class Excess(Separation):
-    """Whether the second rate is more than a share of the first one, asked after every pair as well.
+    """A sequential test whether the second rate is more than a `share` of the first, with the same properties.
 
-    Evidence against all rates of which the second is at most that share of the first. They are a convex set, so the
-    pair of them nearest to what is expected gives an e-process (Turner and Grünwald, arXiv:2203.09785, theorem 1).
+    Its null hypothesis contains all pairs of rates whose second is at most that share of the first. This is a convex
+    set, so its pair nearest to the expected rates gives an e-process (Turner and Grünwald, arXiv:2203.09785, theorem
+    1).
     """
 
     def __init__(self, share: float) -> None:
@@ -113,14 +114,14 @@ class Excess(Separation):
         share = self._share
         if second <= share * first:
             return first, second
-        # Where the derivative along the border, second = share * first, is nought.
+        # The point on the border, second = share * first, where the derivative is zero.
         middle = 1 + second + share * (1 + first)
         nearest = (middle - sqrt(middle * middle - 8 * share * (first + second))) / (4 * share)
         return nearest, share * nearest
 
 
 def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:
-    """Return Wilson's interval, one tail each."""
+    """Return Wilson's interval with one-sided confidence at each end."""
     z = NormalDist().inv_cdf(confidence)
     middle = (bad + z * z / 2) / (of + z * z)
     half = z / (of + z * z) * sqrt(bad * (of - bad) / of + z * z / 4)
@@ -128,7 +129,7 @@ def _wilson(bad: int, of: int, confidence: float) -> tuple[float, float]:
 
 
 def _at_least(bad: int, of: int, rate: float) -> float:
-    """The chance of so many or more; the shorter of both sums."""
+    """Return the binomial probability of `bad` or more failures in `of` runs, by the shorter of two sums."""
     if bad > of // 2:
         return sum(_exactly(k, of, rate) for k in range(bad, of + 1))
     return 1 - sum(_exactly(k, of, rate) for k in range(bad))
@@ -142,13 +143,13 @@ _SLICES = 256
 
 
 def _cosines(power: int, end: float) -> float:
-    """The integral of that power of the cosine from 0 on, by Simpson's rule."""
+    """Return the integral of a power of the cosine from 0 to `end`, by Simpson's rule."""
     values = [max(0.0, cos(end * i / _SLICES)) ** power for i in range(_SLICES + 1)]
     return end / (3 * _SLICES) * (values[0] + values[-1] + 4 * sum(values[1::2]) + 2 * sum(values[2:-1:2]))
 
 
 def _where(below: Callable[[float], bool]) -> float:
-    """The rate up to which `below` holds."""
+    """Return the rate in [0, 1] up to which `below` holds, by halving."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2

@@ -1,7 +1,7 @@
 """A trial: one launch of one configuration of an experiment, and what it counts as.
 
-When two failures are the same depends on the question. A bisection compares lines, a verification causes or lines; to a
-claim every failure is the same.
+Each experiment decides when two failures are the same: a bisection compares lines, a verification compares causes or
+lines, and a claim treats every failure as the same.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ ANY = "any"
 HANG = "hang"
 FAIL = "fail"
 SLOW = "slow"
-BASELINE = 3  # runs of the good end that say what is not slow
-_LEAST_SLOWER = 1.25  # times the slowest of these: less is not looked for, even if they were all alike
+BASELINE = 3  # runs of the good end that show a normal step time
+_LEAST_SLOWER = 1.25  # a slow step takes at least this many times the slowest of these runs
 _SLOW = re.compile(r"(?:([0-9]+(?:\.[0-9]+)?)(s|ms)?)?", re.ASCII)
 BAD_ENDS = (Status.HANG, Status.FAIL)
 
@@ -36,9 +36,9 @@ class Number:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One launch of a configuration. An UNRESOLVED one could not be judged and counts for nothing."""
+    """One launch of a configuration. An UNRESOLVED trial could not be judged and does not count."""
 
-    config: int = 0  # which of the experiment's configurations
+    config: int = 0  # index among the experiment's configurations
     counts_as: CountsAs
     end: str  # "HANG · deadlock · model.py:40"
     dir: str
@@ -70,8 +70,8 @@ def trial_of(
     step_s: float | None = None,
     computed: tuple[Number, ...] = (),
 ) -> Trial:
-    """Return the trial that the launch of a configuration was. `same_failure` tells the failure in question."""
-    # What a failed run traced may be half of a step.
+    """Return the launch with this outcome as a trial. `same_failure` recognizes the failure that counts as bad."""
+    # A failed run may have traced only part of a step.
     missing = outcome.missing_gradients if outcome.verdict.status is Status.PASS else None
     return Trial(
         config=config, counts_as=judged_as(outcome, same_failure), end=str(signature_of(outcome)), dir=outcome.dir,
@@ -94,15 +94,15 @@ def judged_as(outcome: Outcome, same_failure: SameFailure) -> CountsAs:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The failures that count, as `--outcome` says."""
+    """The failures that count as bad, as `--outcome` sets them."""
 
-    how: str = SAME  # same: as the bad control's; hang; fail; slow; any
-    pattern: str | None = None  # fail: what its summary or its output must hold
-    times: float | None = None  # slow: of what a step of the good end takes; None: by how much its runs differ
-    step_s: float | None = None  # slow: what a step may take, whatever the good end does
+    how: str = SAME  # same (as the bad control's), hang, fail, slow or any
+    pattern: str | None = None  # fail: a regular expression that its summary or output must match
+    times: float | None = None  # slow: multiple of the good end's step time; None: decided by how much its runs differ
+    step_s: float | None = None  # slow: an absolute step time, independent of the good end
 
     def slow_from_s(self, good_s: Sequence[float]) -> float | None:
-        """Return the least time of a slow step, by runs of the good end; None: no runs, or slow is not sought."""
+        """Return the least time of a slow step, from runs of the good end; None: no runs yet, or slow is not sought."""
         if self.how != SLOW or self.step_s is not None or not good_s:
             return self.step_s
         if self.times is not None:
@@ -110,7 +110,7 @@ class Wanted:
         return max(good_s) * max(_LEAST_SLOWER, max(good_s) / min(good_s))
 
     def admits(self, outcome: Outcome, output: str) -> bool:
-        """Whether this failure can be the sought one at all."""
+        """Whether this outcome is of a kind that can count as bad."""
         status = outcome.verdict.status
         if self.how == HANG:
             return status is Status.HANG
@@ -147,10 +147,10 @@ def parse_outcome(text: str) -> Wanted:
 
 
 def _slow(text: str) -> Wanted:
-    found = _SLOW.fullmatch(text)
-    number = float(found[1]) if found and found[1] else None
-    unit = found[2] if found else None
-    if found is None or (number is not None and number <= (0 if unit else 1)):
+    match = _SLOW.fullmatch(text)
+    number = float(match[1]) if match and match[1] else None
+    unit = match[2] if match else None
+    if match is None or (number is not None and number <= (0 if unit else 1)):
         raise ValueError(f"slow: expected 1.5 (times the good end's time a step, above 1), 0.2s or 200ms, got {text!r}")
     if number is None or unit is None:
         return Wanted(how=SLOW, times=number)
@@ -163,7 +163,7 @@ def signature_of(outcome: Outcome) -> Signature:
 
 
 def line_word(place: Place | None) -> str | None:
-    """ "model.py:40": the same for a file of a worktree and of the user's checkout."""
+    """Return "model.py:40", without directories: a worktree and the user's checkout give the same word."""
     if place is None or place.file is None:
         return None
     name = place.file.rpartition("/")[2]
@@ -179,9 +179,9 @@ def counts_as(
     step_s: float | None = None,
     slow_from_s: float | None = None,
 ) -> CountsAs:
-    """Return how a probe counts. `signature`: the first failure that is wanted; None: none was seen yet.
+    """Return what a probe counts as. `signature`: the first bad failure of the search; None: there is none yet.
 
-    If slow is sought, `step_s` is what a step took, and `slow_from_s` what is too long; None until that is known.
+    If slow is sought, `step_s` is the time of a step, and `slow_from_s` the least time of a slow one, once it is known.
     """
     if outcome.verdict.status is Status.PASS and wanted.how == SLOW:
         if step_s is None:
@@ -196,7 +196,7 @@ def counts_as(
 
 
 def same(one: Signature, other: Signature) -> bool:
-    """Whether both have one verdict and one line; if a line is unknown, one cause."""
+    """Whether both have the same verdict and the same line or, if a line is unknown, the same cause."""
     if one.verdict != other.verdict:
         return False
     if one.place is not None and other.place is not None:

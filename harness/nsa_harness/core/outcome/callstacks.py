@@ -1,4 +1,4 @@
-"""The call stacks of the ranks at the end, in the program's own lines; equal stacks once, similar ones as a tree."""
+"""The call stacks of the ranks at the end of a run, in the program's own lines, with equal outer frames merged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsa_harness.core.source_code.program_source import ProgramSource
 from nsa_harness.core.verdict.motion import rank_stack
 from nsa_harness.core.verdict.verdict import Judgement
 
-_MAX_FRAMES = 32  # of one stack; the outermost are dropped first
+_MAX_FRAMES = 32  # frames of one stack; the outermost are dropped first
 _MAX_STACKS = 16
 _AROUND = 1  # lines before and after the innermost line
 
@@ -70,51 +70,48 @@ def _line(place: Place) -> tuple[str | None, int | None, str | None]:
 
 
 def call_stacks(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> tuple[CallStack, ...]:
-    """Return the stacks, the culprit's first. A FAIL has the traceback of the first failure; a PASS has none."""
+    """Return the stacks for the report, the culprit's first: for a FAIL the traceback of the first failure.
+
+    Ranks with the same stack share an entry. A PASS has no stacks.
+    """
     if judgement.status is Status.PASS:
         return ()
     raised = judgement.failures[0].raised if judgement.failures else None
     if judgement.status is not Status.HANG and raised is not None and raised.frames:
         return (_call_stack(evidence.sources, (raised.rank,), raised.frames, raised.type, raised.proof),)
     blamed = culprit.ranks if culprit else ()
-    stood = [
-        (seen, stack)
-        for look in evidence.snapshots[-1:]
-        for seen in look.ranks
-        if (stack := rank_stack(seen)) and stack.frames
-    ]
     classes: dict[tuple[Frame, ...], list[tuple[RankSnapshot, Stack]]] = {}
-    for seen, stack in stood:
-        classes.setdefault(_own(stack.frames) or stack.frames[:1], []).append((seen, stack))
+    for rank in evidence.snapshots[-1].ranks if evidence.snapshots else ():
+        if (stack := rank_stack(rank)) and stack.frames:
+            classes.setdefault(_own(stack.frames) or stack.frames[:1], []).append((rank, stack))
     stacks = [
-        _call_stack(evidence.sources, tuple(seen.rank for seen, _ in equal), equal[0][1].frames, "", equal[0][0].proof)
+        _call_stack(evidence.sources, tuple(rank.rank for rank, _ in equal), equal[0][1].frames, "", equal[0][0].proof)
         for equal in classes.values()
     ]
     stacks.sort(key=lambda stack: (not set(stack.ranks) & set(blamed), stack.ranks))
     place = culprit.place if culprit else None
-    if place is not None and not any(_holds(stack.frames, place) for stack in stacks):
-        stacks = [*_aside(evidence, blamed, place), *stacks]
+    if place is not None and not any(_contains(stack.frames, place) for stack in stacks):
+        stacks = [*_stack_of_other_thread(evidence, blamed, place), *stacks]
     return tuple(stacks[:_MAX_STACKS])
 
 
-def _aside(evidence: Evidence, blamed: Sequence[int], place: Place) -> list[CallStack]:
+def _stack_of_other_thread(evidence: Evidence, blamed: Sequence[int], place: Place) -> list[CallStack]:
     """Return the stack of the culprit's other thread or child process that is at `place`, if there is one."""
-    snapshots = (seen for look in evidence.snapshots[-1:] for seen in look.ranks if seen.rank in blamed)
-    standing = ((seen, *stack) for seen in snapshots for stack in _others(seen) if _holds(stack[1].frames, place))
-    first = next(standing, None)
-    if first is None:
-        return []
-    seen, name, stack = first
-    return [_call_stack(evidence.sources, (seen.rank,), stack.frames, name, seen.proof)]
+    for rank in evidence.snapshots[-1].ranks if evidence.snapshots else ():
+        for owner, stack in _named_stacks(rank) if rank.rank in blamed else ():
+            if _contains(stack.frames, place):
+                return [_call_stack(evidence.sources, (rank.rank,), stack.frames, owner, rank.proof)]
+    return []
 
 
-def _others(seen: RankSnapshot) -> Iterator[tuple[str, Stack]]:
-    yield from ((f"thread {stack.thread or stack.tid}", stack) for stack in seen.stacks)
-    for pid, stacks in seen.child_stacks.items():
+def _named_stacks(rank: RankSnapshot) -> Iterator[tuple[str, Stack]]:
+    """Yield the stacks of all threads and child processes of a rank, each with the name of its owner."""
+    yield from ((f"thread {stack.thread or stack.tid}", stack) for stack in rank.stacks)
+    for pid, stacks in rank.child_stacks.items():
         yield from ((f"process {pid}", stack) for stack in stacks)
 
 
-def _holds(frames: Sequence[Frame | Place], place: Place) -> bool:
+def _contains(frames: Sequence[Frame | Place], place: Place) -> bool:
     return any((frame.file, frame.line) == (place.file, place.line) for frame in frames)
 
 
@@ -132,14 +129,19 @@ def _own(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 def _call_stack(
     sources: Sequence[Source], ranks: tuple[int, ...], frames: Sequence[Frame], of: str, proof: str | None
 ) -> CallStack:
+    """Return a stack for the report: the program's own frames, the number of library frames, and the source around it.
+
+    `of` names the thread or process, or the type of an exception; "": the training thread. `proof` is the file of the
+    stack. `innermost` names the library function in which the program's innermost frame is.
+    """
     frames = [frame for frame in frames if not in_probe(frame.file)] or frames
     own = _own(frames) or tuple(frames[:1])
-    inside = next((number for number, frame in enumerate(frames) if frame in own), 0)
+    innermost_is_library = frames[0] not in own and any(frame in own for frame in frames)
     return CallStack(
         ranks=ranks,
         of=of,
         frames=tuple(Place(file=frame.file, line=frame.line, function=frame.function) for frame in own[:_MAX_FRAMES]),
-        innermost=frames[0].function if inside else "",
+        innermost=frames[0].function if innermost_is_library else "",
         library=len(frames) - len(own),
         around=_around(sources, own[0]),
         proof=proof,
@@ -148,11 +150,11 @@ def _call_stack(
 
 def _around(sources: Sequence[Source], frame: Frame) -> Place | None:
     """Return the line with its neighbours, or None. The last line is not blank, because line numbers count from it."""
-    kept = ProgramSource(tuple(sources)).excerpt(frame)
-    if kept is None:
+    excerpt = ProgramSource(tuple(sources)).excerpt(frame)
+    if excerpt is None:
         return None
-    lines = kept.text.splitlines()
-    at = frame.line - kept.first
+    lines = excerpt.text.splitlines()
+    at = frame.line - excerpt.first
     last = at + _AROUND if lines[at + 1 : at + 1 + _AROUND] and lines[at + _AROUND].strip() else at
     text = "\n".join(lines[max(at - _AROUND, 0) : last + 1])
-    return Place(file=frame.file, line=kept.first + last, function=frame.function, text=text)
+    return Place(file=frame.file, line=excerpt.first + last, function=frame.function, text=text)

@@ -15,7 +15,7 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import layer_of, meshes
 from nsa_harness.core.diagnosis.engine import Diagnosis
-from nsa_harness.core.diagnosis.explanation import stated
+from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, RankSnapshot
 from nsa_harness.core.evidence.host import Gpu, would_act
 from nsa_harness.core.evidence.stacks import user_frame
@@ -54,7 +54,7 @@ def own_exit(rank: RankEvidence) -> int | None:
 
 
 def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
-    """Yield what was inspected and found in order, and nothing that was not inspected."""
+    """Yield each fact that was checked and found in order. What was not checked is not listed."""
     losses = [rank.last_loss for rank in evidence.ranks]
     if losses and all(loss is not None and math.isfinite(loss) for loss in losses):
         yield "losses finite on every rank"
@@ -77,11 +77,11 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     if is_over and not evidence.leftovers and evidence.undead == ():
         yield "no process left"
     if evidence.attached:
-        yield from _found_in_order(evidence)
+        yield from _checked_by_kernel(evidence)
 
 
-def _found_in_order(evidence: Evidence) -> Iterator[str]:
-    """Yield what the kernel shows to be in order in the processes of an attached job."""
+def _checked_by_kernel(evidence: Evidence) -> Iterator[str]:
+    """Yield each fact that the kernel shows to be in order about the processes of an attached job."""
     processes = [rank.process for look in evidence.snapshots[-1:] for rank in look.ranks]
     alive = [process for process in processes if process is not None and process.state not in "ZX"]
     if evidence.ranks and len(alive) == len(evidence.ranks):
@@ -109,6 +109,7 @@ _FILES = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.LOADER, WaitKind.C
 
 
 def ruled_out(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
+    """Yield each kind of cause that the waits of a proven HANG rule out."""
     if judgement.status is not Status.HANG or judgement.proof is None:
         return
     kinds = {wait.kind for wait in judgement.proof.graph.waits}
@@ -122,11 +123,15 @@ def ruled_out(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
         yield "errors (no rank raised, none died)"
 
 
-def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Iterator[RankStatus]:
-    waits = judgement.proof.graph.waits if judgement.proof else _seen_last(evidence, judgement)
+def rank_statuses(evidence: Evidence, judgement: Judgement, culprit: Culprit | None) -> Iterator[RankStatus]:
+    """Yield where each rank was at the end: what it waited for or, without a snapshot, its last progress event.
+
+    A PASS without waits has none.
+    """
+    waits = judgement.proof.graph.waits if judgement.proof else _unproven_waits(evidence, judgement)
     if not waits:
         if judgement.status is not Status.PASS:
-            yield from (_last_standing(evidence, rank, culprit) for rank in evidence.ranks)
+            yield from (_last_status(evidence, rank, culprit) for rank in evidence.ranks)
         return
     places = meshes(evidence)
     for wait in sorted(waits, key=lambda wait: wait.rank):
@@ -135,19 +140,19 @@ def standings(evidence: Evidence, judgement: Judgement, culprit: Culprit | None)
             blocked_in=wait.blocked_in,
             waits_for=_waits_for(wait, places),
             no_progress_s=_no_progress_s(evidence, wait.rank),
-            culprit=_blamed(wait.rank, culprit),
+            culprit=_is_culprit(wait.rank, culprit),
             coordinates=coordinates(wait.rank, places),
         )
 
 
-def _seen_last(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
+def _unproven_waits(evidence: Evidence, judgement: Judgement) -> Sequence[Wait]:
     """Return the waits of a job that was only observed: they show where its ranks were, but prove nothing."""
-    looks = evidence.snapshots[-2:]
+    last_two = evidence.snapshots[-2:]
     if evidence.ending is Ending.POST_MORTEM and judgement.status is Status.ERROR:
         return post_mortem_graph(evidence).waits
-    if evidence.ending is not Ending.DETACHED or judgement.status is not Status.ERROR or len(looks) < 2:
+    if evidence.ending is not Ending.DETACHED or judgement.status is not Status.ERROR or len(last_two) < 2:
         return ()
-    return wait_for(looks[0], looks[1], (), evidence.backend).waits
+    return wait_for(last_two[0], last_two[1], (), evidence.backend).waits
 
 
 _OUTSIDE = {
@@ -165,24 +170,25 @@ _OUTSIDE = {
 }
 
 
-def _last_standing(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> RankStatus:
+def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> RankStatus:
+    """Return the last progress event of a rank, and how it exited."""
     mark = rank.board.training or rank.board.newest if rank.board else None
-    # A module without a name has a number, which is left out.
+    # A module without a name has a number, which is not shown.
     place = f"{mark.kind} {'' if mark.name.isdigit() else mark.name}".strip() if mark else "nothing recorded"
     left = rank.exit is not None and not rank.exit.by_us
     blocked_in = f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place
     return RankStatus(
         rank=rank.rank,
-        blocked_in=_left_as(rank) if evidence.ending is Ending.POST_MORTEM else blocked_in,
+        blocked_in=_ending_from_files(rank) if evidence.ending is Ending.POST_MORTEM else blocked_in,
         waits_for="",
         no_progress_s=None if left else _no_progress_s(evidence, rank.rank),
-        culprit=_blamed(rank.rank, culprit),
+        culprit=_is_culprit(rank.rank, culprit),
         coordinates=coordinates(rank.rank, meshes(evidence)),
     )
 
 
-def _left_as(rank: RankEvidence) -> str:
-    """Return how a rank ended whose job was not watched, as its files show it."""
+def _ending_from_files(rank: RankEvidence) -> str:
+    """Return how a rank of an unwatched job ended, from its files."""
     raised = f"raised {rank.raised.type}" if rank.raised else ""
     exited = how_it_ended(rank.exit.status) if rank.exit else ""
     return " · ".join(text for text in (raised, exited) if text) or "nothing that was read says it"
@@ -206,17 +212,17 @@ def _no_progress_s(evidence: Evidence, rank: int) -> float | None:
 
 
 def _idle_s(evidence: Evidence, rank: int) -> float | None:
-    """Return the time since the training thread last ran on a core, from the last snapshot; None if unknown."""
+    """Return the time since the training thread last ran on a core, from the last snapshot, or None if unknown."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     tasks = (task_of(seen, rank_stack(seen)) for seen in last if seen.rank == rank)
     return next((task.idle_s for task in tasks if task is not None), None)
 
 
-def _blamed(rank: int, culprit: Culprit | None) -> bool:
+def _is_culprit(rank: int, culprit: Culprit | None) -> bool:
     return culprit is not None and rank in culprit.ranks
 
 
-def vital(rank: RankEvidence) -> RankSummary:
+def summarize_rank(rank: RankEvidence) -> RankSummary:
     traces = rank.traces
     gradients = None if traces.arrived is None else f"{traces.arrived} of {traces.arrived + (traces.missing or 0)}"
     return RankSummary(
@@ -274,16 +280,19 @@ def outcome_of(
     metrics: Mapping[str, float],
     repeat: str | None,
 ) -> Outcome:
-    """Return what the reports show of one attempt.
+    """Return everything that the reports show about one attempt.
 
-    `findings` are those of the diagnosis in words. `metrics` is what the program reported, with foreign expressions.
+    `findings` are the diagnosis's findings in words. `metrics` are the numbers that the program reported or that the
+    scenario's expressions read from its output.
     """
     found = frozenset(finding.code for finding in findings)
     misses = missed(spec.expect, evidence, metrics, found) if judgement.status is Status.PASS else ()
     verdict = _verdict(judgement, diagnosis, findings, misses)
-    noted = (*misses, *findings, *shown_deeper(spec, evidence))
-    # Proof paths of an attempt, as seen from the run's directory.
-    noted = tuple(replace(one, proof=tuple(f"{directory}/{path}" for path in one.proof)) for one in noted)
+    # Proofs are paths in the attempt's directory; reports name them from the run's directory.
+    noted = tuple(
+        replace(finding, proof=tuple(f"{directory}/{path}" for path in finding.proof))
+        for finding in (*misses, *findings, *rerun_findings(spec, evidence))
+    )
     culprit = diagnosis.culprit
     return Outcome(
         spec=summarize_spec(spec),
@@ -304,8 +313,8 @@ def outcome_of(
         dir=directory,
         checked=tuple(checked(evidence, verdict)),
         ruled_out=tuple(ruled_out(evidence, judgement)),
-        standings=tuple(standings(evidence, judgement, culprit)),
-        vitals=tuple(vital(rank) for rank in evidence.ranks),
+        standings=tuple(rank_statuses(evidence, judgement, culprit)),
+        vitals=tuple(map(summarize_rank, evidence.ranks)),
         metrics=dict(metrics),
         artifacts=tuple(artifacts),
         why=judgement.proof.reason if judgement.proof and verdict.status is Status.HANG else None,
@@ -327,7 +336,7 @@ def outcome_of(
 
 
 def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
-    """Yield the memory that ranks reported at boot and in the latest dump, and the kernel's numbers after a failure."""
+    """Yield the memory that ranks reported at boot and in the latest dump and, unless they passed, at the end."""
     for rank in evidence.ranks:
         yield from (
             MemoryAt(
@@ -370,20 +379,20 @@ def _memory_at_end(seen: RankSnapshot, rank: RankEvidence | None, gpus: Sequence
 
 
 def signals(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str]]:
-    """Yield for each rank of a HANG how it would react to a signal, and how it reacted to the harness's.
+    """Yield (rank, text) for each rank of a HANG: which signals it would handle, and how it reacted to SIGTERM.
 
     No signal is sent to find out, because a program may do anything on a signal.
     """
     if judgement.status is not Status.HANG or not evidence.snapshots:
         return
-    for seen in evidence.snapshots[-1].ranks:
-        would = would_act(seen.process) if seen.process else ""
-        if would:
-            parts = (would, _stacks_read(seen), _acted(evidence, seen.pid))
-            yield seen.rank, "; ".join(part for part in parts if part)
+    for rank in evidence.snapshots[-1].ranks:
+        handled = would_act(rank.process) if rank.process else ""
+        if handled:
+            parts = (handled, _how_stacks_were_read(rank), _reaction_to_signals(evidence, rank.pid))
+            yield rank.rank, "; ".join(part for part in parts if part)
 
 
-def _stacks_read(seen: RankSnapshot) -> str:
+def _how_stacks_were_read(seen: RankSnapshot) -> str:
     """Return how the stacks were read: faulthandler writes from a C signal handler; py-spy reads from outside."""
     if not seen.stacks:
         return "its stacks could not be read"
@@ -395,7 +404,7 @@ def _stacks_read(seen: RankSnapshot) -> str:
     )
 
 
-def _acted(evidence: Evidence, pid: int) -> str:
+def _reaction_to_signals(evidence: Evidence, pid: int) -> str:
     """Return how the process reacted to the harness's signals: SIGKILL follows if SIGTERM did not end it."""
     sent = {sent.signal for sent in evidence.signals if sent.pid == pid and sent.sender == "harness"}
     if "SIGKILL" in sent:
@@ -404,7 +413,7 @@ def _acted(evidence: Evidence, pid: int) -> str:
 
 
 def _cost(evidence: Evidence) -> StepCost | None:
-    """Return the cost from the row of the program's own tables that has it."""
+    """Return the cost of a step, from the row of the program's tables that has it, or None."""
     row = next((row for row in evidence.reported if "step_cost" in row), None)
     if row is None:
         return None
@@ -434,7 +443,7 @@ def _cost(evidence: Evidence) -> StepCost | None:
     )
 
 
-# Expectations of a scenario, compared with the numbers of the run.
+# The bounds of a scenario's expectations: key, sign in texts, comparison.
 _COMPARE = (
     ("lt", "<", operator.lt),
     ("le", "<=", operator.le),
@@ -447,27 +456,27 @@ _COMPARE = (
 def missed(
     expect: Expect, evidence: Evidence, metrics: Mapping[str, float], found: AbstractSet[str] = frozenset()
 ) -> tuple[Finding, ...]:
-    """Return a finding for each expected number that was not met or not reported, and each missing finding.
+    """Return a finding for each expected number that was not met or not reported, and for each missing finding.
 
-    `found` has the codes of the diagnosis.
+    `found` has the codes of the diagnosis's findings.
     """
     misses = [*_missed_gradients(expect, evidence), *_missed_metrics(expect, metrics)]
     misses += [({"variant": "finding", "finding": code}, ()) for code in expect.findings if code not in found]
     return tuple(
-        stated(Cause.EXPECTATION_MISSED, facts, ranks=ranks, evidence=EvidenceKind.FACT, proof=("spec.json",))
+        make_finding(Cause.EXPECTATION_MISSED, facts, ranks=ranks, evidence=EvidenceKind.FACT, proof=("spec.json",))
         for facts, ranks in misses
     )
 
 
 def is_expected(expect: Expect, status: Status, cause: str | None, found: AbstractSet[str] = frozenset()) -> bool:
-    """Whether verdict, cause and findings are what the scenario announced. SKIP is never a surprise."""
+    """Whether verdict, cause and findings are those that the scenario expects. A SKIP always is."""
     if status is Status.SKIP:
         return True
     return status == expect.verdict and expect.cause in (None, cause) and found >= set(expect.findings)
 
 
 def criteria(expect: Expect, limits: Limits) -> tuple[tuple[str, str], ...]:
-    """Return the limits and expectations that decide a verdict: runs are comparable only if these agree."""
+    """Return the limits and expectations that decide a verdict: runs are comparable only if these are equal."""
     given = {f"limits.{key}": value for key, value in asdict(limits).items()}
     given |= {"expect.verdict": expect.verdict, "expect.cause": expect.cause}
     given |= {"expect.findings": ", ".join(expect.findings) or None}
@@ -521,9 +530,9 @@ def skipped(skip: Skip) -> Outcome:
 
 
 def unjudged(spec: RunSpec | Skip, *, attempt: int, directory: str, error: str, disk_full: bool = False) -> Outcome:
-    """Return the outcome of a run in which the harness itself failed: ERROR, never folded into FAIL.
+    """Return the ERROR outcome of a run in which the harness itself failed.
 
-    A Skip gives no more than its name.
+    `spec`: a Skip if only the name is known.
     """
     cause = Cause.DISK_FULL if disk_full else Cause.HARNESS_ERROR
     verdict = Verdict(status=Status.ERROR, kind=None, cause=cause, summary=error)
@@ -561,7 +570,7 @@ def _settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
     """Return the scenario's own settings and the planted fault: runs are comparable only with equal faults."""
     planted = asdict(spec.fault) if spec.fault else {}
     if not planted.get("parameters"):
-        planted.pop("value", None)  # it is theirs
+        planted.pop("value", None)  # it is only used with parameters
     fault = {f"fault.{key}": str(value) for key, value in planted.items() if value is not None}
     return tuple(sorted({**dict(spec.settings), **fault}.items()))
 
@@ -574,7 +583,7 @@ def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
 
 
 def _last_agreed(evidence: Evidence) -> str | None:
-    """Return the last collective that all ranks left; None if a rank has no status file."""
+    """Return the last collective that all ranks completed, as text, or None if it is not known."""
     boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board is not None}
     call = last_agreed(boards) if len(boards) == len(evidence.ranks) else None
     if call is None:
@@ -652,24 +661,25 @@ def _usage(evidence: Evidence, metrics: Mapping[str, float]) -> Usage:
     )
 
 
-# As DDP prints them, in torch 2.11 and 2.13.
+# The messages in which DDP names parameters, in torch 2.11 and 2.13.
 _NAMED = (
     re.compile(r"Parameters which did not receive grad for rank \d+: ([\w.]+(?:, [\w.]+)*)"),
     re.compile(r"Parameter at index \d+ with name ([\w.]+) has been marked as ready twice"),
 )
 
 
-def shown_deeper(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
-    """Yield at most one finding of each kind; none unless the attempt is a diagnostic rerun."""
+def rerun_findings(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
+    """Yield the findings that only a diagnostic rerun can make: a forward line, parameter names, memory growth.
+
+    There is at most one of each kind, and none if the attempt is not a diagnostic rerun.
+    """
     if spec.deepening is None:
         return
-    # The rank that failed first: messages of the others may follow from its failure.
+    kinds = {"names": (_forward_line, _parameter_names), "growth": (_forward_line, _memory_growth)}
+    # The rank that failed first explains most: failures of other ranks may follow from it.
     ranks = sorted(evidence.ranks, key=_failed_at_s)
-    yield from list(filter(None, map(_forward, ranks)))[:1]
-    if spec.deepening.change == "names":
-        yield from list(filter(None, map(_parameters, ranks)))[:1]
-    if spec.deepening.change == "growth":
-        yield from list(filter(None, map(_grown, ranks)))[:1]
+    for finding_of in kinds.get(spec.deepening.change, (_forward_line,)):
+        yield from list(filter(None, map(finding_of, ranks)))[:1]
 
 
 def _failed_at_s(rank: RankEvidence) -> float:
@@ -677,7 +687,8 @@ def _failed_at_s(rank: RankEvidence) -> float:
     return math.inf if at_s is None else at_s
 
 
-def _forward(rank: RankEvidence) -> Finding | None:
+def _forward_line(rank: RankEvidence) -> Finding | None:
+    """Return the line of the forward pass that autograd's anomaly mode or checkpoint's debug mode printed."""
     debugged = rank.debugged
     frame = user_frame(debugged.frames) if debugged else None
     if debugged is None or frame is None:
@@ -689,7 +700,8 @@ def _forward(rank: RankEvidence) -> Finding | None:
     return _finding(rank, facts, place, f"rank{rank.rank}/stderr.log")
 
 
-def _parameters(rank: RankEvidence) -> Finding | None:
+def _parameter_names(rank: RankEvidence) -> Finding | None:
+    """Return the parameters that DDP named in its error messages."""
     texts = [rank.raised.message if rank.raised else "", *rank.error_lines]
     names = _names(texts)
     if not names:
@@ -702,7 +714,7 @@ def _parameters(rank: RankEvidence) -> Finding | None:
 _MUCH_BYTES = 1 << 20
 
 
-def _grown(rank: RankEvidence) -> Finding | None:
+def _memory_growth(rank: RankEvidence) -> Finding | None:
     """Return the line that allocated most of the memory that stays in use."""
     most = next((line for line in rank.looks.grown if line.size_bytes >= _MUCH_BYTES), None) if rank.looks else None
     if most is None:
@@ -717,9 +729,11 @@ def _grown(rank: RankEvidence) -> Finding | None:
 
 
 def _names(texts: Sequence[str]) -> list[str]:
-    found = (match[1] for text in texts for pattern in _NAMED for match in pattern.finditer(text))
-    return list(dict.fromkeys(name for listed in found for name in listed.split(", ")))
+    lists = (match[1] for text in texts for pattern in _NAMED for match in pattern.finditer(text))
+    return list(dict.fromkeys(name for names in lists for name in names.split(", ")))
 
 
 def _finding(rank: RankEvidence, facts: Facts, place: Place, proof: str) -> Finding:
-    return stated(Cause.DEEPENED, facts, ranks=(rank.rank,), place=place, evidence=EvidenceKind.RECORD, proof=(proof,))
+    return make_finding(
+        Cause.DEEPENED, facts, ranks=(rank.rank,), place=place, evidence=EvidenceKind.RECORD, proof=(proof,)
+    )

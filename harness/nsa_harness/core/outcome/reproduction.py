@@ -1,6 +1,6 @@
-"""Reproduce a run that failed or hung: its plain command line, and a script if its calls alone repeat it.
+"""Reproduce a run that failed or hung: its plain command line and, if its calls alone repeat it, a script of them.
 
-For a bisection: a script that runs the program like the failing probe, without the harness.
+For a bisection, write a script that runs the program like the failing probe, without the harness.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_ELEMENTS = 1 << 24
 MOST_LINES = 60
 _CALLS_OF_A_RANK = (12, 8, 5, 3)  # tried in this order until the script is short enough
 
-# Names of the flight recorder and of Python, with the operation in the script.
+# Names of operations in the flight recorder and in Python, with the script's operation for each.
 COLLECTIVES = {
     "all_reduce": "all_reduce",
     "allreduce": "all_reduce",
@@ -59,7 +59,8 @@ TRANSFERS = frozenset({"send", "recv", "isend", "irecv"})
 _NAMES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 DTYPES = {prefix + name: name for name in _NAMES for prefix in ("", "torch.")}
 
-# They use the script's names: tensor, where (the group), first (the root or first member), size, peer, started.
+# The statements use variables of the script: tensor, where (the group), first (the root or first member), size, peer,
+# started.
 STATEMENTS = {
     "all_reduce": "dist.all_reduce(tensor, group=where)",
     "broadcast": "dist.broadcast(tensor, first, group=where)",
@@ -91,16 +92,16 @@ Channel = tuple[bool, str, Members]  # whether it is a transfer, group, members
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCall:
-    """One call as a script can make it."""
+    """One call in a form that a script can make."""
 
     operation: str  # a key of STATEMENTS
-    group: str  # distinguishes groups, and is never in a script; empty for the group of all ranks
-    members: Members  # of its group; for a transfer sender and receiver
+    group: str  # distinguishes groups, and never appears in a script; empty for the group of all ranks
+    members: Members  # ranks of the group; for a transfer the sender and the receiver
     elements: int
     dtype: str
     peer: int | None = None
-    root: int | None = None  # of a collective, unless it is the first member of its group
-    number: int = 0  # in its channel, from 1
+    root: int | None = None  # root of a collective, unless it is the first member of its group
+    number: int = 0  # position in its channel, from 1
     done: bool = True
 
     @property
@@ -110,44 +111,45 @@ class ScriptCall:
 
 
 class NotRepeatableError(Exception):
-    """The script cannot make a call; the message says which."""
+    """The script cannot make one of the calls; the message is the reason."""
 
 
-def parting_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[ScriptCall, ...]]:
-    """Return the calls of each rank in order, from the last call on which their channel agrees.
+def diverging_calls(evidence: Evidence, *, from_python: bool) -> dict[int, tuple[ScriptCall, ...]]:
+    """Return the calls of each rank in order, from the last call before its channel diverges.
 
-    The source is the flight recorder, which has DDP's own calls too, or the calls from Python. Raises
-    NotRepeatableError.
+    Calls of channels that do not diverge are dropped. The source is the flight recorder, which has DDP's own calls too,
+    or the calls from Python. Raises NotRepeatableError.
     """
-    everybody = tuple(range(evidence.world_size))
+    all_ranks = tuple(range(evidence.world_size))
     source = _from_board if from_python else _from_recorder
-    made = {rank.rank: tuple(source(rank, evidence, everybody)) for rank in evidence.ranks}
-    begins = {channel: _begin(channel, made) for channel in {call.channel for calls in made.values() for call in calls}}
+    made = {rank.rank: tuple(source(rank, evidence, all_ranks)) for rank in evidence.ranks}
+    channels = {call.channel for calls in made.values() for call in calls}
+    starts = {channel: _first_number(channel, made) for channel in channels}
     return {
-        rank: tuple(call for call in calls if (begin := begins[call.channel]) is not None and call.number >= begin)
+        rank: tuple(call for call in calls if (start := starts[call.channel]) is not None and call.number >= start)
         for rank, calls in made.items()
     }
 
 
-def stands_elsewhere(evidence: Evidence) -> Members:
+def ranks_outside_calls(evidence: Evidence) -> Members:
     """Return the ranks that neither exited on their own nor are in a recorded call: no call explains their wait."""
-    return tuple(rank.rank for rank in evidence.ranks if not (_left(rank) or _stands_in_a_call(rank, evidence)))
+    return tuple(rank.rank for rank in evidence.ranks if not (_has_ended(rank) or _is_in_a_call(rank, evidence)))
 
 
-def _left(rank: RankEvidence) -> bool:
+def _has_ended(rank: RankEvidence) -> bool:
     return rank.raised is not None or (rank.exit is not None and not rank.exit.by_us)
 
 
-def _stands_in_a_call(rank: RankEvidence, evidence: Evidence) -> bool:
+def _is_in_a_call(rank: RankEvidence, evidence: Evidence) -> bool:
     calls = rank.board.calls if rank.board else ()
     inside = any(call.left_s is None and call.op not in _SET_UP for call in calls)
     return inside or any(not collective.retired for collective in collectives_of(evidence, rank))
 
 
-def _from_recorder(rank: RankEvidence, evidence: Evidence, everybody: Members) -> Iterator[ScriptCall]:
+def _from_recorder(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -> Iterator[ScriptCall]:
     groups = rank.board.groups if rank.board else {}
     for collective in collectives_of(evidence, rank):
-        members = everybody if collective.group in _DEFAULT else groups.get(collective.group)
+        members = all_ranks if collective.group in _DEFAULT else groups.get(collective.group)
         if members is None:
             raise NotRepeatableError(f"the members of a group that rank {rank.rank} used are not known")
         operation = COLLECTIVES.get(collective.op)
@@ -164,12 +166,12 @@ def _from_recorder(rank: RankEvidence, evidence: Evidence, everybody: Members) -
         )
 
 
-def _from_board(rank: RankEvidence, evidence: Evidence, everybody: Members) -> Iterator[ScriptCall]:
+def _from_board(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -> Iterator[ScriptCall]:
     if rank.board is None:
         raise NotRepeatableError(f"rank {rank.rank} left no record of its calls")
     counts: dict[Channel, int] = {}
     for call in _whole_steps(evidence, rank.board):
-        scripted = _called(rank.rank, call, rank.board, everybody)
+        scripted = _script_call(rank.rank, call, rank.board, all_ranks)
         if scripted is not None:
             counts[scripted.channel] = counts.get(scripted.channel, 0) + 1
             yield replace(scripted, number=counts[scripted.channel])
@@ -182,7 +184,7 @@ def _whole_steps(evidence: Evidence, board: StatusFile) -> Iterator[Call]:
     return (call for call in board.calls if call.step >= since)
 
 
-def _called(rank: int, call: Call, board: StatusFile, everybody: Members) -> ScriptCall | None:
+def _script_call(rank: int, call: Call, board: StatusFile, all_ranks: Members) -> ScriptCall | None:
     """Return the call for the script; None for set-up, and for a wait, whose call is recorded separately."""
     if call.op in _SET_UP or call.op.startswith(protocol.WAIT):
         return None
@@ -195,7 +197,7 @@ def _called(rank: int, call: Call, board: StatusFile, everybody: Members) -> Scr
         return ScriptCall(
             operation=call.op, group="", members=pair, elements=elements, dtype=dtype, peer=call.peer, done=done
         )
-    members = everybody if call.group in _DEFAULT else board.groups.get(call.group)
+    members = all_ranks if call.group in _DEFAULT else board.groups.get(call.group)
     operation = COLLECTIVES.get(call.op) or MAKERS.get(call.op)
     if operation is None or members is None:
         raise NotRepeatableError("the ranks made a call that the script has no form of, or in a group nobody knows")
@@ -214,35 +216,39 @@ def _group(name: str) -> str:
     return "" if name in _DEFAULT else name
 
 
-def _begin(channel: Channel, made: Mapping[int, Sequence[ScriptCall]]) -> int | None:
-    """Return the number of the last call that all members made and finished; None if they agree to the end."""
+def _first_number(channel: Channel, made: Mapping[int, Sequence[ScriptCall]]) -> int | None:
+    """Return the number of the channel's first call in the script; None: its members never diverge.
+
+    That is the last call that all members made alike and finished before they diverge or, if they differ from the
+    start, the first number that every record reaches back to.
+    """
     transfer, _, members = channel
     of_rank = {
         rank: {call.number: call for call in made.get(rank, ()) if call.channel == channel}
         for rank in dict.fromkeys(members)
     }
     numbers = sorted({number for calls in of_rank.values() for number in calls})
-    known_since = max((min(calls) for calls in of_rank.values() if calls), default=0)
-    begin = known_since
+    start = known_since = max((min(calls) for calls in of_rank.values() if calls), default=0)
     for number in numbers:
         if number < known_since:
             continue
         calls = [of_rank[rank].get(number) for rank in of_rank]
         if not _agree(calls, transfer=transfer):
-            return begin
-        begin = number
+            return start
+        start = number
     return None
 
 
 def _agree(calls: Sequence[ScriptCall | None], *, transfer: bool) -> bool:
-    there = [call for call in calls if call is not None and call.done]
-    if len(there) < len(calls):
+    """Whether all members made and finished the call, and made the same call if it is a collective."""
+    done = [call for call in calls if call is not None and call.done]
+    if len(done) < len(calls):
         return False
-    return transfer or len({(call.operation, call.elements, call.dtype, call.root) for call in there}) == 1
+    return transfer or len({(call.operation, call.elements, call.dtype, call.root) for call in done}) == 1
 
 
 def script(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str | None:
-    """Return the script, or None if the ranks made too many different calls for a screen."""
+    """Return the script, or None if it would have more than MOST_LINES lines."""
     texts = (_script_text({rank: made[:most] for rank, made in calls.items()}, cause) for most in _CALLS_OF_A_RANK)
     return next((text for text in texts if text.count("\n") <= MOST_LINES), None)
 
@@ -282,7 +288,7 @@ def _script_text(calls: Mapping[int, Sequence[ScriptCall]], cause: str) -> str:
 
 
 def _groups(calls: Mapping[int, Sequence[ScriptCall]]) -> list[tuple[str, Members]]:
-    """Return every group but that of all ranks, in the order in which all ranks make them, without their names."""
+    """Return every group except that of all ranks, in the order in which all ranks of the script make them."""
     return sorted({(call.group, call.members) for made in calls.values() for call in made if call.group})
 
 
@@ -324,22 +330,22 @@ def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
         return None, "the cause lies in no call to other ranks: command.txt repeats the program itself"
     if not any(rank.board or rank.collectives for rank in evidence.ranks):
         return None, "no call of any rank was recorded, and a script is made of calls"
-    elsewhere = stands_elsewhere(evidence) if outcome.verdict.status is Status.HANG else ()
-    if elsewhere:
-        return None, f"rank {elsewhere[0]} was outside every recorded call, where a script of calls cannot bring it"
+    outside = ranks_outside_calls(evidence) if outcome.verdict.status is Status.HANG else ()
+    if outside:
+        return None, f"rank {outside[0]} was outside every recorded call, where a script of calls cannot bring it"
     recorded = all(rank.collectives for rank in evidence.ranks)
     try:
-        calls = parting_calls(evidence, from_python=replay is Replay.PYTHON_CALLS or not recorded)
+        calls = diverging_calls(evidence, from_python=replay is Replay.PYTHON_CALLS or not recorded)
     except NotRepeatableError as reason:
         return None, str(reason)
-    if not _part(calls):
+    if not _differ(calls):
         return None, "the record holds no call in which the ranks part"
     text = script(calls, outcome.verdict.cause or "")
     return text, "" if text else f"the calls of {len(calls)} ranks do not fit into {MOST_LINES} lines"
 
 
-def _part(calls: Mapping[int, Sequence[ScriptCall]]) -> bool:
-    """Whether the calls of some ranks differ: a script of equal calls would pass."""
+def _differ(calls: Mapping[int, Sequence[ScriptCall]]) -> bool:
+    """Whether the ranks' calls differ. If they do not, a script of them would pass."""
     done = [
         [(call.operation, call.channel, call.elements, call.dtype, call.root) for call in made]
         for made in calls.values()
@@ -364,7 +370,7 @@ _UNBROKEN = "\0"  # replaces a blank where no line may break
 
 
 def repro_script(spec: RunSpec, *, working_dir: str, about: str) -> str | None:
-    """Return the script, or None for a launch that is no Python program under torchrun: only its command is known."""
+    """Return the script, or None for a launch that is not a Python program under torchrun."""
     if spec.launcher is Launcher.PLAIN:
         return None
     return "\n".join(_lines(spec, working_dir, about)) + "\n"
@@ -375,7 +381,7 @@ def repro_command(spec: RunSpec) -> str:
 
 
 def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
-    """Yield the lines of the script. `ascii` turns every text of the user's into a harmless literal."""
+    """Yield the lines of the script. `ascii` turns every text of the user into a harmless literal."""
     head, *words = spec.program
     module = head == "-m"
     program, args = (words[0], words[1:]) if module else (head, words)
@@ -408,7 +414,7 @@ def _lines(spec: RunSpec, working_dir: str, about: str) -> Iterator[str]:
 
 
 def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
-    """Yield lines that fill in the secrets, which the user of the script has to set as variables."""
+    """Yield lines that fill in the secrets, which the user of the script must set as environment variables."""
     for variable in placeholders((*args, *env.values())):
         yield f"secret = os.environ[{variable!a}]  # export {variable}=...: the value is in a probe's spec.json"
         yield f"sys.argv = [word.replace('${variable}', secret) for word in sys.argv]"
@@ -417,7 +423,7 @@ def _filled_in(args: list[str], env: dict[str, str]) -> Iterator[str]:
 
 
 def _list(words: list[str]) -> str:
-    """Return a list of literals, wrapped to the width of a screen, and never inside a literal."""
+    """Return the source of a list of strings, wrapped to the width of a screen between its items."""
     body = textwrap.fill(
         " ".join(ascii(word).replace(" ", _UNBROKEN) + "," for word in words),
         110,

@@ -1,4 +1,4 @@
-"""The interface to nsa.train. Its options are keys of a scenario; other programs get theirs in run.args."""
+"""The interface to our own program. Its options are keys of a scenario; other programs get theirs in run.args."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Surroundings:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnProgram:
-    """The functions by which nsa.train handles its own keys: model, train, gc, parallel and trace."""
+    """The functions by which our own program handles its keys: model, train, gc, parallel and trace."""
 
     contradictions: Callable[[Scenario], Contradictions]  # on any machine
     beyond_the_model: Callable[[Scenario, MachineFacts], Contradictions]  # given the model chosen for this machine

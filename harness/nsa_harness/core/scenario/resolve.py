@@ -27,7 +27,7 @@ def resolve(
 ) -> RunSpec | Skip:
     """Return the RunSpec to launch a scenario on this machine, or a Skip if the machine lacks something.
 
-    For nsa.train, `program` fills in the command line and decides every `auto`.
+    For our own program, `program` fills in the command line and decides every `auto`.
     """
     if reason := _missing(scenario, facts, program):
         return Skip(

@@ -1,4 +1,4 @@
-"""The search among values of which only one is set at a time: which fail, and whether the value decides it at all."""
+"""The search among alternative values, one set at a time: which of them fail, and whether the value matters at all."""
 
 from __future__ import annotations
 
@@ -8,89 +8,95 @@ from itertools import combinations
 from nsa_harness.core.experiment.statistics import RAREST, Separation, tries
 from nsa_harness.core.search.question import BAD, GOOD, AnswerKind, CountsAs, ProbeCache, Purpose, SearchAnswer, Subset
 
-_HALF = 0.5  # values that each failed so often in a row that half of their runs would have shown a pass
-_TWICE = 2  # more often than it could be judged: no value is asked on that could not be so often
+_HALF = 0.5  # "each value fails" is answered once a value that passes half of its runs would have shown it
+_TWICE = 2  # a value is dropped once its unjudged launches exceed its judged ones by this many
 
 
 def among_values(probes: ProbeCache) -> SearchAnswer:
-    """Launch each value by itself. If one ends both ways, launch all again in turn until their rates differ.
+    """Launch each value on its own. If a value passes and fails, launch all of them again until their rates differ.
 
     Raises OutOfBudget.
     """
     values = tuple(probes.everything)
-    if not probes.question.flaky and (answer := _believed(probes, values)):
+    if not probes.question.flaky and (answer := _answer_if_steady(probes, values)):
         return answer
     proven = False
-    while (asked := _worth_asking(probes, values)) and _least(probes, asked) < most_rounds(probes.question.confidence):
-        _ask(probes, asked, Purpose.REPEAT)
-        answer = _weighed(probes, values, _least(probes, asked))
+    most = most_rounds(probes.question.confidence)
+    while (judgeable := _judgeable(probes, values)) and _fewest_judged(probes, judgeable) < most:
+        _launch(probes, judgeable, Purpose.REPEAT)
+        answer = _answer_if_settled(probes, values, _fewest_judged(probes, judgeable))
         if answer is not None and not proven and answer.kind is AnswerKind.CHOICE:
             proven = True
             _prove(probes, answer.items, [value for value in values if value not in (*answer.items, *answer.open)])
-            answer = _weighed(probes, values, _least(probes, asked))
+            answer = _answer_if_settled(probes, values, _fewest_judged(probes, judgeable))
         if answer is not None:
             return answer
-    bad, good, silent = _sorted(probes, values)
+    bad, good, silent = _sort_values(probes, values)
     if not bad:
-        return _nothing(probes, good, silent)
-    return _parted(probes, values) or _independent(probes, values)
+        return _no_failure_answer(probes, good, silent)
+    return _answer_by_rates(probes, values) or _independent_answer(probes, values)
 
 
 def most_rounds(confidence: float) -> int:
-    """Return the most launches of each value: one that fails in a fifth of its runs has shown by then."""
+    """Return the most launches of each value: a value that fails in a fifth of its runs has failed by then."""
     return tries(RAREST, confidence)
 
 
-def _believed(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Return the answer if each value ends in only one way, in the search and in the proof; else None."""
-    _ask(probes, values, Purpose.EACH)
+def _answer_if_steady(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
+    """Launch each value, then prove the result. Return the answer, or None if a value passed and failed.
+
+    While no value fails, all of them are launched up to `controls` times.
+    """
+    _launch(probes, values, Purpose.EACH)
     for _ in range(probes.question.controls - 1):
         if any(BAD in probes.answers(_alone(value)) for value in values):
             break
-        _ask(probes, values, Purpose.EACH)
-    bad, good, silent = _sorted(probes, values)
+        _launch(probes, values, Purpose.EACH)
+    bad, good, silent = _sort_values(probes, values)
     if not bad:
-        return _nothing(probes, good, silent)
+        return _no_failure_answer(probes, good, silent)
     _prove(probes, bad, good)
     if any(len(set(_judged(probes, value))) > 1 for value in values):
         return None
-    return _depends(probes, bad, good, silent, 1.0) if good else _each_fails(probes, bad, silent)
+    return _choice_answer(probes, bad, good, silent, 1.0) if good else _all_fail_answer(probes, bad, silent)
 
 
 def _prove(probes: ProbeCache, bad: Sequence[int], good: Sequence[int]) -> None:
+    """Launch the failing and the passing values `repeat` more times, as the proof of an answer."""
     for _ in range(probes.question.repeat):
-        _ask(probes, bad, Purpose.PROOF_BAD)
-        _ask(probes, good, Purpose.PROOF_GOOD)
+        _launch(probes, bad, Purpose.PROOF_BAD)
+        _launch(probes, good, Purpose.PROOF_GOOD)
 
 
-def _weighed(probes: ProbeCache, values: Sequence[int], rounds: int) -> SearchAnswer | None:
-    """Return the answer that this many rounds have settled, or None."""
-    bad, good, silent = _sorted(probes, values)
+def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -> SearchAnswer | None:
+    """Return the answer after this many rounds over flaky values, or None if more rounds are needed."""
+    bad, good, silent = _sort_values(probes, values)
     if not bad:
-        return _nothing(probes, good, silent) if rounds >= probes.question.controls else None
+        return _no_failure_answer(probes, good, silent) if rounds >= probes.question.controls else None
     if not good and all(GOOD not in probes.answers(_alone(value)) for value in bad):
-        return _each_fails(probes, bad, silent) if rounds >= tries(_HALF, probes.question.confidence) else None
-    answer = _parted(probes, values)
+        return _all_fail_answer(probes, bad, silent) if rounds >= tries(_HALF, probes.question.confidence) else None
+    answer = _answer_by_rates(probes, values)
     return answer if answer is not None and set(answer.open) <= set(silent) else None
 
 
-def _parted(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
-    """Return the values that fail more often than the best one; None: no two of them differ."""
+def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
+    """Return the answer with the values that fail more often than the best one; None if no value does."""
     judged = [value for value in values if _judged(probes, value)]
     if len(judged) < 2:
         return None
-    least, most = min(judged, key=lambda one: _rate(probes, one)), max(judged, key=lambda one: _rate(probes, one))
+    rates = {value: (runs := _judged(probes, value)).count(BAD) / len(runs) for value in judged}
+    least, most = min(judged, key=rates.__getitem__), max(judged, key=rates.__getitem__)
     differ = {pair for pair in combinations(judged, 2) if _differ(probes, pair, len(judged))}
-    bad = [one for one in judged if _pair(one, least) in differ]
-    good = [one for one in judged if one not in bad and _pair(one, most) in differ]
+    bad = [value for value in judged if _pair(value, least) in differ]
+    good = [value for value in judged if value not in bad and _pair(value, most) in differ]
     if not bad:
         return None
-    open_ = [one for one in values if one not in (*bad, *good)]
-    return _depends(probes, bad, good, open_, probes.question.confidence)
+    open_ = [value for value in values if value not in (*bad, *good)]
+    return _choice_answer(probes, bad, good, open_, probes.question.confidence)
 
 
 def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
-    """Whether two values differ, at the confidence of the question for all pairs together after every round."""
+    """Whether the rates of two values differ. The question's confidence holds for all pairs and rounds together."""
     separation = Separation()
     for first, second in zip(*(_judged(probes, value) for value in pair), strict=False):
         separation.learn(first is BAD, second is BAD)
@@ -98,16 +104,16 @@ def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
     return separation.shown(1 - (1 - probes.question.confidence) / pairs)
 
 
-def _depends(
+def _choice_answer(
     probes: ProbeCache, bad: Sequence[int], good: Sequence[int], open_: Sequence[int], confidence: float
 ) -> SearchAnswer:
-    seen = [counts_as for value in bad for counts_as in _judged(probes, value)]
+    judged = [counts_as for value in bad for counts_as in _judged(probes, value)]
     return SearchAnswer(
         kind=AnswerKind.CHOICE,
         items=tuple(sorted(bad)),
         groups=tuple(map(_alone, bad)) if len(bad) > 1 else (),
         confidence=confidence,
-        p_bad=seen.count(BAD) / len(seen) if GOOD in seen else None,
+        p_bad=judged.count(BAD) / len(judged) if GOOD in judged else None,
         why="the others failed in another way, could not be judged, or lie in between" if open_ else "",
         open=tuple(sorted(open_)),
         passing=_alone(good[0]) if good else None,
@@ -115,18 +121,18 @@ def _depends(
     )
 
 
-def _independent(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer:
-    seen = [counts_as for value in values for counts_as in _judged(probes, value)]
+def _independent_answer(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer:
+    judged = [counts_as for value in values for counts_as in _judged(probes, value)]
     return SearchAnswer(
         kind=AnswerKind.INDEPENDENT,
         confidence=probes.question.confidence,
-        p_bad=seen.count(BAD) / len(seen),
-        why=f"{seen.count(BAD)} of {len(seen)} runs failed, and no value so much more often than another",
+        p_bad=judged.count(BAD) / len(judged),
+        why=f"{judged.count(BAD)} of {len(judged)} runs failed, and no value so much more often than another",
         failing=next((_alone(value) for value in values if BAD in probes.answers(_alone(value))), None),
     )
 
 
-def _each_fails(probes: ProbeCache, bad: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
+def _all_fail_answer(probes: ProbeCache, bad: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
     times = sum(len(_judged(probes, value)) for value in bad)
     return SearchAnswer(
         kind=AnswerKind.INDEPENDENT,
@@ -137,7 +143,7 @@ def _each_fails(probes: ProbeCache, bad: Sequence[int], silent: Sequence[int]) -
     )
 
 
-def _nothing(probes: ProbeCache, good: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
+def _no_failure_answer(probes: ProbeCache, good: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
     if silent or not good:
         return SearchAnswer(
             kind=AnswerKind.UNDECIDED,
@@ -155,17 +161,17 @@ def _nothing(probes: ProbeCache, good: Sequence[int], silent: Sequence[int]) -> 
     )
 
 
-def _worth_asking(probes: ProbeCache, values: Sequence[int]) -> list[int]:
+def _judgeable(probes: ProbeCache, values: Sequence[int]) -> list[int]:
     """Return the values without those that mostly could not be judged."""
     counts = {value: (len(probes.answers(_alone(value))), len(_judged(probes, value))) for value in values}
-    return [one for one, (asked, judged) in counts.items() if asked - judged < judged + _TWICE]
+    return [value for value, (launched, judged) in counts.items() if launched - judged < judged + _TWICE]
 
 
-def _least(probes: ProbeCache, values: Sequence[int]) -> int:
+def _fewest_judged(probes: ProbeCache, values: Sequence[int]) -> int:
     return min(len(_judged(probes, value)) for value in values)
 
 
-def _sorted(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
+def _sort_values(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
     """Return the values that failed as sought at least once, those that only passed, and those never judged."""
     bad: list[int] = []
     good: list[int] = []
@@ -176,7 +182,7 @@ def _sorted(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[
     return bad, good, silent
 
 
-def _ask(probes: ProbeCache, values: Sequence[int], purpose: Purpose) -> None:
+def _launch(probes: ProbeCache, values: Sequence[int], purpose: Purpose) -> None:
     list(probes.ask([_alone(value) for value in values], purpose, probes.everything))
 
 
@@ -184,14 +190,9 @@ def _judged(probes: ProbeCache, value: int) -> list[CountsAs]:
     return [counts_as for counts_as in probes.answers(_alone(value)) if counts_as in (GOOD, BAD)]
 
 
-def _rate(probes: ProbeCache, value: int) -> float:
-    judged = _judged(probes, value)
-    return judged.count(BAD) / len(judged)
-
-
 def _alone(value: int) -> Subset:
     return frozenset({value})
 
 
-def _pair(one: int, other: int) -> tuple[int, int]:
-    return min(one, other), max(one, other)
+def _pair(first: int, second: int) -> tuple[int, int]:
+    return min(first, second), max(first, second)

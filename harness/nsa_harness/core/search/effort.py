@@ -1,4 +1,4 @@
-"""The effort of a search: probes stage by stage at worst and case by case, and the seconds that are left."""
+"""The effort of a search: its probes at worst, stage by stage and case by case, and the seconds that are left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import ceil, log2
 
 from nsa_harness.core.experiment.statistics import Separation, tries
 from nsa_harness.core.search.choice import most_rounds
-from nsa_harness.core.search.exact_search import beside_at_worst, depth, probes_at_worst
+from nsa_harness.core.search.exact_search import depth, probes_at_worst, zone_probes_at_worst
 from nsa_harness.core.search.plan import HALF, SEEN_FAILING, SEEN_PASSING, with_half_the_doubt
 from nsa_harness.core.search.question import (
     CONTROLS,
@@ -25,20 +25,20 @@ from nsa_harness.core.search.report import ProbeReport
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A way that a search may go, and what that takes."""
+    """A possible result of a search, and the probes that lead to it."""
 
     name: str
     probes: int
-    more: bool = False  # each time, to those of the case before
-    about: bool = False  # expected, not the most that it can be: of runs that fail only sometimes
-    fails: float = 0.5  # the share of its probes that fail, roughly: they may take longer
+    more: bool = False  # the probes are added to those of the case before, each time it occurs
+    about: bool = False  # the probes are expected, not the most: for flaky runs
+    fails: float = 0.5  # roughly the share of probes that fail: they may take longer
 
 
 _FLAKY = (("half", 0.5), ("a fifth", 0.2))
 
 
 def cases(question: SearchQuestion) -> tuple[Case, ...]:
-    """Return each answer that a search may reach, with the probes to find and prove it."""
+    """Return each possible result of a search with the probes that find and prove it, for --dry-run."""
     nothing = Case(name="the bad end never fails", probes=question.baseline + question.controls, fails=0.0)
     if question.kind is QuestionKind.CHOICE:
         values = len(units(question))
@@ -59,7 +59,7 @@ def _set_cases(question: SearchQuestion) -> tuple[Case, ...]:
     stages = {stage.name: stage.probes for stage in worst_case(question)}
     whole = at_most(worst_case(question))
     ranges = question.kind is QuestionKind.RANGE
-    # One prefix search, the item by itself, whether another item does as well, both proofs.
+    # One prefix search, the item alone, another item alone, both proofs.
     proofs = _to_fail(question) + (1 + ranges) * max(question.repeat, SEEN_PASSING)
     alone = stages["controls"] + stages["right edge"] + 2 + proofs + stages["controls again"]
     one = Case(name="one alone is enough", probes=min(alone, whole))
@@ -82,11 +82,11 @@ def _set_cases(question: SearchQuestion) -> tuple[Case, ...]:
 
 
 def _flaky(question: SearchQuestion, rate: float) -> int:
-    """Return the probes expected if what should fail does so at `rate`, and what should pass passes.
+    """Return the expected probes if a set that should fail does so at `rate`, and a set that should pass always passes.
 
-    They are the pairs until both ends differ; then the bits of one place among all and of the doubt that may be left,
-    divided by the bits that a run gives (the capacity of a Z-channel); then each proof until a failure would have
-    shown. A set needs the proof of a single item as well.
+    First come the pairs of runs until both ends differ. Then come the bits of one place among all places and of the
+    doubt that may be left, divided by the bits that a run gives (the capacity of a Z-channel). Then come the proofs,
+    each until a failure would have shown; a set also needs the proof of a single item.
     """
     ends = 2 * _pairs_until_shown(rate, question.confidence)
     doubt = (1 - question.confidence) / 2
@@ -108,12 +108,12 @@ def _pairs_until_shown(rate: float, confidence: float) -> int:
     return ends.pairs
 
 
-_SHAPES = 4  # alone, ends only, without middle, elsewhere
+_SHAPES = 4  # probes: alone, ends only, without middle, elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of a search. `only_if`: the case that takes this much more each time; empty: every search may take it."""
+    """A stage of a search. `only_if`: the case that adds these probes each time; empty: every search may need them."""
 
     name: str
     probes: int
@@ -121,12 +121,12 @@ class Stage:
 
 
 def worst_case(question: SearchQuestion) -> tuple[Stage, ...]:
-    """Return the stages at worst. Runs that turn out flaky or contradict each other take more."""
+    """Return the stages with their most probes. Flaky or contradictory runs take more."""
     return _WORST_CASES[question.kind](question)
 
 
 def at_most(parts: tuple[Stage, ...]) -> int:
-    """Return the probes of the stages that every search may take."""
+    """Return the sum of the stages that every search may need."""
     return sum(part.probes for part in parts if not part.only_if)
 
 
@@ -147,7 +147,7 @@ def _ordered(question: SearchQuestion) -> tuple[Stage, ...]:
         Stage(name="controls again", probes=2),
         Stage(
             name="borders",
-            probes=beside_at_worst(question.items, question.at_once),
+            probes=zone_probes_at_worst(question.items, question.at_once),
             only_if="another failure hides where it begins",
         ),
     )
@@ -158,7 +158,10 @@ def _to_fail(question: SearchQuestion) -> int:
 
 
 def _sets(question: SearchQuestion) -> tuple[Stage, ...]:
-    """Return the stages for any items, or for neighbours: there are two rests then, and only ends are dropped."""
+    """Return the stages for sets or for ranges.
+
+    The rest beside a range is two ranges, and only its ends are dropped.
+    """
     total, ranges = len(units(question)), question.kind is QuestionKind.RANGE
     right = probes_at_worst(total, question.at_once)
     left = probes_at_worst(max(total - 1, 1), question.at_once)
@@ -166,7 +169,7 @@ def _sets(question: SearchQuestion) -> tuple[Stage, ...]:
     if ranges:
         needed = 2 * -(-sample // 2) if total > 1 else 0  # both ends, more than once each
     else:
-        # Each member of few is dropped more than once, of many a sample and both ends.
+        # If members are few, each is dropped more than once; if they are many, a sample and both ends are dropped.
         needed = max((members * -(-sample // members) for members in range(2, min(sample + 2, total) + 1)), default=0)
     proof = _to_fail(question) + (1 + ranges) * max(question.repeat, SEEN_PASSING) + needed
     stages = (
@@ -195,20 +198,20 @@ _WORST_CASES = {
 }
 
 
-# In seconds.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """The mean seconds of a probe, by how it ends."""
+    """The mean time of a probe, by how it ends."""
 
     good_s: float
     bad_s: float
-    proof_s: float  # of a bad one that is waited for in full
+    proof_s: float  # a bad probe that runs to its verdict
 
 
 def costs(probes: Sequence[ProbeReport], early_s: float | None) -> Costs | None:
-    """Return the costs; None: an end was not seen yet. `early_s`: when a probe without progress ends early."""
+    """Return the costs, or None while no probe passed or none failed.
+
+    `early_s`: when a probe without progress is ended.
+    """
     good = [probe.wall_s for probe in probes if probe.counts_as is CountsAs.GOOD]
     early = [probe.wall_s for probe in probes if probe.early]
     whole = [probe.wall_s for probe in probes if probe.counts_as is CountsAs.BAD and not probe.early]
@@ -221,15 +224,16 @@ def costs(probes: Sequence[ProbeReport], early_s: float | None) -> Costs | None:
 
 _RECHECKS = frozenset({Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
 _SHAPE = frozenset({Purpose.ALONE, Purpose.ENDS_ONLY, Purpose.WITHOUT_MIDDLE, Purpose.ELSEWHERE, Purpose.REDUCE})
-# Stages of `worst_case` in their order: for what they ask, how likely each of their probes is needed, how many are bad.
+# The stages of `worst_case` in order: their names, the purposes of their probes, how likely each probe is needed, and
+# the share of the probes that is bad.
 _STAGES: tuple[tuple[frozenset[str], frozenset[Purpose], float, float], ...] = (
     (frozenset({"controls"}), CONTROLS, 1.0, 0.5),
     (frozenset({"each value"}), frozenset({Purpose.EACH}), 1.0, 0.5),
     (frozenset({"gallop"}), frozenset({Purpose.GALLOP}), 0.5, 0.2),
     (frozenset({"edge", "right edge"}), frozenset({Purpose.RIGHT_EDGE}), 1.0, 0.5),
-    (frozenset({"left edge"}), frozenset({Purpose.LEFT_EDGE}), 0.5, 0.5),  # a single culprit has none
+    (frozenset({"left edge"}), frozenset({Purpose.LEFT_EDGE}), 0.5, 0.5),  # a single culprit has no left edge
     (frozenset({"shape"}), _SHAPE, 0.5, 0.5),
-    (frozenset({"proof"}), PROOFS - _RECHECKS, 0.5, 0.0),  # beside the proof that it fails, which is never left out
+    (frozenset({"proof"}), PROOFS - _RECHECKS, 0.5, 0.0),  # the proof that it fails is added apart
     (frozenset({"controls again"}), _RECHECKS, 1.0, 0.5),
 )
 
@@ -237,9 +241,10 @@ _STAGES: tuple[tuple[frozenset[str], frozenset[Purpose], float, float], ...] = (
 def time_left_s(
     stages: Sequence[Stage], probes: Sequence[ProbeReport], running: Round, each: Costs, repeat: int
 ) -> float:
-    """Return the time of the rest of the search: what is still to come, how likely it is, and what it takes.
+    """Return the expected time of the rest of the search: the probes still to come, times their likelihood and cost.
 
-    `repeat`: how often the answer is proven to fail, in full. The stages that only some searches come to are left out.
+    `repeat`: how often the answer is proven to fail by a run to its verdict. Stages that only some searches need do not
+    count.
     """
     at = next((number for number, row in enumerate(_STAGES) if running.purpose in row[1]), 0)
     left_s = 0.0

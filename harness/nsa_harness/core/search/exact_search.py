@@ -1,6 +1,7 @@
-"""The exact search: where on a chain of growing sets to launch next, if an answer given once holds.
+"""The exact search: where on a chain of growing sets to launch next, when each answer is final.
 
-Between what passes and what fails neighbours may count as neither: a zone, whose borders are asked for.
+Between the sets that pass and the sets that fail, neighbours may count as neither. The search then probes the borders
+of this zone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from nsa_harness.core.search.question import BAD, GOOD, CountsAs, ProbeCache, Pu
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Sets that grow by one item: the k-th is `base` and the first k of `order`. One of them is the first to fail."""
+    """Sets that grow item by item: the k-th is `base` with the first k of `order`. One of them is the first to fail."""
 
     base: Subset
     order: tuple[int, ...]
@@ -27,13 +28,13 @@ class Chain:
         return self.base | frozenset(self.order[:length])
 
     def longest_inside(self, subset: Subset) -> int:
-        """The longest set of the chain that lies in `subset`; -1 if not even the base does."""
+        """Return the length of the longest set of the chain inside `subset`; -1 if even the base is not."""
         if not self.base <= subset:
             return -1
         return next((k for k, item in enumerate(self.order) if item not in subset), len(self))
 
     def shortest_around(self, subset: Subset) -> int:
-        """The shortest set of the chain that `subset` lies in; one more than there are if none does."""
+        """Return the length of the shortest set of the chain that contains `subset`; len(self) + 1 if none does."""
         return max((self._lengths.get(item, len(self) + 1) for item in subset - self.base), default=0)
 
     def length_of(self, subset: Subset) -> int | None:
@@ -43,11 +44,11 @@ class Chain:
 
     @cached_property
     def _lengths(self) -> dict[int, int]:
-        """The first length that holds each item."""
+        """For each item, the first length whose set contains it."""
         return {item: length for length, item in enumerate(self.order, start=1)}
 
 
-_LARGEST_EXACT = 128  # the table grows with the square of the gap; above this its proportions are close enough
+_LARGEST_EXACT = 128  # the cost table grows with the square of the gap; larger gaps use its proportions
 
 
 def depth(gap: int) -> int:
@@ -56,7 +57,7 @@ def depth(gap: int) -> int:
 
 
 def probes_at_worst(gap: int, at_once: int) -> int:
-    """Return all probes of a search among `gap` places, `at_once` of them in each round."""
+    """Return the most probes that a search among `gap` places takes, `at_once` of them in each round."""
     total = 0
     while gap > 1:
         probes = min(at_once, gap - 1)
@@ -66,9 +67,10 @@ def probes_at_worst(gap: int, at_once: int) -> int:
 
 
 def cuts(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
-    """Return where to probe among `gap` places, as distances from the good end: several in equal steps, one by cost.
+    """Return where to probe among `gap` places, as distances from the good end.
 
-    `rounds` is how many may still be needed at worst; a dearer bad answer never adds to them.
+    Several probes at once are spread evenly; a single probe goes where the expected cost is lowest. `rounds` is the
+    number of rounds that may still be needed: a costly bad answer never adds to it.
     """
     probes = min(at_once, gap - 1)
     if probes > 1:
@@ -85,9 +87,10 @@ def _scaled(gap: int, rounds: int, bad_cost: float) -> int:
 
 @lru_cache(maxsize=100_000)
 def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
-    """Return the expected cost and the first cut, in times of a good probe, within the number of rounds.
+    """Return the least expected cost of a search among `gap` places within `rounds`, and its first cut.
 
-    A bad answer leaves the places up to the cut, a good one those behind it; each place is as likely as any.
+    The cost is counted in good probes. A bad answer leaves the places up to the cut, a good answer those after it; all
+    places are equally likely.
     """
     if gap == 1:
         return 0.0, 0
@@ -98,33 +101,37 @@ def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
 
 
 def _cost(gap: int, cut: int, rounds: int, bad_cost: float) -> float:
+    """Return the expected cost of that search if its first probe is at `cut`: a good probe costs 1."""
     if_bad = bad_cost + _cheapest(cut, rounds - 1, bad_cost)[0]
     if_good = 1.0 + _cheapest(gap - cut, rounds - 1, bad_cost)[0]
     return (cut * if_bad + (gap - cut) * if_good) / gap
 
 
-_UNASKED = 4  # of a zone no stretch wider than such a part is believed without a point of it being asked
+_ZONE_PARTS = 4  # no stretch of a zone wider than this part of it is left without a probed point
 
 
-def beside(low: int, high: int, others: Collection[int], count: int) -> list[int]:
-    """Return where to probe next between a good and a bad point, at most `count`; none if enough is known.
+def points_around_zone(low: int, high: int, others: Collection[int], count: int) -> list[int]:
+    """Return at most `count` points to probe next between a good and a bad point, or none if enough is known.
 
-    `others` lie between the two and count as neither. They are taken for neighbours of one kind: its two borders are
-    halved first; then a few points within it are asked, of which one that is good or bad shows that it is not one.
+    `others` are points between the two that counted as neither, and are assumed to form one zone. First both borders of
+    the zone are narrowed by halves, then a few points inside it are probed: a good or bad one would refute the zone.
     """
     ordered = sorted(others)
-    wide = max((ordered[-1] - ordered[0]) // _UNASKED, 1)
+    wide = max((ordered[-1] - ordered[0]) // _ZONE_PARTS, 1)
     borders = [(low, ordered[0]), (ordered[-1], high)]
     return _middles(borders, 1, count) or _middles(list(pairwise(ordered)), wide, count)
 
 
-def beside_at_worst(gap: int, at_once: int) -> int:
-    """Return what a zone among `gap` places adds to the probes: its other border, and what lies within."""
-    return probes_at_worst(gap, at_once) + _UNASKED + at_once
+def zone_probes_at_worst(gap: int, at_once: int) -> int:
+    """Return the probes that a zone among `gap` places adds at worst: for its other border, and inside it."""
+    return probes_at_worst(gap, at_once) + _ZONE_PARTS + at_once
 
 
 def zones(low: int, high: int, end: int, between: Collection[CountsAs]) -> tuple[Zone, ...]:
-    """Return the zones that pass, that count as neither by what was seen `between` them, and that fail."""
+    """Return the zone that passes, the zone that counts as neither, and the zone that fails.
+
+    `between` are the answers inside the middle zone; `end` is the length of the bad end.
+    """
     different = all(counts_as is CountsAs.DIFFERENT for counts_as in between)
     return (
         Zone(start=0, stop=low + 1, counts_as=CountsAs.GOOD),
@@ -134,7 +141,7 @@ def zones(low: int, high: int, end: int, between: Collection[CountsAs]) -> tuple
 
 
 def _middles(gaps: Sequence[tuple[int, int]], narrow: int, count: int) -> list[int]:
-    """The middle of the widest gap, and so on, as long as one is wider than `narrow`."""
+    """Return at most `count` points: each halves the widest gap left, while that is wider than `narrow`."""
     left, chosen = list(gaps), list[int]()
     while left and len(chosen) < count:
         start, stop = max(left, key=lambda gap: gap[1] - gap[0])
@@ -146,17 +153,14 @@ def _middles(gaps: Sequence[tuple[int, int]], narrow: int, count: int) -> list[i
     return sorted(chosen)
 
 
-# The exact search.
-
-
 _LAUNCHED_AGAIN = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
-# A claim about this very set: that it follows from others is not enough.
+# A claim about this exact set must be launched: an answer implied by other sets is not enough.
 _FOR_ITSELF = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY, Purpose.ONE_FEWER})
 
 
 @dataclass(eq=False, kw_only=True)
 class Contradicted(Exception):
-    """`good` passed though it holds all of `bad`, which failed: flaky if they are equal, else not monotone."""
+    """`good` passed although it contains `bad`, which failed. Equal sets mean flaky runs, others no monotone order."""
 
     good: Subset
     bad: Subset
@@ -164,14 +168,14 @@ class Contradicted(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class Unjudged(Exception):
-    """Nothing that was launched between these two sets counts as good or bad."""
+    """No set that was launched between these two counts as good or bad."""
 
     passing: Subset
     failing: Subset
 
 
 class ExactSearch:
-    """A judge that believes each answer. Raises Contradicted at the first that does not go with the others."""
+    """A judge that takes each answer as final. Raises Contradicted at the first answer that contradicts another."""
 
     sure = 1.0
     rate = None
@@ -180,13 +184,14 @@ class ExactSearch:
         self._probes = probes
 
     def edge(self, chain: Chain, purpose: Purpose) -> int:
-        """The length of the first set of the chain that fails; the whole chain does, its base does not.
+        """Return the length of the first set of the chain that fails: its base passes, and the whole chain fails.
 
-        Raises Unjudged if what is neither good nor bad, all of it as far as was asked, keeps the two apart.
+        Each round probes one length or, in parallel, several, and narrows the gap. Raises Unjudged if every probe that
+        is still worth launching in the gap counted as neither good nor bad.
         """
-        low, high = self._known(chain)
-        silent = [answer.subset for answer in self._probes.observations if answer.counts_as not in (GOOD, BAD)]
-        unresolved = {length for subset in silent if (length := chain.length_of(subset)) is not None}
+        low, high = self._bounds(chain)
+        neither = [answer.subset for answer in self._probes.observations if answer.counts_as not in (GOOD, BAD)]
+        unresolved = {length for subset in neither if (length := chain.length_of(subset)) is not None}
         rounds = depth(high - low)
         while high - low > 1:
             points = self._points(low, high, unresolved, rounds)
@@ -203,8 +208,11 @@ class ExactSearch:
     def each(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
     ) -> Iterator[CountsAs]:
-        """The answers in order, each told so many times; asks what that lacks, or all if it is to be launched again."""
-        known = [self._before(subset, purpose, times) for subset in subsets]
+        """Yield one answer for each set, from `times` launches of it.
+
+        Known and implied answers count as launches, except for purposes that launch every set again.
+        """
+        known = [self._known_answers(subset, purpose, times) for subset in subsets]
         lacking = [times - len(answers) for answers in known]
         missing = [subset for subset, lack in zip(subsets, lacking, strict=True) for _ in range(lack)]
         fresh = self._fresh(missing, purpose, among)
@@ -216,13 +224,13 @@ class ExactSearch:
         return [answer.subset for answer in self._probes.observations if answer.counts_as is BAD]
 
     def make_sure(self, confidence: float) -> None:
-        """Do nothing: each answer holds once it was given."""
+        """Do nothing: each answer is final."""
 
-    def _known(self, chain: Chain) -> tuple[int, int]:
-        """The longest set that must pass and the shortest that must fail, after all that was asked."""
-        seen = self._probes.observations
-        passed = (chain.longest_inside(one.subset) for one in seen if one.counts_as is GOOD)
-        failed = (chain.shortest_around(one.subset) for one in seen if one.counts_as is BAD)
+    def _bounds(self, chain: Chain) -> tuple[int, int]:
+        """Return the longest length that must pass and the shortest that must fail, from all answers so far."""
+        answers = self._probes.observations
+        passed = (chain.longest_inside(answer.subset) for answer in answers if answer.counts_as is GOOD)
+        failed = (chain.shortest_around(answer.subset) for answer in answers if answer.counts_as is BAD)
         return max(0, *passed), min(len(chain), *failed)
 
     def _points(self, low: int, high: int, unresolved: set[int], rounds: int) -> list[int]:
@@ -230,7 +238,7 @@ class ExactSearch:
         inside = [k for k in unresolved if low < k < high]
         if not inside:
             return [low + cut for cut in cuts(high - low, question.at_once, rounds, question.bad_cost())]
-        return beside(low, high, inside, question.at_once)
+        return points_around_zone(low, high, inside, question.at_once)
 
     def _answers_at(
         self, chain: Chain, points: Sequence[int], bounds: tuple[int, int], rounds: int, purpose: Purpose
@@ -238,13 +246,13 @@ class ExactSearch:
         low, high = bounds
         largest = max(after - before for before, after in zip((low, *points), (*points, high), strict=True))
         at_once = self._probes.question.at_once
-        # One at a time, a cut that spares dear answers may use up all rounds that are left.
+        # With one probe at a time, a cut that avoids costly answers may need all the rounds that are left.
         left = max(rounds, depth(largest)) if at_once == 1 else probes_at_worst(largest, at_once)
         subsets = [chain.at(point) for point in points]
         return list(self._fresh(subsets, purpose, chain.order[low:high], left))
 
-    def _before(self, subset: Subset, purpose: Purpose, times: int) -> list[CountsAs]:
-        """Return what is known of the set, at most as often as needed."""
+    def _known_answers(self, subset: Subset, purpose: Purpose, times: int) -> list[CountsAs]:
+        """Return the answers known for the set, at most `times` of them."""
         if purpose in _LAUNCHED_AGAIN:
             return []
         answers = self._probes.answers(subset)[-times:]

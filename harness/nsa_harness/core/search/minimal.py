@@ -1,4 +1,4 @@
-"""From everything that fails to a smallest part that does: one item, a range, an interaction, a number."""
+"""Reduce a failing set to a smallest part that fails: one item, a range, an interaction, or any N items."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nsa_harness.core.search.question import BAD, GOOD, CountsAs, ProbeCache, Pu
 
 
 class Literal:
-    """A judge of sets that draws no conclusion and asks always."""
+    """A judge of sets that launches every set, and concludes nothing from other sets."""
 
     sure = 1.0
     rate = None
@@ -28,14 +28,14 @@ class Literal:
             yield together(list(self._probes.ask([subset] * times, purpose, among)))
 
 
-_MOST_OTHERS = 24  # probes that end in another failure than the one sought: that failure is not to be searched
+_MOST_OTHERS = 24  # a reduction stops after this many probes that fail in another way: that failure is not the subject
 
 
 def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
     """Reduce a failing set until it passes without any one member; `unjudged`: members whose removal showed nothing.
 
-    At worst the square of the size in probes; what was asked before is not asked again. Where too many of them end in
-    another failure, what was found until then is left, all of it unjudged.
+    This is Zeller's delta debugging. At worst it takes the square of the size in probes; no set is launched twice. If
+    too many probes fail in another way, it stops with the smallest set so far, and all members count as unjudged.
     """
     others = _Others(probes)
     parts = 2
@@ -48,7 +48,7 @@ def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
 
 
 class _Others:
-    """Counts the probes from here on that fail in another way."""
+    """The probes after its creation that failed in another way."""
 
     def __init__(self, probes: ProbeCache) -> None:
         self._probes, self._before = probes, len(probes.observations)
@@ -56,11 +56,11 @@ class _Others:
     @property
     def too_many(self) -> bool:
         since = self._probes.observations[self._before :]
-        return sum(one.counts_as is CountsAs.DIFFERENT for one in since) >= _MOST_OTHERS
+        return sum(answer.counts_as is CountsAs.DIFFERENT for answer in since) >= _MOST_OTHERS
 
 
 def _step(probes: ProbeCache, failing: Subset, parts: int, others: _Others) -> tuple[Subset | None, int]:
-    """A smaller failing set or the same one, and into how many parts to cut it next; None when nothing is left."""
+    """Return the failing set to go on with and the number of parts to cut it into; None if no smaller set fails."""
     cut = _cut(failing, parts)
     if (part := _first_failing(probes, cut, failing, others)) is not None:
         return part, 2
@@ -92,27 +92,27 @@ def _unjudged(probes: ProbeCache, members: Subset) -> Subset:
     return frozenset(member for member, answer in zip(sorted(members), answers, strict=True) if answer is not GOOD)
 
 
-_PASSES_AGAIN = 3  # in all
+_PASSES_AGAIN = 3  # launches in all before a set that passed once counts as passing
 
 
 class SetJudge(Protocol):
-    """A judge that tells what sets count as: at once and for good, or after repeating."""
+    """A judge that decides what sets count as: from one launch, or after repeated launches."""
 
     @property
-    def sure(self) -> float: ...  # of the claims proven so far
+    def sure(self) -> float: ...  # the probability that all claims proven so far hold
     @property
-    def rate(self) -> float | None: ...  # how often what should fail does; None: always
+    def rate(self) -> float | None: ...  # how often a failing set fails; None: always
     def each(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
-    ) -> Iterator[CountsAs]: ...  # each told at least so many times
+    ) -> Iterator[CountsAs]: ...  # from at least `times` launches of each set
 
 
 class Judge(SetJudge, Protocol):
-    """A judge that also finds where a chain begins to fail."""
+    """A judge that also finds the first set of a chain that fails."""
 
     def edge(self, chain: Chain, purpose: Purpose) -> int: ...
-    def failed(self) -> Iterable[Subset]: ...  # what is known to fail so far
-    def make_sure(self, confidence: float) -> None: ...  # of all claims proven so far together
+    def failed(self) -> Iterable[Subset]: ...  # the sets that are known to fail
+    def make_sure(self, confidence: float) -> None: ...  # until all claims proven so far hold together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,16 +133,16 @@ def fails(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int
 
 
 def standing_out(judge: Judge, pool: tuple[int, ...]) -> Subset:
-    """Return what fails within a failing pool: its shortest failing prefix without what is not needed.
+    """Return a part of a failing pool that fails: its shortest failing prefix, without the items that are not needed.
 
-    One item is decided first, then both ends: to reduce a wide range item by item is dear.
+    A single item is tried first, then both ends alone: it is costly to reduce a wide range item by item.
     """
     span = stretch(judge, pool)
     return _inside(judge, span) if len(span) > 1 else frozenset(span)
 
 
 def stretch(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
-    """The neighbours in a pool that fails, from the last one needed back to the first: an item alone, or both ends."""
+    """Return the shortest run of neighbours in a failing pool that contains the last needed item and still fails."""
     right = judge.edge(Chain(base=frozenset(), order=pool), Purpose.RIGHT_EDGE)
     last = frozenset({pool[right - 1]})
     if right == 1 or fails(judge, last, Purpose.ALONE, pool[:right]):
@@ -152,7 +152,7 @@ def stretch(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _inside(judge: Judge, span: tuple[int, ...]) -> Subset:
-    """Return the part of the span that fails; both its ends are needed."""
+    """Return a part of the span that fails and contains both its ends, which are needed."""
     ends = frozenset({span[0], span[-1]})
     if fails(judge, ends, Purpose.ENDS_ONLY, span):
         return ends
@@ -164,7 +164,7 @@ def _inside(judge: Judge, span: tuple[int, ...]) -> Subset:
 
 
 def reduced(judge: Judge, failing: Subset, needed: Subset) -> Subset:
-    """A smallest part of a failing set that fails. Each pass finds one more member and keeps it on."""
+    """Return a smallest part of a failing set that fails. Each pass finds one more member that is needed."""
     while needed != failing and not fails(judge, needed, Purpose.REDUCE, failing):
         order = tuple(sorted(failing - needed))
         edge = judge.edge(Chain(base=needed, order=order), Purpose.REDUCE)
@@ -174,9 +174,10 @@ def reduced(judge: Judge, failing: Subset, needed: Subset) -> Subset:
 
 
 def minimal(judge: Judge, members: Subset, sample: int) -> FailingSet:
-    """Drop each member, or a sample of more than `sample` between the ends, and shrink to any part that still fails.
+    """Drop each member in turn, and continue with any part that still fails, until every member is needed.
 
-    Of few members each is dropped more than once: a flaky run that passed by chance made one look needed.
+    If there are many members, only both ends and a `sample` between them are dropped. If there are few, each is dropped
+    more than once: a flaky run that passes by chance makes a member look needed.
     """
     while len(members) > 1:
         dropped = _dropped(members, sample)
@@ -190,7 +191,7 @@ def minimal(judge: Judge, members: Subset, sample: int) -> FailingSet:
 def first_spare(
     judge: SetJudge, members: Subset, dropped: Sequence[int], times: int
 ) -> tuple[int | None, Subset, Subset]:
-    """The first member without which it still fails, those that are needed, and those of which nothing is known."""
+    """Return the first member without which the set still fails, the needed members, and the undecided ones."""
     without = [members - {member} for member in dropped]
     kept, unjudged = set[int](), set[int]()
     answers = judge.each(without, Purpose.DROP_ONE, members, times)
@@ -202,22 +203,25 @@ def first_spare(
 
 
 def _dropped(members: Subset, sample: int) -> list[int]:
-    """The middle first: that a range has both its ends the search has shown already."""
+    """Return the members to drop, from the middle on: the search has already shown that both ends are needed."""
     first, *between, last = sorted(members)
     step = max(len(between) / sample, 1.0)
     return [*(between[int(step * i + step / 2)] for i in range(min(sample, len(between)))), first, last]
 
 
 def only_the_number(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether it matters how many are on, not which.
+    """Whether only the number of items matters, not which items they are.
 
-    Only asked of the first so many: whatever they are, a search by prefixes ends there if only the number counts.
+    It is tested only if `members` are the first items: if only the number matters, a search by prefixes ends there.
     """
     return members == frozenset(among[: len(members)]) and _any_so_many(judge, members, among, sample)
 
 
 def others_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """The same of any set of several, once it is as small as it gets: one look at another set, before more is asked."""
+    """Whether only the number of items matters, for a minimal set of several items anywhere.
+
+    One other set of the size is launched first; only if it fails too are more sets launched.
+    """
     other = next(iter(_others(members, among, 1)), None)
     if len(members) == 1 or other is None or not fails(judge, other, Purpose.ELSEWHERE, among):
         return False
@@ -225,7 +229,7 @@ def others_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sampl
 
 
 def _any_so_many(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
-    """Whether other sets of the size all fail, and those one smaller all pass."""
+    """Whether other sets of that size all fail, and all sets with one item fewer pass."""
     others = _others(members, among, sample)
     smaller = _scattered(among, len(members) - 1, sample) if len(members) > 1 else []
     return (
@@ -244,12 +248,12 @@ def _others(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset
 
 
 def _fails_after_all(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:
-    """One that passes makes the answer another: it is asked again, for a flaky run passes by chance."""
+    """Whether a set fails. A set that passes is launched again, because a flaky run may pass by chance."""
     return fails(judge, subset, purpose, among) or fails(judge, subset, purpose, among, times=_PASSES_AGAIN)
 
 
 def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
-    """Return different sets of one size, spread so that no few items and no range are in all of them."""
+    """Return different sets of one size, spread so that they share neither a few items nor a range."""
     total = len(among)
     stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if gcd(step, total) == 1)
     turned = [among[(1 + i * stride) % total] for i in range(total)]
@@ -258,11 +262,11 @@ def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
     return list(dict.fromkeys(sets))[:sample]
 
 
-# Items that can only be switched on side by side.
+# Ranges: only neighbouring items can be switched on together.
 
 
 def shortest(judge: Judge, members: Subset, sample: int) -> FailingSet:
-    """Shrink a failing range until neither its first nor its last item can go; ranges cannot tell what lies between."""
+    """Shrink a failing range until its first and its last item are needed. Items between them cannot be tested."""
     while len(members) > 1:
         ends = (min(members), max(members))
         spare, _, unjudged = first_spare(judge, members, ends, -(-sample // len(ends)))
@@ -273,21 +277,21 @@ def shortest(judge: Judge, members: Subset, sample: int) -> FailingSet:
 
 
 def rests(total: int, found: Collection[Subset]) -> tuple[Subset, ...]:
-    """The largest ranges that hold none of those found, the last one first. If all of them pass nothing else fails.
+    """Return the largest ranges that contain none of `found`, the last one first. If all pass, nothing else fails.
 
-    No range found lies in another, so in their order both their ends grow.
+    No range of `found` lies inside another, so their starts and their stops are in the same order.
     """
     ordered = sorted(found, key=min)
-    starts = [0, *(min(one) + 1 for one in ordered)]
-    stops = [*(max(one) for one in ordered), total]
+    starts = [0, *(min(members) + 1 for members in ordered)]
+    stops = [*(max(members) for members in ordered), total]
     spans = [frozenset(range(start, stop)) for start, stop in zip(starts, stops, strict=True) if start < stop]
     return tuple(reversed(spans))
 
 
 def only_the_length(judge: Judge, members: Subset, total: int, sample: int) -> bool:
-    """Whether any so many in a row fail, wherever: other ranges of the length all do, those one shorter all pass.
+    """Whether only the length of a range matters: all other ranges of the length fail, all shorter ones pass.
 
-    Only asked of the first so many: whatever they are, a search by prefixes ends there if only the length counts.
+    It is tested only if `members` are the first items: if only the length matters, a search by prefixes ends there.
     """
     count = len(members)
     if min(members) > 0 or count == total:
@@ -303,12 +307,12 @@ def only_the_length(judge: Judge, members: Subset, total: int, sample: int) -> b
 
 
 def all_windows_asked(total: int, count: int, sample: int) -> bool:
-    """Whether `only_the_length` has left no range of the length out, and none that is one shorter."""
+    """Whether `only_the_length` launched every range of the length, and every range that is one shorter."""
     return total - count + 1 <= sample + 1 and (count == 1 or total - count + 2 <= sample)
 
 
 def shrunk(probes: ProbeCache, failing: Subset) -> FailingSet:
-    """Shrink a failing range from either end, each range launched for itself; `unjudged`: ends that showed nothing."""
+    """Shrink a failing range from either end, and launch each range; `unjudged`: ends whose removal showed nothing."""
     step = len(failing) // 2
     while step:
         shorter = _shorter_failing(probes, failing, step)
@@ -327,7 +331,7 @@ def _shorter_failing(probes: ProbeCache, failing: Subset, step: int) -> Subset |
 
 
 def _windows(total: int, count: int, most: int) -> list[Subset]:
-    """Return at most `most` ranges of one length from the first to the last, evenly spread."""
+    """Return at most `most` ranges of `count` items, evenly spread from the first to the last."""
     last = total - count
     starts = dict.fromkeys(last * i // max(most - 1, 1) for i in range(most))
     return [frozenset(range(start, start + count)) for start in starts]

@@ -1,4 +1,4 @@
-"""The protocol of a bisection from the controls to the proof, and its conclusion."""
+"""The plan of a bisection, from the controls to the proof, and its answer."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ from nsa_harness.core.search.question import (
     Subset,
 )
 
-_SMALLEST_DIFFERENCE = 0.2  # between the rates of both ends: one that is smaller is none, and nothing is searched for
-_MOST_UNJUDGED = 5  # of an end, beside as many as were judged
-_ATTEMPTS = 4  # among flaky runs, before the last one says why it is not decided
-# Of runs of both ends, before they are said to fail alike often, or to be too close.
+_SMALLEST_DIFFERENCE = 0.2  # if the rates of both ends differ by less, there is nothing to search for
+_MOST_UNJUDGED = 5  # unjudged runs of an end, in excess of its judged ones
+_ATTEMPTS = 4  # searches among flaky runs, before a last one whose reason is reported
+# Pairs of runs of both ends, before the answer is that they fail equally often, or that their rates are too close.
 _FEWEST_PAIRS, _MOST_PAIRS = 20, 100
-# In all, of what is said to fail, and of all but that: a program in which something else fails now and then has made
-# fewer of them believable by chance.
+# Launches of the answer that must fail, and of the rest that must pass. With fewer, a program with another rare failure
+# produced wrong answers by chance.
 SEEN_FAILING, SEEN_PASSING = 3, 2
-HALF = 0.5  # what holds for half of all, or of all runs, or less is taken to show in a sample
+HALF = 0.5  # a sample must be large enough to show an exception that occurs in half of the sets, or of the runs
 _FAILED = (BAD, CountsAs.DIFFERENT)
 
 
 def find(question: SearchQuestion, probe: Probe) -> SearchAnswer:
-    """The smallest difference that matters, proven, or what is known and why it is not more.
+    """Return the smallest difference that makes it fail, with its proof, or an undecided answer with what is known.
 
-    Controls, search, proof, controls again. Raises only what the probe raises, but OutOfBudget.
+    It runs controls, search, proof, and the controls again. Raises only what the probe raises, except OutOfBudget.
     """
     probes = ProbeCache(question, probe)
     try:
@@ -80,18 +80,18 @@ def _between_ends(probes: ProbeCache) -> SearchAnswer:
     list(probes.ask([frozenset()] * (probes.question.baseline - 1), Purpose.CONTROL_GOOD, probes.everything))
     good_end = _control(probes, frozenset(), Purpose.CONTROL_GOOD, GOOD)
     if good_end is not GOOD:
-        return so_far(probes, f"the good end is not good: {_so_often(probes, frozenset(), good_end)}")
+        return so_far(probes, f"the good end is not good: {_how_often(probes, frozenset(), good_end)}")
     end = _gallop(probes) or probes.everything
     failed = [counts_as for counts_as in probes.answers(frozenset(end)) if counts_as in _FAILED]
     bad_end = failed[0] if failed else _control(probes, frozenset(end), Purpose.CONTROL_BAD, BAD)
     if bad_end is GOOD:
-        return _never_failing(probes, frozenset(end))
+        return _never_failed(probes, frozenset(end))
     if bad_end is not BAD:
-        return so_far(probes, f"the bad end is not bad: {_so_often(probes, frozenset(end), bad_end)}")
-    return _searched(probes, end)
+        return so_far(probes, f"the bad end is not bad: {_how_often(probes, frozenset(end), bad_end)}")
+    return _search(probes, end)
 
 
-def _never_failing(probes: ProbeCache, end: Subset) -> SearchAnswer:
+def _never_failed(probes: ProbeCache, end: Subset) -> SearchAnswer:
     """Return the answer for a bad end that never failed."""
     times, confidence = len(probes.answers(end)), probes.question.confidence
     rarer = 1 - (1 - confidence) ** (1 / times)
@@ -103,39 +103,40 @@ def _never_failing(probes: ProbeCache, end: Subset) -> SearchAnswer:
     )
 
 
-def _searched(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search and believe each answer until two contradict; then runs are flaky, or more items may help."""
+def _search(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
+    """Search with each answer as final. If two contradict, search among flaky runs, or where more items may help."""
     if BAD in probes.answers(frozenset()) or GOOD in probes.answers(frozenset(end)):
         return _among_flaky_runs(probes, end)
     try:
-        return _proven(probes, ExactSearch(probes), end)
+        return _find_and_prove(probes, ExactSearch(probes), end)
     except Contradicted as seen:
-        return _among_flaky_runs(probes, end) if _changes(probes, seen) else _against_order(probes, end)
+        return _among_flaky_runs(probes, end) if _is_flaky(probes, seen) else _search_without_order(probes, end)
     except Unjudged as gap:
-        return _around_unjudged(probes, end, gap)
+        return _search_around_unjudged(probes, end, gap)
 
 
-def _proven(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
+def _find_and_prove(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
+    """Find the answer with this judge, prove it, check both ends again, and return it with its confidence."""
     ordered = probes.question.kind is QuestionKind.ORDERED
-    answer = _threshold(probes, judge, end) if ordered else _culprits(probes, judge)
+    answer = _threshold_answer(probes, judge, end) if ordered else _culprits_answer(probes, judge)
     _recheck(probes, judge, end)
     judge.make_sure(with_half_the_doubt(probes.question))
     return replace(answer, confidence=answer.confidence * judge.sure)
 
 
 def with_half_the_doubt(question: SearchQuestion) -> float:
-    """Return the confidence for proof and for sample, which have half of the doubt each."""
+    """Return the confidence for the proof and for the sample, which share the allowed doubt equally."""
     return 1 - (1 - question.confidence) / 2
 
 
-def _threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
-    """Find and prove the threshold. The value before it is repeated most: a pass by chance would move the answer."""
+def _threshold_answer(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
+    """Find and prove the threshold. The value before it is repeated most, because a pass by chance would move it."""
     length = judge.edge(Chain(base=frozenset(), order=end), Purpose.RIGHT_EDGE)
     failing, passing = frozenset(end[:length]), frozenset(end[: length - 1])
     at_least = tries(HALF, probes.question.confidence) - 1
-    _both_ahead(probes, failing, passing, at_least)
+    _launch_proofs_ahead(probes, failing, passing, at_least)
     _must_fail(probes, judge, failing)
-    if _rest(probes, judge, passing, at_least) is not GOOD:
+    if _ask_rest(probes, judge, passing, at_least) is not GOOD:
         raise Unsettled(f"length {length} fails, but {length - 1} was not seen to pass")
     return SearchAnswer(
         kind=AnswerKind.THRESHOLD,
@@ -146,10 +147,10 @@ def _threshold(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> Search
     )
 
 
-def _culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
-    """One after the other: what is found is taken out, until the rest passes."""
+def _culprits_answer(probes: ProbeCache, judge: Judge) -> SearchAnswer:
+    """Find and prove one culprit after the other, each among the items that are left, until the rest passes."""
     if probes.question.kind is QuestionKind.RANGE:
-        return _ranges(probes, judge)
+        return _ranges_answer(probes, judge)
     sample = tries(HALF, with_half_the_doubt(probes.question))
     sampled = 1 - HALF**sample
     found: list[FailingSet] = []
@@ -157,60 +158,60 @@ def _culprits(probes: ProbeCache, judge: Judge) -> SearchAnswer:
     while counts_as is BAD:
         members = standing_out(judge, rest)
         if not found and not probes.question.together and only_the_number(judge, members, rest, sample):
-            return _number(probes, judge, members, sampled)
+            return _count_answer(probes, judge, members, sampled)
         culprit = minimal(judge, members, sample)
-        # Where a run passed by chance, so many that are any show as just these.
+        # After a run that passed by chance, "any N items" looks like "exactly these items".
         if not (found or probes.question.together) and others_fail_too(judge, culprit.members, rest, sample):
-            return _number(probes, judge, culprit.members, sampled)
+            return _count_answer(probes, judge, culprit.members, sampled)
         rest = tuple(unit for unit in rest if unit not in culprit.members)
-        _both_ahead(probes, culprit.members, frozenset(rest))
-        found.append(_proven_alone(probes, judge, culprit))
-        counts_as = _rest(probes, judge, rest)
+        _launch_proofs_ahead(probes, culprit.members, frozenset(rest))
+        found.append(_prove_alone(probes, judge, culprit))
+        counts_as = _ask_rest(probes, judge, rest)
         if counts_as is not BAD and (other := _unexplained(judge, found)) is not None:
-            # It shares members with what was found. Did it fail by chance?
+            # This set shares members with the culprits found. Did it fail by chance?
             _must_fail(probes, judge, other)
             rest, counts_as = tuple(sorted(other)), BAD
     return of_culprits(probes, judge, found, counts_as is GOOD, sampled)
 
 
 def _unexplained(judge: Judge, found: Sequence[FailingSet]) -> Subset | None:
-    """The smallest set that fails though it holds nothing of what was found."""
-    others = (one for one in judge.failed() if not any(culprit.members <= one for culprit in found))
+    """Return the smallest set that fails although it contains none of the culprits found; None if there is none."""
+    others = (subset for subset in judge.failed() if not any(culprit.members <= subset for culprit in found))
     return min(others, key=_order, default=None)
 
 
-def _ranges(probes: ProbeCache, judge: Judge) -> SearchAnswer:
-    """Find ranges one after another, as `_culprits` does; a range found can only be excluded with one side of it."""
+def _ranges_answer(probes: ProbeCache, judge: Judge) -> SearchAnswer:
+    """Find and prove one range after the other. The rest without a range is two ranges, one on either side."""
     sample = tries(HALF, with_half_the_doubt(probes.question))
-    counts_as = cache(partial(_rest, probes, judge))
+    counts_as = cache(partial(_ask_rest, probes, judge))
     found: list[FailingSet] = []
     failing: Subset | None = frozenset(probes.everything)
     while failing is not None:
         members = frozenset(stretch(judge, tuple(sorted(failing))))
         if not found and only_the_length(judge, members, len(probes.units), sample):
             whole = all_windows_asked(len(probes.units), len(members), sample)
-            return _number(probes, judge, members, 1.0 if whole else 1 - HALF**sample)
-        new = _proven_alone(probes, judge, shortest(judge, members, sample))
-        found = [*(one for one in found if not new.members <= one.members), new]
+            return _count_answer(probes, judge, members, 1.0 if whole else 1 - HALF**sample)
+        new = _prove_alone(probes, judge, shortest(judge, members, sample))
+        found = [*(culprit for culprit in found if not new.members <= culprit.members), new]
         failing = next((rest for rest in _rests(probes, found) if counts_as(rest) is BAD), None)
         if failing is None and (failing := _unexplained(judge, found)) is not None:
             _must_fail(probes, judge, failing)
     passed = all(counts_as(rest) is GOOD for rest in _rests(probes, found))
-    return of_culprits(probes, judge, sorted(found, key=lambda one: min(one.members)), passed, 1.0)
+    return of_culprits(probes, judge, sorted(found, key=lambda culprit: min(culprit.members)), passed, 1.0)
 
 
 def _rests(probes: ProbeCache, found: Sequence[FailingSet]) -> tuple[Subset, ...]:
-    """Return everything but the culprits: what must pass if there is nothing else."""
+    """Return the sets without the culprits: they must pass if there is no other culprit."""
     culprits = [culprit.members for culprit in found]
     if probes.question.kind is QuestionKind.RANGE:
         return rests(len(probes.units), culprits)
     return (frozenset(probes.everything).difference(*culprits),)
 
 
-def _number(probes: ProbeCache, judge: Judge, first: Subset, sampled: float) -> SearchAnswer:
-    """Return the answer that only the number counts: the first so many fail, and one fewer passes."""
+def _count_answer(probes: ProbeCache, judge: Judge, first: Subset, sampled: float) -> SearchAnswer:
+    """Prove and return the answer that only the number of items matters: `first` fails, and one item fewer passes."""
     _must_fail(probes, judge, first)
-    _rest(probes, judge, sorted(first)[1:])
+    _ask_rest(probes, judge, sorted(first)[1:])
     return SearchAnswer(
         kind=AnswerKind.COUNT,
         items=(len(first),),
@@ -222,15 +223,15 @@ def _number(probes: ProbeCache, judge: Judge, first: Subset, sampled: float) -> 
     )
 
 
-def _proven_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> FailingSet:
+def _prove_alone(probes: ProbeCache, judge: Judge, culprit: FailingSet) -> FailingSet:
     _must_fail(probes, judge, culprit.members)
     if culprit.unjudged:
         raise Unsettled("it fails together, but without some of its members it cannot be judged", culprit.members)
     return culprit
 
 
-def _both_ahead(probes: ProbeCache, failing: Subset, passing: Subset, at_least: int = SEEN_PASSING) -> None:
-    """The proofs that `_must_fail` and `_rest` will ask for, side by side."""
+def _launch_proofs_ahead(probes: ProbeCache, failing: Subset, passing: Subset, at_least: int = SEEN_PASSING) -> None:
+    """Launch in parallel the proofs that `_must_fail` and `_ask_rest` will need."""
     bad = [(failing, Purpose.PROOF_BAD)] * _times_to_fail(probes, failing)
     good = [(passing, Purpose.PROOF_GOOD)] * max(probes.question.repeat, at_least)
     probes.ahead([*bad, *good], probes.everything)
@@ -245,36 +246,39 @@ def _must_fail(probes: ProbeCache, judge: SetJudge, subset: Subset) -> None:
         raise Unsettled("what stands out does not fail alone when asked again", subset)
 
 
-def _rest(probes: ProbeCache, judge: SetJudge, subset: Iterable[int], at_least: int = SEEN_PASSING) -> CountsAs:
+def _ask_rest(probes: ProbeCache, judge: SetJudge, subset: Iterable[int], at_least: int = SEEN_PASSING) -> CountsAs:
     return ask(judge, frozenset(subset), Purpose.PROOF_GOOD, times=max(probes.question.repeat, at_least))
 
 
 def _recheck(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...]) -> None:
-    """The machine may have changed meanwhile; that it could not be judged just now changes nothing."""
+    """Launch both ends again, because the machine may have changed. An end that cannot be judged now is accepted.
+
+    Raises Unsettled if an end counts differently than before.
+    """
     ends = (("good", frozenset[int](), Purpose.RECHECK_GOOD, GOOD), ("bad", frozenset(end), Purpose.RECHECK_BAD, BAD))
     probes.ahead([(subset, purpose) for _, subset, purpose, _ in ends], end)
     for name, subset, purpose, expected in ends:
         counts_as = ask(judge, subset, purpose, end)
         if counts_as not in (expected, CountsAs.UNRESOLVED):
-            raise Unsettled(f"the {name} end is no longer {name}: asked again it {_says(counts_as)}")
+            raise Unsettled(f"the {name} end is no longer {name}: asked again it {_result_text(counts_as)}")
 
 
 def _gallop(probes: ProbeCache) -> tuple[int, ...] | None:
-    """The first of the prefixes 1, 2, 4, ... that fails; None if the bad end is known, or none fails.
+    """Return the first of the prefixes 1, 2, 4, ... that fails; None if the bad end is known, or if none fails.
 
-    It may fail in another way than the one sought, as for want of memory: what is larger yet is not tried.
+    A prefix that fails in another way, such as out of memory, ends the gallop too: larger values are not tried.
     """
     if not probes.question.unbounded:
         return None
     total = len(probes.units)
     lengths = [*(1 << i for i in range((total - 1).bit_length())), total]
     answers = probes.ask([frozenset(range(length)) for length in lengths], Purpose.GALLOP, probes.everything)
-    found = next((length for length, counts_as in zip(lengths, answers, strict=True) if counts_as in _FAILED), None)
-    return None if found is None else probes.everything[:found]
+    failed = (length for length, counts_as in zip(lengths, answers, strict=True) if counts_as in _FAILED)
+    return next((probes.everything[:length] for length in failed), None)
 
 
 def _control(probes: ProbeCache, end: Subset, purpose: Purpose, expected: CountsAs) -> CountsAs:
-    """Return what an end counts as: as expected if it does so once in `controls` times, for a failure may be rare."""
+    """Return what an end counts as. One expected result among `controls` launches is enough: a failure may be rare."""
     first = next(probes.ask([end], purpose, probes.everything))
     if first in (expected, CountsAs.UNRESOLVED):
         return first
@@ -284,8 +288,8 @@ def _control(probes: ProbeCache, end: Subset, purpose: Purpose, expected: Counts
     return next((counts_as for counts_as in probes.answers(end) if counts_as is not GOOD), GOOD)
 
 
-def _changes(probes: ProbeCache, seen: Contradicted) -> bool:
-    """Whether one of two answers that contradict each other changes when asked again."""
+def _is_flaky(probes: ProbeCache, seen: Contradicted) -> bool:
+    """Whether one of two contradictory answers changes when its set is launched again."""
     if seen.good == seen.bad:
         return True
     often = [seen.good] * tries(HALF, probes.question.confidence)
@@ -295,29 +299,33 @@ def _changes(probes: ProbeCache, seen: Contradicted) -> bool:
 
 
 def _among_flaky_runs(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search among flaky runs once the bad end was seen to fail more often than the good one, and not by chance."""
+    """Search among flaky runs, after pairs of runs have shown that the bad end fails more often than the good one."""
     failing = frozenset(end)
-    if (alike := _alike(probes, failing)) is not None:
+    if (alike := _ends_alike(probes, failing)) is not None:
         return alike
     doubt = (1 - probes.question.confidence) / 4
     for attempt in range(_ATTEMPTS):
-        # A single wrong turn ends in a proof that fails. The next attempt starts from all that was seen.
+        # One wrong conclusion leads to a proof that fails. The next attempt starts from all the runs so far.
         with suppress(Unsettled):
-            return _proven_if_judged(probes, BayesianSearch(probes, failing, doubt / 2**attempt), end)
-    return _proven_if_judged(probes, BayesianSearch(probes, failing, doubt / 2**_ATTEMPTS), end)
+            return _find_and_prove_if_judged(probes, BayesianSearch(probes, failing, doubt / 2**attempt), end)
+    return _find_and_prove_if_judged(probes, BayesianSearch(probes, failing, doubt / 2**_ATTEMPTS), end)
 
 
-def _proven_if_judged(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
+def _find_and_prove_if_judged(probes: ProbeCache, judge: Judge, end: tuple[int, ...]) -> SearchAnswer:
     try:
-        return _proven(probes, judge, end)
+        return _find_and_prove(probes, judge, end)
     except Unjudged as gap:
         if probes.question.kind is QuestionKind.ORDERED:
-            return _hidden(probes, judge, end, gap)
+            return _zones_answer(probes, judge, end, gap)
         raise Unsettled(_NEITHER, gap.failing - gap.passing) from None
 
 
-def _alike(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
-    """Launch both ends in pairs until their rates differ: then None, else the answer that they do not."""
+def _ends_alike(probes: ProbeCache, end: Subset) -> SearchAnswer | None:
+    """Launch both ends in pairs until their failure rates differ, and return None.
+
+    If the rates differ by less than _SMALLEST_DIFFERENCE, return the answer that the failure does not depend on what
+    was varied. Raises Unsettled if the runs decide neither.
+    """
     confidence = probes.question.confidence
     separation, taken = Separation(), 0
     while not separation.shown(confidence):
@@ -359,36 +367,36 @@ def _counts(seen: Separation) -> str:
     return f"the bad end failed {seen.second_bad} of {seen.pairs} times, the good end {seen.first_bad} of {seen.pairs}"
 
 
-def _so_often(probes: ProbeCache, end: Subset, counts_as: CountsAs) -> str:
-    """ "2 of 3 times it fails in another way"; without numbers where it was asked once."""
+def _how_often(probes: ProbeCache, end: Subset, counts_as: CountsAs) -> str:
+    """Return "2 of 3 times it fails in another way", without numbers for an end that was launched once."""
     answers = probes.answers(end)
     often = "" if len(answers) == 1 else f"{answers.count(counts_as)} of {len(answers)} times "
-    return f"{often}it {_says(counts_as)}"
+    return f"{often}it {_result_text(counts_as)}"
 
 
-def _against_order(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
-    """Search where more items may pass: nothing follows from other answers, so only launched sets count."""
+def _search_without_order(probes: ProbeCache, end: tuple[int, ...]) -> SearchAnswer:
+    """Search where more items may pass again: answers imply nothing about other sets, so only launched sets count."""
     if probes.question.kind is QuestionKind.ORDERED:
         raise Unsettled("it fails at a smaller value and passes at a larger one: there is no threshold")
     failing = min((seen.subset for seen in probes.observations if seen.counts_as is BAD), key=len)
     why = "more items may pass where fewer fail, and what decides cannot be judged"
-    return _literally(probes, end, failing, why, _ONLY_WHAT_WAS_ASKED)
+    return _reduce_literally(probes, end, failing, why, _ONLY_WHAT_WAS_ASKED)
 
 
-def _around_unjudged(probes: ProbeCache, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
+def _search_around_unjudged(probes: ProbeCache, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
     """Search around what could not be judged, if the question allows other sets."""
     if probes.question.kind is QuestionKind.ORDERED:
-        return _hidden(probes, Literal(probes), end, gap)
-    return _literally(probes, end, gap.failing, _NEITHER, "")
+        return _zones_answer(probes, Literal(probes), end, gap)
+    return _reduce_literally(probes, end, gap.failing, _NEITHER, "")
 
 
 _NEITHER = "between what passes and what fails, the rest was neither good nor bad"
 
 
-def _hidden(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
-    """Return the zones around another failure that hides the edge, whose borders are launched once more."""
+def _zones_answer(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap: Unjudged) -> SearchAnswer:
+    """Return the zones around another failure that hides the edge, after launching their borders again."""
     _must_fail(probes, judge, gap.failing)
-    if _rest(probes, judge, gap.passing) is not GOOD:
+    if _ask_rest(probes, judge, gap.passing) is not GOOD:
         raise Unsettled(f"length {len(gap.passing)} was seen to pass, but not when asked again")
     _recheck(probes, judge, end)
     between = [answer.counts_as for answer in probes.observations if gap.passing < answer.subset < gap.failing]
@@ -404,22 +412,23 @@ def _hidden(probes: ProbeCache, judge: SetJudge, end: tuple[int, ...], gap: Unju
     )
 
 
-def _literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
+def _reduce_literally(probes: ProbeCache, end: tuple[int, ...], failing: Subset, why: str, caveat: str) -> SearchAnswer:
+    """Reduce a failing set by launching every set, prove the result, and return it; `why`: the reason if it cannot."""
     ranges = probes.question.kind is QuestionKind.RANGE
     culprit = shrunk(probes, failing) if ranges else ddmin(probes, failing)
     if culprit.unjudged:
         raise Unsettled(why, culprit.members)
     literal = Literal(probes)
     _must_fail(probes, literal, culprit.members)
-    passed = [_rest(probes, literal, rest) is GOOD for rest in _rests(probes, [culprit])]
+    passed = [_ask_rest(probes, literal, rest) is GOOD for rest in _rests(probes, [culprit])]
     _recheck(probes, literal, end)
-    # If only the culprit fails, what holds it does not pass, and nothing else fails.
+    # If only the culprit fails, no set that contains it passes, and no other set fails.
     if any(seen.counts_as is (GOOD if culprit.members <= seen.subset else BAD) for seen in probes.observations):
         caveat = caveat or "other sets end otherwise than this one makes them expected to, so there may be more"
     return of_culprits(probes, literal, [culprit], all(passed), 1.0, caveat)
 
 
-def _says(counts_as: CountsAs) -> str:
+def _result_text(counts_as: CountsAs) -> str:
     return {
         CountsAs.GOOD: "passes",
         CountsAs.BAD: "fails in the way sought",
@@ -429,12 +438,12 @@ def _says(counts_as: CountsAs) -> str:
 
 
 def so_far(probes: ProbeCache, why: str, open_units: Subset = frozenset()) -> SearchAnswer:
-    """Return an undecided answer: the smallest set that failed, its largest part that passed, and what lies between."""
+    """Return an undecided answer: the smallest set that failed, its largest part that passed, and the items between."""
     failing = min((seen.subset for seen in probes.observations if seen.counts_as is BAD), key=_order, default=None)
     passed = [seen.subset for seen in probes.observations if seen.counts_as is GOOD]
     inside = [subset for subset in passed if failing is None or subset < failing]
     passing = max(inside, key=len, default=None)
-    known = _needed(probes, failing)
+    known = _needed_members(probes, failing)
     within = frozenset(probes.everything) if failing is None else failing
     ordered = probes.question.kind is QuestionKind.ORDERED
     left = within - (passing or frozenset()) if ordered else within - known
@@ -449,8 +458,8 @@ def so_far(probes: ProbeCache, why: str, open_units: Subset = frozenset()) -> Se
     )
 
 
-def _needed(probes: ProbeCache, failing: Subset | None) -> Subset:
-    """Return the members without which a failing set passes; none if answers contradict each other."""
+def _needed_members(probes: ProbeCache, failing: Subset | None) -> Subset:
+    """Return the members without which a failing set passes, or none if answers contradict each other."""
     bad = [seen.subset for seen in probes.observations if seen.counts_as is BAD]
     good = [seen.subset for seen in probes.observations if seen.counts_as is GOOD]
     contradicted = probes.question.flaky or any(fails <= passes for fails in bad for passes in good)
@@ -467,9 +476,12 @@ def of_culprits(
     sample_confidence: float,
     caveat: str = "",
 ) -> SearchAnswer:
-    """One or several culprits, each proven to fail alone. If the rest was not seen to pass there may be more."""
+    """Return the answer with one or several culprits, each proven to fail alone.
+
+    Its caveat notes whether the rest passed: if not, there may be more culprits.
+    """
     groups = tuple(probes.items(culprit.members) for culprit in found)
-    kind, items = _shape(groups)
+    kind, items = _kind_and_items(groups)
     return SearchAnswer(
         kind=kind,
         items=items,
@@ -498,14 +510,14 @@ _ONLY_WHAT_WAS_ASKED = (
 
 
 def _passing(probes: ProbeCache, found: Sequence[FailingSet]) -> Subset | None:
-    """The most of everything but the answer that was seen to pass, else the answer without a member; else None."""
+    """Return the largest rest without the culprits that passed, else a culprit without one member, else None."""
     rests_first = sorted(_rests(probes, found), key=len, reverse=True)
     without = (culprit.members - {member} for culprit in found for member in sorted(culprit.members))
-    seen = (subset for subset in (*rests_first, *without) if GOOD in probes.answers(subset))
-    return next(map(probes.items, seen), None)
+    passed = (subset for subset in (*rests_first, *without) if GOOD in probes.answers(subset))
+    return next(map(probes.items, passed), None)
 
 
-def _shape(groups: Sequence[Subset]) -> tuple[AnswerKind, tuple[int, ...]]:
+def _kind_and_items(groups: Sequence[Subset]) -> tuple[AnswerKind, tuple[int, ...]]:
     if len(groups) > 1:
         return AnswerKind.SEVERAL, tuple(sorted(frozenset[int]().union(*groups)))
     items = tuple(sorted(groups[0]))

@@ -1,6 +1,7 @@
-"""The question of a search, its answer, and the probes between them.
+"""The question of a search, its answer, and the cache of its probes.
 
-`Round` and `CountsAs` cross between the search and whoever launches. Sets of items are written as spans.
+The search gives each `Round` to the command that launches, and gets a `CountsAs` for each set. Stored files write sets
+of items as spans.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import chain, groupby, islice, pairwise
 
 
 class CountsAs(StrEnum):
-    """What a probe counts as. DIFFERENT failed in another way than the one sought; UNRESOLVED could not be judged."""
+    """The result of a probe. DIFFERENT failed in another way than the one sought; UNRESOLVED could not be judged."""
 
     GOOD = "good"
     BAD = "bad"
@@ -36,20 +37,20 @@ class Purpose(StrEnum):
     LEFT_EDGE = "left_edge"
     ENDS_ONLY = "ends_only"
     WITHOUT_MIDDLE = "without_middle"
-    ELSEWHERE = "elsewhere"  # another set of the same size: does only the number count?
-    REDUCE = "reduce"  # to a smallest set, item by item
-    REPEAT = "repeat"  # the same question again: is the run flaky?
-    DROP_ONE = "drop_one"  # the answer without one member: is each needed?
-    AS_MANY = "as_many"  # further sets of the size found: does each of them fail?
-    ONE_FEWER = "one_fewer"  # sets one smaller: does each of them pass?
-    PROOF_BAD = "proof_bad"  # the answer alone
+    ELSEWHERE = "elsewhere"  # another set of the same size: does only the number matter?
+    REDUCE = "reduce"  # towards a smallest set, item by item
+    REPEAT = "repeat"  # the same set again: is the run flaky?
+    DROP_ONE = "drop_one"  # the answer without one member: is each member needed?
+    AS_MANY = "as_many"  # more sets of the same size: does each of them fail?
+    ONE_FEWER = "one_fewer"  # sets with one item fewer: does each of them pass?
+    PROOF_BAD = "proof_bad"  # only the answer
     PROOF_GOOD = "proof_good"  # everything but the answer
     RECHECK_GOOD = "recheck_good"
     RECHECK_BAD = "recheck_bad"
 
 
 CONTROLS = frozenset({Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD})
-# What is asked once an answer stands; everything else finds it.
+# The purposes of the probes that prove an answer; all others find it.
 PROOFS = frozenset(
     {
         Purpose.DROP_ONE,
@@ -65,12 +66,12 @@ PROOFS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Subsets asked at the same time, at most as many as the question allows at once.
+    """Subsets to launch at the same time, at most as many as the question allows.
 
-    A subset that was asked before, in an earlier round or in this one, is meant to be launched again: who keeps
-    launches from a search that was killed answers its n-th asking with the n-th launch kept. `open` is the half-open
-    range of items still open before the answers, `left` the worst case of probes still to come in this search.
-    `each` says what each subset is asked for, where that is not one purpose.
+    A subset that was launched before, in an earlier round or in this one, is to be launched again. A caller that stores
+    launches of a killed search answers the n-th request for a subset with its n-th stored launch. `open` is the
+    half-open range of items that are still open before the answers, `left` the most probes still to come in this
+    search. `each` has one purpose per subset, if they differ.
     """
 
     subsets: tuple[Subset, ...]
@@ -84,7 +85,7 @@ class Round:
         return self.each or (self.purpose,) * len(self.subsets)
 
 
-Probe = Callable[[Round], Sequence[CountsAs]]  # one answer for each subset, in their order
+Probe = Callable[[Round], Sequence[CountsAs]]  # returns one answer per subset, in order
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +95,15 @@ class ProbeAnswer:
 
 
 class OutOfBudget(Exception):
-    """Raised by a probe that may launch no more: the search ends and tells what is known. Its text says why."""
+    """Raised by a probe that may launch no more; the text is the reason. The search then reports what is known."""
 
 
 class QuestionKind(StrEnum):
-    """The subsets that may be launched. `SET`: any (layers, names, deltas). `ORDERED`: a value, so only prefixes.
+    """The subsets that may be launched.
 
-    `RANGE`: only items side by side, and none: the program is told from where to where, and nothing else.
-    `CHOICE`: values of which just one is set at a time, so only sets of one are.
+    `SET`: any subset, of layers, names or deltas. `ORDERED`: only prefixes, because a value includes all smaller ones.
+    `RANGE`: only neighbours, or nothing, because the program takes a start and a stop. `CHOICE`: only sets of one item,
+    because the items are alternative values.
     """
 
     SET = "set"
@@ -112,25 +114,25 @@ class QuestionKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchQuestion:
-    """A question about `items`, numbered from 0: all off is the good end, all on is the bad one.
+    """A question about `items`, numbered from 0. With all items off it passes, with all items on it fails.
 
-    An ORDERED question asks prefixes only: of length k for the k-th larger value, of length 0 for the good end.
-    `together` are groups of items that go on and off as one.
+    In an ORDERED question, the prefix of length k stands for the k-th larger value, and length 0 for the good end.
+    `together` are groups of items that are switched on and off as one.
     """
 
     kind: QuestionKind
     items: int
     together: tuple[frozenset[int], ...] = ()
-    # Time of a bad probe in times of a good one; read after both controls, so that their times can decide it.
+    # Time of a bad probe as a multiple of a good one's. It is read after both controls, which measure it.
     bad_cost: Callable[[], float] = lambda: 1.0
     at_once: int = 1
     confidence: float = 0.95
-    repeat: int = 1  # how often the final proof is run
+    repeat: int = 1  # launches of the final proof
     unbounded: bool = False  # ORDERED only: the bad end is not known to be bad, so gallop up to it
     max_probes: int | None = None  # None: no limit but the search's own
-    baseline: int = 1  # how often the good end is run before anything is compared with it
-    controls: int = 3  # how often the bad end must pass before it is reported to
-    flaky: bool = False  # runs of an end are known to have ended both ways, so no answer is believed alone
+    baseline: int = 1  # launches of the good end before any probe is compared with it
+    controls: int = 3  # passes of the bad end before the report states that it passes
+    flaky: bool = False  # an end is known to have passed and failed, so no single answer is final
 
     def __post_init__(self) -> None:
         assert self.items >= 1
@@ -148,14 +150,14 @@ class AnswerKind(StrEnum):
     THRESHOLD = "threshold"
     COUNT = "count"
     CHOICE = "choice"
-    INDEPENDENT = "independent"  # both ends fail alike often: it does not depend on what was varied
+    INDEPENDENT = "independent"  # both ends fail equally often: the failure does not depend on what was varied
     NONE = "none"
     UNDECIDED = "undecided"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Zone:
-    """Neighbours on an ordered question that end alike: lengths from `start` to before `stop`, 0 the good end."""
+    """Neighbouring lengths of an ordered question with equal results: from `start` to before `stop`, 0 the good end."""
 
     start: int
     stop: int
@@ -164,27 +166,28 @@ class Zone:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchAnswer:
-    """`items`: single (7,); range (start, stop); set and several all members; threshold and count (smallest bad,).
+    """The answer of a search. `items` depends on `kind`.
 
-    A threshold is a prefix length. Of an interaction `items` are all needed; of several, each of `groups` is enough.
-    Of a choice `items` are the values that fail, each by itself; the rest but `open` passes.
-    `confidence` is 1.0 where each claim was asked for itself, and less where runs are flaky or only a sample was.
+    SINGLE (7,); RANGE (start, stop); SET and SEVERAL all members; THRESHOLD and COUNT (smallest bad,). A threshold is a
+    prefix length. In a SET all items are needed together; in SEVERAL each of `groups` is enough. In a CHOICE `items`
+    are the values that fail, and all others except `open` pass. `confidence` is 1.0 if every claim was launched, and
+    less if runs are flaky or only a sample was launched.
     """
 
     kind: AnswerKind
     items: tuple[int, ...] = ()
-    groups: tuple[Subset, ...] = ()  # several, and a choice of which several fail
+    groups: tuple[Subset, ...] = ()  # SEVERAL, and a CHOICE with several failing values
     confidence: float = 1.0
-    p_bad: float | None = None  # flaky only: how often what should fail does
-    why: str = ""  # one sentence: what none and undecided rest on, or what an answer could not prove
+    p_bad: float | None = None  # flaky runs only: the failure rate of the failing set
+    why: str = ""  # one sentence: the reason for NONE and UNDECIDED, or what an answer could not prove
     open: tuple[int, ...] = ()  # items that may still matter
-    known: tuple[int, ...] = ()  # undecided: items without which `failing` passes
-    passing: Subset | None = None  # None: nothing was seen to pass
-    failing: Subset | None = None  # None: nothing was seen to fail in the way sought
-    zones: tuple[Zone, ...] = ()  # in order, where another failure lies beside the one sought
+    known: tuple[int, ...] = ()  # UNDECIDED: items without which `failing` passes
+    passing: Subset | None = None  # None: no set passed
+    failing: Subset | None = None  # None: no set failed in the way sought
+    zones: tuple[Zone, ...] = ()  # in order, if another failure hides where the sought one begins
 
 
-Spans = tuple[tuple[int, int], ...]  # in order, none empty, no two of them touching: equal sets have equal spans
+Spans = tuple[tuple[int, int], ...]  # ordered, none empty, no two adjacent: equal sets have equal spans
 
 
 def spans_of(places: Iterable[int]) -> Spans:
@@ -207,21 +210,18 @@ def last_place(spans: Spans) -> int | None:
 
 
 def within(spans: Collection[tuple[int, int]], items: int) -> bool:
-    """Whether these are spans at all, of places among so many items."""
+    """Whether these are valid spans of places among `items` items."""
     edges = list(chain((-1,), chain.from_iterable(spans)))
     return edges[-1] <= items and all(before < after for before, after in pairwise(edges))
-
-
-# The probes that were made.
 
 
 GOOD, BAD = CountsAs.GOOD, CountsAs.BAD
 
 
 class ProbeCache:
-    """All probes so far, the only way to further ones, and what follows from them.
+    """All answers so far, what they imply, and the only way to launch further probes.
 
-    The order of the units is the order of their first items.
+    It works in units, which are items or groups of items, in the order of their first items.
     """
 
     def __init__(self, question: SearchQuestion, probe: Probe) -> None:
@@ -230,8 +230,8 @@ class ProbeCache:
         self.observations: list[ProbeAnswer] = []
         self._answers: dict[Subset, list[CountsAs]] = {}
         self._counts = Counter[tuple[Subset, CountsAs]]()
-        self._ahead: dict[tuple[Subset, Purpose], list[CountsAs]] = {}  # launched, and not asked for yet
-        self._made = 0  # probes
+        self._ahead: dict[tuple[Subset, Purpose], list[CountsAs]] = {}  # answers of `ahead` that `ask` has not taken
+        self._made = 0  # number of probes
         self._probe = probe
 
     @property
@@ -244,9 +244,10 @@ class ProbeCache:
     def ask(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], left: int = 0
     ) -> Iterator[CountsAs]:
-        """The answers in order, asked as many at once as allowed; who stops listening asks no further round.
+        """Yield the answers in order. Sets are launched lazily, `at_once` at a time: an unread answer launches no more.
 
-        `among` are the units that are open before. Raises OutOfBudget, as the probe may too.
+        `among` are the units that are still open; `left` is the most probes still to come after these. Raises
+        OutOfBudget.
         """
         span = self._span(among)
         waiting = iter(subsets)
@@ -256,7 +257,7 @@ class ProbeCache:
             yield from self._round(batch, purpose, span, left + rest)
 
     def once(self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int]) -> Iterator[CountsAs]:
-        """The answers in order, asking only those never asked."""
+        """Yield the answers in order, and launch only the sets that were never launched."""
         known = [self.answers(subset) for subset in subsets]
         missing = [subset for subset, answers in zip(subsets, known, strict=True) if not answers]
         fresh = self.ask(missing, purpose, among)
@@ -264,7 +265,7 @@ class ProbeCache:
             yield together(answers) if answers else next(fresh)
 
     def answers(self, subset: Subset) -> list[CountsAs]:
-        """Return what the set counted as, each time it was launched."""
+        """Return the answers of all launches of the set."""
         return list(self._answers.get(subset, ()))
 
     def asked(self) -> Iterable[Subset]:
@@ -272,35 +273,35 @@ class ProbeCache:
         return self._answers.keys()
 
     def count(self, subset: Subset, counts_as: CountsAs) -> int:
-        """Return how often the set counted so."""
+        """Return how often the set counted as `counts_as`."""
         return self._counts[subset, counts_as]
 
     def implied(self, subset: Subset) -> CountsAs | None:
-        """Return what the set must count as if more items never turn bad into good; None: no probe decides it."""
-        if any(seen.counts_as is BAD and seen.subset <= subset for seen in self.observations):
+        """Return what the set must count as if more items never turn bad into good; None: no answer implies it."""
+        if any(answer.counts_as is BAD and answer.subset <= subset for answer in self.observations):
             return BAD
-        if any(seen.counts_as is GOOD and seen.subset >= subset for seen in self.observations):
+        if any(answer.counts_as is GOOD and answer.subset >= subset for answer in self.observations):
             return GOOD
         return None
 
     def ahead(self, wanted: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
-        """Launch side by side what will be asked next, whatever the answers are; `ask` gives them when it is.
+        """Launch in parallel the sets that the search will need in any case; `ask` takes their answers later.
 
-        Nothing where one probe runs at a time: a first answer may make the others needless.
+        If probes run one at a time, launch nothing: the first answer may make the others needless.
         """
         if self.question.at_once == 1 or len(wanted) < 2:
             return
         span, waiting = self._span(among), iter(wanted)
         while batch := tuple(islice(waiting, self.question.at_once)):
-            for asked, counts_as in zip(batch, self._launched(batch, span, 0), strict=True):
-                self._ahead.setdefault(asked, []).append(counts_as)
+            for set_and_purpose, counts_as in zip(batch, self._launch(batch, span, 0), strict=True):
+                self._ahead.setdefault(set_and_purpose, []).append(counts_as)
 
     def _round(self, batch: tuple[Subset, ...], purpose: Purpose, span: tuple[int, int], left: int) -> list[CountsAs]:
         known = [
             self._ahead[subset, purpose].pop(0) if self._ahead.get((subset, purpose)) else None for subset in batch
         ]
         missing = [(subset, purpose) for subset, counts_as in zip(batch, known, strict=True) if counts_as is None]
-        fresh = iter(self._launched(missing, span, left) if missing else ())
+        fresh = iter(self._launch(missing, span, left) if missing else ())
         answers = [next(fresh) if counts_as is None else counts_as for counts_as in known]
         for subset, counts_as in zip(batch, answers, strict=True):
             self.observations.append(ProbeAnswer(subset=subset, counts_as=counts_as))
@@ -308,19 +309,17 @@ class ProbeCache:
             self._counts[subset, counts_as] += 1
         return answers
 
-    def _launched(
-        self, batch: Sequence[tuple[Subset, Purpose]], span: tuple[int, int], left: int
-    ) -> Sequence[CountsAs]:
+    def _launch(self, batch: Sequence[tuple[Subset, Purpose]], span: tuple[int, int], left: int) -> Sequence[CountsAs]:
         limit = self.question.max_probes
         if limit is not None and self._made + len(batch) > limit:
             raise OutOfBudget(f"{limit} probes are the most that one search makes, and they gave no proven answer")
         self._made += len(batch)
         purposes = tuple(purpose for _, purpose in batch)
-        asked = Round(
+        round_ = Round(
             subsets=tuple(self.items(subset) for subset, _ in batch), purpose=purposes[0], open=span, left=left,
             each=purposes if len(set(purposes)) > 1 else (),
         )  # fmt: skip
-        answers = self._probe(asked)
+        answers = self._probe(round_)
         assert len(answers) == len(batch)
         return answers
 
@@ -330,12 +329,12 @@ class ProbeCache:
 
 
 def together(answers: Sequence[CountsAs]) -> CountsAs:
-    """One answer for the same question asked several times, of which none contradicts another."""
+    """Return one answer for several launches of a set that do not contradict each other."""
     return next((counts_as for counts_as in answers if counts_as in (GOOD, BAD)), answers[-1])
 
 
 def units(question: SearchQuestion) -> tuple[Subset, ...]:
-    """Return the units: groups that share an item are one unit, and an item of no group is one by itself."""
+    """Return the units: groups that share an item are one unit, and an item without a group is its own unit."""
     joined: list[Subset] = []
     for group in question.together:
         touched = [unit for unit in joined if unit & group]

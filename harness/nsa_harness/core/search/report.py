@@ -1,4 +1,4 @@
-"""A bisection as every report shows it: what was asked, each probe, the answer, and the two commands that prove it."""
+"""The report of a bisection: the question, each probe, the answer, and the commands that show it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nsa_harness.core.search.subject import Subject
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeReport:
-    """One probe: what was asked of which configuration, and what it showed."""
+    """One probe: its configuration and purpose, and its result."""
 
-    n: int  # from 1, in the order asked
-    subset: Spans  # places in Subject.items, switched on
+    n: int  # from 1, in the order of the requests
+    subset: Spans  # places in Subject.items that are switched on
     purpose: Purpose
     open: tuple[int, int]  # the items that were still open before it, half-open
-    left: int  # probes still to come at most, when it was asked
-    in_full: bool  # asked under torchrun: no fork can answer for it
+    left: int  # the most probes still to come, before it was launched
+    in_full: bool  # requested under torchrun with the full limits: a fork cannot answer it
     launcher: str  # torchrun, fork or plain; none where it could not be launched
     verdict: str | None  # None: it could not be launched, or was ended early
     kind: HangKind | None
@@ -36,9 +36,9 @@ class ProbeReport:
     longest_quiet_s: float | None  # of any rank; None: not observed
     dir: str | None  # of the attempt, relative to the run directory
     spec_hash: str | None
-    early: bool = False  # ended before a verdict: in a wait that was proven in full before; it counts as bad
-    started_s: float | None = None  # on the clock of the search, which stands between its sessions; None: not kept
-    step_s: float | None = None  # of the rank that takes longest; None: not asked, or fewer than two steps were done
+    early: bool = False  # ended before a verdict, in a wait that was proven to hang before; it counts as bad
+    started_s: float | None = None  # on the clock of the search, which stops between its sessions; None: not stored
+    step_s: float | None = None  # of the slowest rank; None: slow is not sought, or fewer than two steps were done
 
     @property
     def places(self) -> Subset:
@@ -55,7 +55,7 @@ class Commands:
 
     bad: str | None
     good: str | None
-    alone: str | None  # the bad one without the harness: torchrun and a script in repro/
+    alone: str | None  # the failing configuration without the harness: torchrun and a script in repro/
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,14 +65,14 @@ class SearchDetail:
     run_id: str
     harness: str  # version
     machine: MachineFacts
-    command: str  # as typed
+    command: str  # as the user typed it
     scenario: str
     what: str  # "2 ranks · gloo · shape ci (12 layers, dim 128, T 256, fp32)"
     subject: Subject
-    search_probes: int  # of the probes: without controls and proofs
-    wall_s: float  # of all probes
+    search_probes: int  # number of probes without controls and proofs
+    wall_s: float  # sum over all probes
     interrupted: bool
-    notes: tuple[str, ...]  # choices made on the user's behalf, said aloud
+    notes: tuple[str, ...]  # choices made on the user's behalf
     not_covered: tuple[str, ...]
     answer: SearchAnswer
 
@@ -82,11 +82,11 @@ class BisectReport(SearchDetail):
     signature: Signature | None  # None until a failure was seen
     probes: tuple[ProbeReport, ...]
     commands: Commands
-    floor_probes: int  # what an oracle would need: log2 of the answers that were possible
+    floor_probes: int  # the least probes that any search needs: log2 of the possible answers
 
     @property
     def elapsed_s(self) -> float:
-        """The time that people waited, from the first probe's start to the last one's end."""
+        """The time that the user waited, from the start of the first probe to the end of the last one."""
         started = [probe.started_s for probe in self.probes if probe.started_s is not None]
         return ended_s(self.probes) - min(started) if len(started) == len(self.probes) > 0 else self.wall_s
 
@@ -97,7 +97,7 @@ def ended_s(probes: Iterable[ProbeReport]) -> float:
 
 
 def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
-    """Return the probe with what its launch has shown."""
+    """Return the probe with the verdict and the details of its launch's outcome."""
     culprit, verdict = outcome.culprit, outcome.verdict
     quiet = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
     return replace(
@@ -117,7 +117,7 @@ def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
 
 
 def floor_probes(answer: SearchAnswer, items: int) -> int:
-    """Return the probes that no search could do without: the bits in an answer of this kind."""
+    """Return the fewest probes that any search needs: the bits in an answer of this kind."""
     sizes = {
         AnswerKind.RANGE: items * (items + 1) // 2,
         AnswerKind.SET: math.comb(items, len(answer.items)),
@@ -127,28 +127,28 @@ def floor_probes(answer: SearchAnswer, items: int) -> int:
     return math.ceil(math.log2(max(1, sizes.get(answer.kind, items))))
 
 
-# Probes that were forked, and what torchrun says of them.
+# Forked probes that torchrun contradicts.
 
 
 def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeReport | None:
-    """Return a forked probe that should be launched again under torchrun; None: no launcher explains anything here.
+    """Return a forked probe that should be launched again under torchrun; None: the launcher explains nothing here.
 
-    That is an end that is not as it should be, or one of two probes that contradict each other, if one was forked and
-    the other was not. A configuration that ended both ways under one launcher is never returned.
+    That is a forked control with the wrong result, or the forked one of two contradictory probes of which the other was
+    not forked. A configuration that passed and failed under one launcher is never returned.
     """
-    same = [one for one in before if (one.subset, one.launcher) == (new.subset, new.launcher)]
+    same = [probe for probe in before if (probe.subset, probe.launcher) == (new.subset, new.launcher)]
     if any(probe.counts_as is not new.counts_as for probe in same):
         return None
     forked = new.launcher == Launcher.FORK
     if forked and _END.get(new.purpose, new.counts_as) is not new.counts_as:
         return new
-    others = (one for one in before if one.n != new.n and (one.launcher == Launcher.FORK) is not forked)
-    other = next((one for one in others if _contradict(one, new) or _contradict(new, one)), None)
+    others = (probe for probe in before if probe.n != new.n and (probe.launcher == Launcher.FORK) is not forked)
+    other = next((probe for probe in others if _contradict(probe, new) or _contradict(new, probe)), None)
     return new if other is not None and forked else other
 
 
 def without_forks(probes: Iterable[ProbeReport]) -> list[ProbeReport]:
-    """Return the probes with every forked one unresolved: forks do not show here what torchrun does."""
+    """Return the probes with every forked probe unresolved, because forks of this program behave differently."""
     reason = "a fork does not show here what torchrun does"
     return [
         replace(probe, counts_as=CountsAs.UNRESOLVED, summary=reason) if probe.launcher == Launcher.FORK else probe
@@ -160,7 +160,7 @@ _END = {Purpose.CONTROL_GOOD: CountsAs.GOOD, Purpose.CONTROL_BAD: CountsAs.BAD}
 
 
 def _contradict(larger: ProbeReport, smaller: ProbeReport) -> bool:
-    """Whether one configuration ended in two ways, or all of a failing one passes with more items."""
+    """Whether one configuration both passed and failed, or a failing one passes with more items."""
     if CountsAs.UNRESOLVED in (larger.counts_as, smaller.counts_as) or "none" in (larger.launcher, smaller.launcher):
         return False
     if larger.subset == smaller.subset:

@@ -1,4 +1,4 @@
-"""The subject of a bisection: the items it chooses from, and the configuration that each choice stands for."""
+"""The subject of a bisection: the items that it switches on and off, and the configuration of each choice of items."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from enum import StrEnum
 from nsa_harness.core.scenario.yaml_tree import Plain, scalar
 from nsa_harness.core.search.question import AnswerKind, SearchAnswer, spans_of
 
-Config = Mapping[str, Plain]  # by dotted key, or by the name of what a placeholder stands for
+Config = Mapping[str, Plain]  # values by dotted key, or by the name of a placeholder
 
 _BARE_WORD = re.compile(r"[A-Za-z_./][A-Za-z0-9_.+/-]*", re.ASCII)
 ENV = "run.env."
@@ -22,14 +22,14 @@ _NUMBERS = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # a list of layers as scen
 class Form(StrEnum):
     """The way in which a choice of items becomes a configuration."""
 
-    LAYERS = "layers"  # the numbers of the chosen ones, in a list
-    VALUE = "value"  # the largest of the chosen ones
-    CHOICE = "choice"  # the one that is chosen
-    WORDS = "words"  # the chosen ones, in a list
-    PARTS = "branches"  # the chosen ones with + between them; none of them and all of them are said in another way
-    KEYS = "keys"  # dotted keys that have their bad value instead of their good one
-    FILE = "file"  # the same in a file that the program reads
-    COMMIT = "commit"  # the newest of the chosen ones
+    LAYERS = "layers"  # a list of the chosen layer numbers
+    VALUE = "value"  # the largest chosen value
+    CHOICE = "choice"  # the one chosen value
+    WORDS = "words"  # a list of the chosen words
+    PARTS = "branches"  # the chosen parts joined by +; other words for no part and for all parts
+    KEYS = "keys"  # dotted keys: a chosen key has its bad value, any other its good value
+    FILE = "file"  # keys of a file that the program reads, in the same way
+    COMMIT = "commit"  # the latest chosen commit
 
 
 ORDERED = (Form.VALUE, Form.COMMIT)
@@ -37,20 +37,20 @@ ORDERED = (Form.VALUE, Form.COMMIT)
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A question: `items` are what the answer may name, in the order in which they are searched."""
+    """The subject: its `items` are what the answer may name, in the order of the search."""
 
     form: Form
-    key: str  # "gc.layers"; for people where the form has several keys
-    noun: str  # one item: "layer"
+    key: str  # "gc.layers"; a human-readable name if the form has several keys
+    noun: str  # the word for one item: "layer"
     items: tuple[Plain, ...]
-    # Ordered: the value of the good end, below the first item; parts: the keys without any of them; file: both files.
+    # Ordered: the value of the good end, below the first item; parts: the keys without any part; file: both files.
     good: Plain = None
-    bad_values: tuple[Plain, ...] = ()  # keys: what each item is set to; parts: the word for all of them
-    good_values: tuple[Plain, ...] = ()  # keys: what each item is otherwise; None for a variable: not set
-    open_end: bool = False  # ordered: the last item is not known to be bad; it is only the farthest one
-    together: tuple[tuple[int, ...], ...] = ()  # items that make no sense one without the other
-    labels: tuple[str, ...] = ()  # the items for people, where they are not their own
-    in_a_row: bool = False  # the program is told from where to where: only neighbours can be switched on together
+    bad_values: tuple[Plain, ...] = ()  # keys: the bad value of each item; parts: the word for all parts
+    good_values: tuple[Plain, ...] = ()  # keys: the good value of each item; None for a variable that is not set
+    open_end: bool = False  # ordered: the last item is only the largest value to try, and not known to be bad
+    together: tuple[tuple[int, ...], ...] = ()  # items that are only useful together
+    labels: tuple[str, ...] = ()  # human-readable names of the items, if they need any
+    in_a_row: bool = False  # the program takes a start and a stop: only neighbours can be switched on together
 
     @property
     def ordered(self) -> bool:
@@ -58,22 +58,22 @@ class Subject:
 
     @property
     def one_value(self) -> bool:
-        """A configuration has just one of the items."""
+        """Whether a configuration has exactly one of the items."""
         return self.ordered or self.form is Form.CHOICE
 
     @property
-    def keyed(self) -> bool:
+    def has_keys(self) -> bool:
         """Whether each item is a key with a good and a bad value."""
         return self.form in (Form.KEYS, Form.FILE)
 
     @property
-    def declared(self) -> bool:
-        """Whether keys of a scenario set it; else only the program's own arguments or environment do."""
+    def is_declared(self) -> bool:
+        """Whether keys of a scenario set it, and not just the program's own arguments or environment."""
         return "." in self.key or self.form in (Form.KEYS, Form.COMMIT)
 
     @property
     def question(self) -> str:
-        """ "gc.layers in [0,12)", "model.seq_len in (16, 256]"."""
+        """The question in short, such as "gc.layers in [0,12)" or "model.seq_len in (16, 256]"."""
         if self.open_end:
             return f"{self.key} above {self._shown(self.good)}, at most {self.label(len(self.items) - 1)}"
         if self.ordered:
@@ -89,7 +89,7 @@ class Subject:
         return self.labels[place] if self.labels else self._shown(self.items[place])
 
     def config(self, subset: Collection[int]) -> Config:
-        """The configuration in which just these items are switched on."""
+        """Return the configuration in which exactly these items are switched on."""
         if self.ordered:
             return {self.key: self.items[max(subset)] if subset else self.good}
         if self.form is Form.CHOICE:
@@ -100,7 +100,7 @@ class Subject:
                 return self.good
             whole = self.bad_values if len(chosen) == len(self.items) else ()
             return {self.key: whole[0] if whole else "+".join(map(str, chosen))}
-        if self.keyed:
+        if self.has_keys:
             pairs = zip(self.items, self.good_values, self.bad_values, strict=True)
             return {str(key): bad if place in subset else good for place, (key, good, bad) in enumerate(pairs)}
         return {self.key: list(chosen)}
@@ -111,12 +111,12 @@ class Subject:
         return frozenset(key.removeprefix(ENV) for key in unset)
 
     def packages(self, subset: Collection[int]) -> Config:
-        """Return versions by the name of a package; None: the package is to be absent."""
+        """Return the version of each package by name; None: the package must be absent."""
         config = self.config(subset).items()
         return {key.removeprefix(PACKAGE): value for key, value in config if key.startswith(PACKAGE)}
 
     def words(self, subset: Collection[int]) -> tuple[str, ...]:
-        """The configuration as overrides of a command line; no override can take a variable away."""
+        """Return the configuration as overrides of a command line, which cannot unset a variable."""
         if self.form is Form.FILE:
             return ()
         away = self.swept_away(subset)
@@ -125,7 +125,7 @@ class Subject:
         return tuple(word(key, value) for key, value in config if key.removeprefix(ENV) not in away)
 
     def describe(self, subset: Collection[int]) -> str:
-        """A choice in a few words: "layers 0-5 [0:6]", "none", "model.seq_len 64"."""
+        """Return a choice of items as text: "layers 0-5 [0:6]", "no layer", "model.seq_len 64"."""
         if self.ordered:
             return f"{self.key} {self.label(max(subset)) if subset else self._shown(self.good)}"
         places = sorted(subset)
@@ -140,7 +140,7 @@ class Subject:
 
     @staticmethod
     def _as_typed(key: str, value: Plain) -> str:
-        """A text stands for what was written: for a number where YAML reads one, but of a variable for the text."""
+        """Return an override as the user wrote it: YAML may read it as a number, except in a variable."""
         written = isinstance(value, str) and not key.startswith(ENV) and not isinstance(scalar(value), str)
         return f"{key}={value}" if written else override_word(key, value)
 
@@ -161,7 +161,10 @@ _OF_SEEDS = {
 
 
 def in_its_words(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
-    """The answer as this subject can be spoken of: only layers lie side by side; of other items a range is a set."""
+    """Return the answer in the terms of this subject: only layers form a range, so other items become a set.
+
+    For seeds, its `why` explains what the answer means.
+    """
     if subject.noun == SEED and (meaning := _meaning(answer)):
         return replace(answer, why="; ".join(filter(None, (meaning, answer.why))))
     if answer.kind is not AnswerKind.RANGE or subject.form is Form.LAYERS:
@@ -188,7 +191,7 @@ def override_word(key: str, value: Plain) -> str:
 
 
 def layers_word(value: Plain) -> str:
-    """A list of layer numbers as a scenario takes it: none, 2:6 or [0-1,4]."""
+    """Return a list of layer numbers as a scenario takes it: none, 2:6 or [0-1,4]."""
     numbers = sorted(map(_number, value)) if isinstance(value, list) else None
     if numbers is None:
         return f"[{value}]" if _NUMBERS.fullmatch(str(value)) else str(value)
@@ -200,7 +203,7 @@ def layers_word(value: Plain) -> str:
 
 
 def layer_spans(numbers: Collection[int]) -> str:
-    """Return layers for people, inclusive, with the code's form after a span: "0-5 [0:6]", "3 and 8", "7"."""
+    """Return human-readable layers: inclusive, with Python's form after a single span: "0-5 [0:6]", "3 and 8", "7"."""
     ordered = sorted(numbers)
     spans = _spans(ordered)
     if len(ordered) > 1 and len(spans) == 1:

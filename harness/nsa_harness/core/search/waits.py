@@ -1,4 +1,4 @@
-"""Waits of a probe: where its ranks are blocked, whether the search has seen that before, and how long it waits."""
+"""The waits of a probe: where its ranks are blocked, whether that was proven to hang before, and when to stop."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nsa_harness.core.verdict.proof import StallEpisode, closed, snapshot_pair
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import wait_for
 
-# What a search learns from its good control, which shows how long this program does nothing while all is well (Q). Any
-# other run has to guess that, and grants an open wait 300 s.
-#   stall   3 Q, at least 2 s: from then on the ranks are looked at. A look proves nothing alone.
-#   early  10 Q, at least 10 s: a wait that was proven once in full. 10 times is what any run grants an open wait; 10 s
-#          are five looks, and more than the pauses of a machine that has several probes beside each other.
-#   proof  20 Q, at least 60 s, and never more than any other run: twice as patient as an early end, and as long as a
-#          computation may stand on one line.
+# The good control of a search shows Q, the longest time without progress in a sound run of this program. All other runs
+# must guess Q, and allow an open wait 300 s.
+#   stall   3 Q, at least 2 s: when snapshots of the ranks start. A snapshot alone proves nothing.
+#   early  10 Q, at least 10 s: when a wait that was proven in full before ends a probe. All runs allow an open wait ten
+#          times Q; 10 s are five snapshots, and longer than the pauses of a machine that runs several probes.
+#   proof  20 Q, at least 60 s, and never more than in other runs: twice as long as an early end, and as long as a
+#          computation may stay on one line.
 STALL_FACTOR, STALL_FLOOR_S = 3.0, 2.0
 EARLY_FACTOR, EARLY_FLOOR_S = 10.0, 10.0
 PROOF_FACTOR, PROOF_FLOOR_S = 20.0, 60.0
@@ -41,27 +41,27 @@ def proof_after_s(longest_quiet_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RankWait:
-    """What one rank is blocked in, as it would be seen again in another launch."""
+    """The wait of one rank, in a form that is equal in every launch."""
 
     rank: int
     kind: WaitKind
     stack: tuple[str, ...]  # "train.py:13 step", innermost first, up to the program's own outermost line
 
 
-WaitSignature = tuple[RankWait, ...]  # of every rank, in order
+WaitSignature = tuple[RankWait, ...]  # one wait per rank, in order
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """A probe in an open wait: nothing proves that it never ends."""
+class OpenWait:
+    """The state of a probe whose ranks wait, while nothing proves yet that the wait never ends."""
 
     signature: WaitSignature | None  # None: not every rank is known to wait
-    quiet_s: float
-    until_s: float | None  # so long a quiet proves the hang; None: none does, as a sleep ends in time
-    limit: str  # which limit that is
+    quiet_s: float  # time without progress
+    until_s: float | None  # this much time without progress proves the hang; None: no time does, because a sleep ends
+    limit: str  # the limit that sets `until_s`
 
 
-def standing(
+def open_wait(
     snapshots: Sequence[Snapshot],
     samples: Sequence[Sample],
     *,
@@ -70,31 +70,35 @@ def standing(
     backend: str,
     gone: Iterable[int] = (),
     ranks: int,
-) -> Standing | None:
-    """Return the open wait of a probe; None: there is no second snapshot yet, or a rank makes progress."""
-    looks = snapshot_pair(snapshots)
-    if looks is None:
+) -> OpenWait | None:
+    """Return the open wait of a running probe, to compare it with waits that were proven to hang.
+
+    None: there is no second snapshot yet, a rank makes progress, or every wait is proven to be endless.
+    """
+    pair = snapshot_pair(snapshots)
+    if pair is None:
         return None
-    graph = wait_for(*looks, gone, backend)
+    graph = wait_for(*pair, gone, backend)
     open_roots = [root for root in graph.roots if not closed(root, limits)]
     if graph.moved or not open_roots:
         return None
     episode = StallEpisode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
     quiet_s = min(episode.no_progress_s(root) for root in open_roots)
     left = [episode.left_s(root) for root in open_roots]
-    known_s = [one for one in left if one is not None]
-    return Standing(
-        signature=_signature(graph.waits, looks[1].ranks, ranks),
+    known_s = [left_s for left_s in left if left_s is not None]
+    return OpenWait(
+        signature=_signature(graph.waits, pair[1].ranks, ranks),
         quiet_s=quiet_s,
         until_s=quiet_s + max(known_s) if len(known_s) == len(left) else None,
         limit="busy_s" if any(_computes(root) for root in open_roots) else "open_wait_s",
     )
 
 
-def seen_before(now: Standing, known: Collection[WaitSignature], longest_quiet_s: float | None) -> bool:
-    """Whether every rank is blocked as in a proven hang, for longer than a sound run ever made no progress.
+def seen_before(now: OpenWait, known: Collection[WaitSignature], longest_quiet_s: float | None) -> bool:
+    """Whether every rank is blocked as in a `known` hang, for much longer than a sound run ever made no progress.
 
-    `longest_quiet_s`: of the good control; None: nobody saw it. A sleep whose end is known is waited for.
+    `longest_quiet_s`: the longest time without progress in the good control; None: not observed. A sleep whose end is
+    known is never cut short.
     """
     if longest_quiet_s is None or now.until_s is None or now.signature not in known:
         return False
@@ -102,23 +106,21 @@ def seen_before(now: Standing, known: Collection[WaitSignature], longest_quiet_s
 
 
 def _signature(waits: Sequence[Wait], seen: Sequence[RankSnapshot], ranks: int) -> WaitSignature | None:
-    stacks = {one.rank: stack.frames for one in seen if (stack := rank_stack(one)) and stack.frames}
-    standing_still = [
-        wait for wait in waits if wait.rank in stacks and not _computes(wait) and wait.kind is not WaitKind.GONE
-    ]
-    if {one.rank for one in standing_still} != set(range(ranks)):
+    stacks = {rank.rank: stack.frames for rank in seen if (stack := rank_stack(rank)) and stack.frames}
+    blocked = [wait for wait in waits if wait.rank in stacks and not _computes(wait) and wait.kind is not WaitKind.GONE]
+    if {wait.rank for wait in blocked} != set(range(ranks)):
         return None
-    ordered = sorted(standing_still, key=lambda one: one.rank)
-    return tuple(RankWait(rank=one.rank, kind=one.kind, stack=_lines(stacks[one.rank])) for one in ordered)
+    ordered = sorted(blocked, key=lambda wait: wait.rank)
+    return tuple(RankWait(rank=wait.rank, kind=wait.kind, stack=_lines(stacks[wait.rank])) for wait in ordered)
 
 
 def _computes(wait: Wait) -> bool:
-    """Whether the rank may be in a long computation that is right: only its time tells it from an endless one."""
+    """Whether the rank may be in a sound long computation, which only time distinguishes from an endless one."""
     return wait.kind in (WaitKind.COMPUTE, WaitKind.COMPILE) or bool(wait.computing)
 
 
 def _lines(frames: Sequence[Frame]) -> tuple[str, ...]:
-    """Return the lines of the program without what is around it, in which a fork and torchrun differ."""
+    """Return the program's lines without the outer frames, in which a fork and torchrun differ."""
     own = [number for number, frame in enumerate(frames, start=1) if _is_the_programs(frame)]
     return tuple(
         f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
@@ -132,20 +134,20 @@ def _is_the_programs(frame: Frame) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """The reason why a probe without progress is waited for, and until when."""
+    """The reason why the search still waits for a probe without progress, and until when."""
 
-    quiet_s: float
-    until_s: float | None  # of quiet; None: until it moves
+    quiet_s: float  # time without progress so far
+    until_s: float | None  # time without progress at which it ends; None: until the probe makes progress
     seen: bool  # this wait was proven to be a hang before
-    limit: str  # which limit ends it sooner, where it has to be proven
+    limit: str  # the limit that a user can lower to end it sooner, if the hang has to be proven
 
     @property
     def left_s(self) -> float:
         return 0.0 if self.until_s is None else self.until_s - self.quiet_s
 
 
-def waiting_for(now: Standing, known: Collection[WaitSignature], longest_quiet_s: float | None) -> Waiting:
-    """Return why the probe is waited for. Takes the arguments of `seen_before`."""
+def waiting_for(now: OpenWait, known: Collection[WaitSignature], longest_quiet_s: float | None) -> Waiting:
+    """Return why the search still waits for the probe. Takes the arguments of `seen_before`."""
     if longest_quiet_s is None or now.signature not in known:
         return Waiting(quiet_s=now.quiet_s, until_s=now.until_s, seen=False, limit=now.limit)
     return Waiting(quiet_s=now.quiet_s, until_s=early_after_s(longest_quiet_s), seen=True, limit=now.limit)
@@ -153,18 +155,18 @@ def waiting_for(now: Standing, known: Collection[WaitSignature], longest_quiet_s
 
 @dataclass(kw_only=True)
 class EarlyStop:
-    """The rule that ends one probe before its verdict."""
+    """The rule that ends one probe before its verdict, if its ranks wait as in a proven hang."""
 
-    n: int
+    n: int  # number of the probe
     ranks: int
-    quiet_s: float | None  # the longest of the good control; None: it is waited for until it is judged
+    quiet_s: float | None  # the good control's longest time without progress; None: the probe runs to its verdict
     known: Collection[WaitSignature]
-    tell: Callable[[int, Waiting | None], None]
-    signature: WaitSignature | None = None  # of the last look
+    tell: Callable[[int, Waiting | None], None]  # called at each snapshot
+    signature: WaitSignature | None = None  # from the last snapshot
     early: bool = False
 
     def __call__(self, snapshots: Sequence[Snapshot], samples: Sequence[Sample], **facts: Any) -> bool:
-        now = standing(snapshots, samples, ranks=self.ranks, **facts)
+        now = open_wait(snapshots, samples, ranks=self.ranks, **facts)
         self.signature = now.signature if now else None
         self.early = now is not None and seen_before(now, self.known, self.quiet_s)
         self.tell(self.n, waiting_for(now, self.known, self.quiet_s) if now else None)

@@ -12,10 +12,11 @@ from pathlib import PurePosixPath
 from nsa_harness.core.evidence.evidence import Evidence, Frame, Source
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import Place
-from nsa_harness.core.source_code.excerpt import Excerpt, Function, calls_in, parsed
+from nsa_harness.core.source_code.excerpt import Excerpt, Function, calls_in, parse_python, parsed
 from nsa_harness.core.source_code.program_source import MAX_CALLS, STORE_SETTERS
 
 _MAX_LINES = 400  # longest function that is stored
+_module = lru_cache(maxsize=8)(parse_python)  # whole files, each read three times in a row
 _FOLDERS = 3  # number of parent directories in which a file's imports are searched
 # A key and its value. A set or a list takes one argument only.
 _MAY_SET = re.compile(rf"\.(?:{'|'.join(sorted(STORE_SETTERS))})\(\s*(?:f?([\"']).*?\1\s*[,%+.]|[\w.\[\]]+\s*,)")
@@ -131,14 +132,6 @@ def _imported(file: str, text: str) -> Iterator[str]:
             modules = [node.module, *(f"{node.module}.{name}" for name in inside)] if node.module else inside
         for module in modules:
             yield from (f"{folder / module.replace('.', '/')}.py" for folder in folders)
-
-
-@lru_cache(maxsize=8)  # the whole files of one program, each read three times in a row
-def _module(text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Module(body=[], type_ignores=[])
 
 
 @lru_cache(maxsize=4096)

@@ -305,9 +305,14 @@ class Excerpt(Source):
 
 @lru_cache(maxsize=1024)
 def parsed(text: str) -> ast.Module:
-    """Return the tree of an excerpt with its original indentation; an empty tree if it is not valid Python."""
+    """Return the syntax tree of an excerpt, which may be indented."""
+    return parse_python(dedent(text))
+
+
+def parse_python(text: str) -> ast.Module:
+    """Return the syntax tree of the text; an empty tree if the text is not valid Python."""
     try:
-        return ast.parse(dedent(text))
+        return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module(body=[], type_ignores=[])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from functools import lru_cache
 
+from nsa_harness.core.source_code.excerpt import parse_python
+
 _MAX_TEXT = 4000
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -26,6 +28,7 @@ _REPORTS = _POLLS | {
     "monotonic", "perf_counter", "getpid", "getrusage", "str", "int", "float", "round", "repr", "send", "sendto",
     "sendall", "add_scalar", "gauge", "memory_allocated",
 }  # fmt: skip
+_tree = lru_cache(maxsize=64)(parse_python)
 _SHARED = frozenset({"value"})  # attribute of multiprocessing.Value, which another process may set
 
 
@@ -73,11 +76,3 @@ def _contains_only(loop: str, kinds: tuple[type[ast.AST], ...], calls: frozenset
 
 def _function_name(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-@lru_cache(maxsize=64)
-def _tree(text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Module(body=[], type_ignores=[])

@@ -22,7 +22,7 @@ BLIND_STALL_S = 20.0  # no status file: only bytes and stacks are visible, and b
 _SET_UP = {"init_process_group", "new_group"}
 
 
-def started(board: StatusFile | None) -> bool:
+def has_started(board: StatusFile | None) -> bool:
     """Whether the rank has finished start-up: it trains, or has called a collective that does not create a group."""
     if board is None:
         return False

@@ -59,13 +59,13 @@ def only_another_line(before: RankSnapshot, after: RankSnapshot, elapsed_s: floa
     """
     if _has_new_event(before, after):
         return False
-    naps = nap(before) is not None or nap(after) is not None
+    naps = sleep_end_s(before) is not None or sleep_end_s(after) is not None
     return not _transferred(before, after, elapsed_s) or (naps and _only_trickles(before, after, elapsed_s))
 
 
 def _sleeps_between(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) -> bool:
     """Whether the rank woke up and sleeps again on the same line, with few bytes transferred in between."""
-    earlier, later = nap(before), nap(after)
+    earlier, later = sleep_end_s(before), sleep_end_s(after)
     if earlier is None or later is None or earlier >= later or leaf(before) != leaf(after):
         return False
     return _only_trickles(before, after, elapsed_s)
@@ -78,7 +78,7 @@ def _only_trickles(before: RankSnapshot, after: RankSnapshot, elapsed_s: float) 
     return few and not (processes[0] and processes[1] and has_connection_traffic(processes[0], processes[1]))
 
 
-def nap(snapshot: RankSnapshot) -> float | None:
+def sleep_end_s(snapshot: RankSnapshot) -> float | None:
     """Return the time at which the training thread's sleep ends, or None if the thread does not sleep."""
     task = task_of(snapshot, rank_stack(snapshot))
     return task.wakes_at_s if task and task.syscall in SLEEPS else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nsa_harness.core.evidence.evidence import ChildSample, Sample, Snapshot
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind
-from nsa_harness.core.verdict.motion import Motion, leaf, nap
+from nsa_harness.core.verdict.motion import Motion, leaf, sleep_end_s
 from nsa_harness.core.verdict.wait import Wait, WaitKind
 from nsa_harness.core.verdict.wait_graph import WaitFor, wait_for
 
@@ -137,7 +137,7 @@ class StallEpisode:
     def sleeps_again(self, root: Wait) -> bool:
         """Whether the rank's earlier sleep on this line has ended and it sleeps there again: a polling loop."""
         own = (rank for snapshot in self.snapshots for rank in snapshot.ranks if rank.rank == root.rank)
-        seen = [(leaf(rank), nap(rank)) for rank in own]
+        seen = [(leaf(rank), sleep_end_s(rank)) for rank in own]
         seen += [(sample.leaf, sample.wakes_at_s) for sample in self.samples if sample.rank == root.rank]
         now_s = self.snapshots[-1].at_s
         before = (line == root.leaf and end_s is not None and end_s < now_s for line, end_s in seen)

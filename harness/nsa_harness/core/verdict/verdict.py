@@ -107,10 +107,6 @@ def _ranks_with_new_events(last: Sequence[RankSnapshot], evidence: Evidence) -> 
     return {rank.rank for rank in last if rank.board and last_progress_s(rank.board) > begun_s}
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
-
-
 # A rank prints these messages after its peer has exited, so they are never the first failure if there is another.
 _COLLATERAL = re.compile(
     r"Connection (?:closed by|reset by) peer|Socket (?:unexpectedly )?closed|Timed out waiting|Broken pipe"
@@ -266,7 +262,7 @@ def _ranks(ranks: Sequence[RankEvidence]) -> str:
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _ending_without_controller(evidence: Evidence) -> str:
@@ -364,13 +360,13 @@ def _unseen_ends(evidence: Evidence, failures: Sequence[Failure]) -> list[Failur
     return [
         Failure(
             kind=FailureKind.UNSEEN,
-            rank=one.rank,
-            at_s=one.exit.at_s if one.exit else 0.0,
-            text=f"rank {one.rank} {how_it_ended(None)}",
+            rank=rank.rank,
+            at_s=rank.exit.at_s if rank.exit else 0.0,
+            text=f"rank {rank.rank} {how_it_ended(None)}",
             collateral=False,
         )
-        for one in _ranks_without_good_end(evidence)
-        if (one.pid is None if one.exit is None else one.exit.status is None and not one.exit.by_us)
+        for rank in _ranks_without_good_end(evidence)
+        if (rank.pid is None if rank.exit is None else rank.exit.status is None and not rank.exit.by_us)
     ]
 
 

@@ -52,7 +52,7 @@ class WaitState:
     closed: bool = False
     peers: tuple[int, ...] = ()  # the ranks it waits for
     until_s: float | None = None  # end of its sleep, or of the sleep of the child it waits for, if known
-    target: str = ""  # what it waits on outside its own memory: a pipe, a path, the address of a peer
+    target: str = ""  # the pipe, path or peer address that it waits on; "" if that is in its own memory
     collective: Collective | None = None
     call: Call | None = None
     child: ChildWait | None = None  # the process below it that it waits for

@@ -14,9 +14,9 @@ from nsa_harness.core.verdict.motion import (
     STARVED_SHARE,
     Motion,
     motion,
-    nap,
     only_another_line,
     rank_stack,
+    sleep_end_s,
     task_of,
     thread_cpu_s,
 )
@@ -213,7 +213,7 @@ def _sample(
         user=user_frame(frames),
         cpu_s=rank.process.cpu_s if rank.process else None,
         another_line=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
-        wakes_at_s=nap(rank),
+        wakes_at_s=sleep_end_s(rank),
         below=tuple(ChildSample(pid=child.pid, leaf=child.leaf, user=child.user) for child in wait.computing)
         if wait
         else (),

@@ -1,6 +1,6 @@
 """bisect.json: the record of a bisection, schema 1, written and read as one type.
 
-The keys of the contract come first and are always there; "detail" holds what only people and `bisect --log` need.
+The keys of the contract come first and are always present. "detail" has what only readers and `bisect --log` need.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def _spans(value: Spans, info: ValidationInfo) -> Spans:
-    """Refuse places that no item has: a reader would count up to them."""
+    """Refuse places beyond the items: a large number would cost the reader much memory."""
     if not within(value, items := _items(info)):
         raise PydanticCustomError("places", "no spans of {items} items", {"items": items})
     return value
@@ -50,7 +50,7 @@ def _places(value: Any, info: ValidationInfo) -> Subset:
 
 def _within(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
     items = _items(info)
-    if not all(0 <= one <= items for one in value):
+    if not all(0 <= place <= items for place in value):
         raise PydanticCustomError("places", "not within {items} items", {"items": items})
     return value
 
@@ -72,7 +72,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeEvent:
-    """A probe as far as programs may rely on it; the `--json` stream has no more of it."""
+    """The part of a probe that programs may rely on, as in the `--json` stream."""
 
     n: int
     config: dict[str, Any]
@@ -83,7 +83,7 @@ class ProbeEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredProbe(ProbeReport, ProbeEvent):
-    """One probe: what was asked of which configuration, and what it showed."""
+    """A probe with all its fields."""
 
     subset: Annotated[Spans, AfterValidator(_spans)]
     open: Annotated[tuple[int, int], AfterValidator(_within)]
@@ -91,7 +91,7 @@ class StoredProbe(ProbeReport, ProbeEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What the answer lies between, by the names of `items`."""
+    """The bounds of an undecided answer, in the form of `items`."""
 
     passing: tuple[Any, ...] | None
     failing: tuple[Any, ...] | None
@@ -104,7 +104,7 @@ class Answer:
     kind: AnswerKind
     items: tuple[Any, ...]
     confidence: Share
-    p_hang: Share | None = None  # left out where runs are not flaky
+    p_hang: Share | None = None  # omitted if runs are not flaky
     bounds: Bounds | None = None
 
 
@@ -116,7 +116,7 @@ class Controls:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSubject(Subject):
-    """What is varied."""  # whose values may be anything that JSON can say: pydantic knows no such type
+    """The subject. Its values may be any JSON, for which pydantic has no strict type."""
 
     items: tuple[Any, ...]
     good: Any = None
@@ -144,7 +144,7 @@ class StoredDetail(SearchDetail):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecord:
-    """What the file holds."""
+    """The contents of the file."""
 
     schema: Literal[1]
     question: str
@@ -163,7 +163,7 @@ def bisect_json(report: BisectReport) -> str:
 
 
 def from_json(text: str, where: str = "bisect.json") -> BisectReport:
-    """The bisection a file holds. Raises StoredRunError, which names every value that is wrong."""
+    """Return the bisection from the text of a file. Raises StoredRunError, which names every wrong value."""
     try:
         items = len(json.loads(text)["detail"]["subject"]["items"])
         record = adapter(SearchRecord).validate_json(text, strict=True, context={"items": items})
@@ -177,7 +177,7 @@ def from_json(text: str, where: str = "bisect.json") -> BisectReport:
 
 
 def stored_search(run: RunDir) -> BisectReport:
-    """The bisection whose run this is. Raises StoredRunError; `run.search` tells whether it is one at all."""
+    """Return the stored bisection of a run. Raises StoredRunError, also if the run is not a bisection."""
     try:
         text = run.door.whole(run.search, _MOST_BYTES).decode("utf-8", errors="replace")
     except OSError as error:
@@ -189,21 +189,21 @@ def stored_search(run: RunDir) -> BisectReport:
 
 
 def probe_event(subject: Subject, probe: ProbeReport) -> dict[str, object]:
-    """One probe in the `--json` stream, by the keys of bisect.json."""
+    """Return the event of a probe in the `--json` stream, with the keys of bisect.json."""
     stored = _stored_probe(subject, escaped(probe))
     values = adapter(ProbeEvent).dump_python(_only(ProbeEvent, stored), mode="json")
     return {"event": "probe", "scenario": stored.dir, **values}
 
 
 def answer_event(report: BisectReport, run_dir: str) -> dict[str, object]:
-    """The end of the `--json` stream of a bisection."""
+    """Return the last event in the `--json` stream of a bisection."""
     report = escaped(report)
     answer = _without_rate(adapter(Answer).dump_python(_answer(report), mode="json"))
     return {"event": "done", "scenario": report.scenario, "answer": answer, "run_dir": escape(run_dir)}
 
 
 def answer_items(subject: Subject, answer: SearchAnswer) -> list[Any]:
-    """The answer as programs read it: layer numbers, a half-open range, values, names."""
+    """Return the items of an answer for programs: layer numbers, a half-open range, values or names."""
     if not answer.items:
         return []
     match answer.kind:
@@ -251,7 +251,7 @@ def _report(record: SearchRecord) -> BisectReport:
 
 
 def _only(of: type[T], value: T) -> T:
-    """Return the value as that very type, without the further fields of a subclass."""
+    """Return the value as exactly this type, without the additional fields of a subclass."""
     return of(**{field.name: getattr(value, field.name) for field in fields(of)})  # type: ignore[arg-type]
 
 
@@ -267,7 +267,7 @@ def _answer(report: BisectReport) -> Answer:
 
 
 def _bounds(report: BisectReport) -> Bounds:
-    """The largest that passes and the smallest that fails; of a search that was cut short by its probes."""
+    """Return the largest set that passes and the smallest that fails, from the probes if the search was cut short."""
     answer, subject, open_ = report.answer, report.subject, sorted(open_places(report))
     good = [probe.places for probe in report.probes if probe.counts_as is CountsAs.GOOD]
     bad = [probe.places for probe in report.probes if probe.counts_as is CountsAs.BAD]
@@ -282,7 +282,7 @@ def _bounds(report: BisectReport) -> Bounds:
 
 
 def _named(subject: Subject, places: Subset) -> tuple[Any, ...]:
-    """Return the items, or the one value that they stand for."""
+    """Return the items, or for an ordered subject their one value."""
     if subject.ordered:
         return (subject.items[max(places)] if places else subject.good,)
     return tuple(subject.items[place] for place in sorted(places))
@@ -298,9 +298,9 @@ def _stored_probe(subject: Subject, probe: ProbeReport) -> StoredProbe:
 
 
 def _control(report: BisectReport, purpose: Purpose) -> str | None:
-    """The directory of the last one that ended as it should; of one that did not, null."""
+    """Return the directory of the last control with the expected result, or None."""
     wanted = CountsAs.GOOD if purpose is Purpose.CONTROL_GOOD else CountsAs.BAD
-    # Up to an open end it is a step on the way that fails first.
+    # With an open end, a probe of the gallop is the one that fails first.
     purposes = (purpose, Purpose.GALLOP) if wanted is CountsAs.BAD else (purpose,)
     dirs = [probe.dir for probe in report.probes if probe.purpose in purposes and probe.counts_as is wanted]
     return dirs[-1] if dirs else None

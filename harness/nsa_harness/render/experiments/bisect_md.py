@@ -1,4 +1,4 @@
-"""BISECT.md, ready for an issue: the answer, what proves it, and how to see it again."""
+"""BISECT.md, ready to paste into an issue: the answer, its proof, and the commands that show it again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nsa_harness.texts import words
 
 LIMIT = 65_536  # characters that GitHub takes in one issue
 _GRID_COLUMNS = 110
-_STACK_LINES = 24  # of each file
+_STACK_LINES = 24  # lines of each file
 _PROBE_ROWS = 120
-_CELL = 200  # columns of one cell; bisect.json has the whole
+_CELL = 200  # columns of one cell; bisect.json has the whole text
 _OMITTED = "\n\nThe rest is cut, because an issue takes 65,536 characters; all of it is in the run directory.\n"
 
 
@@ -27,7 +27,7 @@ def bisect_md(report: BisectReport, stacks: Mapping[str, str] | None = None) -> 
     sections = (
         _head(report),
         _commands([fact for fact in facts if fact.command]),
-        _told(report, [fact for fact in facts if not fact.command]),
+        _known(report, [fact for fact in facts if not fact.command]),
         _proof(report, probe_rows),
         _picture(report, probe_rows),
         _stacks(report, stacks or {}),
@@ -53,20 +53,20 @@ def _head(report: BisectReport) -> list[str]:
 
 
 def _commands(facts: Sequence[bisect_words.Fact]) -> list[str]:
-    commands = ((one.label.capitalize(), text) for one in facts for text in one.texts)
+    commands = ((fact.label.capitalize(), text) for fact in facts for text in fact.texts)
     lines = [line for name, text in commands for line in ("", f"{name}:", "", *markdown_fence(text, "sh"))]
     return ["## See it again", *lines] if lines else []
 
 
-def _told(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> list[str]:
+def _known(report: BisectReport, facts: Sequence[bisect_words.Fact]) -> list[str]:
     failed = bisect_words.failing_probe(report)
-    shown = [(one.label, text) for one in facts for text in one.texts]
+    shown = [(fact.label, text) for fact in facts for text in fact.texts]
     shown += [("failed", failed.summary)] if failed is not None and failed.summary else []
     return ["## What is known", "", *(f"- {label}: {markdown(text)}" for label, text in shown)]
 
 
 def _proof(report: BisectReport, probe_rows: Sequence[Row]) -> list[str]:
-    """The controls and what was asked once the answer stood."""
+    """Return the section with the controls, and the probes that prove the answer."""
     shown = [row for row, probe in zip(probe_rows, report.probes, strict=True) if probe.purpose in (*PROOFS, *CONTROLS)]
     return ["## What proves it", "", *_table(shown)] if shown else []
 
@@ -76,7 +76,7 @@ def _picture(report: BisectReport, probe_rows: Sequence[Row]) -> list[str]:
         return []
     picture = list(Grid(subject=report.subject, width=_GRID_COLUMNS).whole(probe_rows))
     kept = picture[:_PROBE_ROWS]
-    # Each line has passed the escape; as a block they would be cut to the last 40.
+    # Each line is already escaped; markdown_fence would cut the block to its last 40 lines.
     fence = markdown_fence("\n".join(kept), "text")[0][:-4]
     more = ["", f"{len(picture) - len(kept)} more lines are in report.html."] if len(picture) > len(kept) else []
     return ["## The search", "", f"{fence}text", *kept, fence, *more]
@@ -143,7 +143,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _clean(text: str) -> str:
-    """The first lines of a dump; `escape_block` alone would keep the last ones."""
+    """Return the text of a dump, escaped line by line: `escape_block` keeps only the last lines of a long text."""
     lines = text.splitlines()
     return "\n".join(escape_block(line) if line.strip() else "" for line in lines).strip("\n")
 

@@ -1,7 +1,6 @@
-"""A claim for people: what is compared, a line a trial, the answer with its counts, and the ledger as a table.
+"""The terminal output of a claim and of a verification: header, a line per trial, the answer, and the ledger.
 
-Lines are pure functions of the values and the width; `TrialScreen` draws them while trials run, of a claim and of a
-failed run that is verified.
+Pure functions return the lines, and `TrialScreen` draws them while trials run.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _ROW = 11  # of the name of a side
 
 
 def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
-    """Yield what is claimed, what is compared, and the terms."""
+    """Yield the claim, both sides, and the terms."""
     report, terms = escaped(report), report.terms
     yield from paragraph(f"CLAIM  {report.scenario}   {report.text}", width, "", "       ")
     for name, label in zip(SIDES, report.labels, strict=True):
@@ -57,7 +56,7 @@ def header_lines(report: ClaimReport, width: int) -> Iterator[str]:
 def trial_line(report: ClaimReport, width: int) -> str:
     """Return the last trial: "  3  without it  HANG  14.5 s   2/2 against 0/1   deadlock · model.py:40".
 
-    Behind each pair stands what is left at most.
+    After each pair, the line also shows the most pairs that are left.
     """
     trial = escaped(report.trials[-1])
     first, second = report.counts
@@ -84,12 +83,12 @@ def progress_text(report: ClaimReport, side: int) -> str:
 
 
 def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width: int) -> Iterator[str]:
-    """The answer, what it rests on, and what else differs."""
+    """Yield the answer, the counts, and everything else in which the sides differ."""
     report = escaped(report)
     assert report.conclusion is not None
-    found = report.conclusion
-    sure = f"   ({percent(report.terms.confidence)} sure)" if found.by_counts else ""
-    yield from paragraph(f"{found.result.value.upper()}  {found.why}{sure}", width, "", "  ")
+    conclusion = report.conclusion
+    sure = f"   ({percent(report.terms.confidence)} sure)" if conclusion.by_counts else ""
+    yield from paragraph(f"{conclusion.result.value.upper()}  {conclusion.why}{sure}", width, "", "  ")
     yield ""
     for name, counted in zip(SIDES, report.counts, strict=True):
         yield from labelled(name, count_text(counted, report.terms.confidence), width, _LABEL)
@@ -105,7 +104,7 @@ def answer_lines(report: ClaimReport, run_dir: Path, ledger: Path | None, width:
 
 
 def count_text(counted: Count, confidence: float) -> str:
-    """ "failed 4 of 30 (4 % to 31 %): 3 HANG · deadlock, 1 FAIL · raised"."""
+    """Return "failed 4 of 30 (4 % to 31 %): 3 HANG · deadlock, 1 FAIL · raised"."""
     low, high = counted.interval(confidence)
     unjudged = f"; {words.plural(counted.unjudged, 'run')} not judged" if counted.unjudged else ""
     ends = ", ".join(f"{often} {end}" for end, often in counted.ends.items())
@@ -113,7 +112,7 @@ def count_text(counted: Count, confidence: float) -> str:
 
 
 def fixed_text(report: ClaimReport) -> str:
-    """Return whether the failure is gone, and why; that it became rarer does not count."""
+    """Return whether the failure is gone, and why. A failure that is only rarer is not gone."""
     first, second = report.counts
     confidence = report.terms.confidence
     is_fixed = fixed(first, second, confidence)
@@ -130,18 +129,18 @@ def fixed_text(report: ClaimReport) -> str:
 
 
 def computes_text(report: ClaimReport) -> str:
-    seen, same = report.agreement, report.terms.computes_the_same
-    if seen.alike is None:
+    agreed, same = report.agreement, report.terms.computes_the_same
+    if agreed.alike is None:
         known = {trial.config for trial in report.trials if trial.computed}
         lacking = [name for side, name in enumerate(SIDES) if side not in known]
         if len(lacking) == 1:
             return f"not known: {lacking[0]} no step was finished"
         return "not known: no step was finished, or the program writes no loss and no norm of its gradients"
-    if seen.alike:
-        steps = words.plural(seen.steps, "step")
-        return f"the same: gradients and loss of {steps} lie at most {share(seen.apart)} apart"
+    if agreed.alike:
+        steps = words.plural(agreed.steps, "step")
+        return f"the same: gradients and loss of {steps} lie at most {share(agreed.apart)} apart"
     caveat = "" if same else "; that may be what was asked for, and refutes nothing"
-    return f"something else: {difference_text(seen)}{caveat}"
+    return f"something else: {difference_text(agreed)}{caveat}"
 
 
 def _passes(number: int) -> str:
@@ -149,11 +148,11 @@ def _passes(number: int) -> str:
 
 
 def effect_text(effect: Effect) -> str:
-    one, other = (_spread(effect, spread) for spread in (effect.first, effect.second))
+    first, second = (_spread(effect, spread) for spread in (effect.first, effect.second))
     change = effect.change
     change_text = "" if change is None else f": {change:+.0%}".replace("%", " %")
     within = ", no more than runs of one side differ" if effect.overlap and change is not None else ""
-    return f"{one} without it, {other} with it{change_text}{within}"
+    return f"{first} without it, {second} with it{change_text}{within}"
 
 
 def _spread(effect: Effect, spread: Spread | None) -> str:
@@ -176,7 +175,7 @@ def percent(value: float) -> str:
 
 
 def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | None, width: int) -> Iterator[str]:
-    """Yield what --dry-run prints. `pair_s`: how long a run of each side takes; None: not known."""
+    """Yield the output of --dry-run. `pair_s`: time of one run of each side; None: not known."""
     yield from header_lines(report, width)
     for name, text in zip(SIDES, commands, strict=True):
         yield from command(name, escape(text), width, _LABEL)
@@ -190,15 +189,15 @@ def plan_lines(report: ClaimReport, commands: Sequence[str], pair_s: float | Non
     yield from labelled("launched", "nothing", width, _LABEL)
 
 
-FEWEST_PAIRS = 4  # at 95 %: three of them are evidence of ten to one, and twenty is asked for
+FEWEST_PAIRS = 4  # at 95 %: three pairs are evidence of ten to one, and twenty to one is required
 _LONGEST_PLAN = 10**6
 
 
-# A failed run again.
+# Verification of a fix.
 
 
 def verify_header(report: VerifyReport, width: int) -> Iterator[str]:
-    """Yield what failed, how often, and how many passes that needs."""
+    """Yield the failure, how often it occurred, and the passes after which it counts as fixed."""
     report = escaped(report)
     yield from paragraph(f"VERIFY  {report.scenario} of {report.run_id}   {report.end}", width, "", "        ")
     (bad, of), (more_bad, more) = report.here, report.everywhere
@@ -218,7 +217,7 @@ def needs_text(report: VerifyReport) -> str:
 
 
 def verify_line(report: VerifyReport, width: int) -> str:
-    """ "  3  PASS   7.6 s   3 of 14 passes"."""
+    """Return the last trial: "  3  PASS   7.6 s   3 of 14 passes"."""
     verdict, _, rest = escape(report.last).partition(" · ")
     took = words.seconds(report.trials[-1].wall_s)
     line = f"{len(report.trials):>3}  {verdict:<5} {took:>7}   {report.passes} of {report.needed} passes"
@@ -254,7 +253,7 @@ _HEAD = ("date", "claim", "result", "without it", "with it", "fixed", "computes"
 
 
 def ledger_lines(lines: Iterable[LedgerLine]) -> Iterator[str]:
-    """A table to paste: Markdown, a line a claim, the newest last."""
+    """Yield the ledger as a Markdown table, a row per claim, the latest last."""
     yield f"| {' | '.join(_HEAD)} |"
     yield f"| {' | '.join('---' for _ in _HEAD)} |"
     for line in lines:
@@ -281,6 +280,6 @@ STYLES = (
 
 
 class TrialScreen(ExperimentScreen):
-    """The screen of a claim, and of a failed run that is verified."""
+    """The screen of a claim or a verification."""
 
     styles = STYLES

@@ -1,4 +1,4 @@
-"""The screen of an experiment: lines for people, one of them drawn again while a launch runs."""
+"""The screen of an experiment: printed lines, and one line that is redrawn while a launch runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nsa_harness.render.terminal.stream import Paint, Styles, Writer
 from nsa_harness.render.text import escape
 from nsa_harness.texts import words
 
-_PATIENCE_S = 1.0  # for the last lines of a command that was killed: nobody may be reading them
+_PATIENCE_S = 1.0  # wait for the last lines of a killed command: its terminal may no longer be read
 
 
 class ExperimentScreen(Listener):
-    """Called one call at a time, in the order in which things happen; `interrupted` alone may come in between.
+    """The screen of an experiment. Its methods are called one at a time; only `interrupted` may come in between.
 
-    Nothing is raised into the experiment: `trouble` holds what could not be shown.
+    It never raises into the experiment: `trouble` lists what could not be shown.
     """
 
     styles: Styles = ()

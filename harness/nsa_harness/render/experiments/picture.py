@@ -1,4 +1,4 @@
-"""The picture of a search: what each probe asked and what it showed, as rows of text and as shapes for the page."""
+"""The picture of a search: the items and the result of each probe, as rows of text and as shapes for the HTML page."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from nsa_harness.texts import words
 ON, OFF, PARTLY = "■", "·", "▒"
 NO_VERDICT, EARLY = "none", "wait"
 
-Next = Round | ProbeReport  # what is asked after a probe
+Next = Round | ProbeReport  # what is probed next
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One probe in words. Of what was not launched neither the items nor the time are shown."""
+    """One probe as text. If it was not launched, neither its items nor its time are shown."""
 
     n: int
-    step: str  # "[0,12) → [6,12)" where it narrows the search, else what it was for
+    step: str  # "[0,12) → [6,12)" if it narrows the search, else its purpose
     why: str  # "right edge, fork"
     chosen: Subset  # the items that were switched on
-    open: tuple[int, int]  # those still open before it
-    value: str  # of items in order the one that was asked; else empty
+    open: tuple[int, int]  # the items that were still open before it
+    value: str  # the value that was launched, for items in order; else empty
     config: str
     launched: bool
-    verdict: str  # EARLY where it was ended before one, NO_VERDICT where there is none
+    verdict: str  # EARLY if it was ended before its verdict, NO_VERDICT if it was not launched
     counts_as: CountsAs
     took: str
     remark: str  # whether it is the failure that is sought, or why it could not be judged
     dir: str | None
 
     def signs(self, pools: Sequence[range]) -> list[str]:
-        """One for each column of items."""
+        """Return one sign per column of items."""
         return [sign([place in self.chosen for place in pool]) for pool in pools]
 
     @property
@@ -56,8 +56,9 @@ class Row:
 
 
 def rows(report: BisectReport) -> Iterator[Row]:
+    """Yield the row of each probe of a search that has ended."""
     for index, probe in enumerate(report.probes):
-        # Probes of one round stand together; the first of another says what this one has left.
+        # Probes of one round are adjacent; the first probe of the next round shows what this round left open.
         following = (other for other in report.probes[index + 1 :] if _round(other) != _round(probe))
         yield row(report, probe, next(following, None))
 
@@ -78,13 +79,13 @@ def row(report: BisectReport, probe: ProbeReport, following: Next | None) -> Row
         verdict=EARLY if probe.early else probe.verdict or NO_VERDICT,
         counts_as=probe.counts_as,
         took=words.seconds(probe.wall_s) if probe.launched else "",
-        remark=", ".join(filter(None, (pace, _showed(report, probe), _how_many(report, probe)))),
+        remark=", ".join(filter(None, (pace, _result_text(report, probe), _repeats_text(report, probe)))),
         dir=probe.dir,
     )
 
 
 def pooled(count: int, most: int) -> tuple[range, ...]:
-    """The items of each of at most so many columns: one where they fit, else as few as do."""
+    """Return the items of each column: one item per column if `most` columns are enough, else as few as possible."""
     size = max(1, -(-count // most))
     return tuple(range(start, min(start + size, count)) for start in range(0, count, size))
 
@@ -102,7 +103,7 @@ def _step(report: BisectReport, probe: ProbeReport, following: Next | None) -> s
     if probe.purpose not in bisect_words.SEARCHING:
         return _purpose(subject, probe)
     before = bisect_words.span(subject, probe.open)
-    # The round that follows says what is left; after the last one of a search, its own answer does.
+    # The next round shows what is left; after the last round, the probe's own answer does.
     left = bisect_words.left_open(probe, report)
     if following is not None and following.purpose is probe.purpose:
         is_inside = probe.open[0] <= following.open[0] and following.open[1] <= probe.open[1]
@@ -133,7 +134,8 @@ def _few(subject: Subject, places: Sequence[int]) -> str:
     return ", ".join(str(place + 1) for place in places) if len(places) <= 3 else f"{len(places)}"
 
 
-def _showed(report: BisectReport, probe: ProbeReport) -> str:
+def _result_text(report: BisectReport, probe: ProbeReport) -> str:
+    """Return whether the probe shows the failure that is sought, or why it could not be judged; "" if it passed."""
     if probe.early:
         return "same wait, ended early"
     if probe.counts_as is CountsAs.UNRESOLVED and probe.verdict == Status.PASS:
@@ -160,14 +162,14 @@ def _where(probe: ProbeReport) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _how_many(report: BisectReport, probe: ProbeReport) -> str:
-    """ "2 of 3": so often this configuration has ended so, of the times it was asked up to here."""
-    alike = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
-    so = sum(other.counts_as is probe.counts_as for other in alike)
-    return f"{so} of {len(alike)}" if len(alike) > 1 else ""
+def _repeats_text(report: BisectReport, probe: ProbeReport) -> str:
+    """Return "2 of 3": how often this configuration has had this result, among its probes so far; "" for the first."""
+    same = [other for other in report.probes if other.subset == probe.subset and other.n <= probe.n]
+    equal = sum(other.counts_as is probe.counts_as for other in same)
+    return f"{equal} of {len(same)}" if len(same) > 1 else ""
 
 
-# As text: one row a probe, one column an item, or the value where the items are in order.
+# As text: a row per probe, and a column per item or, for items in order, the value.
 
 
 _NUMBER, _VERDICT, _TIME = 3, 5, 6
@@ -185,7 +187,7 @@ class Grid:
     width: int
 
     def head(self) -> Iterator[str]:
-        """The line with the items, and below it what each column stands for where it cannot say so itself."""
+        """Yield the line with the items and, if their names are too long for it, a legend below."""
         if self.subject.ordered:
             return
         noun = escape(self.subject.noun)
@@ -227,7 +229,7 @@ class Grid:
     def _cells(self, row: Row) -> str:
         if self.subject.ordered:
             return cropped(escape(f"{self._name}{row.value}"), self._room)
-        if not row.launched:  # so nothing was switched on or off
+        if not row.launched:  # no item was switched on or off
             return " " * self._grid_columns
         signs = row.signs(self._pools)
         if self._numbered:
@@ -245,13 +247,13 @@ class Grid:
 
     @cached_property
     def _step(self) -> int:
-        """The columns for what a probe narrowed."""
+        """The columns for the step of a probe."""
         whole = bisect_words.span(self.subject, (0, len(self.subject.items)))
         return min(max(2 * cell_len(escape(whole)) + 3, _LEAST_STEP), _MOST_STEP)
 
     @property
     def _room(self) -> int:
-        """The columns for the items, which the other cells leave."""
+        """The columns that the other cells leave for the items."""
         beside = 0 if self._narrow else self._step + 2
         return max(self.width - len(_INDENT) - beside - 3 - _VERDICT - 1 - _TIME, 8)
 
@@ -269,7 +271,7 @@ class Grid:
 
     @cached_property
     def _labels(self) -> tuple[str, ...]:
-        """The items at the top of their columns; long names are numbers that the legend explains."""
+        """The names of the items above their columns, or numbers that the legend explains."""
         fits = sum(map(cell_len, self._names)) + len(self._names) - 1 <= self._room
         if self.subject.form is Form.LAYERS or fits:
             return self._names
@@ -299,7 +301,7 @@ class Grid:
     def _legend(self) -> Iterator[str]:
         if self._labels != self._names:
             left = len(_INDENT) if self._narrow else len(_INDENT) + self._step + 2
-            ends = [left + sum(len(one) + 1 for one in self._labels[:place]) for place in range(len(self._names))]
+            ends = [left + sum(len(label) + 1 for label in self._labels[:place]) for place in range(len(self._names))]
             hangs = self._numbered and ends[-1] + _LEAST_LEGEND <= self.width
             for place in reversed(range(len(self._names))) if hangs else range(len(self._names)):
                 label, name = self._labels[place], self._names[place]
@@ -312,16 +314,16 @@ class Grid:
             yield from paragraph(escape(pooled), self.width, "  ")
 
 
-# For the page: probes down, items across. Only shapes are drawn, on a ground of GRID_WIDTH that is stretched to the
-# room there is. Texts stand beside them as text, so that none can be cut.
+# For the page: probes down, items across. Only shapes are drawn, GRID_WIDTH wide, and stretched to the available room.
+# Texts are separate HTML text, so that they are never cut.
 
 
 GRID_WIDTH, ROW_HEIGHT, CELL_HEIGHT = 400, 18, 13
 SHOWN = 200  # rows
-_MOST_CELLS = 100  # of more items several share one
-_LABEL_EVERY = 30.0  # of GRID_WIDTH, which a telephone draws at two thirds
-_SIGN = 9.0  # that one character of a label takes there
-_REMARK = 60  # characters; the title of the row has the whole
+_MOST_CELLS = 100  # more items share cells
+_LABEL_EVERY = 30.0  # least distance between labels, in units of GRID_WIDTH, which a telephone draws at two thirds
+_SIGN = 9.0  # width of one character of a label, in the same units
+_REMARK = 60  # characters; the title of the row has the whole remark
 _ROLES = {ON: "on", PARTLY: "partly", OFF: "off"}
 
 
@@ -329,7 +331,7 @@ _ROLES = {ON: "on", PARTLY: "partly", OFF: "off"}
 class Cell:
     x: float
     width: float
-    role: str  # "on", "partly" or "off", of a zone what it counts as: a class of the style sheet
+    role: str  # a class of the style sheet: "on", "partly" or "off", or for a zone what it counts as
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,7 +349,7 @@ class ProbeRow:
 class Picture:
     title: str
     noun: str
-    labels: tuple[tuple[float, str], ...]  # percent of the width, and what stands there
+    labels: tuple[tuple[float, str], ...]  # position in percent of the width, and text
     rows: tuple[ProbeRow, ...]
     answer: tuple[Cell, ...]  # the items of the answer
     omitted: int
@@ -384,7 +386,7 @@ def _drawn(subject: Subject, row: Row) -> ProbeRow:
 
 
 def _cells(subject: Subject, chosen: frozenset[int]) -> tuple[Cell, ...]:
-    """The value on its line; of items without an order each one, with a gap between them where there is room."""
+    """Return the mark of the value, or for unordered items a cell per item, with gaps if there is room."""
     if subject.ordered:
         # The good end lies before the first item.
         at = _x(max(chosen, default=-1) + 1, subject)
@@ -426,13 +428,13 @@ def _labels(subject: Subject) -> tuple[tuple[float, str], ...]:
 
 
 def legend(report: BisectReport) -> tuple[str, ...]:
-    """Return what the numbers over the columns stand for, if they are not the items themselves."""
+    """Return the items that the numbers above the columns stand for, or none if the labels are the items."""
     subject = report.subject
     items = tuple(bisect_words.item_word(subject, place) for place in range(len(subject.items)))
     return () if subject.ordered or all(label in items for _, label in _labels(subject)) else items
 
 
 def _answer(report: BisectReport) -> frozenset[int]:
-    """The items that the answer names; of several culprits all."""
+    """Return the items that the answer names, including all of several culprits."""
     groups = report.answer.groups or (report.answer.failing or (),)
     return frozenset().union(*groups) if report.answer.items else frozenset()

@@ -1,4 +1,4 @@
-"""A check before production as READINESS.md, as JSON and on the terminal: the verdict first, then each criterion."""
+"""The readiness check as READINESS.md, as JSON and on the terminal: the verdict first, then each criterion."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _LARGE = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 @dataclass(frozen=True, kw_only=True)
 class ReadinessRecord:
-    """readiness.json, key by key."""
+    """The keys of readiness.json."""
 
     schema: int = SCHEMA
     verdict: Decision
-    ended: bool  # False: the same command goes on
+    ended: bool  # False: the same command continues
     shape: str
     checklist: str  # the file
     about: str
@@ -90,7 +90,7 @@ def readiness_md(record: ReadinessRecord) -> str:
 
 
 def headline(record: ReadinessRecord) -> str:
-    """Return the reason in one sentence."""
+    """Return the reason for the verdict in one sentence."""
     if record.verdict is Decision.NO_GO:
         missed = _missed(record)
         return "; ".join(missed[:_MOST_NAMED]) + (
@@ -116,7 +116,7 @@ _MOST_NAMED = 3
 
 
 def _missed(record: ReadinessRecord) -> list[str]:
-    """Return runs that did not pass, then the criteria that were missed, then what is wrong in runs that passed."""
+    """Return the runs that did not pass, then the missed criteria, then the runs that passed with a fault."""
     missed = [row for row in record.criteria if row.result is Result.MISSED]
     bad = [run for row in record.phases if row.result is Result.MISSED for run in row.runs if not run.as_it_should]
     runs = [(run, f"{run.scenario} was {run.verdict}{f' ({run.cause})' if run.cause else ''}") for run in bad]
@@ -128,7 +128,7 @@ def _missed(record: ReadinessRecord) -> list[str]:
 
 
 def blames(record: ReadinessRecord) -> list[Blame]:
-    """Return the reason of each run that is not as it should be, once; runs that did not pass come first."""
+    """Return the reason for each run that did not end as it should, once per run; failed runs come first."""
     found = [run.blame for row in record.phases for run in row.runs if run.blame is not None]
     missed = [row.blame for row in record.criteria if row.result is Result.MISSED and row.blame is not None]
     return list({blame.run: blame for blame in reversed([*found, *missed])}.values())[::-1]
@@ -221,10 +221,10 @@ def _blame_section(blame: Blame, title: str = "## Cause") -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Takes:
-    """The time that something takes, and the longest."""
+    """The expected and the longest time of a phase or a check."""
 
-    about_s: float | None  # None: nothing like it has run
-    at_most_s: float | None  # None: it has no deadline
+    about_s: float | None  # None: no similar run has ended
+    at_most_s: float | None  # None: a run has no deadline
 
     def __str__(self) -> str:
         about = [] if self.about_s is None else [f"about {words.seconds(float(round(self.about_s)))}"]
@@ -243,7 +243,7 @@ def header_lines(shape: str, checklist: Checklist, takes: Takes, note: str, widt
 def phase_lines(
     number: int, of: int, phase: Phase, following: Sequence[Phase], takes: Takes, left: Takes, width: int
 ) -> Iterator[str]:
-    """Yield which phase begins, how long it may take, and what comes next."""
+    """Yield the phase that begins, the time that it may take, and the next phase."""
     yield ""
     about = f"   {escape(phase.about)}" if phase.about else ""
     yield from paragraph(f"{number}/{of}  {phase.name}{about}", width, "", "     ")
@@ -266,7 +266,7 @@ def plan_lines(shape: str, phases: Sequence[tuple[Phase, Sequence[RunSpec | Skip
 
 
 def decided_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the last lines: each criterion, what was not reached or tested, the cause, and the verdict below."""
+    """Yield the last lines: each criterion, what was not reached or tested, the cause, and at the end the verdict."""
     record = escaped(record)
     yield ""
     rows = [
@@ -294,7 +294,7 @@ def decided_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterato
 
 
 class ReadyScreen(Terminal):
-    """The runs as those of a plan, a line each; what stands above and below them is told by the check."""
+    """The screen of a check: a line per run, as for a plan. The check itself prints the lines above and below them."""
 
     def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:  # noqa: ARG002
         self.expect_runs(sum(isinstance(spec, RunSpec) for spec in specs))

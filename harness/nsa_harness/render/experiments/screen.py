@@ -1,4 +1,4 @@
-"""The terminal of a bisection: lines as pure functions of the values and the width, and the screen that draws them."""
+"""The terminal output of a bisection: pure functions that return lines, and the screen that draws them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Control:
     """A control of the plan, before it is launched."""
 
     name: str  # "good" or "bad"; "up to" for an end that is not known to be bad
-    config: str  # in words: "no layer"
-    command: str | None  # None: it cannot be launched, and `reason` says why
+    config: str  # as text: "no layer"
+    command: str | None  # None: it cannot be launched, for the given `reason`
     reason: str = ""
 
 
 def header_lines(report: BisectReport, width: int) -> Iterator[str]:
-    """Yield what is asked, of what, and the choices made on the user's behalf."""
+    """Yield the question, the subject, and the choices made on the user's behalf."""
     report = escaped(report)
     yield from paragraph(f"BISECT  {report.scenario}   {bisect_words.question(report)}", width, "", "        ")
     for line in filter(None, (report.what, *report.notes)):
@@ -43,7 +43,7 @@ def header_lines(report: BisectReport, width: int) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """A case of the plan, and how long that would take."""
+    """A case of the plan, and the time that it would take."""
 
     case: Case
     takes_s: float | None  # None: the time of a run is not known
@@ -57,9 +57,9 @@ def plan_lines(
     width: int,
     known: str = "",
 ) -> Iterator[str]:
-    """Yield what --dry-run prints: the question, the controls, and what each case takes.
+    """Yield the output of --dry-run: the question, the controls, and the probes and time of each case.
 
-    `known`: by what the time of a run is known.
+    `known`: which stored runs the expected times come from.
     """
     report, controls = escaped((report, tuple(controls)))
     yield from header_lines(report, width)
@@ -76,33 +76,33 @@ def plan_lines(
         "at most", f"{words.plural(at_most(tuple(parts)), 'probe')}: {' · '.join(always)}", width, _LABEL
     )
     longest = max((len(case.case.name) for case in cases), default=0)
-    for number, one in enumerate(cases):
-        yield from labelled("" if number else "if", _case_words(one, longest), width, _LABEL)
+    for number, expected in enumerate(cases):
+        yield from labelled("" if number else "if", _case_words(expected, longest), width, _LABEL)
     yield from labelled("", "more where answers contradict each other", width, _LABEL)
     yield from labelled("time", known or "not known before the controls have run", width, _LABEL)
     yield from labelled("launched", "nothing", width, _LABEL)
 
 
-def _case_words(one: Expected, longest: int) -> str:
-    case = one.case
+def _case_words(expected: Expected, longest: int) -> str:
+    case = expected.case
     how = "about" if case.about else "" if case.more else "at most"
     probes = f"{case.probes} more" if case.more else words.plural(case.probes, "probe")
-    takes = "" if one.takes_s is None else f"   {words.seconds(one.takes_s)}"
+    takes = "" if expected.takes_s is None else f"   {words.seconds(expected.takes_s)}"
     return f"{case.name:<{longest}}   {f'{how} {probes}'.strip()}{takes}"
 
 
 def progress_line(
     report: BisectReport, running: Round, elapsed_s: float, width: int, left_s: float | None = None
 ) -> str:
-    """ "layers [0,12) → [4,8), about 2 probes; 40 s left in all   probe 5, 3.1 s"; one line, cropped.
+    """Return one line: "layers [0,12) → [4,8), about 2 probes; 40 s left in all   probe 5, 3.1 s".
 
-    `left_s`: of the whole search.
+    `left_s`: expected time of the rest of the search.
     """
-    return cropped(f"  {escape(_standing(report, running, left_s))}   {_running(report, running, elapsed_s)}", width)
+    return cropped(f"  {escape(_state_text(report, running, left_s))}   {_running(report, running, elapsed_s)}", width)
 
 
 def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
-    """Return why a probe without progress is waited for, until when, and what shortens that."""
+    """Return why the search still waits for a probe without progress, until when, and which limit shortens the wait."""
     quiet = f"no progress for {_round_seconds(waiting.quiet_s + since_s)}"
     if waiting.until_s is None:
         return f"{quiet}: a sleep that ends by itself; limits.deadline_s=60 bounds it"
@@ -114,13 +114,13 @@ def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
 
 
 def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
-    """The answer and how sure it is, the commands that show it, and what else is told."""
+    """Yield the answer with its confidence, the commands that show it, and all other facts."""
     report = escaped(report)
     open_ = report.answer.kind is AnswerKind.UNDECIDED
     tag = "UNDECIDED" if open_ else "ANSWER"
-    found = bisect_words.open_word(report) if open_ else bisect_words.headline(report)
+    answer = bisect_words.open_word(report) if open_ else bisect_words.headline(report)
     setting = bisect_words.setting_word(report)
-    parts = (f"{tag}  {found}", f"({setting})" if setting else "", bisect_words.sureness(report.answer))
+    parts = (f"{tag}  {answer}", f"({setting})" if setting else "", bisect_words.sureness(report.answer))
     yield from paragraph("   ".join(filter(None, parts)), width, "", " " * (len(tag) + 2))
     yield ""
     for fact in bisect_words.facts(report):
@@ -132,7 +132,7 @@ def answer_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
 
 
 def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[str]:
-    """A bisection that has ended, as `bisect --log RUN` shows it: what was on the screen."""
+    """Yield a stored bisection as it was on the screen, for `bisect --log RUN`."""
     report = escaped(report)
     yield from header_lines(report, width)
     yield from Grid(subject=report.subject, width=width).whole(rows(report))
@@ -140,8 +140,8 @@ def stored_lines(report: BisectReport, run_dir: Path, width: int) -> Iterator[st
     yield from answer_lines(report, run_dir, width)
 
 
-def _standing(report: BisectReport, running: Round, left_s: float | None) -> str:
-    """The question, what is left of it, how many probes that takes at most, and how long the whole rest takes."""
+def _state_text(report: BisectReport, running: Round, left_s: float | None) -> str:
+    """Return the items, the items still open, the most probes left, and the expected time of the rest."""
     subject = report.subject
     whole = bisect_words.span(subject, (0, len(subject.items)))
     now = bisect_words.span(subject, running.open)
@@ -165,7 +165,7 @@ def _running(report: BisectReport, running: Round, elapsed_s: float) -> str:
     return f"{which}, {words.seconds(elapsed_s)}"
 
 
-_WORTH_A_LINE_S = 15.0  # of waiting, where nothing can be drawn again
+_WORTH_A_LINE_S = 15.0  # least wait that gets a line of its own, if no line can be redrawn
 _LABELS = "hangs|fails|passes|alone|note|often|tells|zones|why|open|do|place|took|proven at|not tried|paste|page"
 STYLES = (
     (r"(?<=   )PASS(?= |$)", "green"),
@@ -185,7 +185,7 @@ STYLES = (
 
 
 class BisectScreen(ExperimentScreen):
-    """The screen of a bisection: a row a probe, and below the rows the round that runs."""
+    """The screen of a bisection: a row per probe, and below the rows the current round."""
 
     styles = STYLES
     interruptions = (
@@ -197,8 +197,8 @@ class BisectScreen(ExperimentScreen):
         super().__init__(stream, **options)
         self._round: _Running | None = None
         self._grid: Grid | None = None
-        self._waits: dict[int, tuple[Waiting, float]] = {}  # by the number of the probe, and when that was seen
-        self._said: set[int] = set()  # probes whose wait was reported already
+        self._waits: dict[int, tuple[Waiting, float]] = {}  # by number of the probe: its wait, and when that was seen
+        self._reported: set[int] = set()  # probes whose wait was already reported
         self._pending: tuple[ProbeReport, BisectReport] | None = None  # a probe whose row is not printed yet
 
     def begun(self, report: BisectReport) -> None:
@@ -209,7 +209,7 @@ class BisectScreen(ExperimentScreen):
             self._print(self._grid.head())
 
     def round_begun(self, round_: Round, report: BisectReport, left_s: float | None = None) -> None:
-        """Draw the round that is launched now. `report`: what is known so far; `left_s`: of the whole search."""
+        """Draw the round that is launched now. `report`: results so far; `left_s`: expected time of the rest."""
         with self._harmless():
             self._row(round_)
             now_s, left = self._clock_s(), len(round_.subsets)
@@ -219,7 +219,7 @@ class BisectScreen(ExperimentScreen):
                 self._writer.start()
 
     def probed(self, probe: ProbeReport, report: BisectReport) -> None:
-        """One probe has ended, and `report` has it. Its row waits for the next round, which shows what is left."""
+        """Store a probe that has ended. Its row is printed with the next round, which shows what is left."""
         with self._harmless():
             self._row(None)
             self._pending = (probe, report)
@@ -237,15 +237,15 @@ class BisectScreen(ExperimentScreen):
             self._writer.settle()
 
     def waits(self, n: int, waiting: Waiting | None) -> None:
-        """Show that probe `n` makes no progress. None: it moves again, or nothing is known about it."""
+        """Show that probe `n` makes no progress. None: it makes progress again, or its state is not known."""
         with self._harmless():
             with self._lock:
                 self._waits.pop(n, None)
                 if waiting is not None:
                     self._waits[n] = (waiting, self._clock_s())
-            long = waiting is not None and waiting.left_s >= _WORTH_A_LINE_S and n not in self._said
-            if waiting is not None and long and not self._paint.lively:
-                self._said.add(n)
+            is_long = waiting is not None and waiting.left_s >= _WORTH_A_LINE_S and n not in self._reported
+            if waiting is not None and is_long and not self._paint.lively:
+                self._reported.add(n)
                 self.note(f"probe {n}: {waiting_text(waiting)}")
 
     def note(self, text: str) -> None:
@@ -262,7 +262,7 @@ class BisectScreen(ExperimentScreen):
         now_s, width = self._clock_s(), self._width
         lines = [progress_line(running.report, running.round, now_s - running.since_s, width, running.left_s)]
         if waits:
-            waiting, seen_s = max(waits, key=lambda one: one[0].left_s)
+            waiting, seen_s = max(waits, key=lambda wait: wait[0].left_s)
             lines.append(f"    {waiting_text(waiting, now_s - seen_s)}")
         return [self._drawn(line) for line in lines]
 
@@ -281,10 +281,10 @@ class BisectScreen(ExperimentScreen):
 
 @dataclass(kw_only=True)
 class _Running:
-    """The round that runs."""
+    """The current round."""
 
     round: Round
     report: BisectReport
     since_s: float
     left: int  # probes that have not ended
-    left_s: float | None  # of the whole search
+    left_s: float | None  # expected time of the rest of the search

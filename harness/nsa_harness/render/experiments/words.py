@@ -1,4 +1,4 @@
-"""The wording of a bisection: what was asked, what each probe showed, what was found, and how sure that is."""
+"""The wording of a bisection: its question, its answer, how sure the answer is, and the facts that support it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ GC_LAYERS = "gc.layers"
 
 
 def question(report: BisectReport) -> str:
-    """ "which checkpointed layers make it HANG?"."""
+    """Return the question: "which checkpointed layers make it HANG?"."""
     subject = report.subject
-    fail = "fail" if report.signature is None else report.signature.verdict  # once one was seen
+    fail = "fail" if report.signature is None else report.signature.verdict
     does_it = "is it slow" if fail == SLOW else f"does it {fail}"
     nouns = plural(subject.noun)
     match subject.form:
@@ -51,7 +51,7 @@ def question(report: BisectReport) -> str:
 
 
 def fails_word(signature: Signature | None) -> str:
-    """The verb: "hangs", "fails" or "is slow"."""
+    """Return the verb for the failure: "hangs", "fails" or "is slow"."""
     if signature is not None and signature.verdict == SLOW:
         return "is slow"
     return "hangs" if signature is not None and signature.verdict == Status.HANG else "fails"
@@ -62,7 +62,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def span(subject: Subject, open_: tuple[int, int]) -> str:
-    """The items that are open, in few signs: "[4,9)", "7", "(64, 128]"; names by their numbers from 1."""
+    """Return the open items in short: "[4,9)", "7", "(64, 128]"; names are numbered from 1."""
     first, stop = open_
     if stop <= first:
         return "none"
@@ -75,7 +75,7 @@ def span(subject: Subject, open_: tuple[int, int]) -> str:
 
 
 def value_before(subject: Subject, place: int) -> str:
-    """The value below the item: the one before it, or that of the good end."""
+    """Return the value below an item: the item before it, or the value of the good end."""
     if place > 0:
         return subject.label(place - 1)
     return subject.good if isinstance(subject.good, str) else "none" if subject.good is None else f"{subject.good}"
@@ -88,15 +88,15 @@ def last_value(subject: Subject, probe: ProbeReport) -> str:
 
 
 def headline(report: BisectReport) -> str:
-    """The answer in a few words: "layer 7 alone", "layers 3 and 8 together", "any 5 layers"."""
+    """Return the answer in short: "layer 7 alone", "layers 3 and 8, only together", "any 5 layers"."""
     subject, answer = report.subject, report.answer
     match answer.kind:
         case AnswerKind.SINGLE:
             return f"{named(subject, answer.items)} alone"
         case AnswerKind.RANGE:
             places = range(*answer.items)
-            between = subject.in_a_row and len(places) > 2  # whether these are needed cannot be tested
-            return f"{named(subject, places)}, {'and no smaller range of them' if between else 'all of them together'}"
+            untested = subject.in_a_row and len(places) > 2  # whether the items between both ends are needed
+            return f"{named(subject, places)}, {'and no smaller range of them' if untested else 'all of them together'}"
         case AnswerKind.SET:
             return f"{named(subject, answer.items)}, only together"
         case AnswerKind.SEVERAL:
@@ -120,7 +120,7 @@ def headline(report: BisectReport) -> str:
 
 
 def sentence(report: BisectReport) -> str:
-    """The answer in one sentence."""
+    """Return the answer in one sentence."""
     verb, answer = fails_word(report.signature), report.answer
     match answer.kind:
         case AnswerKind.NONE:
@@ -137,7 +137,7 @@ def sentence(report: BisectReport) -> str:
 
 
 def sureness(answer: SearchAnswer) -> str:
-    """ "certain", or a number: "97 % sure"; nothing for what is not decided."""
+    """Return "certain" or "97 % sure", or "" if the answer is not decided."""
     if answer.kind is AnswerKind.UNDECIDED:
         return ""
     if answer.confidence >= 1:
@@ -159,30 +159,30 @@ def how_often(report: BisectReport) -> str:
 
 
 def seen_bad(report: BisectReport, places: Subset) -> tuple[int, int]:
-    """Return how often this configuration failed in the way sought, and of how many runs that passed or failed so."""
+    """Return how often this configuration failed in the way sought, and how many of its runs could be judged."""
     spans, judged = spans_of(places), (CountsAs.GOOD, CountsAs.BAD)
     seen = [probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged]
     return seen.count(CountsAs.BAD), len(seen)
 
 
 def zones(report: BisectReport) -> str:
-    """ "passes up to 249, fails otherwise (ImportError) from 250 to 400, hangs from 401"."""
+    """Return "passes up to 249, fails otherwise (ImportError) from 250 to 400, hangs from 401"."""
     subject, in_order = report.subject, report.answer.zones
     return ", ".join(f"{_zone_word(report, zone)} {_zone_span(subject, zone, in_order[-1])}" for zone in in_order)
 
 
 def effort(report: BisectReport) -> str:
-    """ "4 search probes · 9 probes, 54 s in all"."""
+    """Return "4 search probes · 9 probes, 54 s in all"."""
     search = words.plural(report.search_probes, "search probe")
     return f"{search} · {words.plural(len(report.probes), 'probe')}, {words.seconds(report.elapsed_s)} in all"
 
 
 def setting_word(report: BisectReport) -> str:
-    """The answer as it is set: "NSA_GC_RANGE=7:8", "gc.mode: reentrant instead of non_reentrant"; empty elsewhere."""
+    """Return the setting of the answer: "NSA_GC_RANGE=7:8", "gc.mode: reentrant instead of non_reentrant"; else ""."""
     subject, failing = report.subject, report.answer.failing
     if report.answer.kind not in _EXACT or not failing:
         return ""
-    if subject.keyed:
+    if subject.has_keys:
         return "; ".join(item_word(subject, place) for place in sorted(failing))
     if subject.key != GC_LAYERS:
         return ""
@@ -193,7 +193,7 @@ def setting_word(report: BisectReport) -> str:
 
 
 def open_places(report: BisectReport) -> Collection[int]:
-    """Return what the answer leaves open, or what the last probe left if the search was cut short."""
+    """Return the places that the answer leaves open or, if the search was cut short, the last probe."""
     if report.answer.open or report.answer.known:
         return report.answer.open
     narrowed = [range(*left_open(probe, report)) for probe in report.probes if probe.purpose in SEARCHING]
@@ -201,7 +201,7 @@ def open_places(report: BisectReport) -> Collection[int]:
 
 
 def open_word(report: BisectReport) -> str:
-    """ "layer 2 is needed; layers 6-11 [6:12] are still open"; of what may be the first one, which it may be."""
+    """Return "layer 2 is needed; layers 6-11 [6:12] are still open"; for ordered items the possible first ones."""
     places = sorted(open_places(report))
     if report.answer.zones or report.subject.form is Form.COMMIT:
         return f"the first {report.subject.noun} that {fails_word(report.signature)} can be {_any_of(report, places)}"
@@ -214,7 +214,7 @@ def open_word(report: BisectReport) -> str:
 
 
 def _needed_word(report: BisectReport) -> str:
-    """ "layer 2 is needed; ", "one of layers 6-11 [6:12] is needed; "; nothing where neither is known."""
+    """Return "layer 2 is needed; " or "one of layers 6-11 [6:12] is needed; ", or "" if neither is known."""
     subject, answer = report.subject, report.answer
     if answer.known:
         return f"{named(subject, answer.known)} {'is' if len(answer.known) == 1 else 'are'} needed; "
@@ -223,7 +223,7 @@ def _needed_word(report: BisectReport) -> str:
 
 
 def _any_of(report: BisectReport, places: Sequence[int]) -> str:
-    """Return values from one to another, other items each by its name."""
+    """Return the first and the last of several values, or each commit by name."""
     first, *others = [report.subject.label(place) for place in places]
     if not others:
         return first
@@ -234,9 +234,12 @@ def _any_of(report: BisectReport, places: Sequence[int]) -> str:
 
 
 def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
-    """Return what the answer of one probe leaves open, if one answer decides."""
-    seen = {counts_as: {one.subset for one in report.probes if one.counts_as is counts_as} for counts_as in CountsAs}
-    flaky = report.answer.p_bad is not None or bool(seen[CountsAs.GOOD] & seen[CountsAs.BAD])
+    """Return the items that one probe leaves open; in a search among flaky runs one probe decides nothing."""
+    good, bad = (
+        {other.subset for other in report.probes if other.counts_as is counts_as}
+        for counts_as in (CountsAs.GOOD, CountsAs.BAD)
+    )
+    flaky = report.answer.p_bad is not None or bool(good & bad)
     if flaky or probe.counts_as not in (CountsAs.GOOD, CountsAs.BAD):
         return probe.open
     inside = set(range(*probe.open))
@@ -245,18 +248,17 @@ def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
 
 
 def named(subject: Subject, places: Collection[int]) -> str:
-    """Return items for people: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch"."""
+    """Return items as text: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch"."""
     ordered = sorted(places)
-    if subject.form is Form.LAYERS:
-        numbers = [int(str(subject.items[place])) for place in ordered]
-        return f"{subject.noun if len(ordered) == 1 else plural(subject.noun)} {layer_spans(numbers)}"
     noun = subject.noun if len(ordered) == 1 else plural(subject.noun)
+    if subject.form is Form.LAYERS:
+        return f"{noun} {layer_spans([int(str(subject.items[place])) for place in ordered])}"
     return f"{noun} {_listed([subject.label(place) for place in ordered])}"
 
 
 def item_word(subject: Subject, place: int) -> str:
-    """One item, with what it is set to and what it is otherwise."""
-    if not subject.keyed:
+    """Return one item with its bad and its good value."""
+    if not subject.has_keys:
         return subject.label(place)
     name = subject.label(place).removeprefix(ENV)
     good, bad = subject.good_values[place], subject.bad_values[place]
@@ -272,12 +274,12 @@ def shown(value: Plain) -> str:
 
 
 def config_words(config: Config) -> str:
-    """ "gc.layers=4:9"; for a configuration that changes nothing "nothing set"."""
+    """Return "gc.layers=4:9", or "nothing set" for a configuration that changes nothing."""
     return " ".join(override_word(key, value) for key, value in config.items()) or "nothing set"
 
 
 def round_word(purpose: Purpose) -> str:
-    """Return what runs now, if it does not narrow the search."""
+    """Return the name of a round that does not narrow the search."""
     if purpose in CONTROLS:
         return "controls first"
     return PURPOSES.get(purpose, "shape" if purpose is Purpose.ALONE else "proof").partition(":")[0]
@@ -301,13 +303,13 @@ def _zone_word(report: BisectReport, zone: Zone) -> str:
         case CountsAs.UNRESOLVED:
             return "cannot be judged"
     inside = range(zone.start, zone.stop)
-    other = [probe for probe in report.probes if probe.counts_as is CountsAs.DIFFERENT and len(probe.places) in inside]
-    names = dict.fromkeys(filter(None, map(_failure_name, other)))
+    others = [probe for probe in report.probes if probe.counts_as is CountsAs.DIFFERENT and len(probe.places) in inside]
+    names = dict.fromkeys(filter(None, map(_failure_name, others)))
     return f"fails otherwise ({', '.join(names)})" if names else "fails otherwise"
 
 
 def _failure_name(probe: ProbeReport) -> str | None:
-    """The exception that was raised, as programmers call it, else the cause."""
+    """Return the class of the exception that was raised, else the cause."""
     exception = _EXCEPTION.search(probe.summary)
     return exception[0] if exception else probe.cause
 
@@ -320,7 +322,7 @@ def _zone_span(subject: Subject, zone: Zone, last: Zone) -> str:
 
 
 def _short(subject: Subject, length: int) -> str:
-    """The value that a prefix of this length stands for; of a commit its hash."""
+    """Return the value of a prefix of this length, for a commit its hash."""
     whole = value_before(subject, length)
     return whole.partition(" ")[0] if subject.form is Form.COMMIT else whole
 
@@ -335,11 +337,11 @@ def _between(bad: int, of: int) -> str:
 
 
 def _percent(share: float) -> str:
-    """Return percents, but never 100 % for what is not certain."""
+    """Return whole percents, but never 100 %, because the answer is not certain."""
     return f"{min(max(round(share * 100), 1), 99)} %"
 
 
-_MOST_NAMED = 20  # of the commits that it may be, after the first one
+_MOST_NAMED = 20  # possible commits that are named, after the first one
 _EXCEPTION = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 _WITHOUT_CULPRIT = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 _EXACT = (AnswerKind.SINGLE, AnswerKind.RANGE, AnswerKind.SET)
@@ -362,13 +364,15 @@ PURPOSES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
+    """Texts that a document shows under one label."""
+
     label: str
     texts: tuple[str, ...]
-    command: bool = False  # to be copied in one piece
+    command: bool = False  # the text is a command to copy
 
 
 def facts(report: BisectReport) -> Iterator[Fact]:
-    """Yield what every document shows below its answer, in reading order: how to see it again comes first."""
+    """Yield what every document shows below the answer, in reading order. The commands come first."""
     answer, fails = report.answer, fails_word(report.signature)
     open_ = answer.kind is AnswerKind.UNDECIDED
     commands = ((fails, report.commands.bad), ("passes", report.commands.good), ("alone", report.commands.alone))
@@ -399,31 +403,31 @@ def _unjudged(report: BisectReport) -> str:
 
 
 def pace_word(step_s: float) -> str:
-    """ "12.4 ms"; from a second on as any other time."""
+    """Return a step time: "12.4 ms", or in seconds from one second on."""
     return f"{step_s * 1000:.3g} ms" if step_s < 0.9995 else words.seconds(step_s)
 
 
 def slow_word(slow_from_s: float, baseline_s: Sequence[float]) -> str:
-    """Return where slow begins, and why; `baseline_s`: a step of each run of the good end."""
+    """Return the step time that counts as slow, and why. `baseline_s`: step time of each run of the good end."""
     took = f"{pace_word(min(baseline_s))} to {pace_word(max(baseline_s))}"
     runs = words.plural(len(baseline_s), "run")
     return f"slow is a step of {pace_word(slow_from_s)} or more: it takes {took} in {runs} of the good end"
 
 
 def _paces(report: BisectReport) -> Iterator[str]:
-    """Yield what a step takes with the answer and without."""
-    found = []
+    """Yield the step times of the failing and of the passing configuration."""
+    paces = []
     for subset in (report.answer.failing, report.answer.passing):
         spans = None if subset is None else spans_of(subset)
         took = [probe.step_s for probe in report.probes if probe.subset == spans and probe.step_s is not None]
         if subset is not None and took:
-            found.append(f"{pace_word(median(took))} with {report.subject.describe(subset)}")
-    if found:
-        yield f"a step takes {', '.join(found)}"
+            paces.append(f"{pace_word(median(took))} with {report.subject.describe(subset)}")
+    if paces:
+        yield f"a step takes {', '.join(paces)}"
 
 
 def place_line(report: BisectReport) -> tuple[str, ...]:
-    """Return where the failure is, by the last probe that showed it: module, source line, and rank."""
+    """Return the place of the failure, from the last probe that showed it: module, source line, rank and phase."""
     probe = failing_probe(report)
     if probe is None or (report.signature is not None and report.signature.verdict == SLOW):
         return ()
@@ -435,16 +439,19 @@ def place_line(report: BisectReport) -> tuple[str, ...]:
 
 
 def failing_probe(report: BisectReport) -> ProbeReport | None:
-    """The last probe of the configuration that fails, else the last one that failed so."""
-    found = [probe for probe in report.probes if probe.counts_as is CountsAs.BAD]
-    found = [probe for probe in found if not probe.early] or found  # of an early one nothing else is known
+    """Return the last failed probe of the failing configuration, else of any configuration; None: no probe failed.
+
+    Probes that were ended early have no details, so they come last.
+    """
+    bad = [probe for probe in report.probes if probe.counts_as is CountsAs.BAD]
+    bad = [probe for probe in bad if not probe.early] or bad
     spans = None if report.answer.failing is None else spans_of(report.answer.failing)
-    exact = [probe for probe in found if probe.subset == spans]
-    return next(reversed(exact or found), None)
+    exact = [probe for probe in bad if probe.subset == spans]
+    return next(reversed(exact or bad), None)
 
 
 def proven(report: BisectReport) -> Iterator[str]:
-    """Yield what the probes prove of the answer, each claim with how often, and what was not launched."""
+    """Yield each claim that the probes prove about the answer, with its counts, and what was not launched."""
     answer, verb = report.answer, fails_word(report.signature)
     if answer.kind is AnswerKind.UNDECIDED or answer.kind in _WITHOUT_CULPRIT:
         return
@@ -455,9 +462,9 @@ def proven(report: BisectReport) -> Iterator[str]:
     groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
     yield from (_claim(report, group, CountsAs.BAD, verb) for group in groups)
     rests = [] if answer.passing is None else [answer.passing]
-    if report.subject.in_a_row:  # everything else is several ranges
-        proofs = [one for one in report.probes if one.purpose is Purpose.PROOF_GOOD]
-        rests += [one.places for one in proofs if one.counts_as is CountsAs.GOOD]
+    if report.subject.in_a_row:  # the rest without a range is several ranges
+        proofs = [probe for probe in report.probes if probe.purpose is Purpose.PROOF_GOOD]
+        rests += [probe.places for probe in proofs if probe.counts_as is CountsAs.GOOD]
     yield from (_claim(report, rest, CountsAs.GOOD, "passes") for rest in dict.fromkeys(rests))
     dropped = {probe.subset for probe in report.probes if probe.purpose is Purpose.DROP_ONE}
     if dropped:
@@ -481,7 +488,7 @@ def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
 
 
 def what_decides(report: BisectReport) -> str:
-    """Return what would decide an open answer, or show a failure that was never seen."""
+    """Return the advice that could decide an open answer, or show a failure that never occurred."""
     if report.answer.kind is AnswerKind.NONE:
         return "a rarer failure shows where it is run more often: give --confidence 0.95, or a higher one"
     causes = {probe.counts_as for probe in report.probes}
@@ -500,14 +507,16 @@ def what_decides(report: BisectReport) -> str:
 
 
 def _claim(report: BisectReport, subset: Collection[int], counts_as: CountsAs, verb: str) -> str:
-    """ "with layer 7 it hangs: 3 of 3 under torchrun"."""
+    """Return a claim about one configuration, with its counts: "with layer 7 it hangs: 3 of 3 under torchrun"."""
     spans = spans_of(subset)
-    alike = [probe for probe in report.probes if probe.subset == spans]
-    early = sum(probe.early for probe in alike)
-    asked = [probe for probe in alike if not probe.early]
-    so = [probe for probe in asked if probe.counts_as is counts_as]
-    launchers = sorted({probe.launcher for probe in so})
+    same = [probe for probe in report.probes if probe.subset == spans]
+    early = sum(probe.early for probe in same)
+    whole = [probe for probe in same if not probe.early]
+    equal = [probe for probe in whole if probe.counts_as is counts_as]
+    launchers = sorted({probe.launcher for probe in equal})
     under = f" under {' and '.join(launchers)}" if launchers else ""
     what = report.subject.describe(subset)
     more = f", {early} more ended early in the same wait" if early else ""
-    return f"with {what} it {verb}: {len(so)} of {len(asked)}{under}{more}" if asked else f"{what}: not run by itself"
+    return (
+        f"with {what} it {verb}: {len(equal)} of {len(whole)}{under}{more}" if whole else f"{what}: not run by itself"
+    )

@@ -1,4 +1,4 @@
-"""What processes hold open, and which could end a wait: at the other end of a pipe or socket, or with the lock."""
+"""Find the open files of processes, and which process could end a wait: a pipe's other end, or a lock's holder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, 
 _MAX_FDS = 4096  # per process
 _MAX_HELD = 16  # holders that are stored
 _MAX_WAITS = 32  # threads of one process whose holders are searched
-_LIMIT_S = 0.5  # for the whole host
+_LIMIT_S = 0.5  # for one search through all processes of the host
 _ACCESS = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 _READS = {"read", "readv", "recvfrom", "recvmsg"}
 _WRITES = {"write", "writev", "sendfile", "sendto", "sendmsg"}
@@ -59,7 +59,7 @@ class Holders:
     sockets: SocketTable
     failures: list[str] = field(default_factory=list)
     _open_channels: dict[str, set[tuple[int, str]]] | None = None
-    _complete: bool = True  # all processes were read; one that was not may hold anything
+    _complete: bool = True  # whether all processes were readable; an unreadable one may hold anything
 
     def with_holders(self, process: Process) -> Process:
         """Return the process with `held_by` for its threads that wait for something that other processes hold."""
@@ -78,15 +78,15 @@ class Holders:
         if task.syscall in _LOCKS:
             return self._lock_holders(pid, task)
         if task.syscall == "openat":
-            return self._opened(task)
+            return self._fifo_holders(task)
         if task.syscall == "futex":
             return self._sharers(pid, task)
         return self._other_ends(pid, task)
 
     def _other_ends(self, pid: int, task: Task) -> tuple[int, ...] | None:
-        """Return the processes at the other end. A read ends when the last writer exits, a write with the last reader.
+        """Return the processes at the other end of a pipe: the writers if the thread reads, else the readers.
 
-        None found means that the holders are not visible, not that there are none.
+        Return None if there is none to be seen: such a process may be unreadable.
         """
         if task.syscall not in _READS | _WRITES | _POLLS:
             return None
@@ -95,8 +95,8 @@ class Holders:
         found = {holder for holder, access in self._all().get(task.target, ()) if wanted in access}
         return tuple(sorted(found)) or None if self._complete else None
 
-    def _opened(self, task: Task) -> tuple[int, ...] | None:
-        """Return the processes with the FIFO open that this open waits for: usually none."""
+    def _fifo_holders(self, task: Task) -> tuple[int, ...] | None:
+        """Return the processes that have open the FIFO whose opening waits for a partner: usually none."""
         if task.wchan not in _FIFO_OPENS:
             return None
         found = {holder for holder, _ in self._all().get(task.target, ())}
@@ -124,7 +124,7 @@ class Holders:
         if living or task.fd is None:
             return living or None
         # The lock was taken before a fork by a process that has exited: processes that inherited the file hold it.
-        heirs = {holder for holder in _who_opened(task.target) if holder != pid}
+        heirs = {holder for holder in _processes_with_open_file(task.target) if holder != pid}
         return tuple(sorted(heirs)) or None
 
     def _all(self) -> dict[str, set[tuple[int, str]]]:
@@ -185,20 +185,21 @@ def _is_fifo(pid: int, fd: int, remote: frozenset[str]) -> bool:
 
 
 def _remote_mounts(pid: int) -> frozenset[str]:
-    """Return the ids of mounts whose server may not answer."""
+    """Return the ids of mounts on a server or program that may not answer."""
     lines = kernel_text(f"/proc/{pid}/mountinfo").splitlines()
     kinds = ((line.split()[0], line.partition(" - ")[2]) for line in lines if " - " in line)
     return frozenset(number for number, kind in kinds if kind.startswith(_REMOTE))
 
 
 def _access(pid: int, fd: int | None) -> str:
+    """Return the access of an open descriptor: "r", "w" or "rw"."""
     flags = kernel_fields(f"/proc/{pid}/fdinfo/{fd}").get("flags")
     if flags is None:
         return "rw"  # unknown: both are possible
     return _ACCESS.get(int(flags, 8) & os.O_ACCMODE, "rw")
 
 
-def _who_opened(path: str) -> Iterator[int]:
+def _processes_with_open_file(path: str) -> Iterator[int]:
     for pid in psutil.pids():
         try:
             names = os.listdir(f"/proc/{pid}/fd")[:_MAX_FDS]
@@ -231,20 +232,22 @@ class SocketTable:
     def of(self, pid: int, inodes: Iterable[int]) -> tuple[Socket, ...]:
         """Return up to _MAX_SOCKETS TCP sockets of a process from its `inodes`, with data in flight first."""
         table, ends = self._table(pid)
-        mine = sorted((self._whose(table[inode], ends) for inode in set(inodes) & table.keys()), key=_urgency)
-        return tuple(mine[:_MAX_SOCKETS])
+        own_sockets = sorted(
+            (self._with_owner(table[inode], ends) for inode in set(inodes) & table.keys()), key=_urgency
+        )
+        return tuple(own_sockets[:_MAX_SOCKETS])
 
     def other_end(self, pid: int, inode: int) -> int | None:
         """Return the run's process at the other end of a connection, or None if it is unknown."""
         owner = self.owners.get(self._table(pid)[1].get(inode, 0))
         return owner[1] if owner else None
 
-    def _whose(self, one: Socket, ends: Mapping[int, int]) -> Socket:
-        owner = self.owners.get(ends.get(one.inode, 0))  # 0 is no socket's inode
-        return replace(one, peer_rank=owner[0], in_job=True) if owner else one
+    def _with_owner(self, connection: Socket, ends: Mapping[int, int]) -> Socket:
+        owner = self.owners.get(ends.get(connection.inode, 0))  # no socket has inode 0
+        return replace(connection, peer_rank=owner[0], in_job=True) if owner else connection
 
     def _table(self, pid: int) -> tuple[dict[int, Socket], dict[int, int]]:
-        """Return the sockets by inode, and the inode of each socket's other end."""
+        """Return the namespace's sockets by inode, and for each inode that of the connection's other end."""
         namespace = _namespace(pid)
         if namespace not in self._tables:
             table = _read_table(pid)
@@ -261,7 +264,7 @@ class SocketTable:
         except (OSError, ValueError, struct.error) as error:
             self.failures.append(f"acknowledged bytes: {error}")
             return table
-        return {inode: _with_traffic(one, carried.get(inode)) for inode, one in table.items()}
+        return {inode: _with_traffic(connection, carried.get(inode)) for inode, connection in table.items()}
 
 
 def owners_of(processes: Iterable[tuple[int | None, Process]]) -> dict[int, tuple[int | None, int]]:
@@ -280,14 +283,15 @@ def inodes(holds: Iterable[str]) -> Iterator[int]:
             yield int(end[len("socket:[") :].partition("]")[0])
 
 
-def _with_traffic(one: Socket, carried: Transferred | None) -> Socket:
-    if carried is None or one.state == "LISTEN":
-        return one
-    return replace(one, acked_bytes=carried.acked_bytes, received_bytes=carried.received_bytes)
+def _with_traffic(connection: Socket, carried: Transferred | None) -> Socket:
+    if carried is None or connection.state == "LISTEN":
+        return connection
+    return replace(connection, acked_bytes=carried.acked_bytes, received_bytes=carried.received_bytes)
 
 
-def _urgency(one: Socket) -> tuple[bool, bool, int]:
-    return not (one.unacked_bytes or one.retransmits), one.state == "LISTEN", one.inode
+def _urgency(connection: Socket) -> tuple[bool, bool, int]:
+    in_flight = connection.unacked_bytes or connection.retransmits
+    return not in_flight, connection.state == "LISTEN", connection.inode
 
 
 def _namespace(pid: int | str) -> str:

@@ -1,4 +1,4 @@
-"""The processes of a run at one moment, from /proc: ranks, their children, open files, and who waits for whom."""
+"""Read a run's processes from /proc: ranks, their children, open files, and which process waits for which."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def read_process_tree(
 ) -> ProcessTree:
     """Return the process tree of these ranks (rank -> pid), with times relative to `origin_ns`.
 
-    `last_tasks` keeps each thread's last system call from one snapshot to the next: a wait that is restarted after a
-    stop, such as py-spy's, no longer shows what it waits for.
+    `last_tasks` has each thread's system call from the last snapshot: a wait that is restarted after a stop, such as
+    py-spy's, no longer shows what it waits for.
     """
     found = {rank: procfs.read_process(pid, origin_ns) for rank, pid in ranks.items()}
     memory = {} if last_tasks is None else last_tasks

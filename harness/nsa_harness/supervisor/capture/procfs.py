@@ -34,7 +34,7 @@ class Stat:
     cpu_s: float
     rss_bytes: int
     started_ticks: int
-    processor: int  # where it last ran
+    processor: int  # the CPU on which it last ran
 
 
 def read_stat(pid: int, tid: int | None = None) -> Stat | None:
@@ -131,7 +131,7 @@ def task_io_bytes(pid: int, tid: int) -> int | None:
 
 
 _LAST_RAN = "se.exec_start"  # in /proc/PID/task/TID/sched; milliseconds; not in every kernel
-_Clocks = dict[int, float | None]  # by processor, as read within one sweep
+_Clocks = dict[int, float | None]  # CPU -> its scheduler clock, read once per sweep
 
 
 def idle_s(pid: int, tid: int, clocks: _Clocks | None = None) -> float | None:
@@ -248,7 +248,9 @@ _MAX_LINKS = 40  # the kernel's limit
 
 
 def path_of(pid: int, file: str, proc: Path = Path("/proc")) -> Path:
-    """Return the path of a file that the process names: below the process's root, if that is another one.
+    """Return the path at which this process can open a file that process `pid` names.
+
+    It is below the root of `pid` if the two processes have different roots.
 
     Links are followed within that root, as the process sees them. The kernel would follow absolute links out of it.
     """

@@ -39,7 +39,7 @@ _SERVED_S = 1.0
 _PYSTACK_S = 0.6
 _NATIVE_S = 1.5  # measured: 0.06 to 1.0 s
 _FREEZE_S = 0.2  # a process that runs is stopped within a tick
-_ALL_S = 2.4  # for all sources of one process
+_ALL_S = 2.4  # time limit of all sources together, per process
 
 
 @dataclass(kw_only=True)
@@ -85,7 +85,7 @@ class StackSources:
         return py_spy(self.process.pid, [], self.failures, self._left_s(_BLOCKING_S))
 
     def _by_signal(self) -> tuple[tuple[Stack, ...], str]:
-        """Signal the process's faulthandler, if the probe has registered it."""
+        """Return the stacks that faulthandler writes on a signal, if the probe has registered it in the process."""
         pid, number = self.process.pid, signal.SIGRTMIN + protocol.STACKS_SIGNAL_OFFSET
         known = process_of(pid)
         target = self.boards / protocol.STACKS.format(pid=pid)
@@ -172,10 +172,10 @@ def _py_spy(pid: int, options: Sequence[str], limit_s: float) -> str:
 
 
 def _is_held(pid: int, tool: int) -> bool:
-    """Whether the tool traces threads of the process, and the process was not stopped otherwise.
+    """Whether the tool traces threads of the process, and no signal has stopped the process.
 
-    A program that was stopped by a signal must stay stopped: that stop shows as T, a living tracer's as t. The tool is
-    stopped first, so that its state does not change while it is read.
+    A program that was stopped by a signal must stay stopped: that state shows as T, a tracer's stop as t. The tool is
+    stopped first, so that the state does not change while it is read.
     """
     with contextlib.suppress(OSError):
         os.kill(tool, signal.SIGSTOP)

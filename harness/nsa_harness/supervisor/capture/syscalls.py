@@ -1,4 +1,4 @@
-"""The system call that a thread is blocked in: its name, what it waits for, and when its time limit ends."""
+"""Read the system call that a thread is blocked in: its name, what it waits for, and when it times out."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _target(pid: int, name: str, arguments: tuple[int, ...], fd: int | None) -> 
 
 
 def _shared_file(pid: int, address: int) -> str:
-    """Return the file behind shared memory, such as a multiprocessing semaphore's, or ""."""
+    """Return the file of shared memory, such as a multiprocessing semaphore's, or ""."""
     for line in kernel_text(f"/proc/{pid}/maps").splitlines():
         span, access, _, _, _, *path = line.split(maxsplit=5)
         first, _, end = span.partition("-")
@@ -171,7 +171,7 @@ def _memory(pid: int, address: int, size: int) -> bytes:
 
 
 def _timeout(pid: int, name: str, arguments: tuple[int, ...], origin_ns: int) -> tuple[bool | None, float | None]:
-    """Return whether the wait has a time limit, and when it ends; None for unknown."""
+    """Return whether the wait has a timeout, and when it expires; None for unknown."""
     if len(arguments) < 6:
         return None, None
     if name == "futex":

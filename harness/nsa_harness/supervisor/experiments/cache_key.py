@@ -58,12 +58,12 @@ def changed(before: CacheKey, after: CacheKey) -> tuple[str, ...]:
 
 
 def without_written(before: CacheKey, after: CacheKey) -> dict[str, str]:
-    """The earlier ones, where what one run of the program has changed or made is known to be written by it."""
+    """Return the earlier key, with the files that one run of the program changed or made marked as its own output."""
     return {**before, **dict.fromkeys(changed(before, after), WRITTEN)}
 
 
 def sealed_digest(*facts: object) -> str:
-    """A digest of what may hold a secret: nobody finds it by trying a list of passwords."""
+    """Return a slow digest of values that may contain secrets, against which few guesses a second can be tried."""
     return hashlib.pbkdf2_hmac("sha256", repr(facts).encode(errors="replace"), b"", _SLOW, 8).hex()
 
 
@@ -132,7 +132,7 @@ def variables(spec: RunSpec) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Everything of the launches of one experiment that lies in files of the user's."""
+    """The user's files and environment that the launches of one experiment depend on."""
 
     specs: Sequence[RunSpec]
     words: Sequence[str] = ()  # that any of them takes, in addition to those of `specs`
@@ -140,9 +140,11 @@ class Program:
     working_dir: Path
 
     def environment(self) -> dict[str, str]:
-        """The packages, and the variables."""
-        found = [*map(variables, self.specs)]
-        return {**self.interpreter.premises, **{name: says for one in found for name, says in one.items()}}
+        """Return the interpreter's part of the key, and the variables of the launches."""
+        environment = {**self.interpreter.premises}
+        for spec in self.specs:
+            environment |= variables(spec)
+        return environment
 
     def files(self) -> dict[str, str]:
         """Return every file that the program is or imports, and each file and folder that its words or source name."""
@@ -167,7 +169,7 @@ class Program:
         return [home / folder for folder in dict.fromkeys(os.pathsep.join(paths).split(os.pathsep)) if folder]
 
     def _places(self, home: Path) -> Iterator[Path]:
-        """Yield what the words of a command name, or set an option or a key to."""
+        """Yield the words of a command, and the values that they give to options or keys."""
         words = [word for spec in self.specs for word in spec.program]
         words += [value for spec in self.specs for name, value in spec.env if name != _PATH]
         for word in dict.fromkeys((*words, *self.words)):
@@ -182,7 +184,7 @@ _DYNAMIC = {"import_module", "__import__"}
 
 @dataclass(kw_only=True)
 class ModuleGraph:
-    """The files that a program is made of, the nearest first, as its source tells of them."""
+    """The files that a program consists of, found through its source, the nearest first."""
 
     home: Path  # the working directory of the launch
     folders: Sequence[Path]  # where modules are looked for, in addition to the folder of the program
@@ -195,7 +197,7 @@ class ModuleGraph:
             self._waiting.append(file)
 
     def add_module(self, name: str, beside: Path, package: Path | None = None) -> None:
-        """A module and the packages around it, where they are the user's own. `package`: the only place to look."""
+        """Add a module and its packages, if they are the user's own. `package`: the only directory to search."""
         *around, last = name.split(".")
         for folder in (beside, *self.folders) if package is None else (package,):
             within = folder.joinpath(*around)
@@ -234,7 +236,10 @@ class ModuleGraph:
             self.add_module(".".join(filter(None, (node.module, alias.name))), beside, package)
 
     def _read_dynamic(self, name: ast.expr, beside: Path) -> None:
-        """A module whose name is made at run time may be any of the package that its beginning names."""
+        """Add the modules that `import_module(name)` may import.
+
+        If the name is computed, that is every module of the package that its constant beginning names.
+        """
         if isinstance(name, ast.Constant) and isinstance(name.value, str):
             self.add_module(name.value.lstrip("."), beside)
             return
@@ -246,7 +251,7 @@ class ModuleGraph:
             self.add(file, beside)
 
     def _read_text(self, text: str, file: Path, beside: Path) -> None:
-        """A text with the name of a file that is there: data that it reads, or a program that it starts."""
+        """Add the file that a string in the source names, if it exists: data, or a program that it starts."""
         if "." not in text or not text.isprintable():
             return
         for folder in dict.fromkeys((self.home, file.parent)):
@@ -338,7 +343,7 @@ def _shown(path: Path, working_dir: Path) -> str:
 
 
 def names_text(names: Collection[str]) -> str:
-    """ "helper.py and config.yaml have", "helper.py, model.py, config.yaml and 3 more have"."""
+    """Return "helper.py and config.yaml have" or "helper.py, model.py, config.yaml and 3 more have"."""
     own = [name for name in names if name != LAUNCHED] or list(names)  # a launch is another one where its file is
     listed = own if len(own) <= _TOLD else [*own[: _TOLD - 1], f"{len(own) - _TOLD + 1} more"]
     return f"{listing(listed)} {agree('has', listed)}"

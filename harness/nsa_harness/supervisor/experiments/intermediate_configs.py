@@ -1,4 +1,4 @@
-"""What lies between two ends: commits, configs with some keys of each, environments with some packages of each."""
+"""Make the configurations between two ends: commits, mixtures of two config files, mixtures of two environments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ABSENT = object()  # a key that one of two files does not have
 
 
 class CannotMix(HarnessError):
-    """A mixture that cannot be made here."""
+    """A mixture cannot be made here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def different_keys(good: Path, bad: Path) -> tuple[DifferentKey, ...]:
 
 
 def mixed_text(good: Path, bad: Path, chosen: Collection[str]) -> str:
-    """The good file with the chosen keys as the bad one has them; all else stays as it is written there."""
+    """Return the text of the good file, with the chosen keys as in the bad file. All other text is unchanged."""
     mixed, other = (_config(path) for path in (good, bad))
     for key in different_keys(good, bad):
         if key.label in chosen:
@@ -87,7 +87,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _yaml() -> YAML:
-    """Keeps what a user has written: comments, quotes, 1e-5 and 0.10."""
+    """Return a YAML reader and writer that keeps what the user wrote: comments, quotes, 1e-5 and 0.10."""
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 10_000
@@ -228,14 +228,14 @@ _PIP = ("-m", "pip", "install", "--no-deps", "--no-input", "--disable-pip-versio
 
 @dataclass(kw_only=True)
 class Mixtures:
-    """The folder with the mixtures of one search; each is made once. No environment of the user's is changed."""
+    """The directory with the mixtures of one search. Each is made once, and no environment of the user is changed."""
 
     home: Path
     _failed: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def file(self, name: str, text: str) -> Path:
-        """A config file, named by what it holds."""
+        """Write a config file, whose name depends on its content, and return its path."""
         self._make_home()
         path = self.home / name
         SafeDirectory(self.home).write(path, text)
@@ -278,7 +278,7 @@ class Mixtures:
         raise CannotMix(self._failed[requirement])
 
     def _without(self, name: str, modules: Collection[str], others: Collection[str]) -> Path:
-        """Write modules in place of the package's that cannot be imported; its metadata stay."""
+        """Write modules that replace the package's and cannot be imported. Its metadata stay visible."""
         shared = next((module for module in modules if module in others), None)
         if shared is not None or not modules:
             why = f"its module {shared} has other packages in it" if shared else "it has no module of its own"
@@ -356,14 +356,17 @@ def commits_between(inside: Path, good: str, bad: str) -> Between:
 
 @dataclass(kw_only=True)
 class Worktrees:
-    """A checkout of each commit that was asked for, beside the user's own, which is not touched."""
+    """Checkouts of the requested commits, outside the user's own checkout, which is not touched."""
 
     repository: Path  # any directory in it
     home: Path
     made: dict[str, Path] = field(default_factory=dict)
 
     def of(self, sha: str) -> Path:
-        """The directory that corresponds to `repository` at this commit. Raises UsageError where it is not there."""
+        """Return the directory that corresponds to `repository` at this commit.
+
+        Raises UsageError if it does not exist.
+        """
         if sha not in self.made:
             path = self.home / sha
             if not path.is_dir():
@@ -378,7 +381,7 @@ class Worktrees:
         return self.made[sha] / inside
 
     def close(self) -> None:
-        """Remove all checkouts. What a kill leaves is found again by the same command."""
+        """Remove all checkouts. If this process is killed, the same command finds them again."""
         for path in self.made.values():
             _git(self.repository, "worktree", "remove", "--force", str(path))
         self.made.clear()
@@ -386,7 +389,7 @@ class Worktrees:
 
 
 def commit_of(inside: Path, name: str) -> str:
-    """The whole name of a commit. Raises UsageError."""
+    """Return the full name of a commit. Raises UsageError."""
     found = _git(inside, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if found.returncode != 0:
         why = f": {_last_line(found.stderr)}" if found.stderr.strip() else ""

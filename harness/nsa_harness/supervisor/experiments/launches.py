@@ -1,4 +1,4 @@
-"""The request of a `bisect` command, and each of its configurations as a launch and as a command to type."""
+"""The request of a `bisect` command, and the launch and the command line of each of its configurations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nsa_harness.supervisor.launch.planning import Invocation, in_checkout, plan
 from nsa_harness.supervisor.storage.rundir import Ended, RunOptions, ended_before
 
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]+)\}")
-# In front of a command these speak to the harness, its Python or the loader too, or do not reach the program.
+# Set in front of a command, these also affect the harness, its Python or the loader, or do not reach the program.
 _READ_BY_US = re.compile(
     r"PYTHON.*|LD_.*|MALLOC_.*|GITHUB_.*|LC_.*|LANG|PATH|HOME|TMPDIR|VIRTUAL_ENV|CUDA_VISIBLE_DEVICES|TERM|CI"
     r"|NO_COLOR|COLUMNS|LINES|SLURM_.*"
@@ -46,23 +46,26 @@ PLACEHOLDERS = {
 
 
 class CannotLaunch(HarnessError):
-    """A configuration that makes no launch: an invalid mix, or a machine that lacks something."""
+    """A configuration cannot be launched: it is invalid, or this machine lacks something."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Templates:
-    """Arguments and variables with placeholders, through which a choice reaches a program of the user's."""
+    """Arguments and variables with placeholders, as in "--layers={value}", which pass a configuration to a program."""
 
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
-    note: str = ""  # what was left out, and why
+    note: str = ""  # which templates were dropped, and why
 
     def __bool__(self) -> bool:
         return bool(self.args or self.env)
 
     def checked(self, subject: Subject) -> Templates:
-        """Return the templates that are filled. Raises UsageError for an unknown placeholder, or for none at all."""
-        if not self and not subject.declared:
+        """Check the placeholders for this subject of a bisection, and return the templates to fill.
+
+        Raises UsageError if no template is given, if one has no placeholder, or if the subject has no such placeholder.
+        """
+        if not self and not subject.is_declared:
             raise UsageError(f"{subject.key}: how does the program take it? Say --arg TEXT or --env-arg NAME=TEXT")
         known = PLACEHOLDERS.get(subject.form, ())
         for text in self._texts:
@@ -77,7 +80,7 @@ class Templates:
 
     @property
     def in_a_row(self) -> bool:
-        """Whether only neighbours can be said."""
+        """Whether the templates can only express consecutive items: one of them has {range}."""
         return any("range" in names for names in map(_names, self._texts))
 
     @property
@@ -85,10 +88,10 @@ class Templates:
         return (*self.args, *(value for _, value in self.env))
 
     def _without_ranges(self) -> Templates:
-        """The list says any choice, the range only some: where each has words of its own, the list's are kept."""
-        found = [_names(text) for text in self._texts]
-        listed = next((names for names in found if names in ({"layers"}, {"items"})), None)
-        if listed is None or {*listed, "range"} in found or {"range"} not in found:
+        """Remove templates with {range} if another has {layers} or {items}: a list can express every choice."""
+        names_of_texts = [_names(text) for text in self._texts]
+        listed = next((names for names in names_of_texts if names in ({"layers"}, {"items"})), None)
+        if listed is None or {*listed, "range"} in names_of_texts or {"range"} not in names_of_texts:
             return self
         return Templates(
             args=tuple(text for text in self.args if _names(text) != {"range"}),
@@ -97,48 +100,48 @@ class Templates:
         )
 
     def filled(self, subject: Subject, subset: Collection[int], file: str = "") -> Templates:
-        """Return the templates with the choice filled in. `file`: the file that holds the program's keys."""
+        """Return the templates with the choice filled in. `file`: the config file of the choice."""
         if not self:
             return self
         value = file if subject.form is Form.FILE else subject.config(subset)[subject.key]
         listed = ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
         def fill(text: str) -> str:
-            return _PLACEHOLDER.sub(lambda found: _range(value) if found[1] == "range" else listed, text)
+            return _PLACEHOLDER.sub(lambda match: _range(value) if match[1] == "range" else listed, text)
 
         return replace(self, args=tuple(map(fill, self.args)), env=tuple((name, fill(text)) for name, text in self.env))
 
 
 @dataclass(kw_only=True)
 class Launches:
-    """The launch of each subset of the items."""
+    """The launch and the command line of each subset of the items."""
 
     request: BisectRequest
     facts: MachineFacts
     trees: Worktrees | None = None  # commits only
-    longest_quiet_s: float | None = None  # of the good control; None: not known yet
-    mixtures: Mixtures | None = None  # None: nothing is made yet, as of a plan
-    known: dict[Spans, RunSpec | str] = field(default_factory=dict)  # or why there is none
+    longest_quiet_s: float | None = None  # longest time without progress in the good control; None: not known yet
+    mixtures: Mixtures | None = None  # None: no files are written, as for a plan
+    known: dict[Spans, RunSpec | str] = field(default_factory=dict)  # the launch, or the reason why there is none
 
     def __post_init__(self) -> None:
         self.question, self.subject = self.request.question, self.request.subject
 
     def enter_trees(self, trees: Worktrees) -> None:
-        """Launch each commit in a checkout of its own from now on."""
+        """Launch each commit in its own checkout from now on."""
         self.trees = trees
         self.known.clear()
 
     def enter_mixtures(self, mixtures: Mixtures) -> None:
-        """Write the files between two config files from now on."""
+        """Write the mixtures of two config files from now on."""
         self.mixtures = mixtures
         self.known.clear()
 
     def spec(self, subset: Collection[int]) -> RunSpec:
-        """Return the launch, under no name yet. Raises CannotLaunch."""
-        found = self.spec_or_reason(subset)
-        if isinstance(found, str):
-            raise CannotLaunch(found)
-        return found
+        """Return the launch, without its final name. Raises CannotLaunch."""
+        spec = self.spec_or_reason(subset)
+        if isinstance(spec, str):
+            raise CannotLaunch(spec)
+        return spec
 
     def spec_or_reason(self, subset: Collection[int]) -> RunSpec | str:
         """Return the launch, or the reason why there is none."""
@@ -151,13 +154,13 @@ class Launches:
         return self.known[key]
 
     def ends(self) -> list[RunSpec | str]:
-        """Return the launch of the good end and of the bad one, each or the reason why there is none."""
+        """Return the launches of the good and the bad end, or for each the reason why there is none."""
         return [self.spec_or_reason(subset) for subset in ((), range(len(self.subject.items)))]
 
     def limited(self, spec: RunSpec, *, in_full: bool) -> RunSpec:
         """Return the launch with limits learned from the good control, if the scenario leaves them open.
 
-        `in_full`: only with the limits that the printed command names as well.
+        `in_full`: only with the limits that the printed command also sets.
         """
         quiet_s, limits = self.longest_quiet_s, spec.limits
         if quiet_s is None:
@@ -167,31 +170,34 @@ class Launches:
         return replace(spec, limits=replace(limits, stall_s=stall_s, open_wait_s=open_wait_s))
 
     def hashes(self, subset: Collection[int]) -> frozenset[str]:
-        """Return the hash of the launch, and that of the same launch by `nsa-harness run` if its spec is complete."""
+        """Return the hash of the launch and, if a command line can express it, the hash under `nsa-harness run`."""
         elsewhere = self.subject.form in (Form.COMMIT, Form.FILE) or self.subject.packages(subset)
         try:
             typed = () if elsewhere else planned(self._question(subset), self.facts).specs
-            by_hand = (one.spec_hash for one in typed if isinstance(one, RunSpec))
+            by_hand = (spec.spec_hash for spec in typed if isinstance(spec, RunSpec))
             return frozenset({self.spec(subset).spec_hash, *by_hand})
         except HarnessError:
             return frozenset()
 
     def command(self, subset: Collection[int], stored: Path | None, *, starved: bool = False) -> str | None:
-        """Return the command that repeats it, or one with the stored spec. `starved`: only a limit proves it."""
+        """Return the command that repeats the launch, or the command for its stored spec if no options express it.
+
+        `starved`: only a limit proves its hang, so the command names the limit.
+        """
         if self.subject.swept_away(subset) or self.subject.packages(subset):
             return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
         limits = self._named_limits(subset) if starved else []
         if self.subject.form is Form.COMMIT:
             return f"git checkout {self.subject.config(subset)['commit']} && {self._typed(self.question, limits)}"
         try:
-            before, question = self._in_front(subset), self._question(subset)
+            before, question = self._shell_variables(subset), self._question(subset)
         except HarnessError:
             return None
         words = question.words[: len(question.words) - len(before)]  # the variables are the last ones
         return " ".join((*before, self._typed(replace(question, words=words), limits)))
 
-    def _in_front(self, subset: Collection[int]) -> tuple[str, ...]:
-        """The variables of a program of the user's as a shell sets them, where that does the same and nothing else."""
+    def _shell_variables(self, subset: Collection[int]) -> tuple[str, ...]:
+        """Return the variables to set in front of the command; none if they would have other effects there."""
         file = self._file(subset) if self.subject.form is Form.FILE else ""
         env = self.request.templates.filled(self.subject, subset, file).env
         typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these override it
@@ -200,7 +206,7 @@ class Launches:
         return tuple(f"{name}={shlex.quote(text)}" for name, text in env)
 
     def _named_limits(self, subset: Collection[int]) -> list[str]:
-        """The limit that the good control has taught, as words."""
+        """Return the override of the limit that was learned from the good control, if the scenario does not set it."""
         if self.longest_quiet_s is None or self.spec(subset).limits.open_wait_s is not None:
             return []
         return [f"limits.open_wait_s={proof_after_s(self.longest_quiet_s):g}"]
@@ -235,7 +241,7 @@ class Launches:
         question = self.question
         if self.trees is not None:
             question = replace(question, working_dir=self._tree(subset))
-        if self.subject.declared and self.subject.form is not Form.COMMIT:
+        if self.subject.is_declared and self.subject.form is not Form.COMMIT:
             question = replace(question, words=(*question.words, *self.subject.words(subset)))
         file = self._file(subset) if self.subject.form is Form.FILE else ""
         filled = self.request.templates.filled(self.subject, subset, file)
@@ -247,7 +253,7 @@ class Launches:
         return replace(question, words=words, script=script)
 
     def _file(self, subset: Collection[int]) -> str:
-        """The user's own at both ends; else one that is named by what it holds, and stays in the run."""
+        """Return the config file of a choice: the user's own file at both ends, else a mixture in the run directory."""
         good, bad = self._both_files()
         if len(subset) in (0, len(self.subject.items)):
             return (bad if subset else good)[0]
@@ -351,30 +357,31 @@ class Earlier:
     """Stored runs of both ends of the question, the latest first."""
 
     good: tuple[Ended, ...] = ()
-    bad: tuple[Ended, ...] = ()  # of a choice those of every value
+    bad: tuple[Ended, ...] = ()  # for a choice the runs of every value
 
     @property
     def failed(self) -> tuple[Ended, ...]:
-        return tuple(one for one in self.bad if one.verdict in BAD_ENDS)
+        return tuple(run for run in self.bad if run.verdict in BAD_ENDS)
 
     @property
     def disagree(self) -> tuple[Ended, ...]:
-        """The newest two that ended differently with one spec."""
-        for one in (*self.good, *self.bad):
-            for other in (*self.good, *self.bad):
-                if one.spec_hash == other.spec_hash and one.verdict == Status.PASS and other.verdict in BAD_ENDS:
-                    return one, other
+        """The latest passed and failed run of one spec, or nothing if no spec both passed and failed."""
+        for passed in (*self.good, *self.bad):
+            for failed in (*self.good, *self.bad):
+                same = passed.spec_hash == failed.spec_hash
+                if same and passed.verdict == Status.PASS and failed.verdict in BAD_ENDS:
+                    return passed, failed
         return ()
 
     def run_s(self, verdicts: Collection[str] = (Status.PASS, *BAD_ENDS)) -> float | None:
         """Return the mean time of the stored runs that ended so, or None if there is none."""
-        took = [one.wall_s for one in (*self.good, *self.bad) if one.verdict in verdicts]
+        took = [run.wall_s for run in (*self.good, *self.bad) if run.verdict in verdicts]
         return sum(took) / len(took) if took else None
 
     @property
     def notes(self) -> tuple[str, ...]:
         if pair := self.disagree:
-            ends = " and ".join(f"{one.verdict} in {one.run_id}" for one in pair)
+            ends = " and ".join(f"{run.verdict} in {run.run_id}" for run in pair)
             return (f"stored runs of one configuration ended differently, {ends}: no answer is believed alone",)
         if self.failed:
             newest = self.failed[0]
@@ -384,21 +391,21 @@ class Earlier:
 
 
 def earlier_of(launches: Launches, parent: Path, but: str = "") -> Earlier:
-    """Return what the runs below `parent` show about the ends of this question."""
+    """Return the stored runs below `parent` of both ends of this question, without those of run `but`."""
     subject = launches.subject
     everything = range(len(subject.items))
     bad = [(place,) for place in everything] if subject.form is Form.CHOICE else [tuple(everything)]
-    found = [frozenset().union(*map(launches.hashes, subsets)) for subsets in ([()], bad)]
-    ends = tuple(ended_before(parent, found[0] | found[1], but))
+    good_hashes, bad_hashes = (frozenset().union(*map(launches.hashes, subsets)) for subsets in ([()], bad))
+    runs = tuple(ended_before(parent, good_hashes | bad_hashes, but))
     return Earlier(
-        good=tuple(one for one in ends if one.spec_hash in found[0] - found[1]),
-        bad=tuple(one for one in ends if one.spec_hash in found[1]),
+        good=tuple(run for run in runs if run.spec_hash in good_hashes - bad_hashes),
+        bad=tuple(run for run in runs if run.spec_hash in bad_hashes),
     )
 
 
 def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQuestion:
     subject = request.subject
-    earlier = Earlier() if request.wanted.how == SLOW else earlier  # how long its steps took no report says
+    earlier = Earlier() if request.wanted.how == SLOW else earlier  # stored runs have no step times
     insistent = request.insistent or bool(earlier.failed)
     unordered = QuestionKind.RANGE if subject.in_a_row else QuestionKind.SET
     return SearchQuestion(
@@ -410,14 +417,14 @@ def question_of(request: BisectRequest, earlier: Earlier = Earlier()) -> SearchQ
         repeat=request.repeat,
         baseline=BASELINE if request.wanted.how == SLOW and request.wanted.step_s is None else 1,
         controls=controls(request.confidence, insistent=insistent),
-        flaky=subject.noun == SEED or bool(earlier.disagree),  # of seeds it is the question whether it is a race
+        flaky=subject.noun == SEED or bool(earlier.disagree),  # the question of seeds is whether there is a race
         unbounded=subject.open_end,
         max_probes=_MOST_PROBES,
     )
 
 
 def program_of(request: BisectRequest, launches: Launches) -> Program:
-    """Return the program of this search. Of commits only what lies outside the repository: each has its own."""
+    """Return the program of this search. For commits, only files outside the repository count."""
     specs = [spec for spec in launches.ends() if isinstance(spec, RunSpec)]
     words = [*map(str, (*request.subject.items, *request.subject.good_values, *request.subject.bad_values))]
     for place in range(min(len(request.subject.items), _MOST_FILLED)):
@@ -432,7 +439,7 @@ def program_of(request: BisectRequest, launches: Launches) -> Program:
 
 
 def cache_key_of(request: BisectRequest, launches: Launches, program: Program) -> CacheKey:
-    """Return all that must be unchanged for a finished probe to answer again; what is nearest to the user first."""
+    """Return everything that must be unchanged for a finished probe to count, the user's files first."""
     question = request.question
     return {
         **program.files(),
@@ -447,7 +454,10 @@ def cache_key_of(request: BisectRequest, launches: Launches, program: Program) -
 
 
 def _in_hash(subject: Subject, spec: RunSpec | str) -> object:
-    """The hash has the program's content in it, which of a commit is not that of the working directory."""
+    """Return what identifies a launch.
+
+    The hash of a commit's launch depends on the working directory, so it is left out.
+    """
     if isinstance(spec, str):
         return spec
     return replace(spec, spec_hash="") if subject.form is Form.COMMIT else spec.spec_hash

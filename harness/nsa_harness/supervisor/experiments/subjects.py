@@ -1,4 +1,4 @@
-"""The subject that the command line asks about, found in its scenario, on this machine, in a repository."""
+"""Make the subject of a bisection from the options: what is varied, in which scenario, on this machine."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from nsa_harness.supervisor.launch.planning import Invocation, as_path, checked,
 
 AUTO = "auto"
 GC_BASELINE = "gc_baseline_full"
-_SHORTEST = 16  # tokens: where a sequence is bisected without a good end named
-_REACH = 1024  # times the good value, and not more than so many values above it: how far an open end is looked for
-_REACH_VALUES = 1 << 17
-_MOST_VALUES = 1 << 20  # a search holds each of them
-_MOST_SEEDS = 64  # each is run several times
+_SHORTEST = 16  # tokens: the good end of a sequence length, if the user names none
+_REACH = 1024  # an open end is searched up to this multiple of the good value, ...
+_REACH_VALUES = 1 << 17  # ... and at most this many values above it
+_MOST_VALUES = 1 << 20  # a search stores each value
+_MOST_SEEDS = 64  # each seed is run several times
 _NOT_COMPARED = ("name", "about", "tags", "aliases", "priority", "expect", "limits")
-# Where the first key differs, the others of its line mean nothing without it.
+# If the first key of a group differs, the others only have a meaning together with it.
 _WITH_THEIR_HEAD = (
     WITH_THEIR_HEAD,
     (
@@ -46,7 +46,7 @@ _WITH_THEIR_HEAD = (
 
 @dataclass(frozen=True, kw_only=True)
 class SubjectOptions:
-    """The options that name what is varied; exactly one is given. `auto`: all of what the scenario has."""
+    """The options that name what is varied; exactly one is given. `auto`: everything that the scenario has."""
 
     gc_range: str | None = None
     layers: str | None = None
@@ -67,9 +67,9 @@ class SubjectOptions:
 def subject_of(
     options: SubjectOptions, question: Invocation, *, templated: bool, facts: MachineFacts
 ) -> tuple[Invocation, Subject]:
-    """Return what is varied, and in which scenario. Raises UsageError.
+    """Return the invocation of the scenario, and the subject. Raises UsageError.
 
-    `templated`: the choice reaches a program through its own words or environment, not through a scenario's keys.
+    `templated`: the choice reaches the program through its own arguments or environment, not through scenario keys.
     """
     option, value = _only(options)
     if option == "set" and templated:
@@ -90,7 +90,7 @@ def subject_of(
 
 
 def arguments_of(question: Invocation) -> tuple[str, ...]:
-    """Return the arguments that the scenario gives its program already."""
+    """Return the arguments that the scenario already gives its program."""
     return () if question.script is not None else _scenario(question).run.args
 
 
@@ -138,7 +138,7 @@ def _scenario(question: Invocation) -> Scenario:
 
 @dataclass(frozen=True, kw_only=True)
 class _Option:
-    """The value of an option, with the scenario, the command and the machine that it is about."""
+    """The value of an option, with its scenario, invocation and machine."""
 
     value: str
     scenario: Scenario
@@ -147,7 +147,7 @@ class _Option:
 
     @property
     def machine_layers(self) -> int | None:
-        """The layers that this machine gets; None: the program is not known."""
+        """The number of layers on this machine; None: the program is the user's own."""
         return machine_choice(self.scenario, self.facts).layers if self.scenario.is_ours else None
 
     @property
@@ -167,6 +167,7 @@ def _gc_range(option: _Option) -> Subject:
 
 
 def _layers(option: _Option) -> Subject:
+    """Return the subject of `--layers`: the model's number of layers, at most the number that this machine gets."""
     key = "model.layers" if option.scenario.is_ours else "layers"
     most = option.machine_layers
     return _values("--layers", key, option.value, lowest=1, most=most)
@@ -190,7 +191,7 @@ def _world_size(option: _Option) -> Subject:
 
 
 def _values(option: str, key: str, value: str, *, lowest: int, most: int | None) -> Subject:
-    """Return a subject from a good number to a bad one, or without an end; every number between can be the answer."""
+    """Return the subject of all numbers from a good one to a bad one, or from a good one without a known bad end."""
     if value == AUTO and most is None:
         example = f"{option}={lowest}:{lowest * 8}, or {option}={lowest}: where no bad one is known"
         raise UsageError(f"{option}: say from which good value to which bad one, as in {example}")
@@ -249,7 +250,7 @@ def _any(option: _Option) -> Subject:
 
 
 def _ordered(option: _Option) -> Subject:
-    """A search by prefixes asks of them only whether one comes before the other, as they were given."""
+    """Return the subject of values in the order given, which the search takes as their order."""
     key, written = _as_given("--ordered", option.value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
     return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(written[1:]), good=written[0])
 
@@ -260,7 +261,7 @@ def _choice(option: _Option) -> Subject:
 
 
 def _as_given(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
-    """The key and its values, each as it was written: YAML reads 1.90 as a number and 2.0.1 as a text."""
+    """Return the key and its values, each as the user wrote it: YAML reads 1.90 as a number and 2.0.1 as text."""
     wrong = f"{option}: expected KEY=[A, B, ...] with two values or more, such as {example}; got {shown(value)}"
     if not is_override(value):
         raise UsageError(wrong)
@@ -270,18 +271,18 @@ def _as_given(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
     written = plain(text) if text is not None else None
     if not isinstance(read, list) or not isinstance(written, list) or len(read) < 2:
         raise UsageError(wrong)
-    # A list in the list is a value of several numbers, as of a mesh.
-    values = [one if isinstance(one, list | dict) else word for one, word in zip(read, written, strict=True)]
-    if option == "--ordered" and any(isinstance(one, list | dict) for one in read):
+    # A list in the list is one value, such as a mesh.
+    values = [item if isinstance(item, list | dict) else word for item, word in zip(read, written, strict=True)]
+    if option == "--ordered" and any(isinstance(item, list | dict) for item in read):
         raise UsageError(wrong)
-    twice = next((one for one in values if values.count(one) > 1), None)
+    twice = next((value for value in values if values.count(value) > 1), None)
     if twice is not None:
         raise UsageError(f"{option}: {override.key}: {shown(twice)} is given twice")
     return override.key, values
 
 
 def _seeds(option: _Option) -> Subject:
-    """Return a choice among seeds: a seed decides what is drawn, and their order means nothing."""
+    """Return a choice among seeds: their order has no meaning."""
     if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})+", option.value):
         seeds = list(dict.fromkeys(map(int, option.value.split(","))))
     else:
@@ -294,7 +295,7 @@ def _seeds(option: _Option) -> Subject:
 
 
 def _items(option: _Option) -> Subject:
-    """Return numbers under a name of the user's: data shards, sample indices, batches."""
+    """Return the subject of numbers that the user names: data shards, sample indices, batches."""
     key, equals, span = option.value.partition("=")
     if not equals or not is_override(f"{key}="):
         raise UsageError(f"--items: expected NAME=A:B, such as --items 'batch=0:64', got {shown(option.value)}")

@@ -62,8 +62,8 @@ class PhasePlan:
     phase: Phase
     asked: tuple[SelectedScenario, ...]
     question: Invocation
-    tree: Node  # of `set`
-    specs: tuple[RunSpec | Skip, ...] = ()  # with an earlier run's name as a placeholder for its directory
+    tree: Node  # the YAML node of the phase's `set`
+    specs: tuple[RunSpec | Skip, ...] = ()  # the directory of an earlier run is still a placeholder
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def _launchable(plans: Sequence[PhasePlan], facts: MachineFacts) -> tuple[PhaseP
 
 
 def _at(node: Node, location: Sequence[str | int]) -> Node:
-    """Return the node at a location, or the deepest existing node on the way."""
+    """Return the node at a location, or its deepest ancestor that exists."""
     for step in location:
         content = node.content
         if isinstance(content, dict) and step in content:

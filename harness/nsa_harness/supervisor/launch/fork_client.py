@@ -1,12 +1,12 @@
-"""Launches forked from a process that has imported torch, for bisections, whose launches mostly spend time importing.
+"""Launch by forking a process that has imported torch: most of a bisection's short launches would be imports.
 
-The whole launch is forked, the reaper, torchrun's agent and the ranks, so that the evidence is the same. Three things
-differ: the ranks share the hash seed of strings, and so the order of sets; their memory has the same addresses; and
-settings that the program makes before it imports torch come too late. Therefore the caller confirms its conclusions
-from forked launches under torchrun.
+Reaper, torchrun's agent and ranks are all forked, so that the evidence is the same. Three things differ: the ranks
+share the hash seed of strings, and so the order of sets; their memory has the same addresses; and settings that the
+program makes before it imports torch come too late. Therefore the caller confirms its conclusions from forked launches
+under torchrun.
 
-The server exits when its control socket closes, also when its controller is killed. (A parent-death signal would come
-when the thread ends that started the server.)
+The server exits when its control socket closes, which also happens when its controller is killed. (A parent-death
+signal would come too early: when the thread that started the server ends.)
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _READ_AT_START = (
     "TORCH", "PYTORCH", "ATEN", "OMP", "GOMP", "KMP", "MKL", "OPENBLAS", "NUMEXPR", "GLOO", "NCCL", "CUDA",
     "PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "TMPDIR",
 )  # fmt: skip
-# Variables that `Program.settle` has torch read again in a fork.
+# Variables that `Program.prepare` makes torch read again in a fork.
 _READ_AGAIN = ("TORCH_DISTRIBUTED_DEBUG",)
 _SET_IN_SOURCE = re.compile(rf"(?:environ|putenv)\b.*[\"']((?:{'|'.join(_READ_AT_START)})\w*)")
 # Numpy loads OpenBLAS, which starts a thread per core by default. A process with threads cannot be forked safely.
@@ -60,7 +60,7 @@ _NO_SERVER = "launched anew: only a bisection has a fork server"
 
 
 class CannotFork(Exception):
-    """Why this launch cannot be forked."""
+    """This launch cannot be forked. The text is the reason."""
 
 
 def can_fork(spec: RunSpec) -> str | None:
@@ -90,7 +90,7 @@ def without_fork(spec: RunSpec, reason: str = _NO_SERVER) -> RunSpec:
 
 
 def _unforkable_program(spec: RunSpec) -> str | None:
-    """Return a reason if the program is no file, module or directory that Python runs itself."""
+    """Return the reason if the program is no file, module or directory that Python can run, or None."""
     if spec.launcher is Launcher.PLAIN and (spec.ranks != 1 or spec.program[0] != sys.executable):
         return "a command of the user's own is started as it is"
     file = _program_file(spec)
@@ -104,16 +104,17 @@ def _program_file(spec: RunSpec) -> str:
 
 
 def _late_setting(spec: RunSpec) -> str | None:
+    """Return the reason if the program's source sets a variable that torch reads when it is imported, or None."""
     file = Path(spec.cwd or ".", _program_file(spec))
     if file.suffix != ".py" or not file.is_file():
         return None
-    found = _SET_IN_SOURCE.search(file.read_text(encoding="utf-8", errors="replace"))
-    return f"{file.name} sets {found[1]}, which is read when torch is imported" if found else None
+    setting = _SET_IN_SOURCE.search(file.read_text(encoding="utf-8", errors="replace"))
+    return f"{file.name} sets {setting[1]}, which is read when torch is imported" if setting else None
 
 
 @dataclass(kw_only=True)
 class _ForkedReaper:
-    """A grandchild process. Its end of the pipe closes when it exits."""
+    """A reaper that the server has forked. Only the closing of its output shows its exit: it is no child."""
 
     stdin: IO[bytes] | None
     stdout: IO[bytes] | None
@@ -131,7 +132,7 @@ class _ForkedReaper:
 
 
 class _Server:
-    """One server process. Raises NoFork if it cannot be started."""
+    """One fork server process. Raises CannotFork if it cannot be started."""
 
     def __init__(self, environment: dict[str, str], cwd: str | None) -> None:
         self._inherited = {f"{name}={value}" for name, value in environment.items()}
@@ -152,7 +153,7 @@ class _Server:
         self.modules = frozenset(self._await_modules())
 
     def start(self, order: dict[str, Any]) -> _ForkedReaper:
-        """Fork a reaper, and return it once it has started its launcher."""
+        """Have the server fork a reaper, and return it once it has started its launcher. Raises CannotFork."""
         self._check_size(order)
         stdin, order_pipe = os.pipe()
         event_pipe, stdout = os.pipe()
@@ -178,7 +179,7 @@ class _Server:
         return reaper
 
     def close(self) -> None:
-        """End the server, but nothing that it forked."""
+        """End the server. The processes that it has forked continue."""
         self._control.close()
         os.close(self._printed)
         try:
@@ -205,14 +206,18 @@ class _Server:
         return next((line for line in reversed(lines) if line), f"not ready within {_READY_S:.0f} s")
 
     def _check_size(self, order: dict[str, Any]) -> None:
+        """Raise CannotFork if the launch's command line, or its variables that the server lacks, are too long.
+
+        A forked process shows them in memory that the server has reserved at its start, see `ProcessTitle`.
+        """
         new = [f"{name}={value}" for name, value in order["env"].items()]
-        for words, bound, what in (
+        for entries, reserved_bytes, what in (
             (order["argv"], _WORDS_BYTES, "command line"),
             ([entry for entry in new if entry not in self._inherited], _VARIABLES_BYTES, "environment"),
         ):
-            size = sum(len(os.fsencode(word)) + 1 for word in words)
-            if size > bound - _SPARE_BYTES:
-                raise CannotFork(f"its {what} has {size} bytes, and a forked process room for {bound - _SPARE_BYTES}")
+            size, limit = sum(len(os.fsencode(entry)) + 1 for entry in entries), reserved_bytes - _SPARE_BYTES
+            if size > limit:
+                raise CannotFork(f"its {what} has {size} bytes, and a forked process room for {limit}")
 
 
 class ForkServer:
@@ -231,7 +236,7 @@ class ForkServer:
                 server.close()
 
     def with_launcher(self, spec: RunSpec) -> RunSpec:
-        """Return the spec as it will be launched: as a fork, or without one and with the reason as a note."""
+        """Return the spec unchanged if it can be forked, else the spec without a fork and with the reason as a note."""
         if spec.launcher is not Launcher.FORK:
             return spec
         reason = can_fork(spec)

@@ -1,4 +1,4 @@
-"""Starts one run under a reaper process, and exchanges messages with the reaper until the run is over."""
+"""Start one run under a reaper process, and exchange messages with the reaper until the run has ended."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ReaperProcess(Protocol):
 
 
 class Watchable(Protocol):
-    """What `Watch` needs from the object that connects it with the job's processes."""
+    """The interface of `Watch` to the job's processes."""
 
     origin_ns: int
     boards: Path
@@ -111,9 +111,7 @@ class Guarded:
     pending: bytes = b""
     lost: bool = False  # the reaper and all its replacements were killed
     launcher: Process | None = None
-    watches: dict[int, dict[str, Any]] = field(
-        default_factory=dict
-    )  # by pid, commands that a new reaper must get again
+    watches: dict[int, dict[str, Any]] = field(default_factory=dict)  # pid -> command that a new reaper must get too
     replaced: int = 0
 
     def events(self, wait_s: float) -> list[dict[str, Any]]:
@@ -142,11 +140,11 @@ class Guarded:
         self._send(command)
 
     def end(self, grace_s: float, limit_s: float = _END_S) -> list[dict[str, Any]]:
-        """End every process of the run and return the messages until then, without "ended" if that failed."""
+        """End every process of the run and return the messages until then; without "ended" if that failed."""
         return self._finish(limit_s, do="end", grace_s=grace_s)
 
     def _finish(self, limit_s: float, **command: object) -> list[dict[str, Any]]:
-        """Let the reaper carry out `command` and exit. If it is killed meanwhile, its replacement gets the command."""
+        """Have the reaper carry out `command` and exit; return its messages. If it is killed, a new reaper does so."""
         messages: list[dict[str, Any]] = []
         informed: ReaperProcess | None = None
         deadline = time.monotonic() + limit_s
@@ -254,7 +252,7 @@ def this_process() -> list[int] | None:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of a launcher whose reaper is killed, so that its exit status is not lost."""
+    """Make this process the parent of a launcher if its reaper is killed, so that the exit status is not lost."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -268,7 +266,7 @@ def _boards_home() -> Path:
 
 
 def sweep_dead_runs() -> None:
-    """End runs of earlier commands that were killed together with their reaper and watchdog."""
+    """End the runs of earlier commands that were killed together with their reapers and watchdogs."""
     end_orphaned_runs(_boards_home().glob(f"{_BOARDS}*"))
 
 

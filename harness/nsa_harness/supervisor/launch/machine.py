@@ -31,7 +31,7 @@ def machine_facts() -> MachineFacts:
 def visible_gpus(chosen: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES makes visible.
 
-    CUDA takes devices up to the first index that does not exist; a UUID is taken as it is.
+    CUDA takes devices up to the first index that does not exist. UUIDs are not checked.
     """
     if chosen is None or not names:
         return names
@@ -110,7 +110,7 @@ _TORCH_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
 def _cuda() -> dict[str, str | None]:
     """Return the versions of CUDA, driver, NCCL and cuDNN, without importing torch or initialising a GPU.
 
-    NCCL and cuDNN are read from the wheels that torch requires; None for a torch with its own build of them.
+    NCCL and cuDNN are read from the wheels that torch requires; None if torch contains its own build of them.
     """
     return {
         "cuda": _torch_cuda(),

@@ -73,7 +73,7 @@ class Invocation:
     shard: tuple[int, int] | None = None  # (K, N): every N-th launch, from the K-th
     working_dir: Path
     environ: Mapping[str, str]
-    python: str | None = None  # interpreter of the user's programs; None = chosen automatically
+    python: str | None = None  # interpreter for foreign programs; None = chosen automatically
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,22 +123,22 @@ def _with_plan(invocation: Invocation) -> tuple[Invocation, PlanText, tuple[str,
         raise UsageError(f"one plan a run; {' and '.join(map(shown, plans))} were named")
     for word, plan in plans.items():
         names = _scenarios_of(plan, here)
-        instead = (one for given in invocation.words for one in (names if given == word else (given,)))
+        instead = (name for given in invocation.words for name in (names if given == word else (given,)))
         return replace(invocation, words=tuple(instead)), plan, ()
-    found = plans_of_tags(invocation.tags, here, lambda: every_scenario(here)[0]) if invocation.tags else ()
-    if not found:
+    tagged = plans_of_tags(invocation.tags, here, lambda: every_scenario(here)[0]) if invocation.tags else ()
+    if not tagged:
         return invocation, shipped_plan(), ()
-    plan_notes = f"what was agreed is that of {found[0].file}, not of {', '.join(one.file for one in found[1:])}"
-    return invocation, found[0], (plan_notes,) if found[1:] else ()
+    note = f"what was agreed is that of {tagged[0].file}, not of {', '.join(plan.file for plan in tagged[1:])}"
+    return invocation, tagged[0], (note,) if tagged[1:] else ()
 
 
 def _scenarios_of(plan: PlanText, working_dir: Path) -> tuple[str, ...]:
     """Return the scenarios of a plan by priority."""
     every = every_scenario(working_dir)[0]
     agreed = checked_plan(plan, every)
-    asked = [one for one in selected(every, Selection()) if agreed.runs(one)]
+    chosen = [item for item in selected(every, Selection()) if agreed.runs(item)]
     # Variants are named only if the plan names them, since their matrix may be overridden.
-    return tuple(dict.fromkeys(one.name if one.name in agreed.scenarios else one.family for one in asked))
+    return tuple(dict.fromkeys(item.name if item.name in agreed.scenarios else item.family for item in chosen))
 
 
 def part(launches: Sequence[RunSpec | Skip], shard: tuple[int, int] | None) -> tuple[RunSpec | Skip, ...]:
@@ -266,7 +266,8 @@ _IMPORT_S = 30.0
 def interpreter(wanted: str | None, environ: Mapping[str, str], *, has_torch: bool) -> tuple[str | None, str]:
     """Return the interpreter for a user's program and the reason; None = the harness's own.
 
-    `has_torch`: the harness's own has. Raises UsageError for one that cannot be run, MissingTorch where none has it.
+    `has_torch`: the harness's own interpreter has torch. Raises UsageError if `wanted` cannot be run, and MissingTorch
+    if no interpreter has torch.
     """
     if wanted is not None:
         found = shutil.which(wanted, path=environ.get("PATH"))
@@ -329,12 +330,12 @@ def _is_path(word: str) -> bool:
 
 
 def as_path(name: str, working_dir: Path) -> str:
-    """Return a word as a path: a file name in the working directory counts as one."""
+    """Return `name` as "./name" if it is a file in the working directory, so that it is not taken for a scenario."""
     return f"./{name}" if "/" not in name and (working_dir / name).is_file() else name
 
 
 def in_checkout(spec: RunSpec, tree: Path) -> RunSpec:
-    """Return the spec for another checkout, with that checkout's shipped program if it has one."""
+    """Return the spec for the checkout of another commit, with that checkout's shipped program if it has one."""
     shipped_program = next((tree / place for place in IN_CHECKOUT if (tree / place / "train.py").is_file()), SUBJECT)
     program = tuple(str(shipped_program) if word == str(SUBJECT) else word for word in spec.program)
     return replace(spec, cwd=str(tree / (spec.cwd or "")), program=program)
@@ -367,16 +368,16 @@ def _python_file(file: str, working_dir: Path) -> Path:
 def _with_changes(
     declared: Sequence[Declared], changes: Changes, environ: Mapping[str, str]
 ) -> tuple[SelectedScenario, ...]:
-    return tuple(item for one in declared for item in _variants(one, changes, environ))
+    return tuple(item for scenario in declared for item in _variants(scenario, changes, environ))
 
 
 def _variants(declared: Declared, changes: Changes, environ: Mapping[str, str]) -> Iterator[SelectedScenario]:
     given = _environment_overrides(environ) if _is_ours(with_overrides(declared.tree, changes.overrides)) else ()
-    typed = {one.key for one in changes.overrides} | {one.key for one in changes.axes}
-    effective = [one for one in given if one.override.key not in typed]
-    tree = with_overrides(with_overrides(declared.tree, [one.override for one in effective]), changes.overrides)
+    typed = {override.key for override in changes.overrides} | {axis.key for axis in changes.axes}
+    effective = [setting for setting in given if setting.override.key not in typed]
+    tree = with_overrides(with_overrides(declared.tree, [setting.override for setting in effective]), changes.overrides)
     tree = with_axes(tree, changes.axes)
-    notes = tuple(one.note for one in effective)
+    notes = tuple(setting.note for setting in effective)
     for variant in variants(tree):
         yield _selected_scenario(declared, declared.name + variant.suffix, variant.tree, notes)
 

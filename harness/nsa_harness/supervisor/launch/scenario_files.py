@@ -45,7 +45,7 @@ class Declared:
     """One scenario file with its parents merged in, and its matrix not yet expanded."""
 
     name: str
-    file: str  # as messages show it
+    file: str  # the path that messages show
     tree: Node
     shipped: bool
 
@@ -59,7 +59,7 @@ class Declared:
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
     declared: tuple[Declared, ...]
-    notes: tuple[str, ...]  # which scenarios shadow others
+    notes: tuple[str, ...]  # which of the user's scenarios replace shipped ones, and which files could not be read
 
 
 def shipped_root() -> Path:
@@ -69,11 +69,11 @@ def shipped_root() -> Path:
 
 
 def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) -> Catalog:
-    """Every scenario of both places. Raises ScenarioError with all mistakes of all files, unless scenarios of all the
-    names in `words` are in order: then those of the other files are notes.
+    """Return the user's and the shipped scenarios. Raises ScenarioError with all mistakes of all files.
 
-    Where `words` are all there is to know and each is the user's or a shipped file of this name, the other shipped
-    files are left unread: a hundred of them take longer than a rank takes to start.
+    `words` are the names of the only scenarios that the caller needs. If these have no mistake, mistakes in other files
+    become notes. If each name is a scenario of the user's or the name of a shipped file, other shipped files are not
+    read: reading a hundred of them takes longer than a rank takes to start.
     """
     users = working_dir / "scenarios"
     reader, found = ScenarioReader(working_dir), []
@@ -84,8 +84,8 @@ def load_catalog(working_dir: Path, shipped: Path, words: Collection[str] = ()) 
     enough = bool(words) and wanted <= {path.stem for path in yaml_files(shipped)}
     found += _read_root(reader, shipped, [shipped], shipped=True, only=wanted if enough else None)
     known = {word for declared in found for word in (declared.name, *declared.aliases)}
-    asked = [one for one in found if not words or {one.name, *one.aliases} & set(words)]
-    clashes = list(_name_clashes(asked))
+    requested = [declared for declared in found if not words or {declared.name, *declared.aliases} & set(words)]
+    clashes = list(_name_clashes(requested))
     reader.mistakes.extend(clashes)
     if clashes or not words or not known.issuperset(words):
         reader.raise_mistakes()
@@ -155,8 +155,8 @@ class ScenarioReader:
     def messages(self) -> tuple[str, ...]:
         """Return the mistakes by file, each once: every child of a parent reports the parent's mistakes."""
         files = dict.fromkeys(mistake.origin.source for mistake in self.mistakes)
-        ordered = (one for file in files for one in in_order(m for m in self.mistakes if m.origin.source == file))
-        return tuple(dict.fromkeys(str(mistake) for mistake in ordered))
+        by_file = ([mistake for mistake in self.mistakes if mistake.origin.source == file] for file in files)
+        return tuple(dict.fromkeys(str(mistake) for mistakes in by_file for mistake in in_order(mistakes)))
 
     def check_inside(self, path: Path, root: Path) -> bool:
         """Check that a file is below `root`: a mistake quotes the file's text, and a link may lead to any file."""
@@ -272,7 +272,7 @@ def _content(path: Path) -> bytes:
 
 
 def _name_clashes(found: list[Declared]) -> Iterator[Mistake]:
-    """Yield names that two files of one place claim. A user's file shadows a shipped one."""
+    """Yield a mistake for each name that two shipped files, or two files of the user, have in common."""
     claims: dict[tuple[bool, str], Declared] = {}
     for declared in found:
         for word in (declared.name, *declared.aliases):
@@ -303,7 +303,7 @@ _SHIPPED = "plan.yaml"
 
 @cache
 def shipped_plan() -> PlanText:
-    """Return the plan for every run without a plan of its own."""
+    """Return the plan that applies to runs without a plan file."""
     return PlanText(file=f"{PLANS}/{_SHIPPED}", text=(shipped_root() / PLANS / _SHIPPED).read_text(encoding="utf-8"))
 
 

@@ -1,1 +1,1 @@
-"""Jobs that are not ours."""
+"""Observe jobs that nsa-harness did not launch, or that it must not end."""

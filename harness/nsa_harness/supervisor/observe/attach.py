@@ -1,7 +1,7 @@
-"""A running job that nsa-harness did not start: finds its ranks, and observes them until their state is known.
+"""Attach to a running job that nsa-harness did not start: find its ranks, and observe them until their state is known.
 
-Sends no signal, writes only to NCCL's pipe where a rank offers it, and stops no process for longer than py-spy needs
-for a stack.
+This sends no signal, writes to nothing but NCCL's pipe, if a rank has one, and stops no process for longer than py-spy
+needs for a stack.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from nsa_harness.texts.words import duration, plural
 _LOOK_S = SETTLE_S + 0.1
 _SHOWN = 120  # characters of a command
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-# Without the faulthandler's file, which would have stacks requested by a signal.
+# Probe files that the observer sees. With faulthandler's file, a signal would be sent to request stacks.
 _VISIBLE_FILES = (protocol.BOARD, protocol.FLIGHT, protocol.SOCKET)
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
@@ -52,11 +52,11 @@ _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
 class RunningJob:
     """The job found at a process id."""
 
-    pid: int  # as asked for
+    pid: int  # the process that the user named
     ranks: Mapping[int, int]
-    boards: Path | None  # of a job that nsa-harness itself observes or runs
-    origin_ns: int  # when its oldest rank was started, on the monotonic clock
-    missing: Mapping[int, int | None] = field(default_factory=dict)  # ranks of this node without a process: exit code
+    boards: Path | None  # the probe directory, if nsa-harness launched or observes the job
+    origin_ns: int  # when the oldest rank was started, on the monotonic clock
+    missing: Mapping[int, int | None] = field(default_factory=dict)  # rank without a process -> exit code
 
 
 def find_job(pid: int) -> RunningJob:
@@ -108,9 +108,9 @@ def _exit_codes(ranks: Mapping[int, int], missing: Sequence[int]) -> dict[int, i
 
 @dataclass(frozen=True, kw_only=True)
 class FoundJob:
-    """A job whose ranks have RANK in their environment."""
+    """A job that was found by RANK in the environment of its processes."""
 
-    pid: int  # of the launcher, else of the lowest rank
+    pid: int  # the launcher's, or without a launcher the lowest rank's
     command: str
     ranks: int
     age_s: float
@@ -126,7 +126,7 @@ def jobs_of_this_user() -> list[FoundJob]:
 
 
 def found_jobs(among: Iterable[procfs.Stat]) -> list[FoundJob]:
-    """Return the jobs of which these processes are ranks, latest last."""
+    """Return the jobs that have these processes as ranks, latest last."""
     ranks: dict[tuple[object, ...], list[procfs.Stat]] = {}
     known = {stat.pid: stat for stat in among if stat.state not in "ZX"}
     trains = {pid for pid in known if rank_of(pid) is not None}
@@ -188,6 +188,7 @@ def _check_readable(pid: int) -> None:
 
 
 def _owner(pid: int) -> str:
+    """Return the owner of a process for a message: "user ada"."""
     try:
         return f"user {psutil.Process(pid).username()}"
     except psutil.Error:
@@ -198,7 +199,7 @@ def _check_stacks(rank: int, pid: int) -> None:
     """Read one stack, so that a missing permission is reported at the start. Raises NoSuchJob."""
     failures: list[str] = []
     py_spy(pid, ["--nonblocking"], failures)
-    refused = [one for one in failures if any(word in one.lower() for word in _NO_PTRACE)]
+    refused = [failure for failure in failures if any(word in failure.lower() for word in _NO_PTRACE)]
     if not refused or _has_worker_server(pid):
         return
     with suppress(OSError):
@@ -214,11 +215,12 @@ def _has_worker_server(pid: int) -> bool:
 
 
 def _with_siblings(pid: int, parent: int, ranks: dict[int, int]) -> dict[int, int]:
-    """If `pid` is a rank, return all ranks of its job below its parent."""
+    """Return the ranks, or if `pid` is the only one, all ranks of its job below its parent."""
     if list(ranks.values()) != [pid] or rank_of(pid) is None:
         return ranks
     job = _job_of(pid)
-    return {rank: one for rank, one in ranks_below(parent).items() if _job_of(one) == job} or ranks
+    siblings = ranks_below(parent).items()
+    return {rank: sibling for rank, sibling in siblings if _job_of(sibling) == job} or ranks
 
 
 def _job_of(pid: int) -> tuple[str, ...]:
@@ -251,7 +253,7 @@ def passive_observer(job: RunningJob) -> Iterator[PassiveObserver]:
 
 @dataclass(kw_only=True)
 class PassiveObserver:
-    """Takes the place of a reaper: it notices when ranks exit, and carries out no command."""
+    """A substitute for a reaper: it reports the exits of ranks, but carries out no command."""
 
     job: RunningJob
     origin_ns: int
@@ -306,7 +308,7 @@ def observe_until_decided(
     interrupted: Callable[[], bool],
     for_s: float,
 ) -> Ending:
-    """Observe a job until its state is known, but at most for `for_s`."""
+    """Observe a job until it is proven to be stuck or to make progress, but at most for `for_s`."""
 
     def decide(now_s: float, limits: Limits) -> Ending | None:
         """Take snapshots from the start: without the probe there are no progress events to wait for."""

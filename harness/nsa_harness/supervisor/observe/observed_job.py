@@ -1,7 +1,7 @@
 """An observed job: a user's command as a child of this process, watched to its end.
 
-The watch is the same as for a launched run. What differs is the policy: a proof is reported and may be taken back, and
-the job runs on.
+The watch is the same as for a launched run, but the policy differs: a proof is reported and may be retracted, and the
+job continues.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _ASKED_S = 60.0  # a failure within this time after a signal counts as its effec
 
 @dataclass(kw_only=True)
 class ObservedJob:
-    """One attempt of an observed job: from the start of its ranks to their end or their restart."""
+    """One attempt of an observed job, from the start of its ranks to their exit or restart."""
 
     watched: WatchedCommand
     spec: RunSpec
     attempt: AttemptDir
     audience: WatchListener
     forwarder: SignalForwarder
-    on_ending: Callable[[Ending], None]  # a HANG is proven, or the deadline has passed, and the job runs on
+    on_ending: Callable[[Ending], None]  # called when a HANG is proven or the deadline passes, and the job continues
     ends_it: bool  # --on-hang=kill
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class ObservedJob:
         return None
 
     def _over(self) -> Ending:
-        """Return the ending after the command has exited. A reported proof takes precedence over the command's end."""
+        """Return the ending after the command has exited. A reported proof takes precedence over the exit."""
         if self.watch.reported_proof:
             return Ending.STALL
         return Ending.INTERRUPTED if self._was_asked_to_end() else Ending.EXITED
@@ -123,7 +123,7 @@ class ObservedJob:
 
 
 def ended_as_asked(status: int, asked_ns: int, ended_ns: int) -> bool:
-    """Whether the job failed because a signal asked it to end: with a bad status, and soon after the signal."""
+    """Whether the job failed because of a signal that asked it to end: with a bad status, soon after the signal."""
     return status != 0 and ended_ns - asked_ns <= _ASKED_S * 1e9
 
 
@@ -138,7 +138,7 @@ class Hook:
     """
 
     command: str
-    document: Path  # what it reads
+    document: Path  # the command's standard input
     failed: Callable[[str], None]
     limit_s: float = HOOK_LIMIT_S
 
@@ -182,7 +182,7 @@ class Hook:
         return None if status == 0 else f"exit code {status}" if status > 0 else f"ended by signal {-status}"
 
 
-# The user's own command, with the probe, and otherwise as if the user had started it.
+# The user's command, started as the user would, but with the probe.
 
 _NO_BOARDS = shutil.ignore_patterns("*.sock", OWNER)  # a socket cannot be copied
 _READY_S = 10.0
@@ -195,10 +195,9 @@ class WatchedCommand(Guarded):
     child: subprocess.Popen[bytes]
 
     def copy_probe_files(self, home: Path) -> None:
-        """Copy the probe files as they are now."""
-        with contextlib.suppress(
-            shutil.Error, FileNotFoundError
-        ):  # a process may exit meanwhile and take its files along
+        """Copy the current probe files to `home`."""
+        # A process may exit meanwhile and remove its files.
+        with contextlib.suppress(shutil.Error, FileNotFoundError):
             shutil.copytree(self.boards, home, ignore=_NO_BOARDS, dirs_exist_ok=True)
 
     def next_attempt(self, attempt: AttemptDir) -> None:
@@ -317,7 +316,7 @@ _SI_KERNEL = 0x80
 
 @dataclass(kw_only=True)
 class SignalForwarder:
-    """Forwards signals to an observed job, unless it has received them itself, and notes requests to end.
+    """Forwards signals to an observed job, unless the job has received them too, and notes requests to end.
 
     The signals are blocked when this object is made, and received by a thread: only then does the kernel name the
     sender. A key on the terminal signals the whole foreground group with the job; `kill` signals only this process.
@@ -338,6 +337,7 @@ class SignalForwarder:
         threading.Thread(target=self._run, args=(pid,), name="signals", daemon=True).start()
 
     def _run(self, pid: int) -> None:
+        """Receive signals without end. The kernel sends those of a terminal key to the job as well."""
         job = process_of(pid)
         while True:
             received = signal.sigwaitinfo(FORWARDED)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nsa_harness.core.evidence.evidence import StatusFile
 from nsa_harness.core.scenario.observed_job import starts_ranks
-from nsa_harness.core.verdict.limits import started
+from nsa_harness.core.verdict.limits import has_started
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.procfs import alive, command_words
 from nsa_harness.supervisor.capture.syscalls import kernel_text
@@ -56,7 +56,7 @@ def _named(below: Iterable[procfs.Stat]) -> dict[int, int]:
 
 
 def _by_local_rank(below: Sequence[procfs.Stat]) -> dict[int, int]:
-    """Return training programs by LOCAL_RANK. A program that started the others is rank 0."""
+    """Return training programs by LOCAL_RANK. A program that started the other programs is rank 0."""
     found: dict[int, procfs.Stat] = {}
     inside: set[int] = set()
     for stat in below:
@@ -103,25 +103,25 @@ _SEARCH_EVERY_S = 1.0  # reading the memory maps of every process costs some mil
 
 @dataclass(kw_only=True)
 class WatchedRanks(Ranks):
-    """The ranks of an observed job, whose number and start are unknown. If all are replaced, a new attempt begins."""
+    """The ranks of an observed job. It may start them at any time, and if it replaces all, a new attempt begins."""
 
     world_size: int = 0
     restarted: bool = False
-    set_aside: bool = False  # the same agent restarted the ranks, so that their end is no result of the job
+    set_aside: bool = False  # the same agent restarted the ranks, so their exit is not the job's result
     _solo: set[int] = field(default_factory=set)  # processes that are rank 0 unless other processes have ranks
     _parents: set[int] = field(default_factory=set)  # the ranks' parents
     _searched_ns: int = 0
 
     @property
     def count(self) -> int:
-        """The number of ranks of the whole job, including other hosts."""
+        """The number of ranks of the job, on all hosts."""
         return max([self.world_size, *(rank + 1 for rank in self.pids)])
 
     @property
     def all_train(self) -> bool:
         here = [rank for rank in self.pids if rank not in self.gone]
         boards = [self.boards.get(rank) for rank in here]
-        return bool(here) and len(here) >= self._expected_here(here) and all(map(started, boards))
+        return bool(here) and len(here) >= self._expected_here(here) and all(map(has_started, boards))
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
         boards = dict(self._boards())
@@ -174,7 +174,7 @@ class WatchedRanks(Ranks):
         return ranks_below(launcher)
 
     def _drop_solo(self, found: dict[int, int]) -> None:
-        """Forget rank 0 if it was a process that has now started ranks itself."""
+        """Forget rank 0 if its process turns out to be the one that starts the ranks."""
         if found and not self._solo & set(found.values()):
             for rank in [rank for rank, pid in self.pids.items() if pid in self._solo]:
                 del self.pids[rank]

@@ -1,6 +1,6 @@
 """Reduce the files of one attempt to Evidence.
 
-Only the attempt's directory is read, so it can be repeated; the evidence is written into it.
+Only the attempt's directory is read, so that this can be repeated; the evidence is written into the directory.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from nsa_harness.supervisor.storage.metrics import last_number, number, table, w
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 _MAX_HALF_BYTES = 32 << 20
-_PROBE_FILES = {
+_PROBE_FILES = {  # name in the probe directory -> name in the rank's directory
     protocol.BOARD: "board",
     protocol.STACKS: "stacks.txt",
     protocol.RAISED: "raised.json",
@@ -117,10 +117,15 @@ def _logs(attempt: AttemptDir, rank: int) -> Iterator[tuple[Path, str]]:
 
 
 def _probe_files(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, str]]:
+    """Yield the probe files of a rank's process, each with its name in the rank's directory.
+
+    An empty file means that the probe had nothing to write, except for the status file. Anything but a regular file is
+    yielded, so that copying it fails and is reported.
+    """
     for pattern, name in _PROBE_FILES.items() if pid is not None else ():
         source = attempt.boards / pattern.format(pid=pid)
-        door = attempt.door
-        if door.exists(source) and (door.size_bytes(source) or not door.is_file(source) or pattern == protocol.BOARD):
+        is_empty = attempt.door.is_file(source) and not attempt.door.size_bytes(source)
+        if attempt.door.exists(source) and (not is_empty or pattern == protocol.BOARD):
             yield source, name
 
 
@@ -213,7 +218,7 @@ def bounded(evidence: Evidence) -> tuple[Evidence, str]:
 
 
 def _step_number(path: Path) -> int:
-    """Return 20 for "mem_rank0_step20.json"; -1 without a number."""
+    """Return the step in a file name: 20 for "mem_rank0_step20.json", -1 for a name without a step."""
     digits = path.stem.rpartition("step")[2]
     return int(digits) if digits.isdecimal() else -1
 
@@ -334,7 +339,7 @@ class _Gather:
             traces=self._traces(rank, rank_dir),
             last_loss=last_number(beats, "loss"),
             error_lines=error_lines(errors),
-            # From the whole log: Python prints a warning once, near the beginning.
+            # Search the whole log: Python prints a warning once, near the beginning.
             warned=warnings_of(self.door.text_lines(rank_dir / "stderr.log", _MAX_LINE)),
             ledger=step_rows(board, collectives) if board else (),
             planned_steps=whole(last_number(beats, "of_steps")),
@@ -369,6 +374,7 @@ class _Gather:
         )
 
     def _status_file(self, rank_dir: Path, rank: int, pid: int | None) -> StatusFile | None:
+        """Return the rank's status file, or None with a note of the reason."""
         path = rank_dir / "board"
         if not self.door.exists(path):
             unseen = "no process was found for the rank while it lived, and no board names it"
@@ -378,7 +384,7 @@ class _Gather:
         return self._read(path, lambda raw: parse_board(raw, self.journals.origin_ns), rank)
 
     def _flight(self, rank_dir: Path, rank: int) -> FlightDump | None:
-        """Return the probe's dump; without one, the dump that NCCL's watchdog wrote before it aborted the rank."""
+        """Return the flight recorder from the probe's dump, else from the dump that NCCL wrote before an abort."""
         paths = (rank_dir / "flight.json", self.attempt.boards / protocol.NCCL_DUMP.format(rank=rank))
         path = next((path for path in paths if self.door.exists(path)), None)
         return None if path is None else self._read(path, parse_dump, rank)

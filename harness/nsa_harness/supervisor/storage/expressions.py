@@ -1,8 +1,8 @@
-"""Search a log for a scenario's regular expressions in a process of its own, which can be ended.
+"""Search a log for a scenario's regular expressions in a separate process, which can be ended.
 
-Some expressions keep Python's `re` busy without end. A thread cannot be stopped in it, and an expression does not
-reveal whether it is one of those. So a process with a kernel limit tries each. This module, run as a program, is that
-process; it imports the standard library only.
+With some expressions Python's `re` never finishes. A thread cannot be stopped in it, and the expression does not show
+this in advance. So each is tried in a process with a CPU limit of the kernel. This module, run as a program, is that
+process; it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_MEMORY_BYTES = 1 << 30
 
 
 class EndlessExpression(Exception):
-    """The expression of this name did not end within the limit."""
+    """The search for the expression with this name did not end within the limit."""
 
 
 def last_matches(expressions: Mapping[str, str], text: str, limit_s: float = LIMIT_S) -> dict[str, str]:

@@ -22,7 +22,7 @@ def write_reproduction(attempt: AttemptDir, made: Reproduction | None) -> tuple[
 
 
 def _write(attempt: AttemptDir, made: Reproduction | None) -> Iterator[Artifact]:
-    # The files of an earlier judgement may not fit this one.
+    # Files of an earlier judgement may contradict the new judgement.
     for path in (_SCRIPT, _COMMAND):
         with suppress(OSError):
             attempt.door.remove(attempt.path / path)
@@ -52,7 +52,7 @@ _MAX_COUNTED_BYTES = 64 << 20
 
 
 def inventory(attempt: AttemptDir, evidence: Evidence, program_files: Sequence[ProgramFile]) -> tuple[Artifact, ...]:
-    """Return the files that every program leaves, and those of our own program; missing ones with the reason."""
+    """Return the files that every run and the shipped program write, with the reason if a file is missing."""
     listed = tuple(_listed(evidence, program_files))
     return tuple(artifact for file in listed if (artifact := _artifact(attempt, file)) is not None)
 

@@ -1,4 +1,4 @@
-"""Find the files that a job left behind, read them within bounds, and recognise what they are."""
+"""Find the files that a job has left, read them up to a limit, and recognise their kinds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nsa_harness.supervisor.storage.safe_directory import Budget, SafeDirectory,
 
 _MAX_FILES = 4096  # 1024 ranks with two logs and two dumps each
 _MAX_DEPTH = 12
-_HEAD_BYTES, _TAIL_BYTES = 1 << 20, 8 << 20  # of a log: the first error may be far before its end
+_HEAD_BYTES, _TAIL_BYTES = 1 << 20, 8 << 20  # read of a log: the first error may be far before its end
 _SNIFFED_BYTES = 1 << 14
 _ALL_BYTES, _SECONDS = 128 << 20, 60.0
 # Names that jobs use are read first, in case there are too many files. The content decides what a file is.
@@ -25,7 +25,7 @@ _PROGRAM = (".py", ".pyc", ".so", ".md", ".yaml", ".yml", ".toml", ".sh")  # fou
 
 @dataclass(kw_only=True)
 class JobFiles:
-    """The files that were found, and the reasons why others could not be used."""
+    """The files of a job, and the reasons why some could not be used."""
 
     files: list[JobFile] = field(default_factory=list)
     trouble: list[Trouble] = field(default_factory=list)

@@ -34,7 +34,7 @@ def sent_signals(
 
     `ranks` are by process id.
     """
-    # In a container too, the kernel logs process ids of the host, so only those of the run are kept.
+    # The kernel logs process ids of the host even in a container, so only ids of the run's processes count.
     killed = [pid for pid in killed_pids(memory.killed if memory else ()) if pid in ranks]
     sent: list[tuple[int, str, str, float | None]] = [
         (pid, "SIGKILL", "kernel (out of memory)", None) for pid in killed
@@ -49,7 +49,7 @@ def sent_signals(
     )
 
 
-_KEPT_SAMPLES = 200  # of all ranks together; more where a proof needs more per rank
+_KEPT_SAMPLES = 200  # for all ranks together; more if a proof needs more per rank
 _SAMPLE_KEYS = frozenset(field.name for field in fields(Sample))
 
 _Whole = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
@@ -86,7 +86,7 @@ _NEEDED = {"exit": {"t_ns", "pid"}, "rank": {"rank", "pid"}, "origin": {"origin_
 _MAX_NOTED = 16  # unusable records of one journal
 
 
-def _checked(record: dict[str, Any]) -> dict[str, Any]:
+def _validated(record: dict[str, Any]) -> dict[str, Any]:
     """Return the record with the types of `_Record`. Raises ValueError."""
     checked: Any = adapter(_Record).validate_python(record)
     if missing := _NEEDED.get(checked["event"], set()) - checked.keys():
@@ -102,18 +102,18 @@ class Journals:
     trouble: list[Trouble] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.processes = list(self._sound(self.attempt.processes))
-        self.watched = list(self._sound(self.attempt.watch))
+        self.processes = list(self._valid_records(self.attempt.processes))
+        self.watched = list(self._valid_records(self.attempt.watch))
         first_ns = next((event["t_ns"] for event in self.processes if "t_ns" in event), 0)
         self.origin_ns: int = self.last_record("origin").get("origin_ns", first_ns)
         self.pids = self._rank_pids()
 
-    def _sound(self, journal: Path) -> Iterator[dict[str, Any]]:
+    def _valid_records(self, journal: Path) -> Iterator[dict[str, Any]]:
         """Yield the records that have the right types and keys."""
         wrong = 0
         for record in self.attempt.door.records(journal):
             try:
-                checked = _checked(record)
+                checked = _validated(record)
             except ValueError as error:
                 wrong += 1
                 if wrong <= _MAX_NOTED:
@@ -165,10 +165,10 @@ class Journals:
         return next((record.get("pid") for record in self._events("started")), None)
 
     def exits(self) -> Iterator[Exit]:
-        """Yield exits in order of time: those that the reaper saw, and those that only the launcher's summary shows."""
+        """Yield all exits in order of time: those that the reaper saw, and those that only torchrun's summary shows."""
         killing = [
             self._seconds(record) for record in self._events("signal") + self._events("abandoned")
-        ] + self._settled_s()
+        ] + self._decided_s()
         begun_s = min(killing, default=float("inf"))
         agent = {failure.pid: failure for failure in agent_failures(self.attempt.door.tail(self.attempt.output))}
         ranks = {failure.pid: failure.rank for failure in agent.values()}
@@ -181,18 +181,21 @@ class Journals:
             reported = agent[pid].status if pid in agent else None
             status = reported if event.get("status") is None else event["status"]
             seen[pid] = Exit(pid=pid, rank=ranks.get(pid), status=status, at_s=at_s, by_us=at_s >= begun_s)
-        ended = [*self._missed(agent.values(), seen), *self._left(), *seen.values()]
+        ended = [*self._exits_of_summary(agent.values(), seen), *self._exits_without_reaper(), *seen.values()]
         yield from sorted(ended, key=lambda exit: exit.at_s)
 
-    def _left(self) -> Iterator[Exit]:
+    def _exits_without_reaper(self) -> Iterator[Exit]:
         """Yield the exits of a job without a reaper, as its observer recorded them."""
         for record in self.watched:
             if record["event"] == "left":
                 rank, status = record["rank"] or 0, record.get("status")
                 yield Exit(pid=record.get("pid", 0), rank=rank, status=status, at_s=record["t_s"], by_us=False)
 
-    def _settled_s(self) -> list[float]:
-        """Return when a standing proof or a signal decided an observed job: exits after that are not its cause."""
+    def _decided_s(self) -> list[float]:
+        """Return when a proof that was not retracted, or a signal, decided an observed job.
+
+        Later exits are consequences, not causes.
+        """
         proofs = [record["t_s"] for record in self.watched if record["event"] == "proof" and "t_s" in record]
         released = [record["t_s"] for record in self.watched if record["event"] == "released" and "t_s" in record]
         requested = self.last_record("asked_to_end").get("t_s")
@@ -219,7 +222,7 @@ class Journals:
                     self._note("a retraction", first_line(error))
                 proof = None
 
-    def _missed(self, agent: Iterable[AgentFailure], seen: dict[int, Exit]) -> Iterator[Exit]:
+    def _exits_of_summary(self, agent: Iterable[AgentFailure], seen: dict[int, Exit]) -> Iterator[Exit]:
         """Yield the exits that the reaper missed between two polls; torchrun's agent names the first failure."""
         earliest_s = min((exit.at_s for exit in seen.values()), default=0.0)
         latest_s = max((exit.at_s for exit in seen.values()), default=0.0)
@@ -246,7 +249,7 @@ class Journals:
         return next((record["why"][:300] for record in self._events("full") if record.get("why")), None)
 
     def limits(self, declared: Limits, boards: Iterable[StatusFile | None]) -> Limits:
-        """Return the limits at the end, or the chosen ones if the watcher did not live to record them."""
+        """Return the limits at the end, or the spec's limits if the watcher was killed before it recorded them."""
         values = {
             key: value for key, value in self.last_record("limits").items() if key.endswith("_s") and key != "t_s"
         }

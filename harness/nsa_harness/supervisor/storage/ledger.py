@@ -1,7 +1,7 @@
-"""The ledger: claims.jsonl beside the runs: what was claimed and tested, how it ended, and by which runs.
+"""The ledger, claims.jsonl next to the runs: which claims were tested, with which result, and in which runs.
 
-Lines are only ever added. A line that is torn, because its writer was killed, or that a later version wrote in another
-form, is passed over and counted; whatever is added after a torn one begins on a line of its own.
+Lines are only added. A reader skips and counts lines that it cannot read: torn lines, whose writer was killed, and
+lines that a later version wrote in another form. A line that is added after a torn line begins on a new line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nsa_harness.supervisor.storage.safe_directory import SafeDirectory
 
 NAME = "claims.jsonl"
 _LOCK = ".claims.lock"
-_PATIENCE_S = 30.0  # for others that write a line
+_LOCK_LIMIT_S = 30.0  # wait for another process that adds a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,24 +69,24 @@ class LedgerLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    lines: tuple[LedgerLine, ...]  # in the order in which they were added
-    unread: int  # lines
+    lines: tuple[LedgerLine, ...]  # oldest first
+    unread: int  # how many lines could not be read
 
 
 def add_line(parent: Path, line: LedgerLine, redaction: Redaction) -> Path:
-    """Adds it to the ledger of the runs below `parent`, and returns where that is. Raises StoredRunError, OSError."""
+    """Add a line to the ledger of the runs below `parent`, and return its path. Raises StoredRunError, OSError."""
     path, door = parent / NAME, SafeDirectory(parent)
     text = redaction.json(json.dumps(plain(line), separators=(",", ":")))
     try:
-        with FileLock(parent / _LOCK, timeout=_PATIENCE_S):
-            door.append(path, f"{_ending(door, path)}{text}\n")
+        with FileLock(parent / _LOCK, timeout=_LOCK_LIMIT_S):
+            door.append(path, f"{_newline_if_torn(door, path)}{text}\n")
     except Timeout:
-        raise StoredRunError(f"{path}: another nsa-harness has been writing to it for {_PATIENCE_S:g} s") from None
+        raise StoredRunError(f"{path}: another nsa-harness has been writing to it for {_LOCK_LIMIT_S:g} s") from None
     return path
 
 
 def read_ledger(parent: Path) -> Ledger:
-    """Empty where nothing was ever claimed."""
+    """Return the ledger of the runs below `parent`, which is empty if no claim was tested."""
     door, path = SafeDirectory(parent), parent / NAME
     lines, unread = [], 0
     for text in door.text_lines(path, _MAX_LINE):
@@ -102,6 +102,6 @@ def read_ledger(parent: Path) -> Ledger:
 _MAX_LINE = 1 << 20
 
 
-def _ending(door: SafeDirectory, path: Path) -> str:
-    """Ends the last line, where its writer did not."""
+def _newline_if_torn(door: SafeDirectory, path: Path) -> str:
+    """Return a newline if the last line of the file has none, because its writer was killed."""
     return "" if door.tail(path)[-1:] in ("", "\n") else "\n"

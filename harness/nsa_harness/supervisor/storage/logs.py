@@ -1,4 +1,4 @@
-"""Limit the disk space of a launch's logs: the middle of a growing log is freed, and at the end a line says so.
+"""Limit the disk space of a launch's logs: free the middle of a growing log, and note that in it at the end.
 
 Ranks write to files that they have opened themselves, so the harness cannot filter what they write. But it can free
 blocks of a file while a rank appends to it: neither the file's size nor the position of the next line changes.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nsa_harness.supervisor.storage.rundir import AttemptDir, append_line
 
-HALF_BYTES = 64 << 20  # kept from the beginning of a log, and again from its end
+HALF_BYTES = 64 << 20  # bytes that remain of a log's beginning, and as many of its end
 _INTERVAL_S = 1.0
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of fallocate(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -52,7 +52,7 @@ def _large(attempt: AttemptDir, half_bytes: int) -> list[Path]:
 
 
 def free_middle(path: Path, half_bytes: int) -> None:
-    """Free the file's blocks between its first and its last `half_bytes`. Raises OSError where that is not possible."""
+    """Free the file's blocks between its first and its last `half_bytes`. Raises OSError if the system cannot."""
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         length = os.fstat(descriptor).st_size - 2 * half_bytes

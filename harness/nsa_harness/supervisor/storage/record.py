@@ -34,7 +34,7 @@ Mistake = tuple[Location, str]
 def load_spec(path: Path, door: SafeDirectory | None = None) -> RunSpec:
     """Return the spec stored at `path`. Raises ScenarioError with all mistakes.
 
-    `door` is that of its run; None means that the user named the file.
+    `door` is safe access to the file's run; None means that the user named the file.
     """
     label = visible(str(path))
     text = _spec_text(label, *(named(path) if door is None else (door, path)))
@@ -46,7 +46,7 @@ def load_spec(path: Path, door: SafeDirectory | None = None) -> RunSpec:
         raise ScenarioError([f"{label}:1:1: not a spec: nested too deep"]) from None
     spec, mistakes = _validated(text, document)
     if mistakes or spec is None:
-        raise ScenarioError([_line(text, label, location, message) for location, message in mistakes])
+        raise ScenarioError([_located(text, label, location, message) for location, message in mistakes])
     return spec
 
 
@@ -74,23 +74,23 @@ def _validated(text: str, document: object) -> tuple[RunSpec | None, list[Mistak
         spec = adapter(RunSpec).validate_json(text, strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        return None, [(detail["loc"], _words(detail["msg"], detail["input"])) for detail in details]
-    return spec, list(_unknown(document, asdict(spec), ())) or list(value_mistakes(spec))
+        return None, [(detail["loc"], _error_text(detail["msg"], detail["input"])) for detail in details]
+    return spec, list(_unknown_keys(document, asdict(spec), ())) or list(value_mistakes(spec))
 
 
-def _words(message: str, given: object) -> str:
+def _error_text(message: str, given: object) -> str:
     if message == "Field required":
         return "is required"
     got = f", got {shown(given)}" if isinstance(given, str | int | float | None) else ""
     return message[0].lower() + message[1:] + got
 
 
-def _unknown(given: object, known: object, location: Location) -> Iterator[Mistake]:
+def _unknown_keys(given: object, known: object, location: Location) -> Iterator[Mistake]:
     """Yield the keys that no field has: a misspelled key must not be ignored."""
     if isinstance(given, dict) and isinstance(known, dict):
         for key, value in given.items():
             if key in known:
-                yield from _unknown(value, known[key], (*location, key))
+                yield from _unknown_keys(value, known[key], (*location, key))
             else:
                 yield (*location, key), f"unknown key{did_you_mean(key, known)}"
 
@@ -117,8 +117,8 @@ def value_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield (), "a NUL character cannot be passed to a program"
 
 
-def _line(text: str, label: str, location: Location, message: str) -> str:
-    """Return the message with the line of the key. JSON is YAML, so its tree has the line; otherwise line 1."""
+def _located(text: str, label: str, location: Location, message: str) -> str:
+    """Return the message with the position of the key, which the YAML parser finds in JSON; line 1 if it cannot."""
     root = parse_yaml(text, label).root
     place = str(origin_of(root, location)) if root else f"{label}:1:1"
     return ": ".join(part for part in (place, ".".join(visible(str(step)) for step in location), message) if part)
@@ -161,12 +161,12 @@ class Record:
     harness: str
     machine: MachineFacts
     controller: int  # process id
-    plan: tuple[RunSpec | Skip, ...]  # in the order of the command line
+    plan: tuple[RunSpec | Skip, ...]  # the launches in the order of the command line
     policy: Policy = ONCE
     jobs: int | None = 1
     probe: str = PROBE_FULL
     deepen: bool = False
-    interrupted: bool = False  # by Ctrl-C or TERM
+    interrupted: bool = False  # Ctrl-C or TERM ended the command
     agreed: PlanText | None = None  # the plan file at the start; None: written by a harness that stored none
 
 
@@ -176,7 +176,7 @@ class _Plan:
 
 
 def write_record(run: RunDir, record: Record) -> None:
-    """Write run.json without the secrets of its launches. A file of its own has those, for resuming the run."""
+    """Write run.json without the secrets of its launches, and a separate file with them, for resuming the run."""
     learn_launch_secrets(run, record.plan)
     plan = tuple(map(run.redaction.spec, record.plan))
     if plan != record.plan:
@@ -187,7 +187,10 @@ def write_record(run: RunDir, record: Record) -> None:
 
 
 def learn_launch_secrets(run: RunDir, plan: Iterable[RunSpec | Skip]) -> None:
-    """Teach the redaction the secrets of the launches, in the order of the plan, and of the environment."""
+    """Add the secrets of the launches and of the environment to the run's redaction.
+
+    The order of the plan decides the numbers of the secrets.
+    """
     for spec in plan:
         if isinstance(spec, RunSpec):
             run.redaction.learn_launch(spec)
@@ -237,7 +240,7 @@ def read_record(run: RunDir) -> Record:
 
 
 def _refuse_newer(run: RunDir, text: bytes) -> None:
-    """Raise StoredRunError if a later harness wrote the run: this one may misread it and give a wrong verdict."""
+    """Raise StoredRunError if a later harness wrote the run: this version might misread it and judge wrongly."""
     document = json.loads(text)
     schema = document.get("schema") if isinstance(document, dict) else None
     if isinstance(schema, int) and schema > Record.schema:

@@ -39,7 +39,7 @@ def redact_files(attempt: AttemptDir) -> tuple[Trouble, ...]:
 
 
 def redact_run(run: RunDir) -> None:
-    """Redact every attempt and the run's logs once all secrets are known, and store the values that were printed.
+    """Redact every attempt and the run's logs after all secrets were found, and store the values that were printed.
 
     Without secrets it costs nothing.
     """
@@ -70,7 +70,7 @@ def _redact(paths: Iterator[Path] | list[Path], door: SafeDirectory, redaction: 
 # Packing a run into one file.
 
 _CHUNK_BYTES = 8 << 20
-_CARRIED_BYTES = 64 << 10  # of data without a line end: a value may continue in the next chunk
+_CARRIED_BYTES = 64 << 10  # of a chunk without a line end: a value may continue in the next one
 _MAX_JSON_BYTES = 32 << 20
 
 
@@ -94,7 +94,7 @@ def write_texts(target: Path, texts: Mapping[str, bytes]) -> None:
 
 
 def learn_all_secrets(run: RunDir) -> None:
-    """Teach the run's redaction every secret in the run's files."""
+    """Read all files of the run, so that its redaction has found every secret before the first file is packed."""
     _learn_launches(run)
     for path in _files(run):
         for text in _texts(run.door, path):
@@ -112,7 +112,7 @@ def _new_bundle(target: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _learn_launches(run: RunDir) -> None:
-    """Teach the run's redaction the secrets of its launches, if they can be read."""
+    """Add the secrets of the run's launches to its redaction, if the launches can be read."""
     with suppress(HarnessError):
         learn_launch_secrets(run, with_raw_plan(run, read_record(run)).plan)
     for attempt in run.attempts():
@@ -155,7 +155,7 @@ def _write(clean: IO[bytes], path: Path, run: RunDir) -> None:
 
 
 def _texts(door: SafeDirectory, path: Path) -> Iterator[str]:
-    """Yield the text in pieces that end with a line, if there are lines."""
+    """Yield a file's text in pieces that end at a line end, if possible."""
     with door.opened(path) as file:
         for piece in _pieces(file):
             yield piece.decode("utf-8", "surrogateescape")

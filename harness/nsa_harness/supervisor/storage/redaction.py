@@ -1,4 +1,4 @@
-"""The known secrets of one run. Every text passes through `Redaction` on its way to a document."""
+"""The secrets of one run, and the redaction that every text passes before it is stored or shown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_BYTES = 16 << 20
 
 
 class Redaction:
-    """Learns secrets from every text that passes, and replaces them. Several attempts may share one object.
+    """Finds secrets in every text that it gets, and replaces them. Several attempts may share one object.
 
     `file` stores values of the environment that the program printed. The logs contain them anyway; without the file a
     later judgement, in another environment, would not recognise them as secrets.
@@ -50,22 +50,24 @@ class Redaction:
     def secrets(self) -> Secrets:
         with self._lock:
             if self._secrets is None:
-                self._secrets = Secrets().with_found(Secret(value=secret, everywhere=True) for secret in self._stored())
+                self._secrets = Secrets().with_found(
+                    Secret(value=secret, everywhere=True) for secret in self._stored_values()
+                )
             return self._secrets
 
     @property
     def printed(self) -> tuple[str, ...]:
-        """Values of the environment that a text contained."""
+        """The secret values of the environment that a text has contained."""
         secrets = self.secrets
         return tuple(secret.value for secret in secrets.numbered if secret.value in secrets.suspected)
 
-    # Learning before anything is written.
+    # Finding secrets before anything is written.
 
     def learn_launch(self, spec: RunSpec) -> None:
         self._learn([*secrets_of_command(spec.program), *secrets_of_environment(spec.env)])
 
     def suspect(self, environment: Mapping[str, str]) -> None:
-        """Watch for secrets of the environment. They get a number only when a text contains them: most never do."""
+        """Redact secrets of the environment from now on. Each gets its number when a text first contains it."""
         values = [secret.value for secret in secrets_of_environment(environment.items()) if secret.everywhere]
         with self._lock:
             self._secrets = self.secrets.with_suspected(values)
@@ -77,12 +79,12 @@ class Redaction:
     # Redacting what is passed on.
 
     def text(self, text: str, *, code: bool = False) -> str:
-        """Return the text redacted. `code` means source, in which an unquoted word is a name and no value."""
-        return redacted(text, self._learned(text, code=code), code=code) if self.on else text
+        """Return the text redacted. `code`: the text is source, so an unquoted word is a name and not a value."""
+        return redacted(text, self._learn_from(text, code=code), code=code) if self.on else text
 
     def json(self, text: str) -> str:
         """Return a JSON document, or lines of JSON, redacted; it is parsed only if it contains a secret."""
-        secrets = self._learned(text)
+        secrets = self._learn_from(text)
         return redacted_json(text, secrets) if self.on and redacted(text, secrets) != text else text
 
     def value(self, value: T) -> T:
@@ -90,11 +92,11 @@ class Redaction:
         if not self.on:
             return value
         texts = texts_of(value)
-        secrets = self._learned(texts)
+        secrets = self._learn_from(texts)
         return value if redacted(texts, secrets) == texts else redacted_value(value, secrets)
 
     def spec(self, spec: Launch) -> Launch:
-        """Return the launch redacted word by word, so that even a value of two letters is known by its option."""
+        """Return the launch redacted word by word: its option reveals even a secret of two letters."""
         if not self.on or not isinstance(spec, RunSpec):
             return spec
         self.learn_launch(spec)
@@ -116,20 +118,20 @@ class Redaction:
             return self.text(command)
 
     def pairs(self, environment: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-        """Return variables with redacted values; even a value of two letters is known by its name."""
+        """Return variables with redacted values: the variable's name reveals even a secret of two letters."""
         if not self.on:
             return tuple(environment)
         self._learn(secrets_of_environment(environment))
         return redacted_environment(environment, self.secrets)
 
-    def _learned(self, text: str, *, code: bool = False) -> Secrets:
+    def _learn_from(self, text: str, *, code: bool = False) -> Secrets:
         if not self.on:
             return Secrets()
         with self._lock:
             self._secrets = self.secrets.learned(text, code=code)
             return self._secrets
 
-    def _stored(self) -> Iterator[str]:
+    def _stored_values(self) -> Iterator[str]:
         if self._file is None:
             return
         door, file = named(self._file)

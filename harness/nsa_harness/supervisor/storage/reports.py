@@ -21,7 +21,7 @@ _REPORT, _BEGUN = "report.json", "run.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ReportText:
-    """One report.json, unparsed, and the job in whose directory it is."""
+    """The text of one report.json, and the job to which its directory belongs."""
 
     job: str
     file: str
@@ -94,7 +94,7 @@ def _runs(directory: Path, unread: list[Unread]) -> Iterator[tuple[Path, bool]]:
 
 def _report_text(door: SafeDirectory, file: Path) -> str | Unread:
     try:
-        return _regular_text(door, file)
+        return _text_or_reason(door, file)
     except OSError as error:
         why = "not a file" if error.errno == errno.EINVAL else error.strerror
         return Unread(file=str(file), why=why or "cannot be read")
@@ -102,12 +102,12 @@ def _report_text(door: SafeDirectory, file: Path) -> str | Unread:
         return Unread(file=str(file), why=f"no text: {error}")
 
 
-def _regular_text(door: SafeDirectory, file: Path) -> str | Unread:
-    with door.opened(file) as opened:
-        size = os.fstat(opened.fileno()).st_size
+def _text_or_reason(door: SafeDirectory, file: Path) -> str | Unread:
+    with door.opened(file) as report:
+        size = os.fstat(report.fileno()).st_size
         if size > MOST_BYTES:
             return Unread(file=str(file), why=f"{size} bytes, over the limit of {MOST_BYTES} for a report")
-        return opened.read(MOST_BYTES).decode("utf-8")
+        return report.read(MOST_BYTES).decode("utf-8")
 
 
 def _job(directory: Path, run: Path, expected_jobs: Sequence[str]) -> str:

@@ -26,16 +26,16 @@ from nsa_harness.supervisor.storage.safe_directory import BALLAST, SafeDirectory
 
 SPEC, _SECRETS, _JOURNAL = "spec.json", "secrets.json", "processes.jsonl"
 _RUN_ID = "2*T*-*"  # pattern of the names that `create_run` gives
-_MAX_BYTES = 16 << 20  # of a run.json or report.json
+_MAX_BYTES = 16 << 20  # largest run.json or report.json that is read
 
 
 class AttemptDir:
-    """One attempt of one scenario. All text of its documents passes its run's `redaction`."""
+    """One attempt of one scenario. `door` gives safe access to its files; `redaction` removes secrets from texts."""
 
     def __init__(
         self, path: Path, root: Path | None = None, redaction: Redaction | None = None, *, git_diff: bool = False
     ) -> None:
-        """`root` is the directory of its run; without one the attempt is opened like a run of its own."""
+        """`root` is the directory of its run. Without it the attempt's directory counts as the run."""
         self.path = path
         self.door = SafeDirectory(root or path)
         self.redaction = redaction or Redaction(path.parent / _SECRETS)
@@ -141,12 +141,12 @@ class RunDir:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a command launches and reports its runs, whatever it launches them for."""
+    """The options of all commands that launch runs: how to launch and report them."""
 
-    command: str  # as typed
+    command: str  # the command line of nsa-harness
     out: Path | None = None  # the parent of run directories; None: ./reports
     json: bool = False
-    probe: str = PROBE_FULL  # off | board | full
+    probe: str = PROBE_FULL  # off, board (only the status file) or full
     redact: bool = True
     git_diff: bool = False  # env.json stores what is not committed
     strict: bool = False
@@ -179,7 +179,7 @@ def create_run(parent: Path, *, redact: bool = True, git_diff: bool = False) -> 
 
 @contextmanager
 def locked(run: RunDir) -> Iterator[None]:
-    """Hold the run for this process. Raises StoredRunError while another controller holds it."""
+    """Lock the run for this process while the block runs. Raises StoredRunError if another controller has the lock."""
     try:
         held = FileLock(run.lock).acquire(timeout=0)
     except Timeout:
@@ -191,9 +191,9 @@ def locked(run: RunDir) -> Iterator[None]:
 
 @contextmanager
 def refuse_if_running(run: RunDir) -> Iterator[None]:
-    """Keep every controller from running it while the block runs; write nothing. Raises StillRunning.
+    """Prevent any controller from running this run while the block runs; write nothing. Raises StillRunning.
 
-    A run without a lock, or whose lock may not be opened, was stored by another user.
+    If there is no lock file, or it may not be opened, another user stored the run, and the block simply runs.
     """
     try:
         lock = run.door.opened(run.lock)
@@ -209,7 +209,7 @@ def refuse_if_running(run: RunDir) -> Iterator[None]:
 
 
 def _so_far(run: RunDir) -> str:
-    """Return the verdicts of its attempts so far, as the end of a message."""
+    """Return the verdicts of the run's attempts so far, as the end of a message."""
     verdicts = []
     for attempt in run.attempts():
         verdict = "running"
@@ -246,7 +246,7 @@ def newest(parent: Path) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """The end of an attempt of a stored run, from its report."""
+    """The result of an attempt of a stored run, from its report."""
 
     run_id: str
     spec_hash: str

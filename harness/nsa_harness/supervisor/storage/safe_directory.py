@@ -1,7 +1,7 @@
 """Safe access to the files of a run: only regular files below its directory, through no link, within a budget.
 
 A run may come from an attacker, who made it to harm the user that judges it. So no path in it is opened as a whole:
-each directory on the way is opened alone, from the run's directory down, and a link among them is refused.
+each directory of the path is opened separately, from the run's directory down, and links are refused.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any, BinaryIO, TextIO
 
 from nsa_harness.core.report import Trouble
 
-_TAIL_BYTES = 1 << 20  # end of a log that is read
+_TAIL_BYTES = 1 << 20  # bytes that are read from the end of a log
 _MAX_LOG_CHARS = 256 << 20
 _MAX_RECORD_BYTES = 8 << 20  # longest line of a journal
 _MAX_HALF_BYTES = 16 << 20  # read from the beginning of a journal, and again from its end
 _MAX_HALF_RECORDS = 50_000
-_MAX_ENTRIES = 100_000  # of a directory
+_MAX_ENTRIES = 100_000  # entries of a directory that are read
 _MAX_NOTES = 32
 _BUFFER_BYTES = 1 << 16
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -46,13 +46,13 @@ class Budget:
         self._until_s = time.thread_time() + seconds
 
     def add_ranks(self, ranks: int) -> None:
-        """Allow more for a run of many ranks: each has logs, a status file and a flight recorder of its own."""
+        """Increase the budget for a run of many ranks: each has logs, a status file and a flight recorder."""
         self.left_bytes += ranks * (64 << 20)
         self._until_s += ranks * 0.2
 
     @property
     def spent(self) -> str:
-        """The limit that was reached; "" while there is budget left."""
+        """The limit that was reached, or "" while there is budget left."""
         if self.left_bytes <= 0:
             return "bytes"
         return "time" if time.thread_time() > self._until_s else ""
@@ -63,18 +63,21 @@ class SafeDirectory:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.budget: Budget | None = None  # None where nothing is judged
+        self.budget: Budget | None = None  # None: unlimited, for commands that judge nothing
         self._cut: list[Trouble] = []
         self._more = 0
 
     # Reading.
 
     def opened(self, path: Path) -> BinaryIO:
-        """Open a regular file. Raises OSError for anything else: a device is endless, and a link may lead anywhere."""
+        """Open a regular file for reading. Raises OSError for anything else.
+
+        A device may be endless, and a link may lead to any file.
+        """
         with self._folder(path.parent) as folder:
             descriptor = _call_at(os.open, path, _READ, dir_fd=folder)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return io.BufferedReader(_Metered(descriptor, self, path), _BUFFER_BYTES)
+            return io.BufferedReader(_BudgetedFile(descriptor, self, path), _BUFFER_BYTES)
         os.close(descriptor)
         raise OSError(errno.EINVAL, "no regular file", str(path))
 
@@ -116,7 +119,7 @@ class SafeDirectory:
         try:
             with self.opened(path) as journal:
                 for line in self._bounded(journal, path):
-                    record = _parsed(line)
+                    record = _parse_or_none(line)
                     if isinstance(record, dict):
                         yield record
         except OSError:
@@ -143,7 +146,7 @@ class SafeDirectory:
     # What is there.
 
     def exists(self, path: Path) -> bool:
-        """Whether anything has this path. A dangling link counts; a file behind a link in the path does not."""
+        """Whether a file, directory or link has this path. A path through a link does not exist."""
         return self._facts(path) is not None
 
     def is_file(self, path: Path) -> bool:
@@ -253,7 +256,7 @@ class SafeDirectory:
         raise OSError(errno.EINVAL, "no regular file of its own", str(path))
 
     def copy_ends(self, source: Path, target: Path, half_bytes: int) -> int:
-        """Copy a file, a large one with a line in place of its middle. Return the bytes skipped. Raises OSError."""
+        """Copy a file; replace the middle of a large file by one line. Return the bytes skipped. Raises OSError."""
         with self.opened(source) as read, self.replacing(target) as written:
             size = os.fstat(read.fileno()).st_size
             left_out = size - 2 * half_bytes
@@ -312,14 +315,15 @@ class SafeDirectory:
             os.close(folder)
 
 
-class _Metered(io.FileIO):
-    """A file whose reads count against the budget. With the budget spent, every file ends, and a note says so."""
+class _BudgetedFile(io.FileIO):
+    """A file whose reads count against the budget. When that is spent, the file appears to end, which is noted."""
 
     def __init__(self, descriptor: int, door: SafeDirectory, path: Path) -> None:
         super().__init__(descriptor, "rb")
         self._door, self._path, self._ended = door, path, False
 
     def readinto(self, buffer: Any) -> int:
+        """Fill `buffer` and charge the budget. Return 0, the end of the file, if the budget is spent."""
         budget = self._door.budget
         if budget is not None and (limit := budget.spent):
             if not self._ended:
@@ -339,16 +343,19 @@ def named(path: Path) -> tuple[SafeDirectory, Path]:
 
 
 def _call_at(call: Any, path: Path, *words: int, dir_fd: int) -> int:
-    """Apply an `os` function to the last name of the path. Its OSError names the whole path, and a link as one."""
+    """Call an `os` function with the last name of the path, relative to its open directory.
+
+    Raises OSError with the whole path, and with a clear text if the name is a link.
+    """
     try:
-        made: int = call(path.name, *words, dir_fd=dir_fd)
+        result: int = call(path.name, *words, dir_fd=dir_fd)
     except ValueError:  # a name with a NUL
         raise OSError(errno.EINVAL, "no name of a file", str(path)) from None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and _is_link(path.name, dir_fd):
             raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from None
         raise OSError(error.errno, error.strerror, str(path)) from None
-    return made
+    return result
 
 
 def _is_link(name: str, folder: int) -> bool:
@@ -368,19 +375,19 @@ def _lines_until(journal: BinaryIO, end: int) -> Iterator[bytes]:
         yield line
 
 
-def _parsed(line: bytes) -> object:
+def _parse_or_none(line: bytes) -> object:
     try:
         return json.loads(line.decode("utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
 
 
-# The ballast file of a run: disk space that is given up so that its end can still be written. If the file is empty, the
-# space was needed.
+# The ballast file of a run reserves disk space. It is emptied on a full disk, so that the end of the run can still be
+# written. An empty file shows that the space was needed.
 
 BALLAST = ".reserve"
-_BALLAST_BYTES = 8 << 20  # for the status files of some ranks, the evidence and all documents
-_LEVELS = 3  # depth of the deepest document in a run
+_BALLAST_BYTES = 8 << 20  # enough for the status files of some ranks, the evidence and all documents
+_LEVELS = 3  # the deepest document of a run is this many directories below it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -390,7 +397,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def keep_ballast(run: Path) -> None:
-    """Fill the ballast file, before each attempt: an earlier attempt may have emptied it."""
+    """Fill the ballast file before an attempt: an earlier attempt may have emptied it."""
     with suppress(OSError):
         descriptor = os.open(run / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -419,7 +426,7 @@ def with_room(path: Path, write: Callable[[], None]) -> None:
 
 
 def _empty(ballast: Path) -> bool:
-    """Return whether the ballast file had space that is free now."""
+    """Empty the ballast file, and return whether that freed any space."""
     try:
         descriptor = os.open(ballast, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

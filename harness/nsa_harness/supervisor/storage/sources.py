@@ -79,7 +79,7 @@ def text_as_launched(file: str, since_s: float | None, pid: int | None = None) -
 
 
 def quoted(outcome: Outcome, sources: Sequence[Source]) -> Outcome:
-    """The outcome with the statement at every place it names."""
+    """Return the outcome with the program's statement at each of its locations."""
     program = ProgramSource(tuple(sources))
 
     def with_text(place: Place | None) -> Place | None:

@@ -1,1 +1,1 @@
-"""Watching a run until it ends or is proven to be stuck."""
+"""Watch a run until it ends or is proven to be stuck."""

@@ -1,4 +1,4 @@
-"""The ranks of a running job: their processes, which of them have exited, and their status files."""
+"""The ranks of a running job: their processes, exits and status files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import StatusFile
 from nsa_harness.core.evidence.live import Progress, RankProgress
 from nsa_harness.core.plan import RunSpec
-from nsa_harness.core.verdict.limits import last_progress_s, started
+from nsa_harness.core.verdict.limits import has_started, last_progress_s
 from nsa_harness.supervisor.capture import procfs
 from nsa_harness.supervisor.capture.snapshot import StackSampler
 from nsa_harness.supervisor.launch.launcher import Watchable
@@ -22,7 +22,7 @@ _NEWEST_CALLS = 8
 
 @dataclass(kw_only=True)
 class Ranks:
-    """The ranks, read from outside: neither the launcher nor a rank is asked."""
+    """The ranks as /proc and their status files show them, without a query to the launcher or a rank."""
 
     spec: RunSpec
     guarded: Watchable
@@ -31,9 +31,8 @@ class Ranks:
     gone: set[int] = field(default_factory=set)
     boards: dict[int, StatusFile | None] = field(default_factory=dict)
     peaks: dict[int, int] = field(default_factory=dict)  # resident bytes
-    _bytes_moved: dict[int, tuple[int, float]] = field(
-        default_factory=dict
-    )  # without a status file: bytes of I/O, last growth
+    # For ranks without a status file: bytes of I/O, and when they last grew.
+    _bytes_moved: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     @property
     def alive(self) -> dict[int, int]:
@@ -41,12 +40,12 @@ class Ranks:
 
     @property
     def all_train(self) -> bool:
-        return len(self.boards) == self.spec.ranks and all(map(started, self.boards.values()))
+        return len(self.boards) == self.spec.ranks and all(map(has_started, self.boards.values()))
 
     @property
     def some_start(self) -> bool:
         """Whether a rank with a status file is still starting up."""
-        return any(board is not None and not started(board) for board in self.boards.values())
+        return any(board is not None and not has_started(board) for board in self.boards.values())
 
     @staticmethod
     def now_ns() -> int:
@@ -56,7 +55,7 @@ class Ranks:
         self.gone |= {rank for rank, known in self.pids.items() if known == pid}
 
     def discover(self, launcher: int) -> list[tuple[int, int]]:
-        """Find each rank's process, the topmost with that RANK below the launcher, and return the new ones."""
+        """Find the process of each rank: the topmost below the launcher with that RANK. Return the new (rank, pid)."""
         if len(self.pids) == self.spec.ranks and all(map(procfs.alive, self.pids.values())):
             return []
         found = [new for stat in procfs.descendants(launcher) if (new := self._given(stat))]
@@ -68,7 +67,7 @@ class Ranks:
         return found
 
     def _alone(self, launcher: int) -> int | None:
-        """Return the process of a plain launch: the one with a status file, or without the probe the command itself."""
+        """Return the process of a plain launch: the process with a status file, or the command if the probe is off."""
         below = [launcher, *(stat.pid for stat in procfs.descendants(launcher))]
         marking = [pid for pid in below if (self.guarded.boards / protocol.BOARD.format(pid=pid)).exists()]
         waited_s = (self.now_ns() - self.guarded.origin_ns) / 1e9
@@ -107,7 +106,7 @@ class Ranks:
                 self.peaks[rank] = max(peak, self.peaks.get(rank, 0))
 
     def last_progress_s(self) -> float:
-        """The time of the last progress of any living rank."""
+        """Return the time of the last progress of any living rank."""
         living = [rank for rank in self.pids if rank not in self.gone]
         times = [last_progress_s(board) for rank in living if (board := self.boards.get(rank))]
         times += [self._bytes_moved[rank][1] for rank in living if rank in self._bytes_moved]

@@ -31,22 +31,22 @@ from nsa_harness.texts.sentences import stall_text
 _POLL_S = 0.4  # between two reads of the status files, once every rank trains
 _CLOSE_POLL_S = 0.2  # before that, since a rank may come and go, and while a stall is suspected
 _MEMORY_S = 1.0
-_RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer will not end by itself
-# Profile samples show where the time of a run goes. A sample stops a rank for 10 to 30 ms, so they are far apart. A run
-# with a deadline too short for many samples is sampled often shortly before its deadline.
+_RANKS_AFTER_LAUNCHER_S = 1.0  # a rank that outlives its launcher for longer has to be killed
+# Profile samples show which lines take a run's time. A sample stops a rank for 10 to 30 ms, so they are far apart. If
+# the deadline is too short for many samples, most of them are taken shortly before it.
 _MAX_PROFILE_SAMPLES, _MIN_PROFILE_INTERVAL_S = 60, 5.0
 _LATE_PROFILE_S, _LATE_PROFILE_SHARE, _LATE_PROFILE_INTERVAL_S = 8.0, 0.25, 0.25  # at most, at most of the deadline
 _SNAPSHOTS_PER_BUSY = 24.0
 _KEPT_SNAPSHOTS = 40
-_QUICK_SNAPSHOTS = 3  # the first snapshots of a suspicion prove a closed wait; later ones may take longer
-_REPORT_AGAIN_S = 30.0  # an unchanged stall note, with the time that is left
+_QUICK_SNAPSHOTS = 3  # the first snapshots of a suspicion may prove a deadlock; later snapshots may take longer
+_REPORT_AGAIN_S = 30.0  # an unchanged stall note is repeated after this time
 
 
 T = TypeVar("T")
 
 
 class WatchListener(Protocol):
-    """Is called while the run is watched."""
+    """Receives news while the run is watched."""
 
     def phase(self, progress: Progress) -> None: ...
     def looked(self, rows: Sequence[FirstSnapshot]) -> None: ...
@@ -56,7 +56,7 @@ class WatchListener(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchPolicy:
-    """How ranks are found, and what ends the watch: an ending ends it, None continues it.
+    """The ways of finding ranks and of ending the watch. A function that returns an Ending ends the watch.
 
     The defaults are those of a launched run. Its watch ends once its launcher has exited, a HANG is proven, or the
     deadline has passed. In a bisection, it also ends if the run is stuck like an earlier run with a proven HANG.
@@ -74,7 +74,7 @@ class WatchPolicy:
 
 @dataclass(kw_only=True)
 class Snapshots:
-    """The snapshots of one attempt, and the conclusions from them."""
+    """The snapshots of one attempt, and what follows from them."""
 
     ranks: Ranks
     backend: str
@@ -119,8 +119,9 @@ class Snapshots:
     def stall_note(self, limits: Limits) -> StallNote | None:
         return self.evaluate(partial(stall_note, attended=self.attended), limits)
 
-    def evaluate(self, ask: Callable[..., T], limits: Limits) -> T:
-        return ask(
+    def evaluate(self, rule: Callable[..., T], limits: Limits) -> T:
+        """Return what a rule of the core concludes from the snapshots since the suspicion."""
+        return rule(
             self.episode,
             self.samples,
             last_progress_s=self.ranks.last_progress_s(),
@@ -130,7 +131,7 @@ class Snapshots:
         )
 
     def to_store(self, ending: Ending) -> list[Snapshot]:
-        """Return the snapshots to store."""
+        """Return the snapshots to store: the deciding ones of a HANG, else the first and the last two."""
         return _deciding(self.episode) if ending is Ending.STALL else [*self.episode[:1], *self.episode[1:][-2:]]
 
     def _take_samples(self, before: Snapshot | None, snapshot: Snapshot) -> None:
@@ -157,7 +158,7 @@ class Watch:
     quiet_since_s: float | None = None  # the last progress before the suspicion; None = no suspicion
     grown_s: float = 0.0
     reported_stall: object = None  # the state of this suspicion that was reported last
-    reported_proof: Proof | None = None  # in a job that runs on: no snapshots until it makes progress again
+    reported_proof: Proof | None = None  # an observed job continues: no snapshots until it makes progress again
     next_due_s: dict[str, float] = field(default_factory=dict)
     unwritten: list[dict[str, Any]] = field(default_factory=list)  # journal records, while the disk is full
 
@@ -179,7 +180,7 @@ class Watch:
             self.write("observed")
 
     def run(self) -> Ending:
-        """Watch until the end and return its reason. Processes may still live: the caller ends them."""
+        """Watch until the run ends or is decided, and return why. Processes may still live: the caller ends them."""
         while True:
             for event in self.guarded.events(self._wait_s):
                 self._receive(event)
@@ -232,6 +233,7 @@ class Watch:
         return (time.monotonic_ns() - self.guarded.origin_ns) / 1e9
 
     def due(self, what: str, now_s: float, every_s: float) -> bool:
+        """Return whether the periodic work `what` is due, and if so, schedule it for `every_s` later."""
         if now_s < self.next_due_s.get(what, 0.0):
             return False
         self.next_due_s[what] = now_s + every_s
@@ -264,7 +266,7 @@ class Watch:
         self.write("left", rank=rank, status=status, **({} if pid is None else {"pid": pid}))
 
     def _over(self, now_s: float) -> bool:
-        """Whether the launcher has exited, and the ranks with it or within their time."""
+        """Whether the launcher and its ranks have exited, or the ranks outlive it too long, or no reaper is left."""
         if self.guarded.lost:
             return True
         left_s = self.launcher_left_s
@@ -300,7 +302,7 @@ class Watch:
         return Ending.EARLY if self.snapshots.evaluate(self.policy.enough, limits) else None
 
     def report_stall(self, now_s: float, limits: Limits) -> None:
-        """Report where the ranks are blocked: at once if that is new, else now and then with the time that is left."""
+        """Report where the ranks are blocked, at once if that has changed, else every 30 s with the remaining time."""
         note = self.snapshots.stall_note(limits)
         if note is None:
             return
@@ -321,7 +323,7 @@ class Watch:
         self.audience.suspect(f"no rank has moved for {quiet_s:.1f} s (limit {limit_s:.1f} s); taking stacks")
 
     def _release(self, progress_s: float, since_s: float) -> None:
-        """End the suspicion: a rank made progress. The limit grows, so that the same pause is not suspected again."""
+        """End the suspicion: a rank made progress. The limit grows, so that an equal pause raises no suspicion."""
         quiet_s = progress_s - since_s
         self.grown_s = max(self.grown_s, 2 * quiet_s)
         self.reported_proof = None
@@ -346,10 +348,10 @@ class Watch:
         if self.due("profile", now_s, _LATE_PROFILE_INTERVAL_S) and (late or self.due("far look", now_s, apart_s)):
             self.snapshots.take_profile_sample(patient=not late)
 
-    # The end.
+    # Journal.
 
     def close(self, ending: Ending) -> None:
-        """Write what the judge needs and only the watcher knows."""
+        """Write the snapshots, and the facts that only the watcher has, for the judge."""
         self.attempt.dumps.mkdir(exist_ok=True)
         for snapshot in self.snapshots.to_store(ending):
             text = json_text(self.attempt.redaction.value(snapshot))
@@ -364,7 +366,7 @@ class Watch:
         with_room(self.attempt.watch, self._append)
 
     def write(self, event: str, **facts: Any) -> None:
-        """Write to the journal. On a full disk, keep the record: space freed now would be used up by the ranks."""
+        """Write to the journal, on a full disk later: the ranks would use up space that is freed now."""
         record = {"event": event, "t_s": round(self.now_s(), 4), **facts}
         self.unwritten.append(self.attempt.redaction.value(record))
         try:

@@ -3,7 +3,8 @@
 A rule is a function `(context: DiagnosisContext) -> Explanation | None`. It works from a mechanism, never from the
 texts of known programs, and it returns None if the run does not show that mechanism. How to add a rule:
 
-1. **Row.** Give the cause its member of `Cause` in `causes.py`, and its section in `texts/causes.toml`.
+1. **Row.** Give the cause its member of `Cause` in `causes.py`, and its section in `texts/causes.toml`. If no frozen
+   evidence shows the cause, give facts for its template in `BY_HAND` of `tests/texts/test_templates.py`.
 2. **Rule.** Write the function in the module of its family. If it needs something from the run first, let
    `@given(find)` pass that in: the rule is asked only if `find(context)` is not None.
 
@@ -59,6 +60,9 @@ texts of known programs, and it returns None if the run does not show that mecha
 5. **Order.** Enter the rule in `RULES` below. The first answer is the cause.
 6. **Fault.** Show it by a program in tests/faults with a healthy twin (`shown_by` in the row), and write tests in
    tests/core that the rule answers, and that something else explains the run.
+
+No rule changes a verdict: `core/verdict/proof.py` decides what is a HANG. A mechanism that only stacks show is read in
+`core/evidence/stacks.py` and kept in a field of `Wait`.
 
 `python tests/frozen/freeze.py` shows which frozen judgements a change touches, and tests/texts renders every template
 with and without each optional fact.

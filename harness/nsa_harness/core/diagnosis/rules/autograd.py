@@ -10,10 +10,10 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
     DiagnosisContext,
+    failed_ranks,
     parameter_place,
     place_of,
     ranks_by_facts,
-    ranks_of,
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, Rule, given
 from nsa_harness.core.evidence.evidence import Hint, RankEvidence, StatusFile
@@ -35,7 +35,9 @@ def refusal(
     """
 
     def find(context: DiagnosisContext) -> tuple[Sequence[Failure]] | None:
-        refused = [one for one in context.judgement.failures if not one.collateral and cause.said_in(one.text)]
+        refused = [
+            failure for failure in context.judgement.failures if not failure.collateral and cause.said_in(failure.text)
+        ]
         comes_first = bool(refused) and refused[0] is context.first_failure and refused[0].kind is FailureKind.RAISED
         return (refused,) if comes_first else None
 
@@ -58,9 +60,9 @@ def _refused(
         cause=cause,
         evidence=evidence,
         facts=facts,
-        ranks=ranks_of(failures) if ranks is None else ranks,
+        ranks=failed_ranks(failures) if ranks is None else ranks,
         place=place or _place(context, failures[0]),
-        proof=tuple(one.raised.proof for one in failures if one.raised)[:1],
+        proof=tuple(failure.raised.proof for failure in failures if failure.raised)[:1],
         step=step,
     )
 
@@ -135,7 +137,7 @@ def model_mismatch(context: DiagnosisContext, differing: Sequence[Failure]) -> E
     clear = 2 * most > len(context.evidence.ranks)
     return _refused(
         context,
-        [one for one in differing if one.rank in odd] or differing,
+        [failure for failure in differing if failure.rank in odd] or differing,
         Cause.MODEL_MISMATCH,
         {"models": ranks_by_facts(sorted(models.items()))},
         ranks=odd if clear else tuple(sorted(models)),
@@ -145,11 +147,11 @@ def model_mismatch(context: DiagnosisContext, differing: Sequence[Failure]) -> E
 
 def _models(context: DiagnosisContext, differing: Sequence[Failure]) -> dict[int, Facts]:
     """Return what torch's messages show of each rank's model: its number of parameters, or one that rank 0 has not."""
-    counts = [match for one in differing if (match := _OTHER_COUNT.search(one.text))]
+    counts = [match for failure in differing if (match := _OTHER_COUNT.search(failure.text))]
     if counts:
         models: dict[int, Facts] = {int(match[3]): {"parameters": match[4]} for match in counts}
         return models | {int(match[1]): {"parameters": match[2]} for match in counts}
-    unlike = {one.rank: match for one in differing if (match := _OTHER_SHAPE.search(one.text))}
+    unlike = {failure.rank: match for failure in differing if (match := _OTHER_SHAPE.search(failure.text))}
     shapes = {
         rank: {"parameter": match[1], "differs_in": match[2], "value": match[3]} for rank, match in unlike.items()
     }
@@ -171,7 +173,7 @@ def reentrant_no_grad_input(context: DiagnosisContext, unfinished: Sequence[Fail
         Cause.REENTRANT_NO_GRAD_INPUT,
         {"variant": "refused_by_ddp", "checkpoint": checkpoint},
         evidence=EvidenceKind.RAISED if used_in == {checkpoint.function} else EvidenceKind.OPEN,
-        ranks=ranks_of(unfinished),
+        ranks=failed_ranks(unfinished),
         place=parameter_place(place.parameter if place else None, checkpoint),
     )
 
@@ -318,10 +320,10 @@ def _left_without(
 
 def _differing(context: DiagnosisContext, unfinished: Sequence[Failure]) -> tuple[tuple[int, ...], EvidenceKind] | None:
     """Return the ranks that lacked gradients which others had, and the evidence. None: all ranks lacked the same."""
-    ranks = ranks_of(unfinished)
+    ranks = failed_ranks(unfinished)
     others = [rank for rank in context.evidence.ranks if rank.rank not in ranks]
     if not others:
-        missing = {frozenset(hint.name for hint in _hints(one, "without gradient")) for one in unfinished}
+        missing = {frozenset(hint.name for hint in _hints(failure, "without gradient")) for failure in unfinished}
         return (ranks, EvidenceKind.RAISED) if len(missing) > 1 else None
     step = _step_of(context, unfinished[0])
     entered = max(_entered(rank) for rank in context.evidence.ranks if rank.rank in ranks)
@@ -348,8 +350,8 @@ def _waited(rank: RankEvidence) -> bool:
 def _entered(rank: RankEvidence) -> int:
     """Return how many collectives the rank entered. Its recorder also has those after the last heartbeat."""
     newest: dict[str, int] = {}
-    for one in rank.collectives:
-        newest[one.group] = max(one.seq, newest.get(one.group, 0))
+    for collective in rank.collectives:
+        newest[collective.group] = max(collective.seq, newest.get(collective.group, 0))
     return max(sum(newest.values()), rank.board.enqueued if rank.board else 0)
 
 
@@ -367,7 +369,7 @@ def _noticed_later(context: DiagnosisContext, board: StatusFile) -> bool:
     if board.step < 2:
         return False
     before = board.step - 1
-    seen = {one.gradients[before] for one in context.boards.values() if before in one.gradients}
+    seen = {other.gradients[before] for other in context.boards.values() if before in other.gradients}
     lacked = board.gradients.get(before, 0) < max({*board.gradients.values(), *seen}, default=0)
     return lacked or board.position <= _FIRST_EVENTS
 

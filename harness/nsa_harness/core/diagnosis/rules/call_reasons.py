@@ -1,4 +1,4 @@
-"""Reasons why ranks differ in a collective: what the ranks that broke their call pattern did just before."""
+"""Reasons why ranks differ in a collective: what the ranks that broke their call pattern did shortly before."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "_reduce_scatter_base",
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """What some ranks did before the difference, and the cause that it makes."""
+    """What some ranks did before the difference, and the cause that follows from it."""
 
-    cause: Cause | None = None  # of a difference in the calls; None: no reason is known
+    cause: Cause | None = None  # None: no reason is known
     ranks: tuple[int, ...]
     facts: Facts = field(default_factory=dict)
     place: Place | None = None
-    decides_place: bool = False  # what was done there made the difference, wherever it showed
-    explains_sizes: bool = False  # other modules have other buckets or shards
+    decides_place: bool = False  # report `place` even if the ranks differ at another line
+    explains_sizes: bool = False  # different modules have different buckets or shards, and so other sizes
     step: int | None = None
     proof: tuple[str, ...] = ()  # in addition to the calls of these ranks
 
@@ -44,8 +44,8 @@ class Reason:
 def possible_reasons(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Iterator[Reason]:
-    """Yield the reasons that the run shows, those that explain most first. The last one is that no reason is known."""
-    questions: tuple[Callable[[], Reason | None], ...] = (
+    """Yield the reasons that the run shows, the strongest first. The last item means that no reason is known."""
+    finders: tuple[Callable[[], Reason | None], ...] = (
         lambda: _dropped_batch(context),
         lambda: _caught_exception(context, difference),
         lambda: exhausted(context, positions),
@@ -54,19 +54,24 @@ def possible_reasons(
         lambda: _fewer_collectives(context, difference),
         lambda: _skipped_iteration(context, difference, positions),
     )
-    yield from (reason for ask in questions if (reason := ask()) is not None)
+    yield from (reason for find in finders if (reason := find()) is not None)
     yield Reason(ranks=difference.ranks)
 
 
 def _dropped_batch(context: DiagnosisContext) -> Reason | None:
-    """A rank began again within a step, and reached its end one batch before the others."""
+    """A rank dropped the batch of a step and started another, so it reached the end one batch before the others."""
     dropped = abandoned_batch(context.boards)
     if dropped is None or context.step_difference is not None:
         return None
     caught = next(
-        (one for one in context.boards[dropped.rank].caught if dropped.step in (one.step, one.last_step)), None
+        (
+            exception
+            for exception in context.boards[dropped.rank].caught
+            if dropped.step in (exception.step, exception.last_step)
+        ),
+        None,
     )
-    jumps = next((some for other in dropped.others if (some := _innermost_jumps(context, other))), [])
+    jumps = next((found_jumps for other in dropped.others if (found_jumps := _innermost_jumps(context, other))), [])
     handled = bool(jumps) and all(jump.catches for jump in jumps)
     jump = jumps[-1].place if jumps else None
     return Reason(
@@ -79,7 +84,7 @@ def _dropped_batch(context: DiagnosisContext) -> Reason | None:
             "usual_events": dropped.usual,
             "exception": {"type": caught.type, "line": caught.place} if caught else None,
             "caught_at": jump if handled else None,
-            "printed": "" if caught else _printed(context, dropped.rank),
+            "printed": "" if caught else _last_error_line(context, dropped.rank),
         },
         place=caught.place if caught else jump,
         decides_place=True,
@@ -88,23 +93,27 @@ def _dropped_batch(context: DiagnosisContext) -> Reason | None:
 
 
 def _innermost_jumps(context: DiagnosisContext, rank: int) -> list[Branch]:
-    """Return what may start the next iteration of the loop before the line in which the rank is."""
+    """Return the branches that may start the next iteration of the innermost loop before the rank's line."""
     jumps = (jumps_before(context, frame) for frame in reversed(own_frames(context, rank)))
     return next(filter(None, jumps), [])
 
 
 def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """One side only caught an exception, in the step of the difference, and not from the differing call itself."""
+    """A rank caught an exception that no other rank caught, in the step of the difference and not from that call."""
     caught = {rank: board.caught for rank, board in context.boards.items() if rank in difference.everyone}
     step = step_of(difference)
     for rank, own in caught.items():
         event = difference.event(rank)
-        others = {one.type for other, some in caught.items() if other != rank for one in some}
-        new = (one for one in own if one.type not in others and not (event and one.place == event.place))
-        new = (one for one in new if step in _steps_of(one))
-        first = next((one for one in new if _decides_calls(context, difference, rank, one)), None)
+        others = {exception.type for other, exceptions in caught.items() if other != rank for exception in exceptions}
+        new = (
+            exception
+            for exception in own
+            if exception.type not in others and not (event and exception.place == event.place)
+        )
+        new = (exception for exception in new if step in _steps_of(exception))
+        first = next((exception for exception in new if _decides_calls(context, difference, rank, exception)), None)
         if first is not None:
-            caught_at = first.handled or _handler(context, rank)
+            caught_at = first.handled or _enclosing_handler(context, rank)
             return Reason(
                 cause=Cause.SWALLOWED_EXCEPTION,
                 ranks=(rank,),
@@ -121,9 +130,9 @@ def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reas
 
 
 def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int, caught: CaughtException) -> bool:
-    """The exception ended a forward pass, or its handler is on the path to a call of the difference.
+    """Return whether the exception ended a forward pass, or its handler is on the path to a differing call.
 
-    Many helpers catch an exception and go on. That changes no call.
+    Many helper functions catch an exception and continue. That changes no call.
     """
     if caught.left_forward or caught.handled is None:
         return caught.left_forward
@@ -134,27 +143,27 @@ def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int,
 
 
 def _steps_of(caught: CaughtException) -> tuple[int, ...]:
-    """Return the steps in which it may have been raised. The step that is not counted yet is the next one."""
+    """Return the steps in which the exception may have been raised. Each number may be one too low."""
     last = caught.step if caught.last_step is None else caught.last_step
     return (caught.step, caught.step + 1, last, last + 1)
 
 
-def _handler(context: DiagnosisContext, rank: int) -> Place | None:
-    """Return the nearest `except` to the line in which the rank is."""
+def _enclosing_handler(context: DiagnosisContext, rank: int) -> Place | None:
+    """Return the innermost `except` clause around the rank's line or around a caller's line, or None."""
     frames = reversed(own_frames(context, rank))
-    known = (handler for frame in frames for handler in context.program.handlers(frame))
-    return next((handler.place for handler in known), None)
+    handlers = (handler for frame in frames for handler in context.program.handlers(frame))
+    return next((handler.place for handler in handlers), None)
 
 
-def _printed(context: DiagnosisContext, rank: int) -> str:
-    """Return the last line of the rank's stderr that looks like an error or a skipped batch."""
-    known = context.rank(rank)
-    lines = [line for line in known.error_lines if _ERROR.search(line)] if known else []
+def _last_error_line(context: DiagnosisContext, rank: int) -> str:
+    """Return the last line of the rank's stderr that looks like an error or a skipped batch, or ""."""
+    evidence = context.rank(rank)
+    lines = [line for line in evidence.error_lines if _ERROR.search(line)] if evidence else []
     return lines[-1] if lines else ""
 
 
 def exhausted(context: DiagnosisContext, positions: RelativePositions | None = None) -> Reason | None:
-    """Some ranks ran out of batches, and left a loop over items in which others still are, if the source shows it."""
+    """Some ranks ran out of batches before the others. If the source is known, they also left a loop over items."""
     finished, difference = first_out_of_batches(context.boards), context.step_difference
     if (
         finished is None
@@ -182,7 +191,7 @@ def exhausted(context: DiagnosisContext, positions: RelativePositions | None = N
 
 
 def _batches_per_step(context: DiagnosisContext) -> Reason | None:
-    """All ranks reduce equally often in a step, but take different numbers of batches for it."""
+    """All ranks reduce gradients equally often in a step, but use different numbers of batches for it."""
     pace = other_pace(context.boards)
     if pace is None:
         return None
@@ -192,7 +201,7 @@ def _batches_per_step(context: DiagnosisContext) -> Reason | None:
 
 
 def _other_modules(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """DDP or FSDP made the calls, and one side took or skipped a branch of the model."""
+    """DDP or FSDP made the differing calls, and some ranks ran other modules of the model than the rest."""
     below = [event for _, event in difference.entered if not event.called]
     boards = {rank: context.boards[rank] for rank in difference.everyone if rank in context.boards}
     if not below or len(boards) < len(difference.everyone) or any(map(_evaluates, boards.values())):
@@ -228,51 +237,60 @@ def _module_facts(module: ModuleCall) -> Facts:
 
 
 def _fewer_collectives(context: DiagnosisContext, difference: Difference) -> Reason | None:
-    """In one step a rank entered fewer collectives, and never made up for it."""
-    less = context.step_difference
-    if less is None:
-        return _left_backward(context, difference)
-    ranks = _differing_ranks(less)
-    reduces = less.op in _REDUCTIONS and not less.called and less.alone
-    fewer = bool(less.without_gradients)
-    of_reductions = Cause.RANK_CONDITIONAL_UNUSED_PARAMS if fewer else Cause.NO_SYNC_MISMATCH
+    """Some ranks entered fewer collectives than the others in one step, and did not enter them later."""
+    counted = context.step_difference
+    if counted is None:
+        return _finished_backward_early(context, difference)
+    ranks = _ranks_with_other_count(counted)
+    is_reduction = counted.op in _REDUCTIONS and not counted.called and counted.alone
+    fewer_gradients = bool(counted.without_gradients)
+    of_reductions = Cause.RANK_CONDITIONAL_UNUSED_PARAMS if fewer_gradients else Cause.NO_SYNC_MISMATCH
     # The line of another call shows nothing about the collectives that DDP or FSDP enter.
-    shows = (event_place(context, rank, event) for rank, event in difference.entered if not (reduces and event.called))
+    shows = (
+        event_place(context, rank, event) for rank, event in difference.entered if not (is_reduction and event.called)
+    )
     return Reason(
-        cause=of_reductions if reduces else Cause.RANK_CONDITIONAL_COLLECTIVE,
+        cause=of_reductions if is_reduction else Cause.RANK_CONDITIONAL_COLLECTIVE,
         ranks=ranks,
         facts={
             "variant": "fewer_collectives",
-            "is_reduction": reduces,
-            "op": less.op,
-            "group": less.group,
-            "counts": ranks_by_facts((rank, {"count": count}) for rank, count in less.counts),
-            "fewer_gradients": fewer,
+            "is_reduction": is_reduction,
+            "op": counted.op,
+            "group": counted.group,
+            "counts": ranks_by_facts((rank, {"count": count}) for rank, count in counted.counts),
+            "fewer_gradients": fewer_gradients,
         },
-        place=_skipping_branch(context, less, ranks) or next((place for place in shows if place is not None), None),
-        step=less.step,
+        place=_skipping_branch(context, counted, ranks) or next((place for place in shows if place is not None), None),
+        step=counted.step,
         proof=("step_ledger.txt",),
     )
 
 
-def _differing_ranks(less: StepDifference) -> tuple[int, ...]:
-    """Return the ranks that differ from the majority. Without a majority, those that entered fewer collectives."""
-    fewer = minority(dict(less.counts))
-    return fewer if len(fewer) < len(less.counts) else less.behind
+def _ranks_with_other_count(counted: StepDifference) -> tuple[int, ...]:
+    """Return the ranks whose number of collectives differs from that of the majority.
+
+    If no number has a majority, return the ranks that entered fewer than others.
+    """
+    others = minority(dict(counted.counts))
+    has_majority = len(others) < len(counted.counts)
+    return others if has_majority else counted.behind
 
 
-def _skipping_branch(context: DiagnosisContext, less: StepDifference, ranks: Sequence[int]) -> Place | None:
-    """Return what decides, on the path to the last such call of that step, whether another one follows."""
-    events = context.timelines[ranks[0]].events if ranks and less.called else ()
-    last = [event for event in events if (event.step, event.op, event.group) == (less.step, less.op, less.group)][-1:]
-    known = (context.program.deciding_branch(frame, None) for event in last for frame in event.chain)
-    return next((branch.place for branch in known if branch is not None and branch.varies), None)
+def _skipping_branch(context: DiagnosisContext, counted: StepDifference, ranks: Sequence[int]) -> Place | None:
+    """Return the branch on the path to the last such call of the step that decides whether another call follows."""
+    events = context.timelines[ranks[0]].events if ranks and counted.called else ()
+    last = [
+        event for event in events if (event.step, event.op, event.group) == (counted.step, counted.op, counted.group)
+    ][-1:]
+    branches = (context.program.deciding_branch(frame, None) for event in last for frame in event.chain)
+    return next((branch.place for branch in branches if branch is not None and branch.varies), None)
 
 
-def _left_backward(context: DiagnosisContext, difference: Difference) -> Reason | None:
+def _finished_backward_early(context: DiagnosisContext, difference: Difference) -> Reason | None:
     """Some ranks finished backward while others still wait in it for gradients.
 
-    DDP reduces what every parameter has given. A rank that leaves earlier skipped a part of the model or all of it.
+    DDP waits in backward until every parameter has a gradient. A rank that finishes earlier skipped a part of the
+    model, or synchronized no gradients at all.
     """
     left = [(rank, event) for rank, event in difference.entered if event.called]
     if any(_evaluates(context.boards.get(rank)) for rank, _ in left):
@@ -306,26 +324,30 @@ def _evaluates(board: StatusFile | None) -> bool:
 
 
 def _usual_position(context: DiagnosisContext, rank: int, event: Event) -> int | None:
-    """Return how many training events preceded this call in earlier steps; None if the rank never made it."""
-    line = context.timelines[rank].events
-    same = (call.position for call in line if call.site == event.site and (call.step or 0) < (event.step or 0))
-    return min((at for at in same if at is not None), default=None)
+    """Return the smallest number of training events that preceded this call in an earlier step of the rank.
+
+    Fewer events before the call of this step mean that the rank skipped a part of the model. None: the rank never made
+    the call before.
+    """
+    earlier = (call for call in context.timelines[rank].events if (call.step or 0) < (event.step or 0))
+    positions = (call.position for call in earlier if call.site == event.site)
+    return min((position for position in positions if position is not None), default=None)
 
 
 def _skipped_iteration(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> Reason | None:
-    """A rank is behind a loop of which only an `except` skips an iteration."""
+    """A rank left a loop whose only way to skip an iteration is an `except` clause."""
     rank = next((rank for rank in difference.ranks if rank in positions.left and not positions.left[rank].exits), None)
     if rank is None or not positions.left[rank].skips:
         return None
     place = positions.left[rank].skips[0].place
-    facts: Facts = {"variant": "skipped_iteration", "skipped_at": place, "printed": _printed(context, rank)}
+    facts: Facts = {"variant": "skipped_iteration", "skipped_at": place, "printed": _last_error_line(context, rank)}
     return Reason(cause=Cause.SWALLOWED_EXCEPTION, ranks=difference.ranks, facts=facts, place=place, decides_place=True)
 
 
 def step_of(difference: Difference) -> int | None:
     """Return the step in which the ranks diverge, if any event has one."""
-    by_others_first = sorted(difference.entered, key=lambda one: one[0] in difference.ranks)
+    by_others_first = sorted(difference.entered, key=lambda entry: entry[0] in difference.ranks)
     events = [difference.expected, *(event for _, event in by_others_first)]
     return next((event.step for event in events if event is not None and event.step is not None), None)

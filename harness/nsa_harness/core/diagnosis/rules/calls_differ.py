@@ -1,7 +1,7 @@
 """Rules about ranks whose collectives differ: the first difference, the reason that came before it, and their cause.
 
-Two ranks that differ in one call leave open which of them is wrong. What they did before may decide that. If it does
-not, the finding names both and is no more than likely.
+If two ranks differ in one call, either may be wrong. What they did before may show which one. If it does not, the
+finding names both and is at most likely.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from nsa_harness.core.collectives.call_history import diverged_before_history
 from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, value
 from nsa_harness.core.diagnosis.call_paths import (
     RelativePositions,
+    branch_that_skipped_call,
+    diverging_frames,
     diverging_pairs,
     loops_around_any,
     relative_positions,
-    turn_between,
-    turned_off_at,
 )
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
@@ -52,16 +52,16 @@ _OF_VALUES = {Kind.SHAPE: Cause.SHAPE_MISMATCH, Kind.DTYPE: Cause.DTYPE_MISMATCH
 def calls_differ(context: DiagnosisContext) -> Explanation | None:
     """Ranks that wait for each other made different calls, or different numbers of them."""
     difference = context.difference
-    if not _ranks_wait_for_each_other(context) or (difference is not None and _left_before(context, difference)):
+    if not _ranks_wait_for_each_other(context) or (difference is not None and _exited_within_step(context, difference)):
         return None
     if difference is None:
         return _out_of_batches(context)
-    context = _as_they_parted(context, difference)
-    difference = context.difference or difference  # the same difference, with the events of the new timelines
+    context = _with_stacks_at_divergence(context, difference)
+    difference = context.difference or difference  # the same difference, with the events of these timelines
     positions = relative_positions(context, difference)
     difference, branch = _under_condition_on_rank(context, difference, positions)
     if branch is not None:
-        positions = replace(positions, left={})  # no rank left a loop: it went where the others never go
+        positions = replace(positions, left={})  # the condition explains the call, so no rank left a loop
     elif difference.kind in _CALLS:
         difference = _as_iteration_count(difference, positions)
         is_order = context.stacks_only and difference.kind is Kind.ORDER
@@ -70,34 +70,34 @@ def calls_differ(context: DiagnosisContext) -> Explanation | None:
         reason = next(possible_reasons(context, difference, positions))
     else:
         reason = _condition_on_rank(context, difference, branch)
-    known = branch is not None or not context.stacks_only
-    cause = _cause(difference, reason, known=known)
+    by_calls = branch is not None or not context.stacks_only
+    cause = _cause(difference, reason, by_calls=by_calls)
     sure = branch is not None and positions.compared
-    return _explained(context, difference, reason, cause, positions, sure=sure)
+    return _explain(context, difference, reason, cause, positions, sure=sure)
 
 
-def _cause(difference: Difference, reason: Reason, *, known: bool) -> Cause:
-    """Return the cause that the difference and its reason make. `known`: the calls are known by more than stacks."""
+def _cause(difference: Difference, reason: Reason, *, by_calls: bool) -> Cause:
+    """Return the cause that follows from the difference and its reason. `by_calls`: more than stacks show the calls."""
     if difference.kind in _OF_VALUES and not (difference.kind is Kind.SHAPE and reason.explains_sizes):
         return _OF_VALUES[difference.kind]
     if reason.cause is None and difference.kind is Kind.ORDER:
         return Cause.COLLECTIVE_ORDER_MISMATCH
     cause = reason.cause or Cause.RANK_CONDITIONAL_COLLECTIVE
-    is_extra_on_rank0 = difference.kind is Kind.EXTRA and difference.ranks == (0,) and known
+    is_extra_on_rank0 = difference.kind is Kind.EXTRA and difference.ranks == (0,) and by_calls
     is_rank0_only = cause is Cause.RANK_CONDITIONAL_COLLECTIVE and is_extra_on_rank0
     return Cause.RANK0_ONLY_COLLECTIVE if is_rank0_only else cause
 
 
 def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
-    """Ranks wait in a ring, each in a group in which the next rank is not as far. No rank skipped a call."""
+    """Ranks wait for each other in a cycle across groups: each waits for a rank that has not reached its call yet."""
     ring = context.cycle if _ended_by_mutual_wait(context) and context.difference is None else ()
     if not ring:
         return None
     everyone = tuple(sorted(link.rank for link in ring))
     other = tuple(link.rank for link in ring if broke_pattern(context.timelines[link.rank], link.event))
     ranks = tuple(sorted(other)) or everyone
-    known = 0 < len(other) < len(everyone)
-    unseen = next(filter(None, (_unseen_of_group(context, link.event.group, everyone) for link in ring)), ())
+    is_part = 0 < len(other) < len(everyone)
+    unseen = next(filter(None, (_unseen_history_of(context, link.event.group, everyone) for link in ring)), ())
     first = next(link for link in ring if link.rank in ranks)
     waits: list[Facts] = [
         {
@@ -110,10 +110,10 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
     ]
     return Explanation(
         cause=Cause.CROSS_GROUP_DEADLOCK,
-        evidence=EvidenceKind.REPAIRED if known and not unseen else EvidenceKind.PART,
-        facts={"waits": waits, "took_another_order": known},
+        evidence=EvidenceKind.REPAIRED if is_part and not unseen else EvidenceKind.PART,
+        facts={"waits": waits, "took_another_order": is_part},
         ranks=ranks,
-        place=_crossing(context, ranks, everyone) or event_place(context, first.rank, first.event),
+        place=_place_of_other_order(context, ranks, everyone) or event_place(context, first.rank, first.event),
         step=first.event.step,
         collective=_reference(first.event),
         parties=everyone,
@@ -122,27 +122,27 @@ def cross_group_deadlock(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-def _crossing(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
-    """Return the line at which a rank that took another order diverges from a rank that did not.
+def _place_of_other_order(context: DiagnosisContext, ranks: Sequence[int], everyone: Sequence[int]) -> Place | None:
+    """Return the line at which a rank that used another order diverges from a rank that kept the usual order.
 
-    If all ranks are in the same lines, they are in different iterations of a loop over items: return that loop.
+    If all ranks are on the same lines, they are in different iterations of a loop over items: return that loop.
     """
     others = [rank for rank in everyone if rank not in ranks]
-    paths = turn_between(context, ranks[0], next(iter(others), everyone[-1]))
-    if paths.alike and paths.reached is None:
-        loop = next((loop for loop in loops_around_any(context, paths.alike) if loop.of_items), None)
+    paths = diverging_frames(context, ranks[0], next(iter(others), everyone[-1]))
+    if paths.shared and paths.path_frame is None:
+        loop = next((loop for loop in loops_around_any(context, paths.shared) if loop.of_items), None)
         return Place(file=loop.file, line=loop.line, function=loop.function) if loop else None
-    return place_of(context, ranks[0], paths.reached) if others and paths.in_one_function else None
+    return place_of(context, ranks[0], paths.path_frame) if others and paths.in_one_function else None
 
 
-def _unseen_of_group(context: DiagnosisContext, group: str, ranks: Sequence[int]) -> tuple[OpenQuestion, ...]:
+def _unseen_history_of(context: DiagnosisContext, group: str, ranks: Sequence[int]) -> tuple[OpenQuestion, ...]:
     lost = tuple(rank for rank in ranks if group in context.timelines[rank].lost)
     boards = {rank: context.boards[rank] for rank in ranks if rank in context.boards}
-    return _unseen(group, lost, diverged_before=diverged_before_history(group, boards))
+    return _unseen_history(group, lost, diverged_before=diverged_before_history(group, boards))
 
 
-def _unseen(group: str, lost: Sequence[int], *, diverged_before: bool) -> tuple[OpenQuestion, ...]:
-    """Return why the ranks of the group may have diverged before what is seen; empty if nothing indicates that."""
+def _unseen_history(group: str, lost: Sequence[int], *, diverged_before: bool) -> tuple[OpenQuestion, ...]:
+    """Return the open question whether the ranks diverged before the recorded calls, if they may have."""
     if diverged_before:
         return (OpenQuestion(code="diverged_before_history", facts={"group": group or "0"}),)
     if lost:
@@ -150,33 +150,33 @@ def _unseen(group: str, lost: Sequence[int], *, diverged_before: bool) -> tuple[
     return ()
 
 
-def _as_they_parted(context: DiagnosisContext, difference: Difference) -> DiagnosisContext:
-    """Return the context with each rank's stack of the moment of divergence, if all recorders have it.
+def _with_stacks_at_divergence(context: DiagnosisContext, difference: Difference) -> DiagnosisContext:
+    """Return the context with the stacks that the flight recorders saved at the differing calls, if all have one.
 
-    A rank may have moved on since then.
+    The stacks of the last snapshot may be later than the difference.
     """
     frames = {rank: event.collective.frames for rank, event in difference.entered if event.collective}
-    if len(frames) < len(difference.entered) or not all(frames.values()) or not context.looked:
+    if len(frames) < len(difference.entered) or not all(frames.values()) or not context.last_snapshot:
         return context
     last = context.evidence.snapshots[-1]
     stacks = {
         rank: (Stack(thread="MainThread", tid=None, active=False, frames=recorded, source="recorder"),)
         for rank, recorded in frames.items()
     }
-    looked = tuple(replace(one, stacks=stacks.get(one.rank, one.stacks)) for one in last.ranks)
-    snapshots = (*context.evidence.snapshots[:-1], replace(last, ranks=looked))
+    ranks = tuple(replace(rank, stacks=stacks.get(rank.rank, rank.stacks)) for rank in last.ranks)
+    snapshots = (*context.evidence.snapshots[:-1], replace(last, ranks=ranks))
     return replace(context, evidence=replace(context.evidence, snapshots=snapshots))
 
 
 def _ranks_wait_for_each_other(context: DiagnosisContext) -> bool:
-    """Ranks wait only for each other. If the run failed, no rank gave a reason and none was killed."""
+    """Return whether ranks wait only for each other, or the run failed without an exception, a crash or SIGKILL."""
     first = context.first_failure
     silent = first is not None and first.status is not None and (first.status > 0 or first.status == -signal.SIGTERM)
     return _ended_by_mutual_wait(context) or (silent and context.evidence.ending is not Ending.DEADLINE)
 
 
 def _ended_by_mutual_wait(context: DiagnosisContext) -> bool:
-    """The run ended because ranks waited for each other: no rank failed on its own, and every root waits for ranks."""
+    """Return whether a mutual wait ended the run: no rank failed on its own, and every root waits for ranks."""
     first = context.first_failure
     if context.evidence.ending is Ending.DEADLINE:
         return False
@@ -186,8 +186,8 @@ def _ended_by_mutual_wait(context: DiagnosisContext) -> bool:
     return context.judgement.status is Status.HANG and bool(roots) and roots <= {WaitKind.COLLECTIVE, WaitKind.GONE}
 
 
-def _left_before(context: DiagnosisContext, difference: Difference) -> bool:
-    """A rank exited with 0 within the step of the difference: it skipped no call, it left."""
+def _exited_within_step(context: DiagnosisContext, difference: Difference) -> bool:
+    """Return whether a rank exited with code 0 before the step of the difference: then it skipped no call."""
     first = context.first_failure
     if first is None or first.kind is not FailureKind.LEFT or first.rank is None or first.rank not in difference.absent:
         return False
@@ -197,16 +197,19 @@ def _left_before(context: DiagnosisContext, difference: Difference) -> bool:
 
 
 def _condition_on_rank(context: DiagnosisContext, difference: Difference, branch: Branch) -> Reason:
-    """Return the condition on the rank, and its later part or the `with` that decides, if the source shows one."""
+    """Return the reason that a condition on the rank guards the call.
+
+    Its place is the later statement of the condition or the `with` statement that decides, if the source shows one.
+    """
     reached_by = difference.ranks if difference.kind is Kind.EXTRA else _others(difference)
     program = context.program
     frames = (frame for rank, _ in difference.entered for frame in own_frames(context, rank))
     decides = next((frame for frame in frames if program.is_later_statement(branch, frame)), None)
-    # One rank is inside a `with` statement at whose beginning another rank is.
+    # One rank is inside a `with` statement, and another rank is at the beginning of this statement.
     inside_with: Facts | None = None
     for rank, _, paths in diverging_pairs(context, difference.everyone):
-        if program.opens_block_around(paths.stands, paths.reached):
-            decides = paths.reached
+        if program.opens_block_around(paths.stack_frame, paths.path_frame):
+            decides = paths.path_frame
             inside_with = {"rank": rank, "line": place_of(context, None, decides)}
             break
     place = Place(file=decides.file, line=decides.line, function=decides.function) if decides else branch.place
@@ -216,7 +219,7 @@ def _condition_on_rank(context: DiagnosisContext, difference: Difference, branch
 
 
 def _out_of_batches(context: DiagnosisContext) -> Explanation | None:
-    """Ranks ran out of batches, and no collective differs."""
+    """Some ranks ran out of batches, and no collective differs."""
     reason = exhausted(context)
     if reason is None:
         return None
@@ -231,10 +234,10 @@ def _out_of_batches(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-# The finding: its facts, its place, and what it leaves open.
+# The functions below build the explanation: its facts, its place, and the questions that it leaves open.
 
 
-def _explained(
+def _explain(
     context: DiagnosisContext,
     difference: Difference,
     reason: Reason,
@@ -245,8 +248,8 @@ def _explained(
 ) -> Explanation:
     ranks = reason.ranks or difference.ranks
     where = difference.where or (difference.or_swapped and _in_order_of_lines(context, difference))
-    known = not difference.diverged_before_history and not difference.lost
-    sure = known and (sure or (where and difference.who and not difference.symmetric))
+    is_complete = not difference.diverged_before_history and not difference.lost
+    sure = is_complete and (sure or (where and difference.who and not difference.symmetric))
     if reason.cause is None:
         facts = _difference_facts(context, difference)
     else:
@@ -270,7 +273,7 @@ def _explained(
         parties=difference.everyone,
         left_open=(
             *(() if reason.facts else _alternatives(difference)),
-            *_unseen(difference.group, difference.lost, diverged_before=difference.diverged_before_history),
+            *_unseen_history(difference.group, difference.lost, diverged_before=difference.diverged_before_history),
         ),
     )
 
@@ -287,7 +290,7 @@ def _evidence(context: DiagnosisContext, difference: Difference, *, sure: bool) 
 
 
 def _difference_facts(context: DiagnosisContext, difference: Difference) -> Facts:
-    """Return the facts of a difference that no reason explains."""
+    """Return the facts of a difference whose reason is unknown."""
     others = tuple(rank for rank, _ in difference.entered if rank not in difference.ranks)
     expected, first = difference.expected, difference.ranks[:1]
     own = difference.event(first[0]) if first else None
@@ -307,7 +310,7 @@ def _difference_facts(context: DiagnosisContext, difference: Difference) -> Fact
 
 
 def _entered_facts(context: DiagnosisContext, difference: Difference) -> tuple[Facts, ...]:
-    """Return what the ranks entered, each call once, with its value if the ranks differ in that."""
+    """Return each entered call once, with its ranks, and with its size, dtype or root if the ranks differ there."""
     entered = ((rank, event, call_facts(context, rank, event)) for rank, event in difference.entered)
     if difference.kind not in _OF_VALUES:
         return ranks_by_facts((rank, facts) for rank, _, facts in entered)
@@ -316,7 +319,7 @@ def _entered_facts(context: DiagnosisContext, difference: Difference) -> tuple[F
 
 
 def _alternatives(difference: Difference) -> tuple[OpenQuestion, ...]:
-    """Return what the run leaves open about which rank is wrong."""
+    """Return the open questions about which rank is wrong."""
     if difference.symmetric:
         return (OpenQuestion(code="all_are_blamed"),)
     others: Fact = _others(difference)
@@ -334,37 +337,37 @@ def _others(difference: Difference) -> tuple[int, ...]:
 
 
 def _in_order_of_lines(context: DiagnosisContext, difference: Difference) -> bool:
-    """The ranks are in one function, and those that skipped the call are further down: they will not make it later."""
+    """Return whether the rank that skipped the call is already below it in the same function."""
     others = _others(difference)
-    paths = turn_between(context, difference.ranks[0], others[0]) if others else None
-    if paths is None or paths.reached is None or paths.stands is None or not paths.in_one_function:
+    paths = diverging_frames(context, difference.ranks[0], others[0]) if others else None
+    if paths is None or paths.path_frame is None or paths.stack_frame is None or not paths.in_one_function:
         return False
-    is_below = paths.reached.line > paths.stands.line
-    return is_below and context.program.same_function(paths.reached, paths.stands)
+    is_below = paths.path_frame.line > paths.stack_frame.line
+    return is_below and context.program.same_function(paths.path_frame, paths.stack_frame)
 
 
 def _loop_exit(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions, ranks: Sequence[int]
 ) -> Place | None:
-    """Return what ends the loop of which the ranks made fewer or more iterations, or the loop itself."""
+    """Return the line that ends the loop in which the ranks made fewer or more iterations, or the loop's own line."""
     loop = next((positions.left[rank] for rank in ranks if rank in positions.left), None)
     left = loop is not None
     if loop is None and difference.kind is Kind.COUNT:
         loop = next(loops_around_any(context, own_frames(context, ranks[0])), None)
     if loop is None:
         return None
-    # An exception that stops the loop counts only if the loop has as many iterations on every rank.
+    # An exception that stops the loop counts only if nothing else can give the ranks different numbers of iterations.
     own = origin_of_loop(context.program, Place(file=loop.file, line=loop.line), ()) if loop.stops else None
     line = next((jump.line for jump in (*loop.exits, *loop.skips, *(() if own else loop.stops))), None)
     others = [rank for rank in difference.everyone if rank not in ranks] if left and not loop.exits else []
-    origin = next((one for rank in others if (one := _iterations_of(context, loop, rank))), None)
+    origin = next((origin for rank in others if (origin := _iterations_of(context, loop, rank))), None)
     if origin is not None and line is None:
         return origin.place
     return Place(file=loop.file, line=loop.line if line is None else line, function=loop.function)
 
 
 def _iterations_of(context: DiagnosisContext, left: Loop, rank: int) -> Origin | None:
-    """Return what determines the iterations of the loop, or of the first loop within it that may differ in them."""
+    """Return the origin of the number of iterations of `left`, or of the first loop within it that may differ there."""
     frames, program = own_frames(context, rank), context.program
     for depth, frame in enumerate(frames):
         for loop in reversed(context.program.loops_around(frame)):
@@ -377,14 +380,14 @@ def _iterations_of(context: DiagnosisContext, left: Loop, rank: int) -> Origin |
 
 
 def _place(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return where the fix belongs: the branch that leads there, or else the line at which the ranks diverge."""
+    """Return where the fix belongs: the branch that leads to the difference, else the line where the ranks diverge."""
     if difference.kind in _OF_VALUES and (made := _origin_of_values(context, difference, ranks)):
         return made
     others = _others(difference)
     if others and ranks:
         went, stands = (ranks[0], others[0]) if difference.kind is Kind.EXTRA else (others[0], ranks[0])
         path = _usual_path(context, difference, stands)
-        place = turned_off_at(context, stands, path or own_frames(context, went), own=bool(path))
+        place = branch_that_skipped_call(context, stands, path or own_frames(context, went), own=bool(path))
         if place is not None:
             return place
     if difference.kind in (Kind.MISSING, Kind.COUNT) and difference.expected is not None:
@@ -395,14 +398,14 @@ def _place(context: DiagnosisContext, difference: Difference, ranks: Sequence[in
 
 
 def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) -> tuple[Frame, ...]:
-    """Return the path by which the rank reached the call in earlier steps, if other ranks reach it by another one.
+    """Return the path by which the rank called the missing collective before, if other ranks call it by another path.
 
-    The frames are in order from the outside in.
+    The frames are outermost first; the result is empty if no such path is known.
     """
     due = difference.expected
     went = next((rank for rank, event in difference.entered if event is due), None)
-    paths = turn_between(context, went, rank) if went is not None and difference.kind is Kind.MISSING else None
-    if due is None or paths is None or not paths.alike or paths.in_one_function:
+    paths = diverging_frames(context, went, rank) if went is not None and difference.kind is Kind.MISSING else None
+    if due is None or paths is None or not paths.shared or paths.in_one_function:
         return ()
     chains = [event.chain for event in context.timelines[rank].events if (event.op, event.place) == (due.op, due.place)]
     if due.chain and due.chain not in chains:
@@ -411,7 +414,7 @@ def _usual_path(context: DiagnosisContext, difference: Difference, rank: int) ->
 
 
 def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: Sequence[int]) -> Place | None:
-    """Return what makes the values of a call differ between ranks, or the line that passes them to a helper."""
+    """Return the line that makes the arguments of a call differ between ranks, or that passes them to a helper."""
     event = difference.event(ranks[0]) if ranks else None
     if event is None or not event.called or event.place is None:
         return None
@@ -426,7 +429,7 @@ def _origin_of_values(context: DiagnosisContext, difference: Difference, ranks: 
 
 
 def _as_iteration_count(difference: Difference, positions: RelativePositions) -> Difference:
-    """Return a difference in the number of iterations if some ranks have left a loop in which another rank still is."""
+    """Turn the difference into one of iteration counts if some ranks left a loop in which another rank still is."""
     if not positions.left:
         return difference
     event = next((event for rank, event in difference.entered if rank not in positions.left), None)
@@ -435,13 +438,13 @@ def _as_iteration_count(difference: Difference, positions: RelativePositions) ->
 
 
 def _as_conditional_call(context: DiagnosisContext, difference: Difference) -> Difference:
-    """Return a difference in which a call under a condition that only one side met is the call too many."""
+    """Turn the difference into an extra call if one side's call is under a condition that only this side met."""
     program = context.program
     sides: set[tuple[object, ...]] = set()
     for rank, _, paths in diverging_pairs(context, [rank for rank, _ in difference.entered]):
         event = difference.event(rank)
-        if event is not None and paths.reached and paths.stands and paths.in_one_function:
-            around = program.condition_around_only(paths.reached, paths.stands)
+        if event is not None and paths.path_frame and paths.stack_frame and paths.in_one_function:
+            around = program.condition_around_only(paths.path_frame, paths.stack_frame)
             sides |= {event.site} if around is not None else set()
     made = tuple(rank for rank, event in difference.entered if {event.site} == sides)
     return replace(difference, kind=Kind.EXTRA, ranks=made) if made else difference
@@ -450,10 +453,10 @@ def _as_conditional_call(context: DiagnosisContext, difference: Difference) -> D
 def _under_condition_on_rank(
     context: DiagnosisContext, difference: Difference, positions: RelativePositions
 ) -> tuple[Difference, Branch | None]:
-    """Return the condition on the rank around a call, or around a caller's line, with the ranks that never make it.
+    """Return the condition on the rank that guards a differing call or a caller's line, and the adapted difference.
 
-    A call of every N-th step has iterations of its own. A rank that makes one iteration less has not left the loop if
-    the lines of the ranks are in the same iterations of every loop.
+    The adapted difference names the ranks on the smaller side. A call that happens only in some steps changes the
+    iteration count too, so a COUNT difference is considered if no rank has left a loop.
     """
     in_the_same_loops = positions.compared and not positions.left
     if difference.kind not in _CALLS or (difference.kind is Kind.COUNT and not in_the_same_loops):
@@ -463,8 +466,8 @@ def _under_condition_on_rank(
         if branch is not None:
             made = tuple(other for other, call in difference.entered if call.site == event.site)
             others = tuple(other for other in difference.everyone if other not in made)
-            # A rank that left a loop may have left it at its end. A rank above a way out has yet to reach it.
-            if branch.leaves and (positions.left or any(_has_yet_to_reach(context, other, branch) for other in others)):
+            # A rank past a loop may have left it normally, and a rank above the branch has not reached it yet.
+            if branch.leaves and (positions.left or any(_is_above(context, other, branch) for other in others)):
                 continue
             if 0 < len(others) < len(made):
                 return replace(difference, kind=Kind.MISSING, ranks=others, expected=event), branch
@@ -472,19 +475,20 @@ def _under_condition_on_rank(
     return difference, None
 
 
-def _has_yet_to_reach(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
-    """The rank is before that line of the function, or in a call made before it."""
+def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
+    """Return whether the rank, or a call in its stack, is above the branch in the branch's function."""
     frames, board = own_frames(context, rank), context.boards.get(rank)
     if board and frames and [frame.function for frame in board.stepped_from[:1]] == [frames[-1].function]:
-        frames += board.stepped_from[1:]  # without a snapshot only the innermost line is known
+        frames += board.stepped_from[1:]  # the heartbeat shows only the innermost line: add the callers of the step
     file = branch.file.rpartition("/")[2]
-    same = (frame for frame in frames if frame.file.rpartition("/")[2] == file and frame.function == branch.function)
-    return any(frame.line < branch.line for frame in same)
+    inside = (frame for frame in frames if frame.file.rpartition("/")[2] == file and frame.function == branch.function)
+    return any(frame.line < branch.line for frame in inside)
 
 
 def _branch(context: DiagnosisContext, rank: int, event: Event) -> Branch | None:
+    """Return the innermost branch on the rank around the call, or around the callers of a call that is still open."""
     known_rank = context.rank(rank) if not event.done else None
     callers = [frame for frame in frames_of(context, known_rank) if not is_library(frame.file)] if known_rank else []
     lines: list[Place | Frame] = [event.place] if event.called and event.place else []
-    known = (branch for line in [*lines, *callers] for branch in context.program.branches(line))
-    return next((branch for branch in known if branch.of_rank), None)
+    branches = (branch for line in [*lines, *callers] for branch in context.program.branches(line))
+    return next((branch for branch in branches if branch.of_rank), None)

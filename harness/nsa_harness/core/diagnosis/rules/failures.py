@@ -1,4 +1,4 @@
-"""Why a run failed, in order of time; what was too slow; and the causes of a run that no other rule explains."""
+"""Rules about runs that failed or were too slow, and the rules that answer when no other rule explains the run."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsa_harness.core.collectives.timeline import Event
-from nsa_harness.core.diagnosis.call_paths import turned_off_at
+from nsa_harness.core.diagnosis.call_paths import branch_that_skipped_call
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
     DiagnosisContext,
     call_facts,
     dump_proof,
-    failed_as,
+    exception_place,
+    failed_ranks,
+    first_failure_of,
+    first_own_exception,
+    is_same_exception,
     last_line,
     last_place,
     last_seen,
     own_frames,
     place_of,
-    raised_alike,
-    raised_at,
-    raised_first,
-    ranks_of,
     wait_place,
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, given
@@ -40,39 +40,39 @@ from nsa_harness.core.verdict.verdict import Failure, FailureKind, still_moving
 from nsa_harness.core.verdict.wait import Wait
 from nsa_harness.core.verdict.wait_graph import FOR_RANKS, wait_for
 
-_ENOUGH_SAMPLES = 30
-_SAME = 0.6  # share of the time of two ranks that they spend on the same parts
-_SAME_STEP = 5  # times the median step: a step this long does the same work as the steps before
-_LONG_STEP = 50  # times the median step: slower work is possible, and so is a loop without end
+_ENOUGH_SAMPLES = 30  # fewer samples do not prove that a rank is working
+_SAME = 0.6  # smallest share of their time that two ranks with the same work spend on the same parts
+_SAME_STEP = 5  # times the median step: a step up to this long does the same work as the steps before
+_LONG_STEP = 50  # times the median step: a longer step may be slow work or an endless loop
 
 
 def slow(context: DiagnosisContext) -> Explanation | None:
-    """The run was still there at its deadline, and no rank had failed."""
+    """The run was still running at its deadline, and no rank had failed."""
     if context.evidence.ending is not Ending.DEADLINE or context.first_failure is not None:
         return None
-    made = profiles(context.evidence)
-    sampled = busiest(made)
+    sampled_ranks = profiles(context.evidence)
+    sampled = busiest(sampled_ranks)
     works = sampled is not None and 2 * sampled.working >= sampled.samples
-    if not works and (held_up := _held_up(context)) is not None:
-        return held_up
+    if not works and (blocked := _explain_blocked_ranks(context)) is not None:
+        return blocked
     place = place_of(context, sampled.rank, _parts(context, sampled)[0].user) if sampled else None
-    alike = _alike(context, made)
+    same_work = _do_the_same_work(context, sampled_ranks)
     speed = pace(context.evidence)
     endless = speed is not None and speed.step_s is not None and speed.running_s > _LONG_STEP * max(speed.step_s, 0.1)
     return Explanation(
         cause=Cause.SLOW,
-        evidence=_seen(sampled, speed) if sampled and place and works else EvidenceKind.CLOCK,
+        evidence=_evidence_of_pace(sampled, speed) if sampled and place and works else EvidenceKind.CLOCK,
         facts={
             "variant": "working",
             "deadline_s": context.evidence.limits.deadline_s,
             "pace": _pace(speed),
             "hot_parts": _hot_parts(context, sampled) if sampled else (),
-            "ranks_alike": alike,
+            "ranks_alike": same_work,
             "seldom_at_work": {"samples": sampled.working, "of": sampled.samples} if sampled and not works else None,
             "step_may_never_end": endless,
             "spends_time_on": _spends_time_on(context, sampled),
         },
-        ranks=() if sampled is None or alike else (sampled.rank,),
+        ranks=() if sampled is None or same_work else (sampled.rank,),
         place=place,
         proof=(PROFILE_FILE,) if sampled else ("watch.jsonl",),
     )
@@ -87,9 +87,11 @@ def _gave_up(context: DiagnosisContext) -> tuple[Failure, re.Match[str]] | None:
 
 @given(_gave_up)
 def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -> Explanation | None:
-    """The others' wait in a collective ran out while this rank was still on its way there."""
-    absent = (one for one in context.differences if one.absent)
-    late = next((one for one in absent if all(_on_its_way(context, rank) for rank in one.ranks)), None)
+    """The other ranks gave up waiting in a collective while this rank was still on its way to it."""
+    absent = (difference for difference in context.differences if difference.absent)
+    late = next(
+        (difference for difference in absent if all(_on_its_way(context, rank) for rank in difference.ranks)), None
+    )
     if late is None or late.expected is None:
         return None
     rank, call = late.ranks[0], late.expected
@@ -115,19 +117,19 @@ def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -
 
 
 def _on_its_way(context: DiagnosisContext, rank: int) -> bool:
-    """Return True if the rank made no other call, and was ended from outside as the others failed."""
-    known = context.rank(rank)
-    if known is None or known.board is None or known.raised is not None or known.exit is None:
+    """Return whether the rank was in no call, and was ended from outside when the other ranks failed."""
+    evidence = context.rank(rank)
+    if evidence is None or evidence.board is None or evidence.raised is not None or evidence.exit is None:
         return False
-    inside = any(one.left_s is None for one in known.board.calls)
-    ended = known.exit.by_us or known.exit.status in (-signal.SIGTERM, -signal.SIGKILL)
-    return ended and not inside and known.board.enqueued == known.board.completed
+    inside = any(call.left_s is None for call in evidence.board.calls)
+    ended = evidence.exit.by_us or evidence.exit.status in (-signal.SIGTERM, -signal.SIGKILL)
+    return ended and not inside and evidence.board.enqueued == evidence.board.completed
 
 
 @given(_gave_up)
 def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[str]) -> Explanation | None:
-    """The others' wait ran out, and no call shows for whom: the ranks that did not fail themselves never came."""
-    failed = [one.rank for one in context.judgement.failures if one.status not in _KILLING]
+    """Ranks gave up waiting, and no recorded call shows who was late: the ranks that did not fail never arrived."""
+    failed = [failure.rank for failure in context.judgement.failures if failure.status not in _KILLING]
     named = [int(rank) for rank in (message["absent"] or "").split(", ") if rank]
     late = tuple(named or [rank.rank for rank in context.evidence.ranks if rank.rank not in failed])
     if not late or not first.collateral:
@@ -143,7 +145,7 @@ def never_arrived(context: DiagnosisContext, first: Failure, message: re.Match[s
 
 
 def _waited_in_vain(context: DiagnosisContext) -> tuple[list[Wait], list[int]] | None:
-    """Find the ranks that waited for others in a hang that nobody watched, and the ranks that were in no such wait."""
+    """Find the ranks that waited for others in a hang that was not watched, and the ranks that were in no such wait."""
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
     waiting = [wait for wait in context.waits.values() if wait.kind in FOR_RANKS]
@@ -156,7 +158,7 @@ def _waited_in_vain(context: DiagnosisContext) -> tuple[list[Wait], list[int]] |
 
 @given(_waited_in_vain)
 def rank_absent(context: DiagnosisContext, waiting: list[Wait], absent: list[int]) -> Explanation:
-    """Ranks waited for others that were elsewhere: where, a dump of those shows, or else their last recorded call."""
+    """Ranks waited for ranks that were elsewhere. A stack dump or the last recorded call shows where these were."""
     last = waiting[0]
     messages = (message for wait in waiting if (rank := context.rank(wait.rank)) and (message := timeout_message(rank)))
     elsewhere = next((wait for rank in absent if (wait := context.waits.get(rank)) and wait.leaf), None)
@@ -183,7 +185,7 @@ def rank_absent(context: DiagnosisContext, waiting: list[Wait], absent: list[int
 
 
 def _ranks_given_up(context: DiagnosisContext) -> set[int]:
-    """Return the ranks that other ranks named as they gave up waiting."""
+    """Return the ranks that the timeout messages of other ranks name as missing."""
     messages = (message for rank in context.evidence.ranks if (message := timeout_message(rank)) and message["absent"])
     return {int(rank) for message in messages for rank in message["absent"].split(", ")}
 
@@ -194,17 +196,17 @@ def _last_event(context: DiagnosisContext, rank: int) -> Event | None:
 
 
 def _all_in_one_call(context: DiagnosisContext) -> tuple[list[Wait]] | None:
-    """Find the waits of all ranks, if nobody watched the hang and every rank waited in the same call."""
+    """Find the waits of all ranks, if the hang was not watched and every rank waited in the same call."""
     waits = list(context.waits.values())
     if context.evidence.ending is not Ending.POST_MORTEM or context.judgement.status is not Status.HANG:
         return None
-    alike = len(waits) == context.evidence.world_size > 1 and all(wait.kind in FOR_RANKS for wait in waits)
-    return (waits,) if alike and len({(wait.blocked_in, wait.user) for wait in waits}) == 1 else None
+    all_wait = len(waits) == context.evidence.world_size > 1 and all(wait.kind in FOR_RANKS for wait in waits)
+    return (waits,) if all_wait and len({(wait.blocked_in, wait.user) for wait in waits}) == 1 else None
 
 
 @given(_all_in_one_call)
 def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
-    """All ranks were in the same call, and it did not end."""
+    """All ranks were in the same collective, and it never completed."""
     return Explanation(
         cause=Cause.TRANSPORT,
         evidence=EvidenceKind.ABSENCE,
@@ -216,29 +218,35 @@ def not_delivered(context: DiagnosisContext, waits: list[Wait]) -> Explanation:
 
 
 def _spends_time_on(context: DiagnosisContext, sampled: RankProfile | None) -> str:
-    """Return what the time is spent on, by the library called there, the CPU time and the statement."""
+    """Return on what a slow rank spends its time: "input", "compute", "sleep" or "wait".
+
+    A data loader in half of the samples means input, and much CPU time means computing. A rank that does neither
+    sleeps if its hottest line calls `sleep`, else it waits for something outside Python.
+    """
     if sampled is not None and sampled.fetching and 2 * sampled.fetching >= sampled.working:
         return "input"
     if sampled is None or sampled.cpu_share is None or sampled.cpu_share >= BUSY_SHARE:
         return "compute"
-    user = _parts(context, sampled)[0].user
-    source = context.program.statement(Place(file=user.file, line=user.line)) or ""
+    hottest = _parts(context, sampled)[0].user
+    source = context.program.statement(Place(file=hottest.file, line=hottest.line)) or ""
     return "sleep" if "sleep(" in source else "wait"
 
 
-def _seen(sampled: RankProfile, speed: Pace | None) -> EvidenceKind:
-    """Return SAMPLES if there are enough, and step follows step: only then the step in progress surely ends too."""
-    goes_on = speed is not None and speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
-    return EvidenceKind.SAMPLES if goes_on and sampled.samples >= _ENOUGH_SAMPLES else EvidenceKind.OPEN
+def _evidence_of_pace(sampled: RankProfile, speed: Pace | None) -> EvidenceKind:
+    """Return SAMPLES if there are enough and steps still finish: only then the step in progress will end too."""
+    finishes_steps = (
+        speed is not None and speed.step_s is not None and speed.running_s <= _SAME_STEP * max(speed.step_s, 0.1)
+    )
+    return EvidenceKind.SAMPLES if finishes_steps and sampled.samples >= _ENOUGH_SAMPLES else EvidenceKind.OPEN
 
 
-def _held_up(context: DiagnosisContext) -> Explanation | None:
-    """No rank works, and all other ranks wait for those that no rank holds up.
+def _explain_blocked_ranks(context: DiagnosisContext) -> Explanation | None:
+    """No rank works, and some ranks wait for others. The roots, which wait for no rank, delay the run.
 
-    The samples show that no rank moves, so a single snapshot is enough to see which rank waits for which.
+    The samples show that no rank makes progress, so a single snapshot is enough to see which rank waits for which.
     """
-    looks = context.evidence.snapshots[-2:]
-    graph = wait_for(looks[0], looks[-1], (), context.evidence.backend) if looks else None
+    snapshots = context.evidence.snapshots[-2:]
+    graph = wait_for(snapshots[0], snapshots[-1], (), context.evidence.backend) if snapshots else None
     if graph is None or graph.moved or not 0 < len(graph.roots) < len(graph.waits):
         return None
     root = graph.roots[0]
@@ -251,7 +259,7 @@ def _held_up(context: DiagnosisContext) -> Explanation | None:
             "pace": _pace(pace(context.evidence)),
             "blocked_in": root.blocked_in,
         },
-        ranks=tuple(sorted(one.rank for one in graph.roots)),
+        ranks=tuple(sorted(blocked.rank for blocked in graph.roots)),
         place=place_of(context, root.rank, (root.child.deepest.user if root.child else None) or root.user),
         proof=(PROFILE_FILE,),
     )
@@ -267,37 +275,45 @@ def _pace(speed: Pace | None) -> Facts | None:
 class _Part:
     """A loop of a function, or the rest of the function outside its loops."""
 
-    user: Frame  # its line seen most often
-    loop: int | None  # the line of its `for` or `while`; None: outside of loops, or the source is not known
-    seen: int
+    user: Frame  # the line with most samples
+    loop: int | None  # the line of the `for` or `while`; None: outside loops, or the source is unknown
+    seen: int  # samples
 
 
 def _parts(context: DiagnosisContext, sampled: RankProfile) -> list[_Part]:
-    """Return the parts of the program that the samples show, the part with most of the time first."""
+    """Return the parts of the program that the samples show, the part with most samples first."""
     parts: dict[tuple[str, str, int | None], list[HotLine]] = {}
-    for one in sampled.lines:
-        loop = context.program.loop_line(one.user)
-        parts.setdefault((one.user.file, one.user.function, loop), []).append(one)
+    for line in sampled.lines:
+        loop = context.program.loop_line(line.user)
+        parts.setdefault((line.user.file, line.user.function, loop), []).append(line)
     seen = (
-        _Part(user=lines[0].user, loop=loop, seen=sum(one.seen for one in lines))
+        _Part(user=lines[0].user, loop=loop, seen=sum(line.seen for line in lines))
         for (_, _, loop), lines in parts.items()
     )
     return sorted(seen, key=lambda part: -part.seen)
 
 
-def _alike(context: DiagnosisContext, made: Sequence[RankProfile]) -> bool:
-    """Return True if every rank was seen at work, and on the same parts for most of its time."""
-    if not len(made) == len(context.evidence.ranks) > 1 or any(2 * one.computing < one.samples for one in made):
+def _do_the_same_work(context: DiagnosisContext, made: Sequence[RankProfile]) -> bool:
+    """Return whether every rank worked most of the time, and on the same parts of the program."""
+    if not len(made) == len(context.evidence.ranks) > 1 or any(
+        2 * profile.computing < profile.samples for profile in made
+    ):
         return False
     shares = [
-        {(part.user.file, part.user.function, part.loop): part.seen / one.working for part in _parts(context, one)}
-        for one in made
+        {
+            (part.user.file, part.user.function, part.loop): part.seen / profile.working
+            for part in _parts(context, profile)
+        }
+        for profile in made
     ]
-    return all(sum(min(share, shares[0].get(part, 0.0)) for part, share in one.items()) > _SAME for one in shares)
+    return all(
+        sum(min(share, shares[0].get(part, 0.0)) for part, share in shares_of_rank.items()) > _SAME
+        for shares_of_rank in shares
+    )
 
 
 def _hot_parts(context: DiagnosisContext, sampled: RankProfile) -> tuple[Facts, ...]:
-    """Return the two parts seen most often, with their samples of those in which the rank worked."""
+    """Return the two parts with most samples, and the number of samples in which the rank worked."""
     return tuple(
         {
             "function": part.user.function,
@@ -310,12 +326,12 @@ def _hot_parts(context: DiagnosisContext, sampled: RankProfile) -> tuple[Facts, 
     )
 
 
-@given(raised_first)
+@given(first_own_exception)
 def exception(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation:
-    """A rank raised, and nothing that failed before explains it."""
-    line = raised_at(context, first.rank, raised)
-    dead = _died_before(context, first, raised)
-    package = _met_in_an_import(raised) or ""
+    """A rank raised an exception, and no earlier failure explains it."""
+    line = exception_place(context, first.rank, raised)
+    dead = _death_behind_exception(context, first, raised)
+    package = _package_with_missing_name(raised) or ""
     return Explanation(
         cause=Cause.EXCEPTION,
         evidence=EvidenceKind.PRINTED if dead else EvidenceKind.RAISED,
@@ -323,109 +339,121 @@ def exception(context: DiagnosisContext, first: Failure, raised: Raised) -> Expl
             "before": {"rank": first.rank, **death_facts(dead)} if dead else None,
             "error": first.text,
             "line": line,
-            "beneath": _beneath(raised, line),
-            "came_out": _came_out(context, first, raised),
+            "beneath": _library_line(raised, line),
+            "came_out": _error_of_rank(context, first, raised),
             "package": package,
             "package_is_ours": package in _INSTALLED,
         },
-        ranks=ranks_of([one for one in context.judgement.failures if raised_alike(one, first)]),
+        ranks=failed_ranks([failure for failure in context.judgement.failures if is_same_exception(failure, first)]),
         place=dead.place if dead else line,
         proof=(raised.proof,),
     )
 
 
-# Errors that a process raises if a child or thread that it waits for is gone.
-_BEREFT = re.compile(r"(?:EOF|BrokenPipe|ConnectionReset|CalledProcess|ChildProcess)Error$|BrokenProcessPool$")
-_IN_VAIN = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
+# Errors that a process raises when a child or thread that it talks to has died.
+_LOST_PARTNER = re.compile(r"(?:EOF|BrokenPipe|ConnectionReset|CalledProcess|ChildProcess)Error$|BrokenProcessPool$")
+# Errors that a process raises when a wait, for example for a child or thread, takes too long.
+_WAIT_TIMEOUT = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 
-def _died_before(context: DiagnosisContext, first: Failure, raised: Raised) -> LastMessages | None:
-    """Return a thread or child that printed why it ended, if the rank raised what follows from that."""
+def _death_behind_exception(context: DiagnosisContext, first: Failure, raised: Raised) -> LastMessages | None:
+    """Return the last messages of a thread or child process whose death explains the rank's exception, or None.
+
+    A lost connection follows from any death. A timeout follows only from a thread or child that is known by name: a
+    traceback without a name may be one that the program caught and printed.
+    """
     rank = context.rank(first.rank)
-    bereft, in_vain = _BEREFT.search(raised.type), _IN_VAIN.search(raised.type)
-    # A traceback without a name may be one that was caught and printed.
-    dead = (one for one in (rank.deaths if rank else ()) if bereft or (in_vain and one.name != one.kind))
-    return next(dead, None)
+    lost_partner, timeout = _LOST_PARTNER.search(raised.type), _WAIT_TIMEOUT.search(raised.type)
+    for death in rank.deaths if rank else ():
+        if lost_partner or (timeout and death.name != death.kind):
+            return death
+    return None
 
 
-def _beneath(raised: Raised, place: Place | None) -> Place | None:
-    """Return the library's line in which the error came up, below the program's own line."""
+def _library_line(raised: Raised, place: Place | None) -> Place | None:
+    """Return the innermost line of the traceback, if it is in a library below the program's own line `place`."""
     top = raised.frames[0] if raised.frames else None
     if top is None or place is None or (top.file, top.line) == (place.file, place.line):
         return None
     return Place(file=top.file, line=top.line, function=top.function)
 
 
-def _came_out(context: DiagnosisContext, first: Failure, raised: Raised) -> Facts | None:
-    """Return what the rank itself raised, if a worker handed the error on or another one followed from it."""
+def _error_of_rank(context: DiagnosisContext, first: Failure, raised: Raised) -> Facts | None:
+    """Return the exception that ended the rank, if it is not `raised` but followed from it or came from a worker."""
     rank = context.rank(first.rank)
     if rank is None or rank.raised is None or rank.raised.frames == raised.frames:
         return None
     error = f"{rank.raised.type}: {rank.raised.message}".partition("\n")[0]
-    return {"line": raised_at(context, None, rank.raised), "error": error}
+    return {"line": exception_place(context, None, rank.raised), "error": error}
 
 
 _INSTALLED = ("nsa_harness", "nsa_attention")
 _CHECKOUT = ("nsa", "harness")  # directories of a checkout; another program may have packages of these names
-_FOUND = re.compile(r"(?:from '(?=[\w.]+')|No module named '(?=\w+\.))(\w+)")  # a package that is there, and lacks that
+# A package that was imported, but has no such name or module.
+_PACKAGE = re.compile(r"(?:from '(?=[\w.]+')|No module named '(?=\w+\.))(\w+)")
 
 
-def _met_in_an_import(raised: Raised) -> str | None:
-    """Return the package, of a name that we have too, in which the program's import did not find what it wants."""
+def _package_with_missing_name(raised: Raised) -> str | None:
+    """Return the package with a name of ours in which an import of the program found no such name or module.
+
+    The program may have a package of this name itself, which ours hides.
+    """
     theirs = [frame for frame in raised.frames if not (is_library(frame.file) or _installed_in(frame.file))]
     if raised.type not in ("ImportError", "ModuleNotFoundError") or not theirs:
         return None
     if ours := next(filter(None, map(_installed_in, (raised.message, *(frame.file for frame in raised.frames)))), None):
         return ours
-    found = _FOUND.search(raised.message)
-    return found[1] if found and found[1] in (*_INSTALLED, *_CHECKOUT) else None
+    package = _PACKAGE.search(raised.message)
+    return package[1] if package and package[1] in (*_INSTALLED, *_CHECKOUT) else None
 
 
 def _installed_in(text: str) -> str | None:
-    """Return the package of nsa-harness that a path in `text` lies in, or None."""
+    """Return the package of nsa-harness that contains a path in `text`, or None."""
     return next((package for package in _INSTALLED if f"/{package}/" in text), None)
 
 
-@given(failed_as(FailureKind.LEFT))
+@given(first_failure_of(FailureKind.LEFT))
 def early_exit(context: DiagnosisContext, first: Failure) -> Explanation:
     """A rank ended while the others still needed it."""
-    attached = context.evidence.attached  # without a record of what the rank did before
-    seen = EvidenceKind.EFFECT if attached else EvidenceKind.KERNEL
+    attached = context.evidence.attached  # then no record shows what the rank did before
+    evidence = EvidenceKind.EFFECT if attached else EvidenceKind.KERNEL
     place = (
-        _turned_off(context, first.rank)
+        _skipped_branch(context, first.rank)
         if attached
-        else _left_at(context, first.rank) or last_place(context, first.rank)
+        else _last_call_before_exit(context, first.rank) or last_place(context, first.rank)
     )
     return Explanation(
         cause=Cause.EARLY_EXIT,
-        evidence=EvidenceKind.ABSENCE if first.status is None else seen,
+        evidence=EvidenceKind.ABSENCE if first.status is None else evidence,
         facts={
             "failure": first.text,
             "last_seen": None if attached else last_seen(context, first.rank),
             "blocked": blocked_ranks(context),
         },
-        ranks=ranks_of([first]),
+        ranks=failed_ranks([first]),
         place=place,
         proof=journal_of_ends(context),
     )
 
 
-def _turned_off(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return where a rank without any record may have turned off before the line in which the others wait for it."""
-    waiting = _waiting(context)
+def _skipped_branch(context: DiagnosisContext, rank: int | None) -> Place | None:
+    """Return the branch at which a rank without any record may have skipped the line where the others wait for it."""
+    waiting = _waits_for_ranks(context)
     if rank is None or not waiting:
         return None
-    return turned_off_at(context, rank, own_frames(context, waiting[0].rank)) or wait_place(context, waiting[0])
+    return branch_that_skipped_call(context, rank, own_frames(context, waiting[0].rank)) or wait_place(
+        context, waiting[0]
+    )
 
 
-def _waiting(context: DiagnosisContext) -> list[Wait]:
-    """Return the waits of a proven hang that are for another rank."""
+def _waits_for_ranks(context: DiagnosisContext) -> list[Wait]:
+    """Return the waits of a proven hang in which a rank waits for another rank."""
     return [wait for _, wait in sorted(context.waits.items()) if wait.peers]
 
 
 def blocked_ranks(context: DiagnosisContext) -> Facts | None:
-    """Return the ranks that wait for others and in which call, in a job that was found as it ran. None: no rank."""
-    waiting = _waiting(context) if context.evidence.attached else []
+    """Return the waiting ranks of a job that nsa-harness attached to, and their call; None if no rank waits."""
+    waiting = _waits_for_ranks(context) if context.evidence.attached else []
     if not waiting:
         return None
     calls = {wait.blocked_in for wait in waiting}
@@ -440,24 +468,26 @@ def journal_of_ends(context: DiagnosisContext) -> tuple[str, ...]:
     return ("watch.jsonl",) if context.evidence.attached else ("processes.jsonl",)
 
 
-def _left_at(context: DiagnosisContext, rank: int | None) -> Place | None:
-    """Return the rank's last call, if that came after the last beat. The line of a sys.exit is known otherwise."""
+def _last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place | None:
+    """Return the line of the rank's last call, if it came after the last heartbeat and no `sys.exit` was recorded."""
     board = context.boards.get(rank) if rank is not None else None
     if board is None or board.left_from or not board.calls or board.beat_s is None:
         return None
-    marked_s = board.training.at_s if board.training is not None else 0.0  # a module it went into after that call
+    marked_s = (
+        board.training.at_s if board.training is not None else 0.0
+    )  # the rank may have entered a module after that call
     return board.calls[-1].place if board.calls[-1].entered_s > max(board.beat_s, marked_s) else None
 
 
 def killed(context: DiagnosisContext) -> Explanation | None:
-    """SIGKILL or SIGTERM of another process ended a rank or the launcher."""
+    """SIGKILL or SIGTERM from another process ended a rank or the launcher."""
     first = context.first_failure
     if first is None or first.status not in _KILLING:
         return None
     name = _KILLING[first.status].name
-    sent = [one for one in context.evidence.signals if one.signal == name and one.sender != "harness"]
-    job = next((one for one in sent if not one.pid), None)
-    sender = job or next((one for one in sent if one.rank == first.rank), None)
+    sent = [sending for sending in context.evidence.signals if sending.signal == name and sending.sender != "harness"]
+    job = next((sending for sending in sent if not sending.pid), None)
+    sender = job or next((sending for sending in sent if sending.rank == first.rank), None)
     return Explanation(
         cause=Cause.KILLED,
         evidence=EvidenceKind.KERNEL,
@@ -484,7 +514,7 @@ _KILLING = {
 }
 
 
-@given(failed_as(FailureKind.SIGNAL))
+@given(first_failure_of(FailureKind.SIGNAL))
 def crashed(context: DiagnosisContext, first: Failure) -> Explanation:
     """A fatal signal ended a rank."""
     rank = context.rank(first.rank)
@@ -497,15 +527,15 @@ def crashed(context: DiagnosisContext, first: Failure) -> Explanation:
             "last_seen": last_seen(context, first.rank),
             "blocked": blocked_ranks(context),
         },
-        ranks=ranks_of([first]),
+        ranks=failed_ranks([first]),
         place=place_of(context, first.rank, frame) if frame else last_place(context, first.rank),
         proof=(f"rank{first.rank}/stacks.txt",) if frame else journal_of_ends(context),
     )
 
 
-@given(failed_as(FailureKind.CODE))
+@given(first_failure_of(FailureKind.CODE))
 def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
-    """A rank that left with an exit code and no exception: sys.exit, argparse, os._exit."""
+    """A rank exited with a code that is not 0 and without an exception: sys.exit, argparse, os._exit."""
     rank = context.rank(first.rank)
     return Explanation(
         cause=Cause.BAD_EXIT,
@@ -516,14 +546,14 @@ def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
             "error_line": rank.error_lines[-1] if rank and rank.error_lines else None,
             "blocked": blocked_ranks(context),
         },
-        ranks=ranks_of([first]),
+        ranks=failed_ranks([first]),
         place=last_place(context, first.rank),
         proof=journal_of_ends(context) if context.evidence.attached else (f"rank{first.rank}/stderr.log",),
     )
 
 
 def not_judged(context: DiagnosisContext) -> Explanation | None:
-    """The run could not be judged: it was only looked at, it was interrupted, or the harness failed."""
+    """The run could not be judged: it was only inspected, it was interrupted, or the harness failed."""
     if context.judgement.status is not Status.ERROR:
         return None
     ending, error = context.evidence.ending, context.judgement.error or ""
@@ -535,9 +565,9 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
             facts={"variant": "not judged", "disk": full, "error": error},
             proof=("processes.jsonl",),
         )
-    looked_at = Cause.STILL_RUNNING if still_moving(context.evidence) else Cause.SUSPECTED
+    inspected = Cause.STILL_RUNNING if still_moving(context.evidence) else Cause.SUSPECTED
     cause, proof = {
-        Ending.DETACHED: (looked_at, ("watch.jsonl",)),
+        Ending.DETACHED: (inspected, ("watch.jsonl",)),
         Ending.POST_MORTEM: (Cause.INCONCLUSIVE, ()),
         Ending.INTERRUPTED: (Cause.INTERRUPTED, ()),
         Ending.CONTROLLER_DIED: (Cause.INTERRUPTED, () if context.evidence.observed else ("interrupted",)),
@@ -546,7 +576,7 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
 
 
 def retracted_hang(context: DiagnosisContext) -> Explanation | None:
-    """A job under `watch` moved again after its proof; one that the harness launched is ended there."""
+    """A job under `watch` made progress again after its hang was proven. A launched job ends with the proof."""
     retracted = context.evidence.retracted
     if not retracted:
         return None
@@ -566,7 +596,7 @@ def retracted_hang(context: DiagnosisContext) -> Explanation | None:
 
 
 def unknown(context: DiagnosisContext) -> Explanation:
-    """No rule names the cause: the failures, and what each root is blocked in."""
+    """No rule names the cause. The facts list the failures and the call in which each root is blocked."""
     proof = dict.fromkeys(path for root in context.roots for path in dump_proof(context, root))
     return Explanation(
         cause=Cause.UNKNOWN,
@@ -576,14 +606,14 @@ def unknown(context: DiagnosisContext) -> Explanation:
             "waits": tuple({"rank": root.rank, "blocked_in": root.blocked_in} for root in context.roots),
             "attached": context.evidence.attached,
         },
-        ranks=tuple(sorted({*ranks_of(context.judgement.failures[:1]), *(root.rank for root in context.roots)})),
+        ranks=tuple(sorted({*failed_ranks(context.judgement.failures[:1]), *(root.rank for root in context.roots)})),
         place=wait_place(context, context.roots[0]) if context.roots else None,
         proof=tuple(proof) if context.evidence.observed else ("output.log",),
     )
 
 
 def orphan_process(context: DiagnosisContext) -> Explanation | None:
-    """Processes of the run outlived its launcher."""
+    """Processes of the run outlived the launcher."""
     undead = context.evidence.undead or ()
     processes = undead or context.evidence.leftovers
     if not processes:

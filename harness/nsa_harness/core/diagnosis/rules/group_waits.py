@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from nsa_harness.core.diagnosis.call_paths import passer, turned_off_at
+from nsa_harness.core.diagnosis.call_paths import branch_that_skipped_call, rank_that_skipped_wait
 from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
     DiagnosisContext,
     dump_proof,
+    exception_place,
     hung_roots,
     own_frames,
     place_of,
-    raised_at,
     standing,
     wait_place,
 )
@@ -29,11 +29,11 @@ from nsa_harness.core.verdict.wait import Wait, WaitKind
 
 _ENTRANCE = "init_process_group"
 _MAKES_GROUPS = ("new_group", "new_subgroups", "split_group")
-_RETRANSMITS = 3  # of one segment in a row: seconds without an answer
+_RETRANSMITS = 3  # of one segment in a row, which takes seconds without an answer
 
 
-def _making(entrance: bool) -> Callable[[DiagnosisContext], tuple[list[Wait], Call] | None]:
-    """Find all waits in the making of the first group, or of a later one, if one is at the root of a hang."""
+def _group_creation(entrance: bool) -> Callable[[DiagnosisContext], tuple[list[Wait], Call] | None]:
+    """Find all waits in `init_process_group` (`entrance`) or in the creation of a later group, if a root is in one."""
 
     def find(context: DiagnosisContext) -> tuple[list[Wait], Call] | None:
         at_root = any(root.kind is WaitKind.GROUP_CREATION for root in hung_roots(context))
@@ -44,9 +44,9 @@ def _making(entrance: bool) -> Callable[[DiagnosisContext], tuple[list[Wait], Ca
     return find
 
 
-@given(_making(True))
+@given(_group_creation(True))
 def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: Call) -> Explanation:
-    """Some rank never came to init_process_group, and the others wait for it."""
+    """A rank never reached init_process_group, and the others wait for it."""
     absent = _absent(waiting)
     line = wait_place(context, waiting[0])
     elsewhere = _elsewhere(context, absent)
@@ -65,12 +65,13 @@ def rendezvous_missing_rank(context: DiagnosisContext, waiting: list[Wait], _: C
     )
 
 
-@given(_making(False))
+@given(_group_creation(False))
 def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: Call) -> Explanation:
-    absent = _behind(context, waiting) or _absent(waiting)
+    """Some ranks created a group that the others did not create, or created in another order."""
+    absent = _ranks_with_fewer_groups(context, waiting) or _absent(waiting)
     waiting = [wait for wait in waiting if wait.rank not in absent] or waiting
-    call = _never_made(context, waiting, absent) or waiting[0].call or call
-    later = waiting[0].call  # of a later group, whose number is another one on the ranks that skipped this call
+    call = _first_skipped_creation(context, waiting, absent) or waiting[0].call or call
+    later = waiting[0].call  # creates a later group, which has another number on the ranks that skipped `call`
     renumbered = later is not None and later.number != call.number
     return Explanation(
         cause=Cause.GROUP_CREATION_SUBSET,
@@ -88,28 +89,35 @@ def group_creation_subset(context: DiagnosisContext, waiting: list[Wait], call: 
     )
 
 
-def _behind(context: DiagnosisContext, waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks that made fewer groups, if all of them make one and wait for each other; else ()."""
+def _ranks_with_fewer_groups(context: DiagnosisContext, waiting: Sequence[Wait]) -> tuple[int, ...]:
+    """Return the ranks that created fewer groups, if all ranks are creating one and wait for each other; else ()."""
     if not {peer for wait in waiting for peer in wait.peers} <= {wait.rank for wait in waiting}:
         return ()
     boards = {wait.rank: context.boards.get(wait.rank) for wait in waiting}
     made = {
-        rank: sum(one.op.startswith(_MAKES_GROUPS) for one in board.calls) for rank, board in boards.items() if board
+        rank: sum(call.op.startswith(_MAKES_GROUPS) for call in board.calls) for rank, board in boards.items() if board
     }
     fewest = min(made.values(), default=0)
     behind = tuple(rank for rank, count in sorted(made.items()) if count == fewest)
     return behind if len(behind) < len(waiting) else ()
 
 
-def _never_made(context: DiagnosisContext, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
-    """Return the first call that makes a group, which a waiting rank made and an absent rank did not."""
-    made, lacks = context.boards.get(waiting[0].rank), [board for rank in absent if (board := context.boards.get(rank))]
-    left = Counter((one.op, one.place) for one in lacks[0].calls) if lacks else Counter[tuple[str, Place | None]]()
-    for one in made.calls if made and lacks else ():
-        if one.op.startswith(_MAKES_GROUPS):
-            left[one.op, one.place] -= 1
-            if left[one.op, one.place] < 0:
-                return one
+def _first_skipped_creation(context: DiagnosisContext, waiting: Sequence[Wait], absent: Sequence[int]) -> Call | None:
+    """Return the first call of the first waiting rank that creates a group and that the first absent rank skipped.
+
+    Calls on one line are counted: the absent rank skipped the third if it called this line only twice.
+    """
+    boards = context.boards
+    waiting_board = boards.get(waiting[0].rank)
+    absent_board = next((boards[rank] for rank in absent if rank in boards), None)
+    if waiting_board is None or absent_board is None:
+        return None
+    unmatched = Counter((call.op, call.place) for call in absent_board.calls)
+    for call in waiting_board.calls:
+        if call.op.startswith(_MAKES_GROUPS):
+            unmatched[call.op, call.place] -= 1
+            if unmatched[call.op, call.place] < 0:
+                return call
     return None
 
 
@@ -119,10 +127,10 @@ def store_key_missing(context: DiagnosisContext) -> Explanation | None:
     if not roots:
         return None
     root, call = roots[0]
-    return _unset(
+    return _explain_missing_key(
         context,
         call.key,
-        [one.rank for one, _ in roots],
+        [wait.rank for wait, _ in roots],
         call.place or wait_place(context, root),
         evidence=EvidenceKind.CLOSED if root.closed else EvidenceKind.OPEN,
         proof=dump_proof(context, root),
@@ -130,12 +138,12 @@ def store_key_missing(context: DiagnosisContext) -> Explanation | None:
 
 
 def store_given_up(context: DiagnosisContext) -> Explanation | None:
-    """A rank waited for a key as long as the store allows: another rank's at the rendezvous, or one of the program."""
+    """A wait for a key of the store timed out: for the key of another rank at the rendezvous, or one of the program."""
     first = context.first_failure
     raised = first.raised if first and "DistStoreError" in first.text else None
     if first is None or first.rank is None or raised is None:
         return None
-    line = raised_at(context, first.rank, raised)
+    line = exception_place(context, first.rank, raised)
     absent, key = missing_rank(raised.message), _KEY.search(raised.message)
     if absent is not None:
         return Explanation(
@@ -148,7 +156,9 @@ def store_given_up(context: DiagnosisContext) -> Explanation | None:
         )
     if key is None:
         return None
-    return _unset(context, key[1], [first.rank], line, evidence=EvidenceKind.RAISED, proof=(raised.proof,))
+    return _explain_missing_key(
+        context, key[1], [first.rank], line, evidence=EvidenceKind.RAISED, proof=(raised.proof,)
+    )
 
 
 _KEY = re.compile(r"wait timeout after \d+ ?ms, keys: (\S+)")
@@ -156,7 +166,7 @@ _THIS_RANK = re.compile(r"rank\w*(?:\(\))?\s*==\s*(\d+)")
 _NUMBERS = re.compile(r"\d+")
 
 
-def _unset(
+def _explain_missing_key(
     context: DiagnosisContext,
     key: str,
     waiting: Sequence[int],
@@ -165,23 +175,26 @@ def _unset(
     evidence: EvidenceKind,
     proof: tuple[str, ...],
 ) -> Explanation:
-    """Explain with the rank that set such keys before, and where it turned off, else with what the source shows."""
+    """Explain a missing key by the rank that set such keys before, else by the line of the source that sets it.
+
+    The place is the branch at which that rank left the path to the line.
+    """
     who: tuple[int, ...] = ()
     before: Facts | None = None
-    written: _Written | None = None
+    written: _SettingLine | None = None
     where: Place | None
-    if (setter := _setter(context, key)) is not None:
+    if (setter := _rank_that_set(context, key)) is not None:
         rank, last = setter
-        turned = turned_off_at(context, rank, tuple(reversed(last.chain)), own=True)
+        left_at = branch_that_skipped_call(context, rank, tuple(reversed(last.chain)), own=True)
         set_at = place_of(context, rank, last.chain[0])
-        who, where = (rank,), turned or set_at
-        before = {"rank": rank, "key": last.key, "line": set_at, "turned_off_at": turned}
+        who, where = (rank,), left_at or set_at
+        before = {"rank": rank, "key": last.key, "line": set_at, "turned_off_at": left_at}
     else:
-        written = _written(context, key)
+        written = _setting_line(context, key)
         who, where = (written.ranks, written.turns_off_at or written.line) if written else ((), None)
-    past = None if who else passer(context, waiting)
+    past = None if who else rank_that_skipped_wait(context, waiting)
     if past is not None and not (context.boards.get(past) and context.boards[past].keys_set):
-        who, where = (past,), where or turned_off_at(context, past, own_frames(context, waiting[0]))
+        who, where = (past,), where or branch_that_skipped_call(context, past, own_frames(context, waiting[0]))
     else:
         past = None
     return Explanation(
@@ -203,52 +216,63 @@ def _unset(
     )
 
 
-def _setter(context: DiagnosisContext, keys: str) -> tuple[int, KeySet] | None:
-    """Return the one rank that set keys of this form before; of several, the rank that did so least often."""
+def _rank_that_set(context: DiagnosisContext, keys: str) -> tuple[int, KeySet] | None:
+    """Return the rank that set keys of this form least often, and its last such key; None if several ranks did."""
     forms = {_NUMBERS.sub("#", key) for key in keys.split(",")}
-    alike = {
-        rank: max(some, key=lambda one: one.at_s)
+    last_set = {
+        rank: max(matching, key=lambda key_set: key_set.at_s)
         for rank, board in context.boards.items()
-        if (some := [one for one in board.keys_set if _NUMBERS.sub("#", one.key) in forms and one.chain])
+        if (
+            matching := [
+                key_set for key_set in board.keys_set if _NUMBERS.sub("#", key_set.key) in forms and key_set.chain
+            ]
+        )
     }
-    fewest = min((one.count for one in alike.values()), default=0)
-    behind = [(rank, one) for rank, one in alike.items() if one.count == fewest]
+    fewest = min((key_set.count for key_set in last_set.values()), default=0)
+    behind = [(rank, key_set) for rank, key_set in last_set.items() if key_set.count == fewest]
     return behind[0] if len(behind) == 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Written:
-    """The line of the source that sets such a key."""
+class _SettingLine:
+    """The line of the source that sets a key."""
 
     line: Place
-    ranks: tuple[int, ...]  # which the source names; empty: any
-    under: str | None  # the test on the rank under which the line is reached
-    turns_off_at: Place | None  # what may keep a rank from it
+    ranks: tuple[int, ...]  # the rank that the source names; empty: any rank
+    under: str | None  # the condition on the rank that guards the line
+    turns_off_at: Place | None  # the branch that may make a rank skip the line
 
 
-def _written(context: DiagnosisContext, key: str) -> _Written | None:
+def _setting_line(context: DiagnosisContext, key: str) -> _SettingLine | None:
+    """Return the first line of the source that sets this key, with the conditions on the path to it."""
     program = context.program
-    line, found = next(program.key_setters(key), (None, None))
+    line, match = next(program.key_setters(key), (None, None))
     if line is None:
         return None
-    way = list(program.only_call_path(line))
-    tests = [one for each in way for one in program.branches(each) if one.of_rank]
-    decides = (one for each in way if (one := program.deciding_branch(each, None, same_rank=True)) and one.varies)
+    call_path = list(program.only_call_path(line))
+    tests = [branch for each in call_path for branch in program.branches(each) if branch.of_rank]
+    decides = (
+        branch
+        for each in call_path
+        if (branch := program.deciding_branch(each, None, same_rank=True)) and branch.varies
+    )
     numbers = [
-        *(found.groups() if found else ()),
-        *(one[1] for test in tests for one in _THIS_RANK.finditer(test.text)),
+        *(match.groups() if match else ()),
+        *(match[1] for test in tests for match in _THIS_RANK.finditer(test.text)),
     ]
-    return _Written(
+    return _SettingLine(
         line=line,
-        ranks=tuple(int(one) for one in numbers if one.isdigit() and int(one) < context.evidence.world_size)[:1],
+        ranks=tuple(
+            int(number) for number in numbers if number.isdigit() and int(number) < context.evidence.world_size
+        )[:1],
         under=tests[0].text if tests else None,
-        turns_off_at=next((one.place for one in decides if not one.of_rank), None),
+        turns_off_at=next((branch.place for branch in decides if not branch.of_rank), None),
     )
 
 
 @given(standing(lambda root: root.kind is WaitKind.TRANSPORT))
 def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Explanation | None:
-    """All ranks are in one collective, nothing differs, and the kernel has data that no peer acknowledges."""
+    """All ranks are in one collective, no call differs, and the kernel has sent data that no peer acknowledges."""
     stuck = sorted(stuck_sockets(context.evidence), key=lambda pair: pair[0])
     if not stuck:
         return None
@@ -268,20 +292,20 @@ def transport(context: DiagnosisContext, root: Wait, _: tuple[int, ...]) -> Expl
             "retransmits": socket.retransmits,
             "both_sides": both,
         },
-        ranks=tuple(sorted({one for one, _ in stuck})),
+        ranks=tuple(sorted({rank for rank, _ in stuck})),
         place=wait_place(context, root),
         proof=dump_proof(context, root),
     )
 
 
 def _absent(waiting: Sequence[Wait]) -> tuple[int, ...]:
-    """Return the ranks that the waiting ranks wait for, without themselves."""
+    """Return the ranks that the waiting ranks wait for and that are not waiting themselves."""
     inside = {wait.rank for wait in waiting}
     return tuple(sorted({peer for wait in waiting for peer in wait.peers} - inside)) or waiting[0].peers
 
 
 def _elsewhere(context: DiagnosisContext, ranks: Sequence[int]) -> Wait | None:
-    """Return what the first of these ranks that was seen waits in."""
+    """Return the wait of the first of these ranks whose wait is known."""
     return next((wait for rank, wait in context.waits.items() if rank in ranks), None)
 
 
@@ -290,15 +314,15 @@ def _whereabouts(wait: Wait | None) -> Facts | None:
 
 
 def stuck_sockets(evidence: Evidence) -> Iterator[tuple[int, Socket]]:
-    """Yield connections to ranks whose data stayed unacknowledged between two snapshots in spite of retransmits."""
+    """Yield each socket whose data a peer rank did not acknowledge between two snapshots, in spite of retransmits."""
     looks = [
-        {(rank.rank, one.inode): one for rank in look.ranks if rank.process for one in rank.process.sockets}
+        {(rank.rank, socket.inode): socket for rank in look.ranks if rank.process for socket in rank.process.sockets}
         for look in evidence.snapshots[-2:]
     ]
-    for (rank, inode), one in looks[-1].items() if looks[1:] else ():
+    for (rank, inode), socket in looks[-1].items() if looks[1:] else ():
         before = looks[0].get((rank, inode))
-        if before is not None and _undelivered(before, one):
-            yield rank, one
+        if before is not None and _undelivered(before, socket):
+            yield rank, socket
 
 
 def _undelivered(before: Socket, after: Socket) -> bool:

@@ -18,7 +18,7 @@ from nsa_harness.core.diagnosis.context import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, given
-from nsa_harness.core.diagnosis.rules.threads import line_behind
+from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line
 from nsa_harness.core.evidence.stacks import A_LOCK, awaited
 from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.limits import limits_of
@@ -161,9 +161,9 @@ def _is_locked(root: Wait) -> bool:
 @given(standing(_is_locked))
 def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
     """A wait for a lock, or for what else one thread does for another, that no thread or process can end."""
-    behind, own = line_behind(context, root), wait_place(context, root)
+    behind, own = awaited_thread_line(context, root), wait_place(context, root)
     place = behind or own
-    stack = rank_stack(context.looked[root.rank]) if root.rank in context.looked else None
+    stack = rank_stack(context.last_snapshot[root.rank]) if root.rank in context.last_snapshot else None
     served = context.program.missing_partner(stack.frames) if stack and not behind else None
     left = context.program.exit_with_lock(place) if place else None
     wanted = awaited(stack.frames) if stack else A_LOCK
@@ -195,7 +195,7 @@ def _holder(context: DiagnosisContext, root: Wait, wanted: Place | None) -> Fact
     """Return the thread that took the lock, and where, if the source of the lines shows it. `thread` None: itself."""
     if wanted is None:
         return None
-    for stack in context.looked[root.rank].stacks if root.rank in context.looked else ():
+    for stack in context.last_snapshot[root.rank].stacks if root.rank in context.last_snapshot else ():
         own = any((one.file, one.line) == (wanted.file, wanted.line) for one in stack.frames)
         taken = context.program.lock_taken_by(wanted, stack.frames)
         if taken is not None:

@@ -1,4 +1,4 @@
-"""Why a run could not continue or end: memory, requests that the machine refused, a shutdown that never finishes."""
+"""Rules about resources: memory, requests that the machine refused, idle GPUs, and a shutdown that never finishes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import (
     DiagnosisContext,
     dump_proof,
-    failed_first,
+    exception_place,
+    failed_ranks,
+    first_own_exception,
+    first_own_failure,
     last_line,
     last_place,
     last_seen,
-    raised_at,
-    raised_first,
-    ranks_of,
     standing,
     wait_place,
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, given
-from nsa_harness.core.diagnosis.rules.threads import line_behind
+from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line
 from nsa_harness.core.evidence.evidence import Raised, Snapshot
 from nsa_harness.core.evidence.host import Gpu, killed_pids
 from nsa_harness.core.report import Facts
@@ -31,8 +31,8 @@ from nsa_harness.core.verdict.wait import Wait
 _ASSERTION = re.compile(r"Assertion [`'].*?['`] failed")
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _OS_ERRORS = frozenset({"OSError", "IOError", "BlockingIOError", "socket.error"})
-# The errors of a machine that has run out of something or refuses it, by their numbers on Linux. Each is a key of
-# [refused] in causes.toml.
+# Errors of a machine that has run out of a resource or refuses it, by their error number on Linux. Each value is a
+# key of [refused] in causes.toml.
 _ENOSPC, _EDQUOT = "ENOSPC", "EDQUOT"
 _REFUSED = {
     5: "EIO",
@@ -49,7 +49,7 @@ _REFUSED = {
     116: "ESTALE",
     122: _EDQUOT,
 }
-# The messages of torch 2.11 and 2.13 that come without an error number.
+# Messages of torch 2.11 and 2.13 that have no error number.
 _REFUSED_TEXTS = (
     (re.compile(r"\bEADDRINUSE\b"), "EADDRINUSE"),
     (re.compile(r"No space left on device"), _ENOSPC),
@@ -60,9 +60,9 @@ _REFUSED_TEXTS = (
 )
 
 
-@given(failed_first)
+@given(first_own_failure)
 def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """The host had no memory for a rank: an allocation failed, or the kernel killed the rank or its process."""
+    """The host ran out of memory: an allocation failed, or the kernel killed the rank or its worker."""
     if first.raised is not None:
         return _could_not_allocate(context, first, first.raised)
     return _killed_for_memory(context, first) if first.status == -signal.SIGKILL else None
@@ -81,14 +81,17 @@ def _could_not_allocate(context: DiagnosisContext, first: Failure, raised: Raise
             "error": first.text,
             "limit_bytes": _memory_limit_bytes(context),
         },
-        ranks=ranks_of([first]),
-        place=raised_at(context, first.rank, raised),
+        ranks=failed_ranks([first]),
+        place=exception_place(context, first.rank, raised),
         proof=(raised.proof,),
     )
 
 
 def _killed_for_memory(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """Any process may send SIGKILL. The kernel's log names the killed process; its counter shows only that one died."""
+    """The kernel killed a rank to free memory.
+
+    Any process may send SIGKILL. The kernel's log names the killed process; its counter only shows that one was killed.
+    """
     rank = context.rank(first.rank)
     named = rank is not None and rank.pid in _kernel_killed(context)
     memory = context.evidence.memory
@@ -104,7 +107,7 @@ def _killed_for_memory(context: DiagnosisContext, first: Failure) -> Explanation
             "last_seen": last_seen(context, first.rank),
             "last_line": last_line(context, first.rank),
         },
-        ranks=ranks_of([first]),
+        ranks=failed_ranks([first]),
         place=last_place(context, first.rank),
         proof=("watch.jsonl", "processes.jsonl"),
     )
@@ -113,7 +116,7 @@ def _killed_for_memory(context: DiagnosisContext, first: Failure) -> Explanation
 def _kernel_killed(context: DiagnosisContext) -> set[int]:
     memory = context.evidence.memory
     killed = set(killed_pids(memory.killed)) if memory else set()
-    return killed | {one.pid for one in context.evidence.signals if one.sender.startswith("kernel")}
+    return killed | {sending.pid for sending in context.evidence.signals if sending.sender.startswith("kernel")}
 
 
 def _memory_limit_bytes(context: DiagnosisContext) -> int | None:
@@ -121,7 +124,7 @@ def _memory_limit_bytes(context: DiagnosisContext) -> int | None:
     return memory.limit_bytes or memory.total_bytes if memory else None
 
 
-@given(raised_first)
+@given(first_own_exception)
 def cuda_oom(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation | None:
     """A rank ran out of GPU memory."""
     if not raised.type.endswith("OutOfMemoryError") and not Cause.CUDA_OOM.said_in(raised.message):
@@ -130,13 +133,13 @@ def cuda_oom(context: DiagnosisContext, first: Failure, raised: Raised) -> Expla
         cause=Cause.CUDA_OOM,
         evidence=EvidenceKind.RAISED,
         facts={"message": raised.message},
-        ranks=ranks_of([first]),
-        place=raised_at(context, first.rank, raised),
+        ranks=failed_ranks([first]),
+        place=exception_place(context, first.rank, raised),
         proof=(raised.proof,),
     )
 
 
-@given(failed_first)
+@given(first_own_failure)
 def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None:
     """An assertion failed inside a kernel on the GPU."""
     rank = context.rank(first.rank)
@@ -148,72 +151,72 @@ def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None
         cause=Cause.CUDA_ASSERT,
         evidence=EvidenceKind.EFFECT,  # the cause is certain, but the line is where the rank noticed it
         facts={"assertion": assertion[0] if assertion else ""},
-        ranks=ranks_of([first]),
-        place=raised_at(context, first.rank, first.raised) if first.raised else None,
+        ranks=failed_ranks([first]),
+        place=exception_place(context, first.rank, first.raised) if first.raised else None,
         proof=(first.raised.proof if first.raised else f"rank{first.rank}/stderr.log",),
     )
 
 
-@given(raised_first)
+@given(first_own_exception)
 def dataloader_worker_died(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation | None:
-    """torch's handler of a lost child raises wherever the rank is; only its message tells it from the rank's errors."""
+    """A DataLoader worker died. torch raises this error at any line of the rank, so only its message identifies it."""
     lost = Cause.DATALOADER_WORKER_DIED.said_in(raised.message)
     if lost is None:
         return None
     return Explanation(
         cause=Cause.DATALOADER_WORKER_DIED,
         evidence=EvidenceKind.RAISED,
-        facts={"worker": lost[1], "ended": lost[2], "noticed_at": raised_at(context, first.rank, raised)},
-        ranks=ranks_of([first]),
+        facts={"worker": lost[1], "ended": lost[2], "noticed_at": exception_place(context, first.rank, raised)},
+        ranks=failed_ranks([first]),
         proof=(raised.proof,),
     )
 
 
-@given(failed_first)
+@given(first_own_failure)
 def infra(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """The machine refused a request: disk, descriptors, ports, shared memory. The program's logic is not at fault."""
+    """The machine refused a request for disk, descriptors, ports or shared memory. The program is not at fault."""
     if first.raised is None:
         return _launcher_refused(context, first)
-    refused = _refused(first.raised)
+    refused = _refusal_code(first.raised)
     if refused is None:
         return None
     return Explanation(
         cause=Cause.INFRA,
-        evidence=EvidenceKind.EFFECT,  # a limit of the machine, or a program that takes and never gives back
+        evidence=EvidenceKind.EFFECT,  # either a limit of the machine, or a program that never releases the resource
         facts={"variant": "rank", "refused": refused, "message": first.text},
-        ranks=ranks_of([first]),
-        place=raised_at(context, first.rank, first.raised),
+        ranks=failed_ranks([first]),
+        place=exception_place(context, first.rank, first.raised),
         proof=(first.raised.proof,),
     )
 
 
-@given(failed_first)
+@given(first_own_failure)
 def disk_full(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """The disk was full, and the failure shows nothing else: a program writes its messages to that disk too."""
+    """The disk was full, and the failure shows no other cause. Even messages could not be written to that disk."""
     full = context.evidence.disk_full
-    if full is None or not _may_be_of_disk(first):
+    if full is None or not _may_follow_from_full_disk(first):
         return None
     return Explanation(
         cause=Cause.DISK_FULL,
         evidence=EvidenceKind.PART,
         facts={"variant": "failed", "disk": full, "failure": first.text},
-        ranks=ranks_of([first]),
-        place=raised_at(context, first.rank, first.raised) if first.raised else None,
+        ranks=failed_ranks([first]),
+        place=exception_place(context, first.rank, first.raised) if first.raised else None,
         proof=("processes.jsonl",),
     )
 
 
-def _may_be_of_disk(first: Failure) -> bool:
+def _may_follow_from_full_disk(first: Failure) -> bool:
     if first.raised is not None:
-        return _refused(first.raised) in (_ENOSPC, _EDQUOT)
-    # SIGBUS: there is no room on the disk for a page of a mapped file.
+        return _refusal_code(first.raised) in (_ENOSPC, _EDQUOT)
+    # The kernel sends SIGBUS if the disk has no room for a page of a mapped file.
     return first.kind in (FailureKind.CODE, FailureKind.LAUNCHER) or first.status == -signal.SIGBUS
 
 
 def _launcher_refused(context: DiagnosisContext, first: Failure) -> Explanation | None:
-    """The launcher ended before it had a rank."""
+    """The launcher ended before it started a rank, and its output names the refused resource."""
     lines = context.evidence.last_lines if first.kind is FailureKind.LAUNCHER else ()
-    line, refused = next(((line, code) for line in lines if (code := _refused_in(line))), ("", None))
+    line, refused = next(((line, code) for line in lines if (code := _refusal_code_in(line))), ("", None))
     if refused is None:
         return None
     return Explanation(
@@ -224,26 +227,31 @@ def _launcher_refused(context: DiagnosisContext, first: Failure) -> Explanation 
     )
 
 
-def _refused(raised: Raised) -> str | None:
+def _refusal_code(raised: Raised) -> str | None:
+    """Return the resource or system call that the machine refused, as a key of [refused] in causes.toml, or None.
+
+    An error number counts only in an OSError, or in the error that a DataLoader worker passed on.
+    """
     number = _ERRNO.search(raised.message)
     if number and (raised.type in _OS_ERRORS or "DataLoader worker" in raised.message):
         return _REFUSED.get(int(number[1]))
-    return _refused_in(raised.message)
+    return _refusal_code_in(raised.message)
 
 
-def _refused_in(text: str) -> str | None:
-    return next((code for known, code in _REFUSED_TEXTS if known.search(text)), None)
+def _refusal_code_in(text: str) -> str | None:
+    return next((code for pattern, code in _REFUSED_TEXTS if pattern.search(text)), None)
 
 
 _AT_WORK, _NOTHING_BYTES = 0.5, 64 << 20  # the driver alone holds some MiB on each GPU
 
 
 def idle_device(context: DiagnosisContext) -> Explanation | None:
-    """A GPU that no rank uses, while several of them use another one together."""
-    looks = [look for look in context.evidence.snapshots if look.gpus]
+    """No rank uses one GPU, while several ranks share another GPU."""
+    snapshots = [snapshot for snapshot in context.evidence.snapshots if snapshot.gpus]
     ranks = {rank.pid for rank in context.evidence.ranks if rank.pid is not None}
-    idle = [gpu for gpu in looks[-1].gpus if all(_is_idle(look, gpu.index) for look in looks)] if looks else []
-    used = [gpu for gpu in looks[-1].gpus if ranks & set(gpu.pids)] if looks else []
+    gpus = snapshots[-1].gpus if snapshots else ()
+    idle = [gpu for gpu in gpus if all(_is_idle(snapshot, gpu.index) for snapshot in snapshots)]
+    used = [gpu for gpu in gpus if ranks & set(gpu.pids)]
     if not idle or not 0 < len(used) < len(ranks) or not any((gpu.utilisation or 0) >= _AT_WORK for gpu in used):
         return None
     busy = max(used, key=lambda gpu: gpu.utilisation or 0)
@@ -257,12 +265,12 @@ def idle_device(context: DiagnosisContext) -> Explanation | None:
             "gpus_shared": len(used),
         },
         ranks=tuple(rank.rank for rank in context.evidence.ranks if rank.pid in busy.pids),
-        proof=tuple(rank.proof for rank in looks[-1].ranks if rank.proof),
+        proof=tuple(rank.proof for rank in snapshots[-1].ranks if rank.proof),
     )
 
 
-def _is_idle(look: Snapshot, index: int) -> bool:
-    gpu = next((one for one in look.gpus if one.index == index), None)
+def _is_idle(snapshot: Snapshot, index: int) -> bool:
+    gpu = next((candidate for candidate in snapshot.gpus if candidate.index == index), None)
     return gpu is not None and gpu.utilisation == 0 and not gpu.pids and (gpu.used_bytes or 0) <= _NOTHING_BYTES
 
 
@@ -270,21 +278,23 @@ def _gpu_facts(gpu: Gpu) -> Facts:
     return {"index": gpu.index, "utilisation": gpu.utilisation or 0, "used_bytes": gpu.used_bytes or 0}
 
 
-def _over(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
+def _finished_program(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
     """Find the first root whose program has finished, and the ranks of all such roots."""
-    looked = context.looked
-    return standing(lambda root: root.rank in looked and is_shutting_down(looked[root.rank]), anywhere=True)(context)
+    snapshot = context.last_snapshot
+    return standing(lambda root: root.rank in snapshot and is_shutting_down(snapshot[root.rank]), anywhere=True)(
+        context
+    )
 
 
-@given(_over)
+@given(_finished_program)
 def shutdown_hang(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
-    """A rank's program has finished, and its process does not end."""
-    behind = line_behind(context, root)
-    place = behind or wait_place(context, root)
+    """A rank's program has finished, but its process does not exit."""
+    thread_line = awaited_thread_line(context, root)
+    place = thread_line or wait_place(context, root)
     return Explanation(
         cause=Cause.SHUTDOWN_HANG,
         evidence=EvidenceKind.CLOSED if root.closed and place else EvidenceKind.PART,
-        facts={"joins_thread": behind is not None, "blocked_in": root.blocked_in},
+        facts={"joins_thread": thread_line is not None, "blocked_in": root.blocked_in},
         ranks=ranks,
         place=place,
         proof=dump_proof(context, root),

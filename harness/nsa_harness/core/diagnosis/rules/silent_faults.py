@@ -48,7 +48,7 @@ ByRank = list[tuple[int, Sample]]
 
 def _samples(context: DiagnosisContext, of: Callable[[HealthSamples], Iterable[Sample]]) -> ByRank[Sample]:
     """Return what `of` takes from the health samples of each rank."""
-    return [(rank.rank, one) for rank in context.evidence.ranks if rank.looks for one in of(rank.looks)]
+    return [(rank.rank, sample) for rank in context.evidence.ranks if rank.looks for sample in of(rank.looks)]
 
 
 def _any_of(
@@ -101,13 +101,13 @@ def _is_broken(looks: HealthSamples) -> bool:
 @given(_any_rank(_is_broken))
 def nan(_: DiagnosisContext, broken: ByRank[HealthSamples]) -> Explanation:
     """Parameters that are not finite at the end, or losses that are not, up to the last one."""
-    losses = {rank: one.loss for rank, one in broken if one.loss is not None}
-    parameters = {rank: one.parameters for rank, one in broken if one.parameters is not None}
+    losses = {rank: samples.loss for rank, samples in broken if samples.loss is not None}
+    parameters = {rank: samples.parameters for rank, samples in broken if samples.parameters is not None}
     # In one step the loss comes before the parameters: its backward pass is what reached them.
-    first = min((*losses.values(), *parameters.values()), key=lambda one: one.step)
-    by_loss = [rank for rank, one in losses.items() if one.step == first.step]
-    ranks = by_loss or [rank for rank, one in parameters.items() if one.step == first.step]
-    name = next((one.names[0] for one in parameters.values() if one.names), None)
+    first = min((*losses.values(), *parameters.values()), key=lambda broken_at: broken_at.step)
+    by_loss = [rank for rank, loss in losses.items() if loss.step == first.step]
+    ranks = by_loss or [rank for rank, broken_at in parameters.items() if broken_at.step == first.step]
+    name = next((broken_at.names[0] for broken_at in parameters.values() if broken_at.names), None)
     # Parameters that broke on several ranks at once may have broken on one of them first: gradients are averaged.
     is_alone = bool(first.place) or len(ranks) == 1
     certain_part = EvidenceKind.RECORD if is_alone else EvidenceKind.EFFECT
@@ -129,8 +129,8 @@ def nan(_: DiagnosisContext, broken: ByRank[HealthSamples]) -> Explanation:
 def _divergences(context: DiagnosisContext) -> tuple[list[Divergence]] | None:
     """Find the divergence of each model in each group of ranks, if all ranks of the group have samples of it."""
     groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
-    for rank, one in _samples(context, lambda looks: looks.replicas):
-        groups.setdefault((one.number, one.ranks), {})[rank] = one
+    for rank, replica in _samples(context, lambda looks: looks.replicas):
+        groups.setdefault((replica.number, replica.ranks), {})[rank] = replica
     complete = (replicas for (_, members), replicas in groups.items() if set(members) == set(replicas))
     divergences = [match for replicas in complete if (match := first_divergence(replicas)) is not None]
     return (divergences,) if divergences else None
@@ -139,7 +139,7 @@ def _divergences(context: DiagnosisContext) -> tuple[list[Divergence]] | None:
 @given(_divergences)
 def replica_divergence(_: DiagnosisContext, divergences: Sequence[Divergence]) -> Explanation:
     """Replicas that DDP or the program made equal differ in the last sample that all ranks have."""
-    first = min(divergences, key=lambda one: one.round)
+    first = min(divergences, key=lambda divergence: divergence.round)
     name = first.names[0] if first.names else None
     return _noted(
         Cause.REPLICA_DIVERGENCE,
@@ -161,8 +161,8 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[Divergence]) -
 def shared_file(_: DiagnosisContext, wrote: ByRank[OverwrittenFile]) -> Explanation | None:
     """Several ranks wrote one file from its beginning: the last one wins, or the file holds parts of several."""
     writers: dict[str, dict[int, OverwrittenFile]] = {}
-    for rank, one in wrote:
-        writers.setdefault(one.path, {})[rank] = one
+    for rank, written in wrote:
+        writers.setdefault(written.path, {})[rank] = written
     several = [(path, by_rank) for path, by_rank in writers.items() if len(by_rank) > 1]
     if not several:
         return None
@@ -198,10 +198,10 @@ def memory_growth(context: DiagnosisContext) -> Explanation | None:
     ]
     if not growing:
         return None
-    _, kind, most = max(growing, key=lambda one: one[2].grown_bytes)
+    _, kind, most = max(growing, key=lambda entry: entry[2].grown_bytes)
     return _noted(
         Cause.MEMORY_GROWTH,
-        [rank for rank, one, _ in growing if one == kind],
+        [rank for rank, other_kind, _ in growing if other_kind == kind],
         {
             "memory": kind,
             "bytes_per_step": most.slope_bytes,
@@ -215,7 +215,7 @@ def memory_growth(context: DiagnosisContext) -> Explanation | None:
 
 def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> _Growth | None:
     """Return the growth of one rank's memory, or None if it does not grow or levels off."""
-    points = [(one.step, amount) for one in memory if (amount := of(one)) is not None]
+    points = [(point.step, amount) for point in memory if (amount := of(point)) is not None]
     last = points[-1][0] if points else 0
     points = [(step, amount) for step, amount in points if step >= last / 8]  # caches and pools fill before that
     if last < _FEWER_STEPS or len(points) < _GROWTH_SAMPLES:
@@ -266,12 +266,12 @@ def input_bound(context: DiagnosisContext) -> Explanation | None:
 
 def _wait(fetched: Sequence[Fetched]) -> Fetched | None:
     """Return what a rank waited since its first steps, or None if that is little or was not so all the time."""
-    points = [one for one in fetched if one.step > _WARM_STEPS]
+    points = [point for point in fetched if point.step > _WARM_STEPS]
     if not points or points[-1].step - points[0].step < _WAITED_STEPS:
         return None
     first, last = points[0], points[-1]
     halfway = (first.passed_s + last.passed_s) / 2
-    middle = min(points, key=lambda one: abs(one.passed_s - halfway))
+    middle = min(points, key=lambda point: abs(point.passed_s - halfway))
     shares = [
         (b.waited_s - a.waited_s) / max(b.passed_s - a.passed_s, 1e-9) for a, b in pairwise((first, middle, last))
     ]
@@ -344,20 +344,20 @@ def _left_by_backward(
 
     def find(context: DiagnosisContext) -> tuple[list[int], Arrived] | None:
         looked = _samples(context, lambda looks: looks.arrived)
-        left = [(rank, one) for rank, one in looked if one.looks >= _MIN_GRADIENT_SAMPLES and matches(one)]
-        return ([rank for rank, one in left if one.model == left[0][1].model], left[0][1]) if left else None
+        left = [(rank, model) for rank, model in looked if model.looks >= _MIN_GRADIENT_SAMPLES and matches(model)]
+        return ([rank for rank, model in left if model.model == left[0][1].model], left[0][1]) if left else None
 
     return find
 
 
-@given(_left_by_backward(lambda one: one.still))
+@given(_left_by_backward(lambda model: model.still))
 def _left_zeros(_: DiagnosisContext, ranks: Sequence[int], first: Arrived) -> Explanation:
     return _noted(
         Cause.NO_GRADIENT, ranks, {"variant": "backward_left_zeros", "model": first.model, "samples": first.looks}
     )
 
 
-@given(_left_by_backward(lambda one: one.never_count))
+@given(_left_by_backward(lambda model: model.never_count))
 def _left_none(context: DiagnosisContext, ranks: Sequence[int], first: Arrived) -> Explanation:
     # A part that every rank keeps out by detach alone looks like one that is detached by mistake.
     chosen = set(ranks) == {rank.rank for rank in context.evidence.ranks if rank.looks}
@@ -383,8 +383,8 @@ def unwaited_collective(_: DiagnosisContext, lines: ByRank[Unwaited]) -> Explana
     first = lines[0][1]
     return _noted(
         Cause.UNWAITED_COLLECTIVE,
-        [rank for rank, one in lines if (one.op, one.place) == (first.op, first.place)],
-        {"op": first.op, "calls": first.calls, "more_lines": len({one.place for _, one in lines}) - 1},
+        [rank for rank, line in lines if (line.op, line.place) == (first.op, first.place)],
+        {"op": first.op, "calls": first.calls, "more_lines": len({line.place for _, line in lines}) - 1},
         place=first.place,
     )
 
@@ -395,19 +395,19 @@ def batches_given_up(context: DiagnosisContext, lost: ByRank[GivenUp]) -> Explan
 
     Only ranks that exited with code 0 count: of any other, the exception may have been the consequence of another end.
     """
-    lost = [(rank, one) for rank, one in lost if _exited_well(context, rank)]
+    lost = [(rank, batches) for rank, batches in lost if _exited_well(context, rank)]
     if not lost:
         return None
-    first = min((one for _, one in lost), key=lambda one: one.step)
-    alike = [(rank, one) for rank, one in lost if (one.type, one.place) == (first.type, first.place)]
+    first = min((batches for _, batches in lost), key=lambda batches: batches.step)
+    alike = [(rank, batches) for rank, batches in lost if (batches.type, batches.place) == (first.type, first.place)]
     return _noted(
         Cause.SWALLOWED_EXCEPTION,
         [rank for rank, _ in alike],
         {
             "variant": "lost_batches",
             "exception": first.type,
-            "batches": max(one.batches for _, one in alike),
-            "other_exceptions": len({(one.type, one.place) for _, one in lost}) - 1,
+            "batches": max(batches.batches for _, batches in alike),
+            "other_exceptions": len({(batches.type, batches.place) for _, batches in lost}) - 1,
         },
         place=first.place,
         step=first.step,
@@ -415,11 +415,11 @@ def batches_given_up(context: DiagnosisContext, lost: ByRank[GivenUp]) -> Explan
 
 
 def _exited_well(context: DiagnosisContext, rank: int) -> bool:
-    known = context.rank(rank)
-    return known is not None and known.exit is not None and known.exit.status == 0
+    evidence = context.rank(rank)
+    return evidence is not None and evidence.exit is not None and evidence.exit.status == 0
 
 
-@given(_any_of(lambda looks: [one for one in looks.arrived if one.unset]))
+@given(_any_of(lambda looks: [model for model in looks.arrived if model.unset]))
 def uninitialised_parameters(_: DiagnosisContext, unset: ByRank[Arrived]) -> Explanation:
     """Parameters with a gradient that held, before any step, values which no program begins with."""
     first = unset[0][1]
@@ -446,8 +446,8 @@ def dirty_exit(context: DiagnosisContext) -> Explanation | None:
     messages = [(rank.rank, message) for rank in context.evidence.ranks for message in rank.last_words]
     if not messages:
         return None
-    rank, first = min(messages, key=lambda one: _EXIT_KINDS.index(one[1].kind))
-    ranks = tuple(sorted({one for one, message in messages if message.kind == first.kind}))
+    rank, first = min(messages, key=lambda entry: _EXIT_KINDS.index(entry[1].kind))
+    ranks = tuple(sorted({other for other, message in messages if message.kind == first.kind}))
     return Explanation(
         cause=Cause.DIRTY_EXIT,
         evidence=EvidenceKind.ENDED,
@@ -484,18 +484,18 @@ _Moment = tuple[str, int]  # `at` and `round` of a sample
 
 def first_divergence(replicas: Mapping[int, Replica]) -> Divergence | None:
     """Return how the replicas of one model differ, by rank; None if they end equal, or need not be equal."""
-    if len(replicas) < 2 or any(one.hook or one.names != _any(replicas).names for one in replicas.values()):
+    if len(replicas) < 2 or any(replica.hook or replica.names != _any(replicas).names for replica in replicas.values()):
         return None
-    looks = {rank: {(look.at, look.round): look for look in one.looks} for rank, one in replicas.items()}
-    common = [key for key in _moments(replicas) if all(key in found for found in looks.values())]
-    if not common or len({one.looks[-1].round for one in replicas.values()}) > 1:
+    looks = {rank: {(look.at, look.round): look for look in replica.looks} for rank, replica in replicas.items()}
+    common = [key for key in _moments(replicas) if all(key in by_moment for by_moment in looks.values())]
+    if not common or len({replica.looks[-1].round for replica in replicas.values()}) > 1:
         return None
-    differing = [key for key in common if len({found[key].checksum for found in looks.values()}) > 1]
+    differing = [key for key in common if len({by_moment[key].checksum for by_moment in looks.values()}) > 1]
     if not differing or differing[-1] != common[-1]:
         return None
     first = list(takewhile(lambda key: key in differing, reversed(common)))[-1]
     names, difference = _difference([replicas[rank] for rank in sorted(replicas)])
-    wrapped = all(one.wrapped for one in replicas.values())
+    wrapped = all(replica.wrapped for replica in replicas.values())
     if difference < MATERIAL or not (wrapped or _meant_to_be_equal(replicas, looks, common, differing)):
         return None
     ranks, identified_by = _differing_ranks(looks, common, first)
@@ -527,10 +527,10 @@ def _meant_to_be_equal(
     if len(differing) < len(common) - parted or differing[0][0] == "over":
         return False
     if not parted:
-        return len(common) >= _MIN_GRADIENT_SAMPLES and all(one.reduced for one in replicas.values())
+        return len(common) >= _MIN_GRADIENT_SAMPLES and all(replica.reduced for replica in replicas.values())
     of_one = next(iter(looks.values()))
     equal = {of_one[key].checksum for key in common[:parted]}
-    return len(equal) > 1 or (bool(equal) and all(one.broadcast for one in replicas.values()))
+    return len(equal) > 1 or (bool(equal) and all(replica.broadcast for replica in replicas.values()))
 
 
 def _any(replicas: Mapping[int, Replica]) -> Replica:
@@ -572,7 +572,7 @@ def _difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], float]:
     names: list[str] = []
     largest = 0.0
     for number, (first_name, last_name) in enumerate(replicas[0].names):
-        parts = [one.parts[number] for one in replicas if number < len(one.parts)]
+        parts = [replica.parts[number] for replica in replicas if number < len(replica.parts)]
         if len({part.checksum for part in parts}) > 1:
             names.append(first_name if first_name == last_name else f"{first_name} .. {last_name}")
             largest = max(largest, _relative_difference(parts))

@@ -1,4 +1,4 @@
-"""Rules about threads that wait for another thread of their process, and about native code that keeps the GIL."""
+"""Rules about ranks that wait for a thread of their process, and about native code that does not release the GIL."""
 
 from __future__ import annotations
 
@@ -40,40 +40,40 @@ _JOINS = (
     ("concurrent/futures/thread.py", ("shutdown", "_python_exit")),
 )
 _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
-# Waits that a thread or child could end.
-_BEREFT = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})
+# Waits that a thread or child process could end.
+_ENDED_BY_PARTNER = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})
 
 
-def _bereft(context: DiagnosisContext) -> tuple[Wait, LastMessages] | None:
-    """Find a root that waits as for a thread or child, with what the first thread or child that died printed."""
-    alone = (root for root in hung_roots(context) if root.kind in _BEREFT and root.child is None)
-    # A traceback without a name may be one that was caught and printed.
-    deaths = ((root, one) for root in alone if (rank := context.rank(root.rank)) for one in rank.deaths)
-    return next(((root, one) for root, one in deaths if one.name != one.kind), None)
+def _wait_after_death(context: DiagnosisContext) -> tuple[Wait, LastMessages] | None:
+    """Find a root that a thread or child could end, and the last messages of a thread or child that died instead."""
+    waiting = (root for root in hung_roots(context) if root.kind in _ENDED_BY_PARTNER and root.child is None)
+    # A traceback without the name of a thread or child may be one that was caught and printed.
+    deaths = ((root, death) for root in waiting if (rank := context.rank(root.rank)) for death in rank.deaths)
+    return next(((root, death) for root, death in deaths if death.name != death.kind), None)
 
 
-@given(_bereft)
+@given(_wait_after_death)
 def thread_died(context: DiagnosisContext, root: Wait, dead: LastMessages) -> Explanation:
-    """An exception ended a thread or child, and the rank waits for something that it would have done."""
+    """An exception ended a thread or child process, and the rank waits for something that this one would have done."""
     return Explanation(
         cause=Cause.THREAD_DIED,
         evidence=EvidenceKind.PRINTED,
         facts={**death_facts(dead), "function": function_of(root), "line": wait_place(context, root)},
         ranks=(root.rank,),
-        place=dead.entered or dead.place,  # others may raise the same: it is there that no thread hears of it
+        place=dead.entered or dead.place,  # the thread's own function, which lets the exception escape
         proof=(f"rank{root.rank}/stderr.log", *dump_proof(context, root)),
     )
 
 
 def death_facts(dead: LastMessages) -> Facts:
-    """Return what a sentence may say of a thread or child that an exception ended."""
+    """Return the facts about a thread or child process that an exception ended."""
     return {"died": dead.kind, "error": dead.error, "raised_at": dead.place}
 
 
 def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
     """A rank waits for a task of its multiprocessing.Pool, and every worker of the pool waits for a task."""
-    looked = ((root, context.looked.get(root.rank)) for root in hung_roots(context))
-    root = next((root for root, seen in looked if seen and _awaits_pool(seen)), None)
+    seen = ((root, context.last_snapshot.get(root.rank)) for root in hung_roots(context))
+    root = next((root for root, snapshot in seen if snapshot and _awaits_pool(snapshot)), None)
     if root is None:
         return None
     return Explanation(
@@ -88,7 +88,7 @@ def pool_worker_lost(context: DiagnosisContext) -> Explanation | None:
 
 @given(standing(lambda root: root.kind is WaitKind.SLEEP))
 def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation | None:
-    """A rank sleeps, polls and sleeps again on the same line, and makes no progress."""
+    """A rank polls on one line, sleeping in between, and makes no progress."""
     if context.judgement.proof is None or context.judgement.proof.kind is not HangKind.LIVELOCK:
         return None
     return Explanation(
@@ -101,14 +101,15 @@ def livelock(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> E
     )
 
 
-def _openly_behind(context: DiagnosisContext) -> tuple[Wait, Stack, str] | None:
+def _open_wait_for_thread(context: DiagnosisContext) -> tuple[Wait, Stack, str] | None:
+    """Find the first root that waits for another thread which may still act."""
     waiting = (root for root in hung_roots(context) if root.kind in _LOCKS and not root.closed)
-    return next(((root, *behind) for root in waiting if (behind := thread_behind(context, root))), None)
+    return next(((root, *thread) for root in waiting if (thread := awaited_thread(context, root))), None)
 
 
-@given(_openly_behind)
+@given(_open_wait_for_thread)
 def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscall: str) -> Explanation:
-    """A rank waits for another thread, which may still act, but has not for longer than an open wait may last."""
+    """A rank waits for another thread. It may still act, but has not done so for longer than an open wait may last."""
     return Explanation(
         cause=Cause.BLOCKED_IO if syscall else Cause.LOCK_CYCLE,
         evidence=EvidenceKind.OPEN,
@@ -124,18 +125,20 @@ def open_thread_wait(context: DiagnosisContext, root: Wait, stack: Stack, syscal
     )
 
 
-def thread_behind(context: DiagnosisContext, root: Wait) -> tuple[Stack, str] | None:
-    """Return the thread with a line of the program that the rank waits for, and its system call for bytes.
+def awaited_thread(context: DiagnosisContext, root: Wait) -> tuple[Stack, str] | None:
+    """Return the stack of the thread that the rank waits for, and the system call in which that thread reads or writes.
 
-    None if it waits for no thread, or for several, unless one of them waits for a lock that it has taken itself, or all
-    for the same lock.
+    Return None if the rank waits for no thread of the program, or for several. Of several, the one counts that waits
+    for a lock which it holds itself; if all wait for one lock, the first counts.
     """
-    seen, stack = context.looked.get(root.rank), _stack(context, root)
-    if seen is None or stack is None or not any(_within(stack.frames, *one) for one in _JOINS):
+    seen, stack = context.last_snapshot.get(root.rank), _stack(context, root)
+    if seen is None or stack is None or not any(_within(stack.frames, *join) for join in _JOINS):
         return None
-    others = [one for one in seen.stacks if one is not stack and not is_poller(one) and user_frame(one.frames)]
-    others = [one for one in others if _takes_again(context, one)] or others
-    lines = {user_frame(one.frames) for one in others}
+    others = [
+        thread for thread in seen.stacks if thread is not stack and not is_poller(thread) and user_frame(thread.frames)
+    ]
+    others = [other for other in others if _takes_again(context, other)] or others
+    lines = {user_frame(other.frames) for other in others}
     locks = {context.program.locks_taken_at(line) for line in lines if line}
     if not lines or (len(lines) > 1 and (len(locks) != 1 or frozenset() in locks)):
         return None
@@ -149,54 +152,54 @@ def _takes_again(context: DiagnosisContext, stack: Stack) -> bool:
     return wanted is not None and context.program.lock_taken_by(wanted, stack.frames) is not None
 
 
-def line_behind(context: DiagnosisContext, root: Wait) -> Place | None:
-    """Return the line of the thread that the rank waits for; None if it waits for none, or for several."""
-    behind = thread_behind(context, root)
-    return place_of(context, None, user_frame(behind[0].frames)) if behind else None
+def awaited_thread_line(context: DiagnosisContext, root: Wait) -> Place | None:
+    """Return the program's line in the thread that the rank waits for, or None: see `awaited_thread`."""
+    thread = awaited_thread(context, root)
+    return place_of(context, None, user_frame(thread[0].frames)) if thread else None
 
 
 def _within(frames: Sequence[Frame], file: str, names: Sequence[str]) -> bool:
-    """Return whether a frame is one of these functions; py-spy names a method with its class, faulthandler without."""
-    return any(one.file.endswith(file) and one.function.rpartition(".")[2] in names for one in frames)
+    """Return whether a frame is in one of these functions. py-spy prefixes a method with its class."""
+    return any(frame.file.endswith(file) and frame.function.rpartition(".")[2] in names for frame in frames)
 
 
 def _awaits_pool(seen: RankSnapshot) -> bool:
-    """Return whether the rank waits for a result of its pool, and each worker of the pool for a task.
+    """Return whether the rank waits for a result of its multiprocessing.Pool while every worker waits for a task.
 
-    A concurrent.futures.ProcessPoolExecutor notices that a worker is gone, and raises.
+    A ProcessPoolExecutor would notice the lost worker and raise.
     """
     stack = rank_stack(seen)
     if stack is None or awaits_result(stack.frames) is not MULTIPROCESSING:
         return False
-    stood = (training_stack(stacks, pid) for pid, stacks in seen.child_stacks.items())
-    workers = [one for one in stood if one and is_worker(MULTIPROCESSING, one.frames)]
-    return bool(workers) and all(awaits_task(one.frames) for one in workers)
+    children = (training_stack(stacks, pid) for pid, stacks in seen.child_stacks.items())
+    workers = [worker for worker in children if worker and is_worker(MULTIPROCESSING, worker.frames)]
+    return bool(workers) and all(awaits_task(worker.frames) for worker in workers)
 
 
-_SILENT_S = 2.0  # the heartbeat thread writes four times a second whenever it gets the GIL
+_SILENT_S = 2.0  # a heartbeat is missing after this time: its thread writes four times a second if it gets the GIL
 # Frames between a Python line and the C function that it calls.
 _BRIDGES = ("ffi_", "libffi", "_ctypes", "_call_function_pointer", "?", "cpython-", "libpython", "_PyEval", "PyObject_")
 
 
-def _keeping(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
-    """Find the first root that waits and keeps the GIL, else the first that computes and never releases it.
+def _holds_gil(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
+    """Find the first root that waits while it holds the GIL, else the first that computes and never releases it.
 
-    A loop in Python releases the GIL when another thread asks for it, so its heartbeat continues. A function of the
-    interpreter itself, such as a search with a regular expression, does not.
+    A loop in Python releases the GIL when another thread requests it, so its heartbeat continues. A function of the
+    interpreter itself, such as a regular-expression search, does not release it.
     """
     held = [
         (root, stack)
         for root in hung_roots(context)
-        if (stack := _stack(context, root)) and _keeps(context, root, stack)
+        if (stack := _stack(context, root)) and _keeps_gil(context, root, stack)
     ]
     waiting = [(root, stack) for root, stack in held if root.kind is not WaitKind.COMPUTE]
     silent = ((root, stack) for root, stack in held if not _in_library(stack) and _silent_in_all_samples(context, root))
     return waiting[0] if waiting else next(silent, None)
 
 
-@given(_keeping)
+@given(_holds_gil)
 def gil_held_native(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
-    """A rank is in native code and keeps the interpreter's lock."""
+    """A rank is in native code and holds the GIL, so no other Python thread can run."""
     computes = root.kind is WaitKind.COMPUTE
     return Explanation(
         cause=Cause.GIL_HELD_NATIVE,
@@ -209,10 +212,11 @@ def gil_held_native(context: DiagnosisContext, root: Wait, stack: Stack) -> Expl
 
 
 def _silent_in_all_samples(context: DiagnosisContext, root: Wait) -> bool:
-    seen = [one.at_s for one in context.evidence.samples if one.rank == root.rank][-LOOP_SAMPLES:]
+    """Return whether all recent samples show one line, and no heartbeat came since the first of them."""
+    sampled_s = [sample.at_s for sample in context.evidence.samples if sample.rank == root.rank][-LOOP_SAMPLES:]
     lines = loop_lines(root, context.evidence.samples)
-    looked_s = context.evidence.snapshots[-1].at_s
-    return len(lines) == 1 and bool(seen) and _silent_s(context, root) >= max(_SILENT_S, looked_s - seen[0])
+    lasted_s = context.evidence.snapshots[-1].at_s - sampled_s[0] if sampled_s else 0.0
+    return len(lines) == 1 and bool(sampled_s) and _silent_s(context, root) >= max(_SILENT_S, lasted_s)
 
 
 def _in_native_loop(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
@@ -224,7 +228,7 @@ def _in_native_loop(context: DiagnosisContext) -> tuple[Wait, Stack] | None:
 def native_busy_loop(context: DiagnosisContext, root: Wait, stack: Stack) -> Explanation:
     return Explanation(
         cause=Cause.NATIVE_BUSY_LOOP,
-        # A lock that is kept is a fault of its own.
+        # Native code that also holds the GIL may be at fault for that alone.
         evidence=EvidenceKind.STACKS if stack.gil else EvidenceKind.SAMPLES,
         facts={"native": _native(stack), "function": function_of(root)},
         ranks=(root.rank,),
@@ -235,26 +239,27 @@ def native_busy_loop(context: DiagnosisContext, root: Wait, stack: Stack) -> Exp
 
 def _stack(context: DiagnosisContext, root: Wait) -> Stack | None:
     """Return the stack of the rank's training thread in the last snapshot."""
-    return rank_stack(context.looked[root.rank]) if root.rank in context.looked else None
+    return rank_stack(context.last_snapshot[root.rank]) if root.rank in context.last_snapshot else None
 
 
 def _stays_native(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
-    """Return whether it never returns to Python: one line in all samples, and the GIL released, or kept in silence.
+    """Return whether the rank never returns to Python: all samples show one line, and either the rank released the GIL
+    or the heartbeat is missing.
 
-    A Python loop that calls small C functions shows some of them too, but it holds the GIL and releases it again.
+    A Python loop that calls small C functions shows some of them too, but it holds the GIL and the heartbeat continues.
     """
     one_line = len(loop_lines(root, context.evidence.samples)) == 1
     return one_line and _in_library(stack) and (not stack.gil or _silent_s(context, root) >= _SILENT_S)
 
 
-def _keeps(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
-    """Return whether it keeps the GIL; without native frames only a missing heartbeat shows that."""
+def _keeps_gil(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
+    """Return whether the rank keeps the GIL. Without native frames only a missing heartbeat shows that."""
     return stack.gil and (bool(stack.native) or _silent_s(context, root) >= _SILENT_S)
 
 
 def _silent_s(context: DiagnosisContext, root: Wait) -> float:
-    """Return the time from its last heartbeat to the last snapshot; 0 if it has no heartbeat."""
-    board = context.looked[root.rank].board if root.rank in context.looked else None
+    """Return the time from the rank's last heartbeat to the last snapshot; 0 if it never wrote a heartbeat."""
+    board = context.last_snapshot[root.rank].board if root.rank in context.last_snapshot else None
     return context.evidence.snapshots[-1].at_s - board.beat_s if board and board.beat_s is not None else 0.0
 
 
@@ -264,6 +269,6 @@ def _in_library(stack: Stack) -> bool:
 
 
 def _native(stack: Stack) -> tuple[str, ...]:
-    """Return the native function nearest to Python that is no bridge, and the innermost one if that is another."""
+    """Return the outermost native function that is not part of the interpreter or ctypes, and the innermost one."""
     named = [name for name in stack.native if not any(word in name for word in _BRIDGES)] or [*stack.native]
     return tuple(dict.fromkeys((named[-1], named[0]))) if named else ()
