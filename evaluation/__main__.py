@@ -65,8 +65,9 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     if options.name == "corpus":
-        show(corpus.run(minutes=options.minutes, forget=options.forget))
-        return 1 if corpus.has_mistakes(corpus.load()) else 0
+        chosen = {"only": options.only, "file": options.results}
+        show(corpus.run(minutes=options.minutes, forget=options.forget, **chosen))
+        return 0 if options.only else int(corpus.has_mistakes(corpus.load()))
     if options.name in EXPERIMENTS:
         experiment = EXPERIMENTS[options.name]
         interpreter = {"python": options.python} if options.python and experiment.takes_python else {}

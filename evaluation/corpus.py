@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from benchmarks.circumstances import circumstances
@@ -97,10 +98,16 @@ def burning(processes: int) -> Iterator[None]:
             burner.wait()
 
 
-def run(*, minutes: float, forget: Sequence[str]) -> Iterator[str]:
-    """Run what has no run yet, begin no batch after so many minutes, and judge and store everything that has run."""
+def run(*, minutes: float, forget: Sequence[str], only: str = "", file: Path | None = None) -> Iterator[str]:
+    """Run what has no run yet, begin no batch after so many minutes, and judge and store everything that has run.
+
+    `only` is a glob of program names. The results of a part of the corpus are stored in `file` only, never with those
+    of the whole.
+    """
     until_s = time.monotonic() + 60 * minutes
-    possible_here = [trial for trial in corpus(corpus_root()) if not lacking(trial)]
+    possible_here = [trial for trial in corpus(corpus_root()) if not lacking(trial) and _is_chosen(trial, only)]
+    if only and not possible_here:
+        raise SystemExit(f"no program of the corpus that runs here is named {only}")
     answers: dict[str, list[TrialResult]] = {}
     commits: set[str] = set()
     left = 0
@@ -124,8 +131,19 @@ def run(*, minutes: float, forget: Sequence[str]) -> Iterator[str]:
         "runs_at_the_same_time": JOBS,
         **{circumstance: accuracy_values(some) for circumstance, some in answers.items()},
     }
-    RESULTS.write_text(json.dumps(values, indent=1) + "\n")
+    if only:
+        yield from (_line(circumstance, answer) for circumstance, some in answers.items() for answer in some)
+    if file is not None or not only:
+        (file or RESULTS).write_text(json.dumps(values, indent=1) + "\n")
     yield f"{sum(map(len, answers.values()))} runs judged, {left} to do"
+
+
+def _is_chosen(trial: Trial, only: str) -> bool:
+    return not only or fnmatchcase(trial.name, only) or fnmatchcase(trial.label.name, only)
+
+
+def _line(circumstance: str, answer: TrialResult) -> str:
+    return f"{circumstance:<7} {answer.trial.name}: {'; '.join(answer.wrong) or 'right'}"
 
 
 def load() -> dict[str, Any]:

@@ -4,7 +4,7 @@ import os
 
 from _job import FAULT, STEPS, Trainer, begin, end
 
-LABEL = {"verdict": "HANG", "kind": "deadlock", "cause": "debugger_waits", "culprit": [1], "step": 4}
+LABEL = {"verdict": "HANG", "kind": "deadlock", "cause": "debugger_waits", "culprit": [1], "step": 3}
 
 
 def inspect(loss: float) -> float:
