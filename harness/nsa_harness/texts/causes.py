@@ -1,4 +1,4 @@
-"""The texts of causes.toml: what each cause means, how it is proven, what to do, and the templates of its sentences."""
+"""Texts of causes.toml: what each cause means, how it is proven, what to do, and the templates of its sentences."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def sections() -> Mapping[str, Mapping[str, str]]:
 
 
 def text_of(code: str | None, key: str) -> str:
-    """Return one text of a cause, a template unrendered; "" where it has none.
+    """Return one text of a cause; "" if it has none. A template is returned unrendered.
 
-    A code that another version stored and this one does not know has the texts of an unknown cause.
+    A code that only another version knows has the texts of the cause `unknown`.
     """
     texts = sections()
     return texts.get(code or "", texts[Cause.UNKNOWN]).get(key, "")

@@ -1,6 +1,6 @@
-"""Sentences: the findings of a run in words, made from its facts by the templates of causes.toml.
+"""Sentences: the findings of a run in words, rendered from its facts with the templates of causes.toml.
 
-A sentence that cannot be made costs no verdict: the finding then shows its cause with the facts, and why is noted.
+If a template fails, the verdict stands: the finding then shows its cause with the facts, and the error is noted.
 """
 
 from __future__ import annotations
@@ -21,26 +21,30 @@ from nsa_harness.texts.words import agree, duration, place_name, ranks, with_coo
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """The findings of a diagnosis in words, in its order, and the sentences that could not be made."""
+    """The findings of a diagnosis in words, in its order, and the errors of templates that failed."""
 
     findings: tuple[Finding, ...]
     trouble: tuple[Trouble, ...]
 
 
 def in_words(diagnosis: Diagnosis) -> Words:
-    """Return the findings of `diagnosis`, which name the coordinates of ranks, and steps only where they count."""
+    """Return the findings of `diagnosis` with mesh coordinates of ranks, and without steps if these mean nothing."""
     trouble: list[Trouble] = []
     findings = tuple(_in_words(explanation, diagnosis, trouble) for explanation in diagnosis.explanations)
     return Words(findings=findings, trouble=tuple(trouble))
 
 
 def with_words(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes with the sentences of the findings that no rule made. Applied twice it changes nothing."""
-    worded = tuple(map(_with_own_words, outcomes))
-    return tuple(replace(outcome, showed=outcome.showed or _showed(outcome, worded)) for outcome in worded)
+    """Return the outcomes with all sentences that `in_words` cannot make, because they need more than one diagnosis.
+
+    Findings from `make_finding` get their claim and advice. A diagnostic rerun gets `showed`, the claim of the finding
+    to which it led. Outcomes that already have these sentences stay unchanged.
+    """
+    worded = tuple(map(_with_claims, outcomes))
+    return tuple(replace(outcome, showed=outcome.showed or _rerun_claim(outcome, worded)) for outcome in worded)
 
 
-def _with_own_words(outcome: Outcome) -> Outcome:
+def _with_claims(outcome: Outcome) -> Outcome:
     trouble: list[Trouble] = []
     findings = tuple(finding if finding.claim else worded(finding, trouble) for finding in outcome.findings)
     verdict = outcome.verdict
@@ -52,18 +56,18 @@ def _with_own_words(outcome: Outcome) -> Outcome:
 
 
 def worded(finding: Finding, trouble: list[Trouble]) -> Finding:
-    """Return the finding with the sentences made of its facts."""
+    """Return the finding with a claim and an advice from its facts."""
     facts = _template_facts(finding.code, finding.facts, finding.ranks, finding.place)
-    claim, advice = (_made(finding.code, key, facts, trouble) for key in ("claim", "advice"))
+    claim, advice = (_render(finding.code, key, facts, trouble) for key in ("claim", "advice"))
     return replace(finding, claim=claim, advice=advice, facts=stored_facts(finding.facts))
 
 
-def _showed(outcome: Outcome, worded: Sequence[Outcome]) -> str | None:
-    """Return the claim of the finding that the diagnostic rerun `outcome` led to, or None."""
-    asked = outcome.spec.deepening
-    if asked is None:
+def _rerun_claim(outcome: Outcome, worded: Sequence[Outcome]) -> str | None:
+    """Return the claim of the finding to which the diagnostic rerun `outcome` led, or None."""
+    rerun = outcome.spec.deepening
+    if rerun is None:
         return None
-    bases = (base for base in worded if (base.spec.scenario, base.attempt) == (outcome.spec.scenario, asked.of))
+    bases = (base for base in worded if (base.spec.scenario, base.attempt) == (outcome.spec.scenario, rerun.of))
     findings = (finding for base in bases for finding in base.findings if finding.code == Cause.DEEPENED)
     return next((finding.claim for finding in findings if finding.facts.get("attempt") == outcome.attempt), None)
 
@@ -81,7 +85,7 @@ def stall_text(note: StallNote) -> str:
 
 def _stalled_text(stalled: StalledRanks) -> str:
     """Return "ranks 0, 2 are blocked in all_reduce #3 at train.py:18, waiting for rank 1"."""
-    # "is blocked" changes in its first word, and "moves" in its last letter.
+    # Only the verb depends on the number of ranks: "is blocked" changes its first word, "moves" its last letter.
     verb, _, rest = stalled.does.partition(" ")
     text = f"{ranks(stalled.ranks)} {agree(verb, stalled.ranks)}{rest and f' {rest}'}"
     text += f" in {stalled.blocked_in}" if stalled.blocked_in else ""
@@ -99,13 +103,13 @@ def _in_words(explanation: Explanation, diagnosis: Diagnosis, trouble: list[Trou
     left_open = (_open_question(question, trouble) for question in explanation.open_questions)
     return explanation.in_words(
         reworded(_claim(explanation, trouble)),
-        _made(explanation.cause.value, "advice", _facts_of(explanation), trouble),
+        _render(explanation.cause.value, "advice", _facts_of(explanation), trouble),
         tuple(reworded(sentence) for sentence in dict.fromkeys(left_open)),
     )
 
 
 def _claim(explanation: Explanation, trouble: list[Trouble]) -> str:
-    claim = _made(explanation.cause.value, "claim", _facts_of(explanation), trouble)
+    claim = _render(explanation.cause.value, "claim", _facts_of(explanation), trouble)
     reason = explanation.reason
     return f"{claim}; {text_of(reason.value, 'as_reason')} ({reason.value})" if reason else claim
 
@@ -124,19 +128,20 @@ def _template_facts(
 
 
 def _open_question(question: OpenQuestion, trouble: list[Trouble]) -> str:
-    return _made(LEFT_OPEN, question.code, question.facts, trouble)
+    return _render(LEFT_OPEN, question.code, question.facts, trouble)
 
 
-def _made(section: str, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
+def _render(section: str, key: str, facts: Mapping[str, object], trouble: list[Trouble]) -> str:
+    """Return the rendered template. If that fails, note the error in `trouble` and return the code with its facts."""
     try:
         return rendered(section, key, facts)
-    except Exception as error:  # a filter may raise anything, and no sentence is worth a verdict
+    except Exception as error:  # a filter may raise anything, and the verdict matters more than a sentence
         trouble.append(Trouble(what=f"the {key} of {section}", why=f"{type(error).__name__}: {error}"))
-        return "" if key == "advice" else _bare(key if section == LEFT_OPEN else section, facts)
+        return "" if key == "advice" else _code_with_facts(key if section == LEFT_OPEN else section, facts)
 
 
-def _bare(code: str, facts: Mapping[str, object]) -> str:
-    """Return the code with its facts: "pipe_full (line=train.py:12)"."""
+def _code_with_facts(code: str, facts: Mapping[str, object]) -> str:
+    """Return "pipe_full (line=train.py:12)": what a finding shows in place of a sentence that could not be rendered."""
     shown_facts = {name: value for name, value in facts.items() if name != "remedy" and value not in (None, "", ())}
     shown = ", ".join(f"{name}={place_name(v) if isinstance(v, Place) else v}" for name, v in shown_facts.items())
     return f"{code} ({shown})" if shown else code

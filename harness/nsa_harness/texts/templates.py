@@ -1,4 +1,4 @@
-"""Templates of causes.toml: each is compiled when it is first rendered, and a missing fact is an error."""
+"""Templates of causes.toml. Each is compiled when it is first rendered, and a missing fact is an error."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nsa_harness.texts.words import FILTERS
 
 
 def rendered(section: str, key: str, facts: Mapping[str, object]) -> str:
-    """Return the text made of these facts. Raises `jinja2.TemplateError` and whatever a filter raises."""
+    """Return the template rendered with these facts. Raises `jinja2.TemplateError` and any error of a filter."""
     return template(section, key).render(facts)
 
 
 @cache
 def template(section: str, key: str) -> Template:
-    """Return the compiled template. The advice of a cause that has none of its own is its remedy."""
+    """Return the compiled template. A cause without its own advice uses its remedy."""
     source = sections()[section].get(key, "{{ remedy }}") if key == "advice" else sections()[section][key]
     return environment().from_string(source)
 
@@ -26,8 +26,8 @@ def template(section: str, key: str) -> Template:
 @cache
 def environment() -> Environment:
     """Return the one environment of all templates."""
-    # Sentences are plain text; whoever writes HTML or Markdown escapes them there.
-    # `{% include "name" %}` puts in a sentence of [shared], with the facts of the template around it.
+    # Sentences are plain text. The writers of HTML and Markdown escape them.
+    # `{% include "name" %}` inserts a sentence of [shared], rendered with the facts of the including template.
     shared = FunctionLoader(lambda name: sections()[SHARED].get(name))
     environment = Environment(undefined=StrictUndefined, autoescape=False, finalize=_printed, loader=shared)
     environment.filters.update(FILTERS)
@@ -35,7 +35,7 @@ def environment() -> Environment:
 
 
 def _printed(value: object) -> object:
-    """Refuse to print None: the template has to ask whether the fact is known."""
+    """Raise if a template prints None: it has to check first whether the fact is known."""
     if value is None:
         raise UndefinedError("a fact that is None was printed")
     return value

@@ -1,4 +1,4 @@
-"""Words for values: the same number, place or verdict reads the same in every document."""
+"""Words for values, so that a number, place or verdict reads the same in every document."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from nsa_harness.texts.causes import sections, text_of
 
 
 def verdict(outcome: Outcome) -> str:
-    """Return the verdict as people read it: a job that was only inspected has none, and that is no error."""
+    """Return the verdict for readers. A job that was only inspected has no verdict, but that is not an error."""
     return _LOOKED_AT.get(outcome.verdict.cause or "", outcome.verdict.status.value)
 
 
@@ -74,7 +74,7 @@ MEANING: dict[HangKind | Status, str] = {
 
 _LOOKED_AT = {STILL_RUNNING: "MOVES", SUSPECTED: "STALL", INCONCLUSIVE: "OPEN"}
 UNKNOWN = "not known"
-# The most urgent verdict first.
+# The order in which readers want to see the verdicts.
 LOUDEST_FIRST = (Status.HANG, Status.FAIL, Status.ERROR, Status.SKIP, Status.PASS)
 
 
@@ -112,7 +112,7 @@ def loss(value: float | None) -> str:
 
 
 def middle(text: str, limit: int) -> str:
-    """Return at most `limit` characters; the middle goes, because similar names differ at their ends."""
+    """Return at most `limit` characters. The middle is cut out, because similar names differ at their ends."""
     if len(text) <= limit:
         return text
     tail = (limit - 1) // 2
@@ -168,7 +168,7 @@ def place_name(place: Place) -> str:
 
 
 def place_details(place: Place, step: int | None = None) -> str:
-    """Return what is known of the place: function, layer, module, parameter, step."""
+    """Return the known details of the place: function, layer, module, parameter, step."""
     details = (
         place.function,
         None if place.layer is None else f"layer {place.layer}",
@@ -180,12 +180,12 @@ def place_details(place: Place, step: int | None = None) -> str:
 
 
 def statement(place: Place) -> str:
-    """Return the line itself. A text of several lines ends in the line of the place."""
+    """Return the source line of the place, which is the last line of its text."""
     return (place.text or "").rpartition("\n")[2].strip()
 
 
 def source_lines(place: Place) -> Iterator[str]:
-    """Yield the statement with its line numbers. A text of several lines ends in the line of the place."""
+    """Yield the statement with its line numbers. The last line is the line of the place."""
     lines = textwrap.dedent(place.text).split("\n") if place.text else []
     digits = len(str(place.line or ""))
     for offset, line in enumerate(lines, start=1 - len(lines)):
@@ -194,7 +194,7 @@ def source_lines(place: Place) -> Iterator[str]:
 
 
 def numbered_lines(around: Place, marked: int | None) -> Iterator[str]:
-    """Yield lines of source with their numbers, the line `marked` with a mark. The last line is that of the place."""
+    """Yield source lines with their numbers, and "▸" at the line `marked`. The last line is the line of the place."""
     lines = textwrap.dedent(around.text or "").split("\n")
     first = (around.line or 0) - len(lines) + 1
     digits = len(str(around.line or 0))
@@ -226,12 +226,15 @@ def remarks(outcome: Outcome) -> Iterator[str]:
 
 
 def counts_line(report: Report) -> str:
-    """Return "7 runs: 2 HANG · 1 FAIL" over the runs that count, loudest first; "1 run in 3 attempts: 1 PASS"."""
-    given = counts(report.outcomes)
-    total = sum(given.values())
+    """Return "7 runs: 2 HANG · 1 FAIL · 4 PASS", the most important verdict first; "1 run in 3 attempts: 1 PASS".
+
+    A repeated run counts once, and diagnostic reruns do not count.
+    """
+    by_status = counts(report.outcomes)
+    total = sum(by_status.values())
     attempts = sum(outcome.spec.deepening is None for outcome in report.outcomes)
     tried = f" in {attempts} attempts" if attempts > total else ""
-    parts = " · ".join(f"{given[status]} {status.value}" for status in LOUDEST_FIRST if given[status])
+    parts = " · ".join(f"{by_status[status]} {status.value}" for status in LOUDEST_FIRST if by_status[status])
     return f"{plural(total, 'run')}{tried}: {parts}" if parts else "0 runs: nothing was judged"
 
 
@@ -242,7 +245,7 @@ def machine_line(facts: MachineFacts) -> str:
 
 
 def worst_first(outcome: Outcome) -> tuple[bool, bool, int]:
-    """Return a sort key: unexpected outcomes that count come first, then the loudest verdict."""
+    """Return a sort key: unexpected outcomes that count come first, then the most important verdict."""
     return not outcome.final, outcome.expected, LOUDEST_FIRST.index(outcome.verdict.status)
 
 
@@ -252,7 +255,7 @@ def bad_news_first(report: Report) -> list[tuple[int, Outcome]]:
 
 
 def launch_line(rank_count: int, backend: str, subject: str) -> str:
-    """Return "2 ranks · gloo · shape ci", without the backend "any" of a program that chooses its own."""
+    """Return "2 ranks · gloo · shape ci". The backend "any" of a program that chooses its own is not shown."""
     parts = (plural(rank_count, "rank"), "" if backend == "any" else backend, subject)
     return " · ".join(word for word in parts if word)
 
@@ -276,7 +279,7 @@ def wall_time(outcome: Outcome) -> str:
 
 
 def facts(outcome: Outcome) -> tuple[str, ...]:
-    """Return what was run, with remarks and notes."""
+    """Return the facts about a run: its subject, launch, remarks, result of a diagnostic rerun, and notes."""
     showed = f"it showed: {outcome.showed}" if outcome.showed else ""
     launched = launch_line(outcome.spec.ranks, outcome.spec.backend, outcome.spec.subject)
     remarks_and_notes = (outcome.spec.about, launched, *remarks(outcome), showed, *outcome.spec.notes)
@@ -308,11 +311,11 @@ def last_shared(outcome: Outcome) -> str:
 
 
 def numbers(outcome: Outcome) -> Iterator[str]:
-    """Yield every number of the run that is known, each once."""
+    """Yield every known number of the run, each once."""
     metrics = dict(outcome.metrics)
     steps, first, last = (metrics.pop(name, None) for name in ("steps", "loss_first", "loss_last"))
-    for told_elsewhere in ("peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
-        metrics.pop(told_elsewhere, None)
+    for shown_elsewhere in ("peak_rss_bytes", "peak_gpu_bytes", *_OF_ALL_STEPS):
+        metrics.pop(shown_elsewhere, None)
     parts = [(part, metrics.pop(f"{part}_s", None)) for part in ("fetch", "forward", "backward", "optimizer")]
     rate = metrics.pop("tokens_per_s", outcome.usage.tokens_per_s)
     if steps is not None:
@@ -329,17 +332,22 @@ def numbers(outcome: Outcome) -> Iterator[str]:
         yield f"peak GPU memory {size(outcome.usage.peak_gpu_bytes)}"
 
 
-_OF_ALL_STEPS = ("step_s_median", "tokens_per_s_median", "tokens_per_s_slowest")  # for criteria, and `expect`
+_OF_ALL_STEPS = (
+    "step_s_median",
+    "tokens_per_s_median",
+    "tokens_per_s_slowest",
+)  # metrics for criteria and `expect`, not for readers
 
 
 def row_sentence(outcome: Outcome) -> str:
-    """Return the text of a row in a table of outcomes: steps and loss of a PASS, else the sentence of the verdict."""
+    """Return the text of an outcome's row in a table: steps and loss of a PASS, else the summary of the verdict."""
     passed = outcome.verdict.status is Status.PASS
     steps_and_loss = " · ".join(islice(numbers(outcome), 2)) if passed and "steps" in outcome.metrics else ""
     return steps_and_loss or outcome.verdict.summary
 
 
 def times(outcome: Outcome) -> Iterator[str]:
+    """Yield how long the launch, the detection of a hang, the teardown and the whole run took, if known."""
     timing = outcome.timing
     named = (("launch", timing.launch_s), ("detected after", timing.detected_s), ("teardown", timing.teardown_s))
     yield from (f"{name} {seconds(value)}" for name, value in named if value is not None)
@@ -347,7 +355,7 @@ def times(outcome: Outcome) -> Iterator[str]:
 
 
 def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the lists that show what the verdict is based on; an empty list is shown as such."""
+    """Yield the titled lists that show on what the verdict is based. An empty list is shown as "none" or "nothing"."""
     skipped = outcome.verdict.status is Status.SKIP
     if not outcome.findings and not skipped:
         yield "findings", ("none",)
@@ -360,7 +368,7 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
     if lines := tuple(memory(outcome)):
         yield "memory", lines
     if outcome.signals:
-        yield "signals", tuple(group_ranks_by_text(outcome.signals))
+        yield "signals", tuple(f"{names}: {text}" for names, text in ranks_by_text(outcome.signals.items(), most=None))
     if outcome.nccl:
         yield "NCCL", tuple(nccl(outcome.nccl))
     if not skipped and outcome.ended != UNWATCHED:
@@ -371,12 +379,12 @@ def grounds(outcome: Outcome) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield "not captured", ("nothing; every source that was asked answered",)
 
 
-_MAX_MEMORY_RANKS = 4  # of more ranks only those that use most are shown
+_MAX_MEMORY_RANKS = 4  # ranks shown; if there are more, those that use most
 _MOMENTS = {"boot": "at boot", "dump": "in the newest dump", "end": "at the end"}
 
 
 def memory(outcome: Outcome) -> Iterator[str]:
-    """Yield the memory of each rank at boot, in a dump and at the end; after a good run only of the allocator."""
+    """Yield the memory of the ranks at boot, in a dump and at the end, if the end or the allocator was recorded."""
     is_shown = any(row.moment == "end" or row.allocated_bytes is not None for row in outcome.memory)
     for moment, name in _MOMENTS.items() if is_shown else ():
         rows = [row for row in outcome.memory if row.moment == moment]
@@ -405,14 +413,6 @@ def _memory_of(row: MemoryAt) -> Iterator[str]:
         yield f"step {row.step}"
 
 
-def group_ranks_by_text(by_rank: dict[int, str]) -> Iterator[str]:
-    """Yield each text once, with the names of the ranks that have it."""
-    groups: dict[str, list[int]] = {}
-    for rank, text in by_rank.items():
-        groups.setdefault(text, []).append(rank)
-    yield from (f"{ranks(group)}: {text}" for text, group in groups.items())
-
-
 def nccl(info: NcclInfo) -> Iterator[str]:
     """Yield how NCCL connected the ranks."""
     if info.version:
@@ -431,20 +431,20 @@ def nccl(info: NcclInfo) -> Iterator[str]:
 
 
 def gathered(file: Artifact) -> str:
-    """Return how many lines a file of all attempts has; if it is empty, why."""
+    """Return the number of lines of a file of all attempts, or the reason why it is empty."""
     return file.absent or plural(file.count or 0, "line")
 
 
 def trouble(item: Trouble) -> str:
-    who = "" if item.rank is None else f" of rank {item.rank}"
-    return f"{item.what}{who}: {item.why}"
+    rank = "" if item.rank is None else f" of rank {item.rank}"
+    return f"{item.what}{rank}: {item.why}"
 
 
 _VITAL_HEAD = ("rank:", "loss:", "gradients", "buckets", "longest gap:", "peak memory:")
 
 
 def vital_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return head and rows of the table of ranks, without unknown columns. A colon aligns a column right."""
+    """Return the head and rows of the table of ranks, without unknown columns. A colon aligns a column to the right."""
     rows = [
         (
             str(row.rank),
@@ -468,9 +468,9 @@ def ending_counts(ended: Endings) -> str:
 
 
 def hypothesis_reason(row: HypothesisRow) -> str:
-    """Return the reason, with how many contrasts show it if there are several."""
-    say, of = row.of_contrasts
-    return f"{row.reason} ({say} of {of} contrasts)" if of > 1 and row.changed else row.reason
+    """Return the reason. If there are several contrasts, add how many of them show it."""
+    shown_by, of = row.of_contrasts
+    return f"{row.reason} ({shown_by} of {of} contrasts)" if of > 1 and row.changed else row.reason
 
 
 def cost(row: HypothesisRow) -> str:
@@ -487,7 +487,7 @@ def hypothesis_answer(row: HypothesisRow) -> tuple[str, str]:
 
 
 def hypothesis_in_line(row: HypothesisRow) -> str:
-    """Return the hypothesis, with its runs if they matter."""
+    """Return the hypothesis, with the runs that support it or leave it undecided."""
     if row.answer in (Answer.SUPPORTED, Answer.UNDECIDED):
         return f"{row.hypothesis.text} ({hypothesis_because(row)})"
     return row.hypothesis.text
@@ -521,7 +521,7 @@ def duration(value_s: float) -> str:
 
 
 def agree(verb: str, subject: int | Sized) -> str:
-    """Return the verb as it follows its subject: "waits" for one rank, "wait" for several."""
+    """Return the verb in the number of its subject: "waits" for one rank, "wait" for several."""
     count = subject if isinstance(subject, int) else len(subject)
     return verb if count == 1 else _PLURAL_VERBS.get(verb, verb.removesuffix("s"))
 
@@ -530,30 +530,33 @@ _PLURAL_VERBS = {"is": "are", "was": "were", "does": "do", "has": "have"}
 
 
 def inside(function: str) -> str:
-    """Return " in step" for a function that is known."""
+    """Return " in step" for the function `step`; "" if the function is unknown."""
     return f" in {function}" if function else ""
 
 
 def child_wait(kind: str) -> str:
-    """Return what a child process waits for: the section of that name in causes.toml."""
+    """Return the text for a kind of wait of a child process, from [child_wait] of causes.toml."""
     waits = sections()["child_wait"]
     return waits.get(kind, waits["unknown"])
 
 
 def process(child: Mapping[str, Any]) -> str:
-    """Return "4711 (python worker.py)" for a process of which pid and command are known."""
+    """Return "4711 (python worker.py)" for a process with pid and command."""
     return f"{child['pid']} ({shorten(child['command'], 60)})"
 
 
 def wait(waiting: Mapping[str, Any]) -> str:
-    """Return "rank 1 is blocked in recv from rank 0 at train.py:12" for a wait, and the half of its transfer."""
+    """Return "rank 1 is blocked in recv from rank 0 at train.py:12" for the facts of a wait in a transfer.
+
+    For any other wait, return "rank 1 is blocked in all_reduce #13 at train.py:12".
+    """
     half = waiting.get("transfer")
     call = f"{half['op']} {'to' if half['sends'] else 'from'} {ranks(half['peers'])}" if half else waiting["blocked_in"]
     return f"rank {waiting['rank']} is blocked in {call}{at(waiting.get('line'))}"
 
 
 def operation(call: Mapping[str, Any]) -> str:
-    """Return "all_reduce #13 of group tp" for a collective. The group of all ranks goes without saying."""
+    """Return "all_reduce #13 of group tp" for a collective. The group of all ranks is not named."""
     number = "" if call["number"] is None else f" #{call['number']}"
     group = "" if call["group"] in ("", "0") else f" of group {call['group']}"
     return f"{call['op']}{number}{group}"
@@ -565,7 +568,7 @@ def call_text(call: Mapping[str, Any]) -> str:
 
 
 def last_seen(seen: Mapping[str, Any]) -> str:
-    """Return "last seen in forward blocks.0, step 3", or why a rank was not seen: the section [unseen]."""
+    """Return "last seen in forward blocks.0, step 3", or the text of [unseen] that shows why a rank was not seen."""
     if "unseen" in seen:
         return sections()["unseen"][seen["unseen"]]
     name = f" {seen['name']}" if seen["name"] else ""
@@ -588,7 +591,7 @@ def blocked(waiting: Mapping[str, Any] | None) -> str:
     return f"; {ranks(those)} {agree('is', those)} blocked in {call}{at(waiting['line'])}"
 
 
-_SHORT_S = 0.1  # of a step; below, tenths of a second say nothing
+_SHORT_S = 0.1  # shorter steps are shown in milliseconds
 
 
 def pace(speed: Mapping[str, Any]) -> str:
@@ -602,23 +605,23 @@ def pace(speed: Mapping[str, Any]) -> str:
 
 
 def hot_part(part: Mapping[str, Any]) -> str:
-    """Return "step at own/train.py:12, in the loop of line 10, (90 %)"."""
+    """Return "step at own/train.py:12, in the loop of line 10, (90 %)" for a part of a profile and its samples."""
     loop = "" if part["loop_line"] is None else f", in the loop of line {part['loop_line']},"
     return f"{part['function']}{at(part['line'])}{loop} ({100 * part['samples'] // part['of']} %)"
 
 
 def refused(code: str) -> str:
-    """Return what the machine refused: the section of that name in causes.toml."""
+    """Return the text for what the machine refused, from [refused] of causes.toml."""
     return sections()["refused"][code]
 
 
 def ended_there(end: Mapping[str, Any]) -> str:
-    """Return "2 hang at own/train.py:12" for attempts that ended alike."""
+    """Return "2 hang at own/train.py:12" for attempts that ended in the same way on the same line."""
     return f"{end['count']} {agree(end['verb'], end['count'])} at {location(end['line'])}"
 
 
 def what_follows(change: str, ended: str) -> str:
-    """Return what follows from a rerun with this change that ended so, with ": " before it; "" if nothing does."""
+    """Return ": " and what the end of a diagnostic rerun with this change shows; "" if it shows nothing."""
     text = sections()["what_follows"].get(f"{change}, {ended}")
     return f": {text}" if text else ""
 
@@ -639,7 +642,7 @@ def of_step(step: int | None) -> str:
 
 
 def first_few(names: Sequence[str], count: int | None = None, *, shown: int = 3, of: str = "") -> str:
-    """Return "a, b, c and 2 more" for `count` names, of which `names` has the first."""
+    """Return "a, b, c and 2 more". `count` is the number of all names, if `names` has only the first ones."""
     count = len(names) if count is None else count
     return ", ".join(names[:shown]) + (f" and {count - shown} more{of}" if count > shown else "")
 
@@ -652,7 +655,7 @@ def parameter_names(names: Sequence[str]) -> str:
 
 
 def callers(entered: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str:
-    """Return "rank 0 called all_reduce #6, rank 1 called barrier #6"; only of `ranks` if they are given."""
+    """Return "rank 0 called all_reduce #6, rank 1 called barrier #6". Default: for all ranks."""
     texts = [(rank, call_text(call)) for call in entered for rank in call["ranks"] if ranks is None or rank in ranks]
     return ", ".join(f"{names} called {text}" for names, text in ranks_by_text(texts))
 
@@ -670,19 +673,21 @@ def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
 
 
 def on_ranks(values: Sequence[Mapping[str, Any]], *patterns: str) -> str:
-    """Return "4 elements on rank 0, 2 elements on rank 1".
+    """Return "4 elements on rank 0, 2 elements on rank 1" for values from `ranks_by_facts`.
 
-    A value is worded by the first pattern whose names it has: "{elements} elements". `{line}` is " at own/train.py:12".
+    A pattern such as "{elements} elements" names facts of a value. Each value uses the first pattern all of whose facts
+    it has, else the last pattern. `{line}` becomes " at own/train.py:12".
     """
-    texts = [(rank, _filled(patterns, value)) for value in values for rank in value["ranks"]]
+    texts = [(rank, _fill_pattern(patterns, value)) for value in values for rank in value["ranks"]]
     return ", ".join(f"{text} on {names}" for names, text in ranks_by_text(texts))
 
 
-def _filled(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
-    *first, last = patterns
-    for pattern in first:
+def _fill_pattern(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
+    """Return the first pattern whose names all are in `facts`, else the last pattern, with the facts filled in."""
+    *earlier, last = patterns
+    for pattern in earlier:
         if all(name is None or name in facts for _, name, _, _ in Formatter().parse(pattern)):
-            return _filled([pattern], facts)
+            return _fill_pattern([pattern], facts)
     return last.format(**{**facts, "line": at(facts.get("line"))})
 
 
@@ -692,17 +697,20 @@ def counts_by_rank(counts: Sequence[Mapping[str, Any]]) -> str:
     return " · ".join(f"{names} {text}" for names, text in ranks_by_text(texts))
 
 
-_MAX_TEXTS = 4  # texts that a sentence spells out; the ranks of all others are counted
+_MAX_TEXTS = 4  # texts that a sentence spells out; the ranks of the other texts are counted
 
 
-def ranks_by_text(texts: Iterable[tuple[int, str]]) -> list[tuple[str, str]]:
-    """Return each text once with the names of its ranks, in the order of the lowest rank."""
-    ranks: dict[str, list[int]] = {}
+def ranks_by_text(texts: Iterable[tuple[int, str]], most: int | None = _MAX_TEXTS) -> list[tuple[str, str]]:
+    """Return each text once, after the names of its ranks: [("ranks 0, 2", "all_reduce"), ("rank 1", "barrier")].
+
+    The texts are in the order of their lowest ranks. After `most` texts, one last item counts the other ranks.
+    """
+    by_text: dict[str, list[int]] = {}
     for rank, text in sorted(texts):
-        ranks.setdefault(text, []).append(rank)
-    shown = [(ranks_text(numbers), text) for text, numbers in list(ranks.items())[:_MAX_TEXTS]]
-    rest = sum(map(len, list(ranks.values())[_MAX_TEXTS:]))
-    return [*shown, (f"{rest} more ranks", "something else")] if rest else shown
+        by_text.setdefault(text, []).append(rank)
+    groups = [(ranks_text(numbers), text) for text, numbers in by_text.items()]
+    rest = sum(map(len, list(by_text.values())[most:])) if most is not None else 0
+    return [*groups[:most], (f"{rest} more ranks", "something else")] if rest else groups
 
 
 _MENTION = re.compile(r"\branks? (?:\d+(?:, \d+){0,3}(?: and \d+)?)(?![-\d]|\.\d)(?!, \d| and \d| \()")
@@ -711,7 +719,7 @@ _STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? do
 
 
 def with_coordinates(claim: str, places: Meshes) -> str:
-    """Return the claim with each rank's mesh coordinates after the first mention of its number."""
+    """Return the claim with mesh coordinates after the first mention of each rank."""
     mentioned: set[int] = set()
 
     def located(number: re.Match[str]) -> str:
@@ -725,11 +733,11 @@ def with_coordinates(claim: str, places: Meshes) -> str:
 
 
 def without_steps(claim: str) -> str:
-    """Return the claim without step numbers: a program without an optimizer never leaves its first step."""
+    """Return the claim without step numbers. They mean nothing in a program without an optimizer."""
     return _STEP.sub("", claim)
 
 
-# What templates may do with a fact.
+# The filters that templates may apply to a fact.
 FILTERS: dict[str, Callable[..., str]] = {
     "agree": agree,
     "at": at,

@@ -1,7 +1,7 @@
-"""The one table of causes: a row has everything that is known about a cause but its words, which causes.toml has.
+"""Table of all causes. A row has everything that is known about a cause; its texts are in causes.toml.
 
-Documents, the causes that a scenario may expect, severity, certainty, further runs and reproductions are all read from
-here. A new cause begins with a row; the tests then show what else it needs.
+The documents, the causes that a scenario may expect, severity, certainty, further runs and reproductions all use this
+table. A new cause starts with a row, and the tests then show what else it needs.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ BETWEEN_RANKS = (Caveat.ALL_ARE_BLAMED, Caveat.CAUGHT_SOMETHING)
 
 
 class SecondRun(StrEnum):
-    """The one thing that a further run of the same program does differently."""
+    """The one change that a further run of the same program makes."""
 
     NAMES = "names"  # DDP names parameters
     ANOMALY = "anomaly"  # autograd keeps the forward line of each operation
-    CHECKPOINT_DEBUG = "checkpoint_debug"  # checkpointing tells which operation it recomputes otherwise
-    LAUNCH_BLOCKING = "launch_blocking"  # a kernel fails on the line that launched it
+    CHECKPOINT_DEBUG = "checkpoint_debug"  # checkpointing reports which operation it recomputes differently
+    LAUNCH_BLOCKING = "launch_blocking"  # a failing kernel raises on the line that launched it
     OTHER_BACKEND = "gloo"
-    GROWTH = "growth"  # what lives after two steps is told by the line that allocated it
-    AGAIN = "again"  # nothing
+    GROWTH = "growth"  # memory that lives longer than two steps is listed by the line that allocated it
+    AGAIN = "again"  # no change
 
 
 class Replay(StrEnum):
     """The record from which a script can repeat the calls."""
 
     NONE = "none"
-    CALLS = "calls"  # of the flight recorder, which has DDP's own ones too, or from Python
-    PYTHON_CALLS = "python calls"  # alone: the flight recorder tells nothing of what differs
+    CALLS = "calls"  # from the flight recorder, which includes DDP's own calls, or from Python
+    PYTHON_CALLS = "python calls"  # only from Python: the flight recorder does not record the difference
 
 
 class DecisionTreePolicy(StrEnum):
-    """Whether a run with this cause is passed to a decision tree, which looks for the part of a program at fault."""
+    """Whether a decision tree, which looks for the part of the program at fault, takes a run with this cause."""
 
-    NEVER = "never"  # it came from outside, or tells nothing of the program's parts
-    UNEXPLAINED = "unless it is certain"  # then the cause is the answer, with its remedy
-    ALWAYS = "always"  # that it happened may be certain, and explains nothing
+    NEVER = "never"  # the cause came from outside, or is independent of the program's parts
+    UNEXPLAINED = "unless it is certain"  # a certain cause is the answer already, with its remedy
+    ALWAYS = "always"  # the cause only names what happened, and explains nothing
 
 
 class Producer(StrEnum):
@@ -79,17 +79,17 @@ class Producer(StrEnum):
 
 
 class ShownBy(StrEnum):
-    """By what a cause is shown, the better first."""
+    """The kind of test that shows a cause, the best first."""
 
-    PROGRAM = "program"  # of tests/faults, with a healthy twin
+    PROGRAM = "program"  # in tests/faults, with a healthy twin
     EVIDENCE = "evidence"  # built by hand, in tests/frozen
-    TEST = "test"  # that lays outcomes side by side, where no evidence of one run can show it
+    TEST = "test"  # compares outcomes: no evidence of a single run can show the cause
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
     by: ShownBy
-    name: str = ""  # of the program, or the test's file
+    name: str = ""  # name of the program, or path of the test
     reason: str = ""  # why no program shows it
 
 
@@ -107,30 +107,32 @@ def by_test(name: str, reason: str) -> tuple[Shown, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Everything that is known about one cause, without its words."""
+    """Everything that is known about one cause, without its texts."""
 
     code: str
     shown_by: tuple[Shown, ...]
-    verdicts: tuple[Status, ...] = ()  # that it can be the cause of
-    kinds: tuple[HangKind, ...] = ()  # of a HANG among them
-    beside: bool = False  # it is also noted beside any verdict, a PASS included
-    severity: Severity = Severity.CRITICAL  # beside a FAIL or HANG, where a warning is the most; its cause is critical
-    unfailed: Severity = Severity.INFO  # in a run that neither failed nor hung
-    blames: bool = True  # a run that ends so has a culprit
-    between_ranks: bool = False  # ranks do not go together: one side is wrong, and a rank of the other side is not
-    certain_by: tuple[EvidenceKind, ...] = ()  # of what a rule may go by; nothing else, however sure, makes it certain
+    verdicts: tuple[Status, ...] = ()  # verdicts of which this can be the cause
+    kinds: tuple[HangKind, ...] = ()  # kinds of hang, if HANG is one of the verdicts
+    beside: bool = False  # also noted with any verdict, even a PASS
+    severity: Severity = Severity.CRITICAL  # of a finding noted with a FAIL or HANG; at most a warning there
+    unfailed: Severity = Severity.INFO  # of a finding in a run that neither failed nor hung
+    blames: bool = True  # a run with this cause has a culprit
+    between_ranks: bool = False  # ranks disagree: one side is wrong, and the other side is right
+    certain_by: tuple[EvidenceKind, ...] = ()  # the only kinds of evidence that prove the cause
     certain_unless: tuple[Caveat, ...] = ()  # in addition to the caveats that all causes share
-    second_run: tuple[SecondRun, ...] | None = ()  # what tells more even where it is certain; None: no run tells more
+    second_run: (
+        tuple[SecondRun, ...] | None
+    ) = ()  # runs that show more, even if the cause is certain; None: no run shows more
     replay: Replay = Replay.NONE
-    signatures: tuple[Pattern[str], ...] = ()  # torch's own words, where they alone tell the cause
+    signatures: tuple[Pattern[str], ...] = ()  # texts of torch's errors, if only the text identifies the cause
     producer: Producer = Producer.RULE
     enters_tree: DecisionTreePolicy = DecisionTreePolicy.UNEXPLAINED
-    criteria: str = ""  # settings with this prefix decide whether it is named at all
-    reason_of: str = ""  # the cause of a run that has it for a reason, where it is certain itself
+    criteria: str = ""  # prefix of the settings that decide whether the cause is named
+    reason_of: str = ""  # the cause of a run for which this finding is the reason, if the finding is certain
 
     @property
     def doubts(self) -> frozenset[Caveat]:
-        """The caveats that must not be left open for it to be certain."""
+        """The caveats that must not be open if the cause is certain."""
         return frozenset((*OF_EVERY_CAUSE, *(BETWEEN_RANKS if self.between_ranks else ()), *self.certain_unless))
 
 
@@ -138,7 +140,7 @@ _E, _NEVER, _ALWAYS = EvidenceKind, DecisionTreePolicy.NEVER, DecisionTreePolicy
 _DEADLOCK, _LIVELOCK, _STARVED, _STOPPED = HangKind
 _FAIL_OR_HANG = (Status.FAIL, Status.HANG)
 
-# Rows that others are made from. Calls of ranks that do not go together: gloo may abort them, NCCL lets them wait.
+# Rows from which others are built. If the calls of ranks differ, gloo may abort them, and NCCL lets them wait.
 _ROW = Row(code="", shown_by=())
 _HANG = replace(_ROW, verdicts=(Status.HANG,))
 _DIVERGING = replace(
@@ -153,7 +155,7 @@ _FAILURE = replace(_ROW, verdicts=(Status.FAIL,))
 _SILENT = replace(_ROW, beside=True, severity=Severity.WARNING, unfailed=Severity.WARNING)
 _UNJUDGED = replace(_ROW, verdicts=(Status.ERROR,), enters_tree=_NEVER, certain_by=(_E.FACT,))
 
-# torch's own words. What DDP says as the next forward pass begins, of gradients that it never got.
+# Texts of torch's errors. DDP raises the first one when a forward pass begins and gradients of the last are missing.
 _UNFINISHED = re.compile(r"Expected to have finished reduction in the prior iteration")
 _READY_TWICE = re.compile(r"Expected to mark a variable ready only once")
 _NOT_STATIC = re.compile(r"this is not compatible with static_graph set to True")
@@ -169,9 +171,9 @@ _OTHER_MODEL = (
     ),
     re.compile(r"params\[(\d+)\] in this process with (sizes|strides) \[(.*?)\] appears not to match"),
 )
-# torch's own, the C library's errno 12, and workers that found /dev/shm full.
+# torch's own text, the C library's errno 12, and the text of workers that found /dev/shm full.
 _NO_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|\[Errno 12\]|Cannot allocate memory|bad_alloc")
-# The name of torch's class moves between modules; its text begins like this, on ROCm with HIP.
+# torch's exception class moves between modules, but its text begins like this; on ROCm with HIP.
 _NO_GPU_MEMORY = re.compile(r"\b(?:CUDA|HIP) out of memory|CUDA error: out of memory")
 _GPU_ASSERT = re.compile(r"device-side assert")
 _NO_GRAD_FN = re.compile(r"does not require grad and does not have a grad_fn")
@@ -184,8 +186,8 @@ _WORKER_LOST = re.compile(
 class Cause(StrEnum):
     """The stable code of a finding, with its row. The order is that of docs/findings.md.
 
-    torch raises plain RuntimeErrors for much of what it refuses, so that its words are the only mechanism; the
-    signatures are the same in 2.11 and 2.13.
+    torch raises plain RuntimeErrors for many mistakes, so only the text of the error identifies the cause. The
+    signatures are the same in torch 2.11 and 2.13.
     """
 
     _value_: str
@@ -381,7 +383,7 @@ class Cause(StrEnum):
     # fmt: on
 
 
-# What a verdict can come with, and so what a scenario can expect.
+# The causes of verdicts, which a scenario can expect.
 CAUSES_OF_VERDICTS = tuple(cause.value for cause in Cause if cause.row.verdicts)
 
 

@@ -88,10 +88,12 @@ def _some_rank_is_unseen(context: DiagnosisContext, explanation: Explanation) ->
     return _left_open(Caveat.A_RANK_IS_UNSEEN, unseen=tuple(unseen)) if unseen else None
 
 
-def _is_seen(wait: Wait | None, looked: RankSnapshot | None) -> bool:
+def _is_seen(wait: Wait | None, snapshot: RankSnapshot | None) -> bool:
     if wait is None:
         return False
-    return wait.kind in _SHOWN_BY_KERNEL or (looked is not None and (bool(looked.stacks) or looked.board is not None))
+    return wait.kind in _SHOWN_BY_KERNEL or (
+        snapshot is not None and (bool(snapshot.stacks) or snapshot.board is not None)
+    )
 
 
 def _another_failed_too(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:

@@ -268,15 +268,15 @@ def hung_roots(context: DiagnosisContext) -> Sequence[Wait]:
 
 
 def standing(
-    stands: Callable[[Wait], bool], *, anywhere: bool = False
+    matches: Callable[[Wait], bool], *, anywhere: bool = False
 ) -> Callable[[DiagnosisContext], tuple[Wait, tuple[int, ...]] | None]:
-    """Find the first root of a hang that `stands` accepts, and the ranks with the same kind of wait on the same line.
+    """Find the first root of a hang that `matches` accepts, and the ranks with the same kind of wait on the same line.
 
-    `anywhere`: return the ranks of all roots that `stands` accepts.
+    `anywhere`: return the ranks of all roots that `matches` accepts.
     """
 
     def find(context: DiagnosisContext) -> tuple[Wait, tuple[int, ...]] | None:
-        roots = [root for root in hung_roots(context) if stands(root)]
+        roots = [root for root in hung_roots(context) if matches(root)]
         ranks = (root.rank for root in roots if anywhere or (root.kind, root.user) == (roots[0].kind, roots[0].user))
         return (roots[0], tuple(ranks)) if roots else None
 

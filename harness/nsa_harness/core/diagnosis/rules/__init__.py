@@ -1,12 +1,12 @@
-'''The rules: pure functions from a run to its cause, in the order in which they are asked.
+'''Rules: pure functions from a run to its cause, in the order in which the diagnosis calls them.
 
-A rule is a function `(context: DiagnosisContext) -> Explanation | None`. It works from a mechanism, never from the
-texts of known programs, and it returns None if the run does not show that mechanism. How to add a rule:
+A rule is a function `(context: DiagnosisContext) -> Explanation | None`. It recognizes a mechanism, never the
+texts of known programs, and returns None if the run does not show this mechanism. How to add a rule:
 
 1. **Row.** Give the cause its member of `Cause` in `causes.py`, and its section in `texts/causes.toml`. If no frozen
    evidence shows the cause, give facts for its template in `BY_HAND` of `tests/texts/test_templates.py`.
-2. **Rule.** Write the function in the module of its family. If it needs something from the run first, let
-   `@given(find)` pass that in: the rule is asked only if `find(context)` is not None.
+2. **Rule.** Write the function in the module of its family. If it first needs to find something in the run, let
+   `@given(find)` pass that in: the rule runs only if `find(context)` is not None.
 
        @given(standing(lambda root: root.kind is WaitKind.PIPE))
        def pipe_full(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) -> Explanation:
@@ -14,26 +14,26 @@ texts of known programs, and it returns None if the run does not show that mecha
            line = wait_place(context, root)
            return Explanation(
                cause=Cause.PIPE_FULL,
-               evidence=EvidenceKind.KERNEL,  # what the rule goes by; the row says whether that makes it certain
+               evidence=EvidenceKind.KERNEL,  # on which the rule is based; the row lists what makes it certain
                facts={"line": line, "child": None},
                ranks=ranks,
                place=line,  # of the culprit
                proof=dump_proof(context, root),
            )
 
-3. **Facts.** They are values and never prose: numbers, strings that were read (a message, a function's name), `Place`,
-   and tuples and mappings of these. No " at ", no "s" for a plural, nothing shortened or rounded. A rule passes every
-   fact of its template each time it is asked: an unknown value is None, and an empty one is "" or (). If several rules
-   name one cause, each passes a fact `variant`, a word that the template switches on, and the facts of its variant.
-   A fact may not be called `ranks`, `rank`, `place`, `step` or `remedy`, which every template has already. Readers see
-   the facts under `facts` of the finding in report.json, so choose names that they understand.
+3. **Facts.** They are values, never prose: numbers, strings from the run (a message, a function's name), `Place`, and
+   tuples and mappings of these. No " at ", no "s" for a plural, nothing shortened or rounded. A rule always passes
+   every fact of its template: an unknown value is None, and an empty one is "" or (). If several rules name one cause,
+   each passes a fact `variant`, a word by which the template selects its text, and the facts of its variant. A fact
+   may not be called `ranks`, `rank`, `place`, `step` or `remedy`, which every template has already. Readers see the
+   facts under `facts` of the finding in report.json, so choose names that they understand.
 4. **Template.** `claim` in the cause's section of `texts/causes.toml` is the sentence, in Jinja2 with `if` and filters
    only, and `advice` is what to do; without `advice` the `remedy` is shown. Line breaks and indentation count as one
    space; `{%- if child %}` takes the space before it away. In addition to the facts a template has
 
        ranks, rank   the ranks of the explanation, and the first of them (None where there is none)
-       place, step   those of the explanation
-       remedy        that of the section, as a sentence
+       place, step   the place and step of the explanation
+       remedy        the remedy of the section, as a sentence
 
    and the filters of `texts/words.py`:
 
@@ -42,21 +42,21 @@ texts of known programs, and it returns None if the run does not show that mecha
        {{ line|at }}                   " at own/train.py:12" with its leading space; "" for None
        {{ function|inside }}           " in step"; "" for ""
        {{ seen|counted("step") }}      1 step, 3 steps; a second argument is the plural
-       {{ message|shorten(120) }}      one line of at most so many characters
+       {{ message|shorten(120) }}      one line of at most 120 characters
        {{ kept|bytes }}                1.5 GiB
-       {{ quiet_s|fixed(0) }}          a number with so many decimals; `general` is Python's "g"
-       {{ child|process }}             4711 (python worker.py), of the facts that `process_facts` returns
-       {{ child.blocked_in|child_wait }}   a read or write: the words of [child_wait] in causes.toml
+       {{ quiet_s|fixed(0) }}          a number without decimals; `general` is Python's "g"
+       {{ child|process }}             4711 (python worker.py), from `process_facts`
+       {{ child.blocked_in|child_wait }}   a read or write: the texts of [child_wait] in causes.toml
        {{ step|in_step }}              " in step 3"; "" for None; `of_step` likewise
        {{ names|first_few(count) }}    a, b, c and 2 more
-       {{ own|call }}                  all_reduce #13 of group tp at own/train.py:30, of `call_facts`
-       {{ entered|callers }}           rank 0 called all_reduce #6, ranks 1, 2 called barrier #6, of `ranks_by_facts`
-       {{ sizes|on_ranks("{n} B") }}   4 B on rank 0, 2 B on ranks 1, 2, of `ranks_by_facts`
+       {{ own|call }}                  all_reduce #13 of group tp at own/train.py:30, from `call_facts`
+       {{ entered|callers }}           rank 0 called all_reduce #6, ranks 1, 2 called barrier #6, from `ranks_by_facts`
+       {{ sizes|on_ranks("{n} B") }}   4 B on rank 0, 2 B on ranks 1, 2, from `ranks_by_facts`
 
    If several causes share their claims, these are in `[shared]` by variant, and each cause has `{% include variant %}`.
-   Whatever else words a value becomes a filter there, and never code in a rule. A fact that is missing, and None where
-   it is printed, are errors: the report then shows the cause with its facts, and notes the error among what could not
-   be captured. So print an optional fact within `{% if %}` only.
+   Any other wording of a value becomes a filter there, never code in a rule. A missing fact is an error, and so is
+   printing None: the report then shows the cause with its facts, and lists the error under "not captured". So print
+   an optional fact only within `{% if %}`.
 5. **Order.** Enter the rule in `RULES` below. The first answer is the cause.
 6. **Fault.** Show it by a program in tests/faults with a healthy twin (`shown_by` in the row), and write tests in
    tests/core that the rule answers, and that something else explains the run.
@@ -67,8 +67,8 @@ No rule changes a verdict: `core/verdict/proof.py` decides what is a HANG. A mec
 `python tests/frozen/freeze.py` shows which frozen judgements a change touches, and tests/texts renders every template
 with and without each optional fact.
 
-What the evidence leaves open besides is an `OpenQuestion(code=..., facts={...})` in `left_open=`; its code is a key of
-`[left_open]` in `texts/causes.toml`, with a template of the same kind.
+If the evidence leaves something open, add an `OpenQuestion(code=..., facts={...})` to `left_open=`. Its code is a key
+of `[left_open]` in `texts/causes.toml`, with a template of the same kind.
 '''
 
 from __future__ import annotations
@@ -91,15 +91,17 @@ from nsa_harness.core.diagnosis.rules import (
 
 
 class RulePhase(StrEnum):
-    """The phases in their order: those that look for the cause, and then those that are noted beside any verdict."""
+    """The phases in their order: first those that look for the cause, then those that note findings of any run."""
 
     NOT_JUDGED = "not judged"
-    FIRST_FAILURE = "first failure in time"  # a failure that says why: the waits for that rank follow from it
-    WAIT_CYCLE = "wait cycle outside collectives"  # groups and transfers, which change what ranks call afterwards
+    FIRST_FAILURE = (
+        "first failure in time"  # a failure that shows its reason: other ranks then wait for the failed rank
+    )
+    WAIT_CYCLE = "wait cycle outside collectives"  # group creation and transfers, which change the later calls of ranks
     RANKS_DIFFER = "ranks differ"
     WAITS_BY_ITSELF = "a rank waits by itself"
     SLOW = "slow"
-    FALLBACK = "fallback"  # how the first rank ended: late, because ranks that diverge end each other
+    FALLBACK = "fallback"  # how the first rank ended: last, because diverging ranks end each other
     TRAINING = "silent faults of the training"
     PROGRAM = "what the program's own tables show"
     SURROUNDINGS = "silent faults around the training"
@@ -108,7 +110,7 @@ class RulePhase(StrEnum):
 NOTED = (RulePhase.TRAINING, RulePhase.PROGRAM, RulePhase.SURROUNDINGS)
 CAUSES = tuple(phase for phase in RulePhase if phase not in NOTED)
 
-# The order within a phase decides where two rules answer one run: the one that says more, or explains the other,
+# If two rules of a phase answer one run, the first one wins. So the rule that shows more, or that explains the other,
 # comes first.
 RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
     RulePhase.NOT_JUDGED: (failures.not_judged,),
@@ -182,7 +184,7 @@ RULES: Mapping[RulePhase, tuple[Rule, ...]] = {
         silent_faults.memory_growth,
         silent_faults.input_bound,
     ),
-    RulePhase.PROGRAM: (),  # passed in, with the program
+    RulePhase.PROGRAM: (),  # `diagnose` takes the rules of the program
     RulePhase.SURROUNDINGS: (
         resources.idle_device,
         silent_faults.dirty_exit,

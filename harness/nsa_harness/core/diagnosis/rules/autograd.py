@@ -1,4 +1,4 @@
-"""What autograd, DDP and checkpointing refuse, in the program's own names, and the gradients that DDP misses."""
+"""Rules about errors of autograd, DDP and checkpointing, and about gradients that DDP waits for in vain."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.verdict import Failure, FailureKind
 
 _OTHER_COUNT, _OTHER_SHAPE = Cause.MODEL_MISMATCH.row.signatures
-_OF_PARAMETERS = ("without gradient", "ready twice", "newly used")  # kinds of hints that name a parameter
+_NAMING_PARAMETERS = ("without gradient", "ready twice", "newly used")  # kinds of hints that name a parameter
 _FIRST_EVENTS = 3  # training events that open a step: a batch requested, a batch received, the forward of the model
 
 
 def refusal(
     cause: Cause,
 ) -> Callable[[Callable[[DiagnosisContext, Sequence[Failure]], Explanation | None]], Rule]:
-    """Make a rule of a function that is asked only if the first failure is an exception with a signature of `cause`.
+    """Make a rule that answers only if the first failure is an exception with a signature of `cause`.
 
-    The function gets all failures with such a signature, in order of time.
+    The function also takes all failures with such a signature, in order of time.
     """
 
     def find(context: DiagnosisContext) -> tuple[Sequence[Failure]] | None:
@@ -55,7 +55,7 @@ def _refused(
     place: Place | None = None,
     step: int | None = None,
 ) -> Explanation:
-    """Return the explanation of these failures. By default it blames their ranks, at the place of the first failure."""
+    """Return the explanation of these failures. Default: their ranks are at fault, at the place of the first one."""
     return Explanation(
         cause=cause,
         evidence=evidence,
@@ -130,7 +130,7 @@ def inplace_modification(context: DiagnosisContext, modified: Sequence[Failure])
 
 @refusal(Cause.MODEL_MISMATCH)
 def model_mismatch(context: DiagnosisContext, differing: Sequence[Failure]) -> Explanation:
-    """DDP compares the models in its constructor. The culprits are the ranks that differ from the majority."""
+    """DDP's constructor found different models. The ranks that differ from the majority are at fault."""
     models = _models(context, differing)
     common, most = Counter(map(repr, models.values())).most_common(1)[0]
     odd = tuple(rank for rank, model in sorted(models.items()) if repr(model) != common)
@@ -146,7 +146,7 @@ def model_mismatch(context: DiagnosisContext, differing: Sequence[Failure]) -> E
 
 
 def _models(context: DiagnosisContext, differing: Sequence[Failure]) -> dict[int, Facts]:
-    """Return what torch's messages show of each rank's model: its number of parameters, or one that rank 0 has not."""
+    """Return the facts about each rank's model from torch's messages: its number of parameters, or one that differs."""
     counts = [match for failure in differing if (match := _OTHER_COUNT.search(failure.text))]
     if counts:
         models: dict[int, Facts] = {int(match[3]): {"parameters": match[4]} for match in counts}
@@ -160,7 +160,7 @@ def _models(context: DiagnosisContext, differing: Sequence[Failure]) -> dict[int
 
 @refusal(Cause.REENTRANT_NO_GRAD_INPUT)
 def reentrant_no_grad_input(context: DiagnosisContext, unfinished: Sequence[Failure]) -> Explanation | None:
-    """A reentrant checkpoint whose inputs require no gradient gives its parameters none. DDP notices a step later."""
+    """A reentrant checkpoint whose inputs require no gradient computes none. DDP notices it in the next step."""
     checkpoints = _checkpoints_without_grad_input(context)
     if unfinished[0].rank not in checkpoints:
         return None
@@ -179,7 +179,7 @@ def reentrant_no_grad_input(context: DiagnosisContext, unfinished: Sequence[Fail
 
 
 def silent_checkpoint(context: DiagnosisContext) -> Explanation | None:
-    """The same checkpoint without DDP: the parameters never have a gradient, and nothing fails."""
+    """A reentrant checkpoint whose inputs require no gradient, without DDP: nothing fails, and nothing is trained."""
     checkpoints = _checkpoints_without_grad_input(context)
     without = {
         rank.rank: rank.looks.never
@@ -206,14 +206,15 @@ def _checkpoints_without_grad_input(context: DiagnosisContext) -> dict[int | Non
 
 @refusal(Cause.NO_GRADIENT)
 def nothing_to_differentiate(context: DiagnosisContext, refused: Sequence[Failure]) -> Explanation:
-    """A backward pass from a tensor that no parameter leads to."""
+    """The program called backward on a tensor that depends on no parameter."""
     return _refused(context, refused, Cause.NO_GRADIENT, {"variant": "refused"})
 
 
 def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
-    """torch warns of it after the first step. The counts of gradients show whether a later step needed the search.
+    """DDP searches for unused parameters, but every recorded step used all of them.
 
-    A status file remembers a limited number of steps, so a longer run may have needed it in a forgotten one.
+    torch warns of it after the first step. A status file keeps the gradient counts of a limited number of steps, so an
+    older step may have needed the search.
     """
     ranks = tuple(rank.rank for rank in context.evidence.ranks if any("find_unused" in words for words in rank.warned))
     needed = any(
@@ -230,7 +231,10 @@ def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
 
 
 def gradient_order_differs(context: DiagnosisContext) -> Explanation | None:
-    """A sign that the graphs of two ranks differ. The reduction keeps rank 0's order of buckets, so nothing fails."""
+    """Gradients became ready in another order on two ranks, so their graphs may differ.
+
+    Nothing fails, because every rank reduces the buckets in the order of rank 0.
+    """
     order, buckets = context.evidence.gradient_order, context.evidence.buckets_ready
     if order is None:
         return None
@@ -257,7 +261,7 @@ def gradient_order_differs(context: DiagnosisContext) -> Explanation | None:
 
 @refusal(Cause.RANK_CONDITIONAL_UNUSED_PARAMS)
 def rank_conditional_unused_params(context: DiagnosisContext, unfinished: Sequence[Failure]) -> Explanation | None:
-    """Some ranks computed no gradient for parameters for which the others did, and waited."""
+    """Some ranks computed no gradient for parameters whose gradients the other ranks computed and waited for."""
     differing = _differing(context, unfinished)
     if differing is None:
         return None
@@ -302,7 +306,7 @@ def _left_without(
     ranks: tuple[int, ...],
     place: Place | None = None,
 ) -> Explanation:
-    """Return the explanation of missing gradients, with their parameters and the number of gradients of each rank."""
+    """Return the explanation of missing gradients, with their parameters and each rank's number of gradients."""
     step = _step_of(context, unfinished[0])
     counts = ((rank, board.gradients[step]) for rank, board in context.boards.items() if step in board.gradients)
     gradients = ranks_by_facts((rank, {"gradients": count}) for rank, count in counts)
@@ -319,7 +323,7 @@ def _left_without(
 
 
 def _differing(context: DiagnosisContext, unfinished: Sequence[Failure]) -> tuple[tuple[int, ...], EvidenceKind] | None:
-    """Return the ranks that lacked gradients which others had, and the evidence. None: all ranks lacked the same."""
+    """Return the ranks that lacked gradients which other ranks had, and the evidence; None if all lacked the same."""
     ranks = failed_ranks(unfinished)
     others = [rank for rank in context.evidence.ranks if rank.rank not in ranks]
     if not others:
@@ -337,18 +341,18 @@ def _differing(context: DiagnosisContext, unfinished: Sequence[Failure]) -> tupl
     ]
     if not any(late):
         return None
-    # The others may only have been late.
+    # If some other rank did not wait, it may only have been late.
     return ranks, EvidenceKind.RECORD if all(waited) and all(late) else EvidenceKind.OPEN
 
 
 def _waited(rank: RankEvidence) -> bool:
-    """The rank's backward pass failed because a peer was gone. DDP waits there once it has all gradients of its own."""
+    """Return whether the rank failed in backward, where DDP waits for the other ranks after its own last gradient."""
     frames = rank.raised.frames if rank.raised else ()
     return in_function(frames, "torch/autograd/graph.py", ("_engine_run_backward",)) is not None
 
 
 def _entered(rank: RankEvidence) -> int:
-    """Return how many collectives the rank entered. Its recorder also has those after the last heartbeat."""
+    """Return how many collectives the rank entered. Its flight recorder also has those after the last heartbeat."""
     newest: dict[str, int] = {}
     for collective in rank.collectives:
         newest[collective.group] = max(collective.seq, newest.get(collective.group, 0))
@@ -365,7 +369,7 @@ def _step_of(context: DiagnosisContext, failure: Failure) -> int | None:
 
 
 def _noticed_later(context: DiagnosisContext, board: StatusFile) -> bool:
-    """Only the first forward pass has begun since the last optimizer step, or that step lacked gradients."""
+    """Return whether the error came in the first forward pass after a step, or that step lacked gradients."""
     if board.step < 2:
         return False
     before = board.step - 1
@@ -379,12 +383,12 @@ def _hints(failure: Failure, kind: str) -> list[Hint]:
 
 
 def _parameters(failure: Failure) -> tuple[str, ...]:
-    """Return the names of the parameters that torch's message means, as far as the probe found them."""
-    return tuple(hint.name for kind in _OF_PARAMETERS for hint in _hints(failure, kind))
+    """Return the parameters to which torch's message refers, if the probe found their names."""
+    return tuple(hint.name for kind in _NAMING_PARAMETERS for hint in _hints(failure, kind))
 
 
 def _place(context: DiagnosisContext, failure: Failure) -> Place | None:
-    """Return the user's line that the probe found for the failure, or else the line that called torch."""
+    """Return the program's line that the probe found for the failure, else the line that called torch."""
     hints = failure.raised.hints if failure.raised else ()
     placed = [hint for hint in hints if hint.frame is not None]
     if placed and (placed[0].kind != "in place" or len(placed) == 1):
@@ -396,9 +400,9 @@ def _place(context: DiagnosisContext, failure: Failure) -> Place | None:
 def _hinted_place(context: DiagnosisContext, failure: Failure, hint: Hint) -> Place:
     """Return the line that the probe found, with the parameter if the hint names one."""
     line = place_of(context, failure.rank, hint.frame) or Place()
-    return parameter_place(hint.name, line) if hint.kind in _OF_PARAMETERS else line
+    return parameter_place(hint.name, line) if hint.kind in _NAMING_PARAMETERS else line
 
 
 def _at_line(place: Place | None, line: Place | None) -> Place | None:
-    """Return the place, with its parameter and module, at another line."""
+    """Return `place` with its parameter and module, but at another line."""
     return place if line is None else replace(place or Place(), file=line.file, line=line.line, function=line.function)

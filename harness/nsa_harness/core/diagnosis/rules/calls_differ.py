@@ -385,9 +385,9 @@ def _place(context: DiagnosisContext, difference: Difference, ranks: Sequence[in
         return made
     others = _others(difference)
     if others and ranks:
-        went, stands = (ranks[0], others[0]) if difference.kind is Kind.EXTRA else (others[0], ranks[0])
-        path = _usual_path(context, difference, stands)
-        place = branch_that_skipped_call(context, stands, path or own_frames(context, went), own=bool(path))
+        caller, skipper = (ranks[0], others[0]) if difference.kind is Kind.EXTRA else (others[0], ranks[0])
+        path = _usual_path(context, difference, skipper)
+        place = branch_that_skipped_call(context, skipper, path or own_frames(context, caller), own=bool(path))
         if place is not None:
             return place
     if difference.kind in (Kind.MISSING, Kind.COUNT) and difference.expected is not None:

@@ -1,6 +1,6 @@
-"""Rules about faults that fail nothing: numbers that are not finite, replicas that differ, memory that grows.
+"""Rules about faults that end no run: numbers that are not finite, replicas that differ, memory that grows.
 
-Their findings are noted beside any verdict, a PASS included. Each rule respects what a program may do on purpose.
+Their findings are noted with any verdict, even a PASS. Each rule allows for what a program may do on purpose.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from nsa_harness.core.evidence.health_samples import (
 )
 from nsa_harness.core.report import Facts, Place, Status
 
-_BAD_LOSSES = 3  # in a row, up to the last one: one broken batch that is skipped does not count
-_MIN_GRADIENT_SAMPLES = 4  # before a rule says that a gradient "never" came
-# Memory grows if it rose over so many steps, in so many samples, and in the later half about as fast as before.
+_BAD_LOSSES = 3  # at the end, in a row: a single broken batch that the program skips does not count
+_MIN_GRADIENT_SAMPLES = 4  # fewer samples do not show that a gradient never came
+# Memory grows if it rose for at least this many steps and samples, and about as fast in the later half as before.
 _GROWTH_STEPS, _GROWTH_SAMPLES = 32, 8
 _GROWTH_BYTES, _GROWTH_SHARE = 48 << 20, 0.15
 _FEWER_STEPS, _LARGE_SHARE, _STEADY = 20, 0.5, 0.98  # a shorter run has to grow more, and in nearly every sample
-_GOES_ON = 0.6  # smallest slope of the later half, as a share of the earlier one's
+_CONTINUES = 0.6  # smallest slope of the later half, as a share of the slope of the earlier half
 _RISING = 0.8  # smallest share of pairs of samples of which the later one is larger
-# Waiting for data: smallest share of the time, in each half of it; seconds in all; steps. The first steps do not count.
+# Waiting for data: smallest share of each half of the run; smallest total time; smallest number of steps; and the
+# number of first steps that do not count.
 _WAITING, _WAITED_S, _WAITED_STEPS, _WARM_STEPS = 0.5, 5.0, 8, 2
 
 Sample = TypeVar("Sample")
@@ -54,7 +55,7 @@ def _samples(context: DiagnosisContext, of: Callable[[HealthSamples], Iterable[S
 def _any_of(
     of: Callable[[HealthSamples], Iterable[Sample]],
 ) -> Callable[[DiagnosisContext], tuple[ByRank[Sample]] | None]:
-    """Find what `of` takes from the health samples of each rank, unless that is nothing."""
+    """Find what `of` takes from the health samples of each rank; None if that is nothing."""
 
     def find(context: DiagnosisContext) -> tuple[ByRank[Sample]] | None:
         samples = _samples(context, of)
@@ -80,7 +81,7 @@ def _noted(
     evidence: EvidenceKind = EvidenceKind.EFFECT,
     left_open: tuple[OpenQuestion, ...] = (),
 ) -> Explanation:
-    """Return the explanation that the health samples of these ranks prove."""
+    """Return an explanation whose proof is the health samples of these ranks."""
     ranks = tuple(sorted(set(ranks)))
     return Explanation(
         cause=cause,
@@ -100,17 +101,17 @@ def _is_broken(looks: HealthSamples) -> bool:
 
 @given(_any_rank(_is_broken))
 def nan(_: DiagnosisContext, broken: ByRank[HealthSamples]) -> Explanation:
-    """Parameters that are not finite at the end, or losses that are not, up to the last one."""
+    """Parameters are not finite at the end, or the last losses are not finite."""
     losses = {rank: samples.loss for rank, samples in broken if samples.loss is not None}
     parameters = {rank: samples.parameters for rank, samples in broken if samples.parameters is not None}
-    # In one step the loss comes before the parameters: its backward pass is what reached them.
+    # Within a step the loss comes first: its backward pass carries the broken value to the parameters.
     first = min((*losses.values(), *parameters.values()), key=lambda broken_at: broken_at.step)
     by_loss = [rank for rank, loss in losses.items() if loss.step == first.step]
     ranks = by_loss or [rank for rank, broken_at in parameters.items() if broken_at.step == first.step]
     name = next((broken_at.names[0] for broken_at in parameters.values() if broken_at.names), None)
-    # Parameters that broke on several ranks at once may have broken on one of them first: gradients are averaged.
-    is_alone = bool(first.place) or len(ranks) == 1
-    certain_part = EvidenceKind.RECORD if is_alone else EvidenceKind.EFFECT
+    # Gradients are averaged, so parameters that broke on several ranks at once may have broken on one of them first.
+    is_origin_known = bool(first.place) or len(ranks) == 1
+    origin = EvidenceKind.RECORD if is_origin_known else EvidenceKind.EFFECT
     return _noted(
         Cause.NAN,
         ranks,
@@ -122,7 +123,7 @@ def nan(_: DiagnosisContext, broken: ByRank[HealthSamples]) -> Explanation:
         },
         place=first.place or (Place(parameter=name, layer=layer_of(name)) if name else None),
         step=first.step,
-        evidence=certain_part if name else EvidenceKind.PART,
+        evidence=origin if name else EvidenceKind.PART,
     )
 
 
@@ -138,7 +139,7 @@ def _divergences(context: DiagnosisContext) -> tuple[list[Divergence]] | None:
 
 @given(_divergences)
 def replica_divergence(_: DiagnosisContext, divergences: Sequence[Divergence]) -> Explanation:
-    """Replicas that DDP or the program made equal differ in the last sample that all ranks have."""
+    """Replicas that should be equal, because DDP or the program made them so, differ in the last common sample."""
     first = min(divergences, key=lambda divergence: divergence.round)
     name = first.names[0] if first.names else None
     return _noted(
@@ -159,7 +160,7 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[Divergence]) -
 
 @given(_any_of(lambda looks: looks.wrote))
 def shared_file(_: DiagnosisContext, wrote: ByRank[OverwrittenFile]) -> Explanation | None:
-    """Several ranks wrote one file from its beginning: the last one wins, or the file holds parts of several."""
+    """Several ranks wrote one file from its beginning, so only one content survives, or several are mixed."""
     writers: dict[str, dict[int, OverwrittenFile]] = {}
     for rank, written in wrote:
         writers.setdefault(written.path, {})[rank] = written
@@ -185,7 +186,7 @@ class _Growth:
 
 
 def memory_growth(context: DiagnosisContext) -> Explanation | None:
-    """Memory that grows with the steps until the end, as fast late as early."""
+    """Memory grows with the steps until the end, about as fast late in the run as early."""
     kinds: Mapping[str, Callable[[Memory], int | None]] = {
         "host": lambda point: point.anonymous_bytes,
         "GPU": lambda point: point.gpu_bytes,
@@ -217,7 +218,7 @@ def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> _Gr
     """Return the growth of one rank's memory, or None if it does not grow or levels off."""
     points = [(point.step, amount) for point in memory if (amount := of(point)) is not None]
     last = points[-1][0] if points else 0
-    points = [(step, amount) for step, amount in points if step >= last / 8]  # caches and pools fill before that
+    points = [(step, amount) for step, amount in points if step >= last / 8]  # before that, caches and pools fill
     if last < _FEWER_STEPS or len(points) < _GROWTH_SAMPLES:
         return None
     late = [point for point in points if point[0] >= last / 2]
@@ -229,7 +230,7 @@ def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> _Gr
     share, steady = (_GROWTH_SHARE, _RISING) if last >= _GROWTH_STEPS else (_LARGE_SHARE, _STEADY)
     enough = grown >= max(_GROWTH_BYTES, share * points[0][1])
     rising = [b > a for (_, a), (_, b) in combinations(points, 2)]
-    if not enough or slope <= 0 or slope < _GOES_ON * before or sum(rising) < steady * len(rising):
+    if not enough or slope <= 0 or slope < _CONTINUES * before or sum(rising) < steady * len(rising):
         return None
     return _Growth(slope_bytes=slope, grown_bytes=grown, first_step=points[0][0], last_step=last)
 
@@ -240,11 +241,11 @@ def _slope(points: Sequence[tuple[int, int]]) -> float:
 
 
 def input_bound(context: DiagnosisContext) -> Explanation | None:
-    """A rank spends most of its time waiting for its data loader, from the beginning to the end."""
+    """A rank waits for its data loader most of the time, in both halves of the run."""
     waits = {
         rank: wait
         for rank, fetched in _samples(context, lambda looks: [looks.fetched])
-        if (wait := _wait(fetched)) is not None
+        if (wait := _steady_wait(fetched)) is not None
     }
     if not waits:
         return None
@@ -264,8 +265,8 @@ def input_bound(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-def _wait(fetched: Sequence[Fetched]) -> Fetched | None:
-    """Return what a rank waited since its first steps, or None if that is little or was not so all the time."""
+def _steady_wait(fetched: Sequence[Fetched]) -> Fetched | None:
+    """Return how long a rank waited for data after its first steps; None if it waited little or only for a while."""
     points = [point for point in fetched if point.step > _WARM_STEPS]
     if not points or points[-1].step - points[0].step < _WAITED_STEPS:
         return None
@@ -282,8 +283,8 @@ def _wait(fetched: Sequence[Fetched]) -> Fetched | None:
 
 
 def no_gradient(context: DiagnosisContext) -> Explanation | None:
-    """Return the most specific answer: of a trace, of an optimizer's parameters, or of what a backward pass left."""
-    answers = (ask(context) for ask in (_traced, _never_trained, _trained_by_zeros, _left_zeros, _left_none))
+    """Parameters never have a gradient. The most specific evidence answers: a trace, an optimizer, a backward pass."""
+    answers = (rule(context) for rule in (_traced, _never_trained, _trained_by_zeros, _left_zeros, _left_none))
     return next((answer for answer in answers if answer is not None), None)
 
 
@@ -308,7 +309,7 @@ def _traced(_: DiagnosisContext, lacking: Mapping[int, Sequence[str]]) -> Explan
 
 @given(_any_rank(lambda looks: looks.never_count and looks.looks >= _MIN_GRADIENT_SAMPLES))
 def _never_trained(_: DiagnosisContext, without: ByRank[HealthSamples]) -> Explanation:
-    """An optimizer's parameters whose module ran, but that had a gradient in no sample."""
+    """An optimizer has parameters whose module ran, but that had a gradient in no sample."""
     names = list(dict.fromkeys(name for _, looks in without for name in looks.never))
     used = next((looks.never_place for _, looks in without if looks.never_place), Place())
     return _noted(
@@ -325,7 +326,7 @@ def _never_trained(_: DiagnosisContext, without: ByRank[HealthSamples]) -> Expla
 
 @given(_any_rank(lambda looks: looks.still_count and looks.still_looks >= _MIN_GRADIENT_SAMPLES))
 def _trained_by_zeros(_: DiagnosisContext, still: ByRank[HealthSamples]) -> Explanation:
-    """Every gradient that an optimizer got was zero in every sample, so it changes nothing."""
+    """Every gradient of an optimizer was zero in every sample, so its steps change nothing."""
     most = max((looks for _, looks in still), key=lambda looks: looks.still_count)
     return _noted(
         Cause.NO_GRADIENT,
@@ -339,12 +340,13 @@ def _left_by_backward(
 ) -> Callable[[DiagnosisContext], tuple[list[int], Arrived] | None]:
     """Find the first model whose gradients match after a backward pass, and its ranks.
 
-    No optimizer shows there what is to be trained: the probe skips what the program runs or writes without training.
+    Without an optimizer, nothing shows which parameters are meant to be trained. So the probe skips modules that run
+    without gradients, and parameters that the program writes itself.
     """
 
     def find(context: DiagnosisContext) -> tuple[list[int], Arrived] | None:
-        looked = _samples(context, lambda looks: looks.arrived)
-        left = [(rank, model) for rank, model in looked if model.looks >= _MIN_GRADIENT_SAMPLES and matches(model)]
+        models = _samples(context, lambda looks: looks.arrived)
+        left = [(rank, model) for rank, model in models if model.looks >= _MIN_GRADIENT_SAMPLES and matches(model)]
         return ([rank for rank, model in left if model.model == left[0][1].model], left[0][1]) if left else None
 
     return find
@@ -359,7 +361,7 @@ def _left_zeros(_: DiagnosisContext, ranks: Sequence[int], first: Arrived) -> Ex
 
 @given(_left_by_backward(lambda model: model.never_count))
 def _left_none(context: DiagnosisContext, ranks: Sequence[int], first: Arrived) -> Explanation:
-    # A part that every rank keeps out by detach alone looks like one that is detached by mistake.
+    # If every rank leaves out the same part with `detach`, it may be on purpose.
     chosen = set(ranks) == {rank.rank for rank in context.evidence.ranks if rank.looks}
     return _noted(
         Cause.NO_GRADIENT,
@@ -379,7 +381,7 @@ def _left_none(context: DiagnosisContext, ranks: Sequence[int], first: Arrived) 
 
 @given(_any_of(lambda looks: looks.unwaited))
 def unwaited_collective(_: DiagnosisContext, lines: ByRank[Unwaited]) -> Explanation:
-    """A line of the program calls a collective asynchronously, and never uses any of the handles."""
+    """A line of the program starts asynchronous collectives, and the program never uses any of their handles."""
     first = lines[0][1]
     return _noted(
         Cause.UNWAITED_COLLECTIVE,
@@ -391,22 +393,24 @@ def unwaited_collective(_: DiagnosisContext, lines: ByRank[Unwaited]) -> Explana
 
 @given(_any_of(lambda looks: looks.given_up))
 def batches_given_up(context: DiagnosisContext, lost: ByRank[GivenUp]) -> Explanation | None:
-    """An exception that ended training passes was caught and cost their batches. If all ranks do so, nothing stops.
+    """The program caught exceptions that ended training passes, and lost the batches of these passes.
 
-    Only ranks that exited with code 0 count: of any other, the exception may have been the consequence of another end.
+    Only ranks that exited with code 0 count: on any other rank the exception may follow from the failure of the run.
     """
     lost = [(rank, batches) for rank, batches in lost if _exited_well(context, rank)]
     if not lost:
         return None
     first = min((batches for _, batches in lost), key=lambda batches: batches.step)
-    alike = [(rank, batches) for rank, batches in lost if (batches.type, batches.place) == (first.type, first.place)]
+    same_line = [
+        (rank, batches) for rank, batches in lost if (batches.type, batches.place) == (first.type, first.place)
+    ]
     return _noted(
         Cause.SWALLOWED_EXCEPTION,
-        [rank for rank, _ in alike],
+        [rank for rank, _ in same_line],
         {
             "variant": "lost_batches",
             "exception": first.type,
-            "batches": max(batches.batches for _, batches in alike),
+            "batches": max(batches.batches for _, batches in same_line),
             "other_exceptions": len({(batches.type, batches.place) for _, batches in lost}) - 1,
         },
         place=first.place,
@@ -421,7 +425,7 @@ def _exited_well(context: DiagnosisContext, rank: int) -> bool:
 
 @given(_any_of(lambda looks: [model for model in looks.arrived if model.unset]))
 def uninitialised_parameters(_: DiagnosisContext, unset: ByRank[Arrived]) -> Explanation:
-    """Parameters with a gradient that held, before any step, values which no program begins with."""
+    """Parameters with a gradient had, before the first step, values with which no program starts."""
     first = unset[0][1]
     return _noted(
         Cause.UNINITIALISED_PARAMETERS,
@@ -436,11 +440,11 @@ def uninitialised_parameters(_: DiagnosisContext, unset: ByRank[Arrived]) -> Exp
     )
 
 
-_EXIT_KINDS = ("atexit", "left", "process group")  # of messages, the most telling first
+_EXIT_KINDS = ("atexit", "left", "process group")  # kinds of last messages, the most serious first
 
 
 def dirty_exit(context: DiagnosisContext) -> Explanation | None:
-    """A rank failed or left something behind at its very end, although every rank exited with code 0."""
+    """A rank failed at exit or left a resource behind, although every rank exited with code 0."""
     if context.judgement.status is not Status.PASS:
         return None
     messages = [(rank.rank, message) for rank in context.evidence.ranks for message in rank.last_words]
@@ -463,16 +467,17 @@ def dirty_exit(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-MATERIAL = 1e-4  # smallest difference that counts, as a share of the parameters' size: another summation order is less
+# Smallest difference that counts, as a share of the parameters' size. Another order of summation causes less.
+MATERIAL = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Replicas that differ in their last common sample, and since when."""
+    """How replicas differ in their last common sample, and since when."""
 
     ranks: tuple[int, ...]  # ranks that changed what the others did not, or the minority; else all
     identified_by: str  # how these ranks differ from the others: "outside", "extra step", "fewer", "" = they do not
-    at: str  # moment of the first sample in which they differ; "before": no sample before it is kept
+    at: str  # moment of the first sample in which they differ; "before": earlier samples are lost
     round: int
     names: tuple[str, ...]  # of parameters that differ in the last sample
     difference: float  # the largest, as a share of the size
@@ -516,21 +521,21 @@ def _meant_to_be_equal(
     common: Sequence[_Moment],
     differing: Sequence[_Moment],
 ) -> bool:
-    """Outside DDP, replicas count as meant to be equal if they were equal up to some step and never again.
+    """Return whether replicas outside DDP are meant to be equal: they were equal up to some step, and never again.
 
-    Before that, all parameters were broadcast, or a step changed all replicas in the same way. Equality at the start
-    only means one seed, which parts of one model may share too. Replicas that are equal again between two differences
-    are averaged now and then, and those that differ only at the end were changed for an evaluation. Replicas that were
-    never equal are meant to be if the program sums every gradient over all ranks.
+    While they were equal, all parameters were broadcast, or a step changed all replicas in the same way. Equality only
+    at the start may come from a common seed. Replicas that become equal again are averaged from time to time, and
+    replicas that differ only at the end were changed for an evaluation. Replicas that were never equal are meant to be
+    if the program sums every gradient over all ranks.
     """
-    parted = common.index(differing[0])
-    if len(differing) < len(common) - parted or differing[0][0] == "over":
+    equal_moments = common.index(differing[0])
+    if len(differing) < len(common) - equal_moments or differing[0][0] == "over":
         return False
-    if not parted:
+    if not equal_moments:
         return len(common) >= _MIN_GRADIENT_SAMPLES and all(replica.reduced for replica in replicas.values())
-    of_one = next(iter(looks.values()))
-    equal = {of_one[key].checksum for key in common[:parted]}
-    return len(equal) > 1 or (bool(equal) and all(replica.broadcast for replica in replicas.values()))
+    by_moment = next(iter(looks.values()))
+    checksums = {by_moment[key].checksum for key in common[:equal_moments]}
+    return len(checksums) > 1 or (bool(checksums) and all(replica.broadcast for replica in replicas.values()))
 
 
 def _any(replicas: Mapping[int, Replica]) -> Replica:
@@ -538,7 +543,7 @@ def _any(replicas: Mapping[int, Replica]) -> Replica:
 
 
 def _moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
-    """Return the moments in the order in which one rank had them. A moment that came twice counts as the later one."""
+    """Return the sampled moments of one rank in their order. A moment that came twice counts at its later position."""
     moments = [(look.at, look.round) for look in _any(replicas).looks]
     return list(dict.fromkeys(reversed(moments)))[::-1]
 
@@ -546,10 +551,13 @@ def _moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
 def _differing_ranks(
     looks: Mapping[int, Mapping[_Moment, ReplicaSample]], common: Sequence[_Moment], first: _Moment
 ) -> tuple[tuple[int, ...], str]:
-    """Return the ranks whose parameters changed outside a step, or in more steps; else the minority; else all."""
+    """Return the ranks at fault, and how they differ: "outside", "extra step", "fewer" or "".
+
+    Their parameters changed outside a step or in additional steps, or they are the minority; else all ranks count.
+    """
     every = tuple(sorted(looks))
-    place = common.index(first)
-    before = common[place - 1] if place else None
+    position = common.index(first)
+    before = common[position - 1] if position else None
     if before is not None and first[0] == "begun" and before[1] == first[1]:
         changed = [rank for rank in every if looks[rank][before].checksum != looks[rank][first].checksum]
         if 0 < len(changed) < len(every):
