@@ -27,6 +27,10 @@ BLOCKS_AHEAD = 4
 SLOW_S = 5.0
 
 
+class _NoDocumentError(Exception):
+    """No shard has a document. Workers may still be reporting what is wrong with the records."""
+
+
 @dataclass(frozen=True, kw_only=True, order=True)
 class Place:
     """A document: the so manieth of a block, of a shard, of an epoch, each in its shuffled order."""
@@ -35,6 +39,9 @@ class Place:
     shard: int = 0
     block: int = 0
     document: int = 0
+
+
+_Documents = list[tuple["Place", Tokens]]  # of a block
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +121,18 @@ class Documents:
         blocks = self._blocks = Ordered(
             self._read(begin.place), self._tokens, workers=self._workers, ahead=BLOCKS_AHEAD, name="nsa-loader"
         )
-        documents = (document for block in blocks for document in block if document[0] >= begin.place)
+        documents = (
+            document for block in self._reporting_none(blocks) for document in block if document[0] >= begin.place
+        )
         self._rows = rows(documents, self._length, begin.token)
+
+    def _reporting_none(self, blocks: Iterator[_Documents]) -> Iterator[_Documents]:
+        """Yield the blocks. Raises CannotRunError if no shard has a document, once all earlier blocks were read."""
+        try:
+            yield from blocks
+        except _NoDocumentError:
+            sentence = self._trouble.sentence()
+            raise CannotRunError(f"--data: no document in {len(self._shards)} shards; {sentence}") from None
 
     def _read(self, begin: Place) -> Iterator[_Block]:
         """All blocks from that of a document on, without end."""
@@ -130,7 +147,7 @@ class Documents:
                     found = found or any(isinstance(record, str) for record in one.records)
                     yield one
             if not found:
-                raise CannotRunError(f"--data: no document in {len(self._shards)} shards; {self._trouble.sentence()}")
+                raise _NoDocumentError
 
     def _read_shard(self, number: int, at: Place, block: int) -> Iterator[_Block]:
         shard = self._shards[number]
