@@ -70,6 +70,8 @@ def environment(boards: Path | None, **extra: str) -> dict[str, str]:
     dropped = ("_NSA_HARNESS_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "PYTHONPATH", "PYTHONFAULTHANDLER", "NSA_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     kept["OMP_NUM_THREADS"] = "1"
+    # Signal handlers of test programs print, and a buffered stream refuses that while a print of the program goes on.
+    kept["PYTHONUNBUFFERED"] = "1"
     if boards is not None:
         boards.mkdir(parents=True, exist_ok=True)
         kept |= {"PYTHONPATH": str(BOOTSTRAP), protocol.ENV_BOARDS: str(boards)}

@@ -113,7 +113,19 @@ def main() -> NoReturn:
 
     keep_private()
     code = run_command_line(sys.argv[1:])
+    _flush_output()
     sys.exit(_NOT_JUDGED if code == _USAGE and _for_git_bisect(sys.argv[1:]) else code)
+
+
+def _flush_output() -> None:
+    """Flush stdout and stderr. If a stream is full or closed, drop its output: Python would replace the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def _for_git_bisect(argv: Sequence[str]) -> bool:
