@@ -399,3 +399,18 @@ def test_a_shell_completes_scenarios_and_tags(typed: str, offered: str) -> None:
     words = f"nsa-harness {typed}"
     done = nsa_harness(_NSA_HARNESS_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1))
     assert done.stdout.split() == offered.split()
+
+
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_a_full_stdout_does_not_replace_the_exit_code(buffered: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    command = [sys.executable, "-m", "nsa_harness", "explain", "no_such_scenario"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 2
+    code = "import sys; from nsa_harness.cli import main; print('text'); main._flush_output()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], env={**environment, "PYTHONUNBUFFERED": ""}, stdout=full)
+    assert done.returncode == 0
+    closed = "import sys; from nsa_harness.cli import main; sys.stdout.close(); main._flush_output()"
+    assert subprocess.run([sys.executable, "-c", closed], env=environment).returncode == 0

@@ -118,11 +118,13 @@ def main() -> NoReturn:
 
 
 def _flush_output() -> None:
-    """Flush stdout and stderr. If a stream is full or closed, drop its output: Python would replace the exit code."""
+    """Flush stdout and stderr. If that fails, drop the output: at exit Python would replace the exit code by 120."""
     for stream in (sys.stdout, sys.stderr):
+        if stream.closed:
+            continue
         try:
             stream.flush()
-        except (OSError, ValueError):
+        except OSError:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, stream.fileno())
             os.close(null)
