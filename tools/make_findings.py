@@ -1,4 +1,4 @@
-"""Rewrites what docs/findings.md and docs/decisions.md say of causes, from the one table of them.
+"""Rewrites what docs/findings.md and docs/internals/decisions.md say of causes, from the one table of them.
 
 python tools/make_findings.py
 """
@@ -98,7 +98,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 MADE: dict[str, Callable[[], Iterator[str]]] = {
     "docs/findings.md": _findings,
-    "docs/decisions.md": _decisions,
+    "docs/internals/decisions.md": _decisions,
 }
 
 if __name__ == "__main__":

@@ -307,10 +307,10 @@ def test_a_command_is_answered_with_the_benchmark_that_measures_it(
 
 
 def test_the_document_explains_every_line_every_state_and_every_number() -> None:
-    shown = rows("docs/doctor.md", "line", "looks at")
+    shown = rows("docs/doctor.md", "line", "checks")
     assert [words(cells[0])[0] for cells in shown] == [one.name for one in judged(WELL)]
     assert all(len(cells) == 4 and all(cells) for cells in shown)
-    states = {words(cells[0])[0] for cells in rows("docs/doctor.md", "state", "means")}
+    states = {words(cells[0])[0] for cells in rows("docs/doctor.md", "state", "meaning")}
     assert states == set(CheckState)
     numbers = {words(cells[0])[0]: cells[1] for cells in rows("docs/doctor.md", "limit", "value")}
     real = {name: value for name, value in vars(doctor).items() if name.isupper()}

@@ -93,11 +93,11 @@ def test_the_numbers_of_the_limits_are_those_of_the_code() -> None:
     modules = (limits, proof, motion, resolve)
     names = [(module, name) for module in modules for name in vars(module) if name.isupper() and name[0] != "_"]
     real = {name: value for module, name in names if isinstance(value := getattr(module, name), int | float)}
-    shown = {words(cells[0])[0]: float(cells[1]) for cells in rows("docs/verdicts.md", "name", "value")}
+    shown = {words(cells[0])[0]: float(cells[1]) for cells in rows("docs/internals/verdicts.md", "name", "value")}
     assert shown == real
 
 
-@pytest.mark.parametrize("name", ["docs/findings.md", "docs/decisions.md"])
+@pytest.mark.parametrize("name", ["docs/findings.md", "docs/internals/decisions.md"])
 def test_what_a_document_says_of_causes_is_made_from_their_table(name: str) -> None:
     made = tool("make_findings").with_causes(name, text(name))
     assert made == text(name), "the table of causes says otherwise: run python tools/make_findings.py"
@@ -114,12 +114,12 @@ def test_the_figures_of_strangers_in_the_readme_are_those_of_the_newest_round() 
 
 
 def test_every_gate_stands_in_the_decisions_in_its_order_and_no_other() -> None:
-    shown = [(words(cells[0])[0], *cells[1:]) for cells in rows("docs/decisions.md", "gate", "if")]
+    shown = [(words(cells[0])[0], *cells[1:]) for cells in rows("docs/internals/decisions.md", "gate", "if")]
     assert shown == [(name, when(one.condition), one.then, one.because) for name, one in SHIPPED.gates.items()]
 
 
 def test_every_question_of_the_tree_stands_in_the_decisions_and_no_other() -> None:
-    shown = [tuple(cells[:2]) for cells in rows("docs/decisions.md", "question", "of gate")]
+    shown = [tuple(cells[:2]) for cells in rows("docs/internals/decisions.md", "question", "of gate")]
     assert shown == [(one.asks, one.gate) for one in SHIPPED.questions]
 
 
@@ -157,7 +157,7 @@ def shown_default(value: object, *, required: bool) -> str:
 
 
 def test_every_key_of_a_scenario_is_documented_with_its_default_and_words_and_no_other_key_is() -> None:
-    table = {words(cells[0])[0]: cells for cells in rows("docs/scenarios.md", "key", "default")}
+    table = {words(cells[0])[0]: cells for cells in rows("docs/scenario-keys.md", "key", "default")}
     real = {key: (default, choice) for key, default, choice in keys(ScenarioFile)}
     assert {key: cells[1].strip("`") for key, cells in table.items()} == {key: real[key][0] for key in real}
     for key, (_, choice) in real.items():
@@ -165,7 +165,7 @@ def test_every_key_of_a_scenario_is_documented_with_its_default_and_words_and_no
 
 
 def test_every_environment_name_is_documented_with_its_key() -> None:
-    table = {words(cells[0])[0]: words(cells[1])[0] for cells in rows("docs/scenarios.md", "name", "sets")}
+    table = {words(cells[0])[0]: words(cells[1])[0] for cells in rows("docs/scenario-keys.md", "name", "sets")}
     assert table == {name: key for name, (key, _) in TABLE.items()}
 
 
@@ -226,7 +226,8 @@ def test_the_codemap_has_one_line_for_every_folder_and_for_nothing_else() -> Non
 
 def test_every_page_begins_with_a_command_that_there_is() -> None:
     known = {name.split()[0] for name in command_parameters()}
-    for page in sorted([*(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "docs" / "internals").glob("*.md")]):
+    pages = {*(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "docs" / "internals").glob("*.md")}
+    for page in sorted(page for page in pages if page.name != "README.md"):
         begins = re.match(r"# [^\n]+\n\n```(?:text|sh)\n(.*?)^```$", page.read_text(), re.M | re.S)
         assert begins, f"{page.name} begins with no command"
         for line in begins[1].splitlines():
