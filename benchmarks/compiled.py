@@ -33,7 +33,7 @@ from benchmarks.roofline import Shape
 from nsa_attention.ops.fused import descriptors, tuning
 from nsa_attention.ops.fused import launch as launching
 from nsa_attention.ops.fused.backend import FusedBackend
-from nsa_attention.ops.fused.gated import gated_attention
+from nsa_attention.ops.fused.gated_attention import gated_attention
 from nsa_attention.ops.fused.launch import Tile
 from nsa_attention.ops.selection import Selection
 

@@ -34,10 +34,10 @@ from nsa_attention.config import ALL_BRANCHES, CI, Implementation  # noqa: E402
 from nsa_attention.decode import Cache, step  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
 from nsa_attention.ops import backends  # noqa: E402
-from nsa_attention.ops.fused.paged import attend_pages  # noqa: E402
-from nsa_attention.ops.paged import Numbers, PagedRows  # noqa: E402
+from nsa_attention.ops.fused.paged_attention import attend_pages  # noqa: E402
+from nsa_attention.ops.paged_attention import Numbers, PagedRows  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
-from nsa_attention.paged import PagedCache  # noqa: E402
+from nsa_attention.paged_decode import PagedCache  # noqa: E402
 
 TOKENS = (8192, 65536)
 SEQUENCES = (1, 32)

@@ -27,7 +27,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.provenance import circumstances  # noqa: E402
 from nsa_harness.core.comparison.sweeps import Refused, measured, size_of, sweeps  # noqa: E402
 from nsa_harness.core.fits import Quantity  # noqa: E402
 from nsa_harness.core.outcome.outcome import skipped  # noqa: E402

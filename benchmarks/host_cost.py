@@ -22,7 +22,7 @@ from benchmarks.roofline import Shape
 from nsa_attention.config import Implementation
 from nsa_attention.ops import NAMESPACE, dispatch
 from nsa_attention.ops.selection import Selection
-from nsa_attention.ops.whole import KeysAndValues, sparse_attention
+from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
 
 _ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
 # Read the alias as they are; the schema does not call them views.

@@ -3,7 +3,7 @@
     python benchmarks/kernel_model.py                                        8k, 32k and 64k tokens on random choices
     python benchmarks/kernel_model.py --choices correlated --tokens 65536    neighbours share 80, 95 and 98 %
     python benchmarks/kernel_model.py --label after --json FILE              into the file, beside what was before
-    python benchmarks/kernel_model.py --docs                                 docs/internals/performance.md: its tables
+    python benchmarks/kernel_model.py --docs                                 docs/internals/nsa/performance.md: its tables
     python benchmarks/kernel_model.py --kernel spanned_backward_keys         one kernel's loop, with the tile of today
     python benchmarks/kernel_model.py --kernel spanned_backward_keys --tile 32,64,4,3    with rows, keys, warps, stages
     python benchmarks/kernel_model.py --kernel selected_forward --arch 80 --sass out.sass
@@ -29,15 +29,15 @@ sys.path.insert(0, str(REPOSITORY))
 
 from rich.console import Console  # noqa: E402
 
-from benchmarks import kernel_model_told as told  # noqa: E402
+from benchmarks import kernel_model_report as told  # noqa: E402
 from benchmarks import sass  # noqa: E402
-from benchmarks.choices import choices, shared_by_neighbours  # noqa: E402
-from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.compiled import Compiled, Launch, Tile, compile_launch, compiled, disassembled, launches  # noqa: E402
 from benchmarks.device_model import HISTORY, STATIONS, predicted  # noqa: E402
 from benchmarks.host_cost import host_cost  # noqa: E402
 from benchmarks.kernel_work import work  # noqa: E402
+from benchmarks.provenance import circumstances  # noqa: E402
 from benchmarks.roofline import Shape  # noqa: E402
+from benchmarks.synthetic_selections import choices, shared_by_neighbours  # noqa: E402
 from nsa_attention.ops.fused import tuning  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "kernel_model.json"

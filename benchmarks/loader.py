@@ -23,7 +23,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.provenance import circumstances  # noqa: E402
 from nsa_attention.config import CI  # noqa: E402
 from nsa_attention.data.stories import all_stories  # noqa: E402
 from nsa_attention.prepare import main as prepare  # noqa: E402

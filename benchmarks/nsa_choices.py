@@ -27,8 +27,8 @@ sys.path.insert(0, str(REPOSITORY))
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from benchmarks.choices import choices, shared_by_neighbours, union_size  # noqa: E402
-from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.provenance import circumstances  # noqa: E402
+from benchmarks.synthetic_selections import choices, shared_by_neighbours, union_size  # noqa: E402
 from nsa_attention.attention import BlockSelector  # noqa: E402
 from nsa_attention.checkpoints.load import read_weights  # noqa: E402
 from nsa_attention.config import NSAConfig  # noqa: E402

@@ -12,7 +12,7 @@ process, in turns: our fused kernels, torch's attention in each of its kernels, 
 flash-linear-attention's NSA where they can be imported. Every figure is a median of runs between two events of the
 device; the floor is what arithmetic and compulsory traffic take (benchmarks/roofline.py).
 The whole operation chooses its blocks from random keys. Beside it stand the selected branch and the whole on choices
-that are given (benchmarks/choices.py, benchmarks/nsa_choices.py), which the selected kernels of others get as well.
+that are given (benchmarks/synthetic_selections.py, benchmarks/nsa_choices.py), which the selected kernels of others get as well.
 `--device cpu` runs the same path on a CPU, to try it; what it measures says nothing about the kernels.
 """
 
@@ -39,16 +39,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.choices import choices, shared_by_neighbours  # noqa: E402
-from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.nsa_choices import trained_choices  # noqa: E402
-from benchmarks.nsa_op_told import plot, table  # noqa: E402
+from benchmarks.nsa_op_report import plot, table  # noqa: E402
+from benchmarks.provenance import circumstances  # noqa: E402
 from benchmarks.roofline import Shape, floors_ms  # noqa: E402
+from benchmarks.synthetic_selections import choices, shared_by_neighbours  # noqa: E402
 from nsa_attention.checkpoints.load import read_weights  # noqa: E402
 from nsa_attention.config import Implementation  # noqa: E402
 from nsa_attention.ops.dispatch import implementation_for, implementation_of_selected  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
-from nsa_attention.ops.whole import KeysAndValues, sparse_attention  # noqa: E402
+from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention  # noqa: E402
 from nsa_attention.world import CannotRunError  # noqa: E402
 
 LENGTHS = [2**power for power in range(10, 18)]

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from benchmarks.choices import choices
+from benchmarks.synthetic_selections import choices
 from nsa_attention.attention import (
     GateMLP,
     NSAttention,

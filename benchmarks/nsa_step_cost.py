@@ -32,8 +32,8 @@ from torch import nn
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.circumstances import circumstances  # noqa: E402
 from benchmarks.nsa_parts import HEAD_TOKENS, parts  # noqa: E402
+from benchmarks.provenance import circumstances  # noqa: E402
 from nsa_attention.attention import rotary_frequencies, rotary_turns  # noqa: E402
 from nsa_attention.config import PRODUCTION, Attention, NSAConfig  # noqa: E402
 from nsa_attention.model import Recompute, TinyLM  # noqa: E402

@@ -29,7 +29,7 @@ import torch
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.provenance import circumstances  # noqa: E402
 from benchmarks.timing_pairs import HookTables, alternate, percent_more  # noqa: E402
 from nsa_attention.config import SHAPES  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
@@ -110,7 +110,7 @@ def _memory(directory: str) -> dict[str, int]:
     boards = tempfile.mkdtemp(dir=directory)
     probed = rank | {
         "PYTHONPATH": str(REPOSITORY / "harness" / "nsa_harness" / "probe" / "bootstrap"),
-        protocol.ENV_BOARDS: boards,
+        protocol.ENV_PROBE_DIRECTORY: boards,
     }
     return {name: _private_bytes(env) for name, env in (("with_bytes", probed), ("without_bytes", rank))}
 
@@ -122,7 +122,7 @@ def _private_bytes(env: dict[str, str]) -> int:
 
 def _memory_summary(memory: list[dict[str, int]]) -> dict[str, float]:
     added = statistics.median(pair["with_bytes"] - pair["without_bytes"] for pair in memory)
-    return {"memory_mb_median": (added + protocol.BOARD_SIZE) / 1e6}
+    return {"memory_mb_median": (added + protocol.STATUS_FILE_SIZE) / 1e6}
 
 
 def _mark_ns(board: StatusFileWriter) -> float:

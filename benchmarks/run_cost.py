@@ -198,7 +198,7 @@ def main(arguments: list[str]) -> int:
     if options.inside:
         inside(options.pairs)
         return 0
-    from benchmarks.circumstances import circumstances
+    from benchmarks.provenance import circumstances
 
     measured = measure(options.pairs, options.repeats)
     result = {**circumstances(__file__, arguments), "limits": LIMITS, **measured}

@@ -26,7 +26,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.provenance import circumstances  # noqa: E402
 from nsa_harness.core.experiment.statistics import student  # noqa: E402
 
 ROUND = 10  # steps between two turns: telemetry looks into one of ten

@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from benchmarks.circumstances import circumstances
+from benchmarks.provenance import circumstances
 from evaluation.experiments import HOME, REPOSITORY
 from evaluation.scoring import Row
 from evaluation.trials import (

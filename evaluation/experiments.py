@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.circumstances import circumstances
+from benchmarks.provenance import circumstances
 from evaluation.scoring import Row
 
 HOME = Path(__file__).resolve().parent

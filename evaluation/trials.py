@@ -435,12 +435,12 @@ class _Screen(Listener):
         self._lines = lines
         self._at_the_end = at_the_end
 
-    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+    def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
         self.run_dir = run_dir
         if not self._at_the_end:
             self._print(outcome)
 
-    def done(self, report: Report, run_dir: Path) -> None:
+    def on_done(self, report: Report, run_dir: Path) -> None:
         self.run_dir = run_dir
         for outcome in report.outcomes if self._at_the_end else ():
             if outcome.final:

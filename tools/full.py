@@ -24,7 +24,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.provenance import circumstances  # noqa: E402
 
 RESULTS = REPOSITORY / "benchmarks" / "results" / "full.json"
 SELECTED = ["-m", "not gpu and not multi_gpu"]

@@ -1,4 +1,4 @@
-"""Rewrites the tables of costs in README.md and nsa/README.md from benchmarks/results.
+"""Rewrites the tables of costs in README.md and docs/internals/nsa/performance.md from benchmarks/results.
 
 python tools/make_costs.py
 """
@@ -76,7 +76,7 @@ def _result(name: str) -> dict[str, Any]:
 
 TABLES: dict[str, Callable[[], tuple[list[str], list[tuple[str, ...]]]]] = {
     "README.md": _harness,
-    "nsa/README.md": _subject,
+    "docs/internals/nsa/performance.md": _subject,
 }
 
 

@@ -39,7 +39,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 from mutating import SOURCES, Mutation, mutated, read  # noqa: E402
 
-from benchmarks.circumstances import circumstances  # noqa: E402
+from benchmarks.provenance import circumstances  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutations.json"
 COPIED = (*SOURCES, "benchmarks", "docs", "evaluation", "scenarios", "tests", "tools", "pyproject.toml")

@@ -24,7 +24,7 @@ import struct
 
 # Environment of a rank. The leading underscore: users do not set these, and a nested harness drops them.
 ENV_RUN = "_NSA_HARNESS_RUN"  # tag of the attempt, by which every process of the run is found
-ENV_BOARDS = "_NSA_HARNESS_BOARDS"  # node-local probe directory: status files and the files below
+ENV_PROBE_DIRECTORY = "_NSA_HARNESS_BOARDS"  # node-local probe directory: status files and the files below
 ENV_PROBE = "_NSA_HARNESS_PROBE"  # one of the PROBE_ values; absent = full
 ENV_OWNER = "_NSA_HARNESS_RANK_PID"  # set by the process that took RANK, so that its children do not take it
 ENV_SOLO = "_NSA_HARNESS_SOLO"  # the launch is one process without RANK, rank 0
@@ -37,15 +37,15 @@ ENV_FAULT = "_NSA_HARNESS_FAULT"  # JSON of the planted fault, absent without on
 ENV_PREFIX = "_NSA_HARNESS_"
 
 PROBE_OFF = "off"
-PROBE_BOARD = "board"  # progress events, collectives and heartbeat; nothing else in the process is touched
+PROBE_STATUS = "board"  # progress events, collectives and heartbeat; nothing else in the process is touched
 PROBE_FULL = "full"  # also uncaught exception, stacks on a fatal signal, flight recorder at exit
 
 # Files in the probe directory, all named by process id.
-BOARD = "{pid}.board"
+STATUS_FILE = "{pid}.board"
 STACKS = "{pid}.stacks.txt"  # faulthandler: on a fatal signal, or on STACKS_SIGNAL_OFFSET
 RAISED = "{pid}.raised.json"  # the exception that ends the program
 FLIGHT = "{pid}.flight.json"  # the flight recorder in torch's format (entries, pg_status), on request and at exit
-LOOKS = "{pid}.looks.jsonl"  # samples of parameters, losses and memory at some steps, one per line
+HEALTH_SAMPLES = "{pid}.looks.jsonl"  # samples of parameters, losses and memory at some steps, one per line
 TROUBLE = "{pid}.trouble.jsonl"  # probe pieces that switched themselves off
 NCCL_DUMP = "nccl_trace_rank_{rank}"  # written by torch itself, in its pickled form, before it aborts a rank
 SOCKET = "{pid}.sock"  # torch's worker server, which answers without the GIL
@@ -65,8 +65,8 @@ HEADER_SIZE = 256
 # magic, layout, size, pid, rank (-1 unknown), world_size (-1 unknown), padding, created_ns
 IDENTITY = struct.Struct("<8sIIIiiIQ")
 IDENTITY_AT = 0
-BEAT = struct.Struct("<QI")  # time of the last heartbeat, number of the last answered request
-BEAT_AT = 64
+HEARTBEAT = struct.Struct("<QI")  # time of the last heartbeat, number of the last answered request
+HEARTBEAT_AT = 64
 REQUEST = struct.Struct("<I")  # written by the controller; the heartbeat thread answers with FLIGHT
 REQUEST_AT = 80
 END = struct.Struct("<QI")  # time of the orderly end, flags
@@ -77,8 +77,8 @@ COLLECTIVES = struct.Struct("<QQQ")  # enqueued, completed, time of the last cha
 COLLECTIVES_AT = 128
 STRINGS_USED = struct.Struct("<II")  # bytes used, entries
 STRINGS_USED_AT = 160
-SEEN = struct.Struct("<I")  # string: the main thread's innermost line outside torch at the last heartbeat
-SEEN_AT = 176
+LAST_LINE = struct.Struct("<I")  # string: the main thread's innermost line outside torch at the last heartbeat
+LAST_LINE_AT = 176
 CLOCK = struct.Struct("<q")  # CLOCK_REALTIME minus CLOCK_MONOTONIC at the creation; the recorder uses CLOCK_REALTIME
 CLOCK_AT = 184
 FACTS_USED = struct.Struct("<I")
@@ -124,10 +124,10 @@ SLOTS_AT = GAPS_AT + GAP_COUNT * GAP.size
 # copies without a lock: a slot that is only partly written fails the check.
 SLOT = struct.Struct("<QQQQQQ")
 # `what` is kind, string and step in one number. All but the step is computed once, not at each event.
-WHAT_KIND_SHIFT = 48
-WHAT_STRING_SHIFT = 32
-WHAT_STRING_MASK = 0xFFFF
-WHAT_STEP_MASK = 0xFFFFFFFF
+EVENT_KIND_SHIFT = 48
+EVENT_STRING_SHIFT = 32
+EVENT_STRING_MASK = 0xFFFF
+EVENT_STEP_MASK = 0xFFFFFFFF
 
 STEPS = 256
 # step (1-based, 0 = empty), time, parameters with a gradient as the optimizer began, training events in the step
@@ -135,15 +135,15 @@ STEP = struct.Struct("<QQII")
 STEPS_AT = SLOTS_AT + SLOTS * SLOT_SIZE
 
 CALLS = 1024
-CALLS_2 = 256
+LAYOUT_2_CALLS = 256
 # number (1-based, 0 = empty), entered, left (0 = inside), elements, step, position, strings: op, group, place, dtype,
 # key (of a store, else ""); flags; the peer's global rank (point to point, else -1); node: chain; native thread id, 0 =
 # unknown. A place is "file:line:function".
 CALL = struct.Struct("<QQQQIIHHHHHBxiHxxI")
-CALL_2 = struct.Struct("<QQQQIIHHHHHxxi")
+LAYOUT_2_CALL = struct.Struct("<QQQQIIHHHHHxxi")
 CALL_GRADIENTS = 1  # gradients are enabled at the call
 CALL_NO_GRADIENTS = 2  # with neither flag: unknown
-CALL_LEFT_AT = 16
+CALL_RETURNED_AT = 16
 CALL_KEY_AT = 48
 STRING_NUMBER = struct.Struct("<H")
 # Prefix of an op that is a lasting wait, for a store's key or an asynchronous collective. Short waits are not written,
@@ -164,9 +164,9 @@ FACT_CAUGHT_AGAIN = "again "
 # again; the second: it had left a module's forward. Both are overwritten.
 FACT_HANDLED = "handled "
 FACT_STEPPED = "stepped from"  # the lines that called the optimizer, innermost first: "run.py:30:step < run.py:88:main"
-STEPPED_JOIN = " < "
-FACT_LEFT = "left from"  # the lines that called sys.exit or os._exit, innermost first
-FACT_UNFED = (
+CHAIN_JOIN = " < "
+FACT_EXITED_FROM = "left from"  # the lines that called sys.exit or os._exit, innermost first
+FACT_CHECKPOINT_INPUT = (
     "checkpoint without gradient"  # the line that called a reentrant checkpoint without an input that has a gradient
 )
 FACT_OPTIMIZER = (
@@ -184,12 +184,12 @@ NODES_AT = FACTS_AT + FACTS * FACT.size
 TOTALS = 256
 # string: group; calls so far without transfers and waits; their hash, equal for equal calls in the same order; check =
 # group ^ calls ^ hash. The hash is FNV-1a over 64 bits, one call at a time: (hash ^ call) * HASH_FACTOR, with call =
-# (crc32(operation) << 32 ^ crc32(lines of its chain, innermost first)) + elements, the last only for EVEN.
+# (crc32(operation) << 32 ^ crc32(lines of its chain, innermost first)) + elements, the last only for EQUAL_SIZES.
 TOTAL = struct.Struct("<QQQQ")
 HASH_START, HASH_FACTOR, HASH_MASK = 0xCBF29CE484222325, 0x100000001B3, 2**64 - 1
 # Operations with equal sizes on all ranks. In others sizes may differ: the root of a scatter has the payload, objects
 # have any size, all_to_all and (on NCCL) all_gather and reduce_scatter may be uneven.
-EVEN = frozenset((
+EQUAL_SIZES = frozenset((
     "all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "_all_gather_base", "all_gather_into_tensor",
     "all_gather_single", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_single",
 ))  # fmt: skip
@@ -218,4 +218,4 @@ STRINGS_SIZE = (
 STRING_LIMIT = 400  # bytes of one string; a longer one is cut
 STRING_LENGTH = struct.Struct("<H")
 
-BOARD_SIZE = STRINGS_AT + STRINGS_SIZE
+STATUS_FILE_SIZE = STRINGS_AT + STRINGS_SIZE

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from .config import NSAConfig
     from .model import TinyLM
     from .ops.selection import Selection
-    from .ops.whole import KeysAndValues, sparse_attention
+    from .ops.sparse_attention import KeysAndValues, sparse_attention
 
 __all__ = ["KeysAndValues", "NSAConfig", "NSAttention", "Selection", "TinyLM", "sparse_attention"]
 
 _MODULES = {
-    "KeysAndValues": "ops.whole",
+    "KeysAndValues": "ops.sparse_attention",
     "NSAConfig": "config",
     "NSAttention": "attention",
     "Selection": "ops.selection",
     "TinyLM": "model",
-    "sparse_attention": "ops.whole",
+    "sparse_attention": "ops.sparse_attention",
 }
 
 

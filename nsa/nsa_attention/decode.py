@@ -31,12 +31,12 @@ from .attention import (
 )
 from .config import Attention, Branch, Implementation, NSAConfig
 from .model import TinyLM
-from .ops.cached import attention, chosen_blocks, compressed, shares_of_blocks, tokens_of_blocks
 from .ops.dispatch import MissingImplementationError
 from .ops.kernels import tiles
+from .ops.kv_cache_attention import attention, chosen_blocks, compressed, shares_of_blocks, tokens_of_blocks
 from .ops.selection import Selection
-from .paged import PagedCache
-from .paged import read as read_pages
+from .paged_decode import PagedCache
+from .paged_decode import read as read_pages
 from .world import CannotRunError
 
 FIRST_CAPACITY = 64

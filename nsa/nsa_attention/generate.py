@@ -18,7 +18,7 @@ from .config import Attention, Implementation
 from .decode import Cache, next_logits
 from .model import TinyLM
 from .ops.dispatch import MissingImplementationError
-from .paged import PagedCache
+from .paged_decode import PagedCache
 from .pages import pages_of
 from .settings import Option, SettingsError
 from .values import existing_checkpoint, not_negative, one_of, whole, word

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import ALL_BRANCHES, SHAPES, Attention, Compression, Implementation, NSAConfig, implementation_mistake
-from .elsewhere import instead_of
+from .foreign_options import instead_of
 from .values import (
     DTYPES,
     MEAN,

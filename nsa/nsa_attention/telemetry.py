@@ -1,4 +1,4 @@
-"""The files a run leaves in its output directory; docs/telemetry.md has every file and column.
+"""The files a run leaves in its output directory; docs/internals/nsa/telemetry.md has every file and column.
 
 They are written line by line, so that a killed run has them too.
 """

@@ -72,17 +72,17 @@ class Screen(Listener):
     def __init__(self, terminal: int) -> None:
         self._terminal = terminal
 
-    def suspect(self, attempt: str, text: str) -> None:
+    def on_stall(self, attempt: str, text: str) -> None:
         os.write(self._terminal, f"{attempt}: {text}\n".encode())
 
 
 def test_a_terminal_that_is_gone_ends_a_run_as_a_signal_does() -> None:
     person, program = pty.openpty()
     with interrupted(Screen(program)) as (interruption, broadcast):
-        broadcast(lambda one: one.suspect("a", "quiet"))
+        broadcast(lambda one: one.on_stall("a", "quiet"))
         assert interruption.count == 0
         os.close(person)
-        broadcast(lambda one: one.suspect("a", "quiet"))
+        broadcast(lambda one: one.on_stall("a", "quiet"))
         assert interruption.count == 1
     os.close(program)
 

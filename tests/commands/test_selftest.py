@@ -172,8 +172,8 @@ def reporting(report_of: Callable[[Planting], Outcome | None], plantings: Sequen
         )
         write_documents(run, report, PLAYBOOK)
         for one in outcomes:
-            screen.outcome(one, run.path)
-        screen.done(report, run.path)
+            screen.on_outcome(one, run.path)
+        screen.on_done(report, run.path)
         return code
 
     return run_all

@@ -20,7 +20,7 @@ from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.core.report import Place
 from nsa_harness.probe.chains import Chain
 from nsa_harness.probe.status_file import StatusFileWriter
-from nsa_harness.protocol import EVEN
+from nsa_harness.protocol import EQUAL_SIZES
 
 REDUCE, GATHER = Made(), Made(op="all_gather", line=41)
 
@@ -34,7 +34,7 @@ def counted(tmp_path: Path, made: Sequence[Made], kept: int, *, group: str = "0"
         place = writer.string(text)
         chain = Chain(place, writer.node(place, 0), crc32(text.encode()), [])
         writer.enter_call(writer.string(one.op), writer.string(group), place, one.elements, 0, chain=chain.node)
-        sized = one.elements if one.op in EVEN else 0
+        sized = one.elements if one.op in EQUAL_SIZES else 0
         writer.count_call(writer.string(group), (crc32(one.op.encode()) << 32 ^ chain.hash) + sized)
     return parse(path.read_bytes(), 0, kept)
 

@@ -14,7 +14,7 @@ from documents import REPOSITORY, text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import kernel_model_told as told
+from benchmarks import kernel_model_report as told
 from benchmarks import sass
 from benchmarks.device_model import FIRST, HISTORY, REASONS, STATIONS, Constants, predicted, programs_at_once
 from benchmarks.roofline import Shape, floors_ms

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import nsa_op
-from benchmarks.nsa_op_told import break_even, table
+from benchmarks.nsa_op_report import break_even, table
 from benchmarks.roofline import Shape, floors_ms, pairs
 
 

@@ -18,7 +18,7 @@ from nsa_attention.attention import BlockSelector, CompressedBranch, SlidingBran
 from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_attention.decode import Cache, NSAMemory, Rows, VanillaMemory, next_logits, prefill, step
 from nsa_attention.model import TinyLM
-from nsa_attention.ops.cached import chosen_blocks
+from nsa_attention.ops.kv_cache_attention import chosen_blocks
 from nsa_attention.ops.selection import EMPTY
 from nsa_attention.world import CannotRunError
 

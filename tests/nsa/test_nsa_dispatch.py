@@ -31,7 +31,7 @@ from nsa_attention.ops.dispatch import (
 )
 from nsa_attention.ops.kernels import EagerKernel
 from nsa_attention.ops.selection import Selection
-from nsa_attention.ops.whole import KeysAndValues, sparse_attention
+from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
 
 CPU = torch.device("cpu")
 SELECTION = Selection(block_len=4, block_stride=2, select_len=4, select_count=3, scale=0.5)

@@ -19,7 +19,7 @@ from nsa_attention.decode import Cache, next_logits, prefill, step
 from nsa_attention.generate import generate, generate_each
 from nsa_attention.model import TinyLM
 from nsa_attention.ops.dispatch import MissingImplementationError
-from nsa_attention.paged import PagedCache
+from nsa_attention.paged_decode import PagedCache
 from nsa_attention.pages import Kind, OutOfPagesError, default_page_len, pages_of
 from nsa_attention.world import CannotRunError
 

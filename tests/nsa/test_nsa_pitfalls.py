@@ -21,10 +21,10 @@ from nsa_attention.config import Attention, Implementation, NSAConfig
 from nsa_attention.model import TinyLM
 from nsa_attention.ops.attend import CompletedBlocks, selected_attention
 from nsa_attention.ops.blockwise import blockwise
-from nsa_attention.ops.fused import gated, importance, launch, lists, mix, selected, spanned
+from nsa_attention.ops.fused import gated_attention, importance, launch, lists, mix, selected, spanned
 from nsa_attention.ops.kernels import EagerKernel
 from nsa_attention.ops.selection import Selection
-from nsa_attention.ops.whole import KeysAndValues, sparse_attention
+from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
 
 TOLERANCE = 1e-10
 FUSED = Path(selected.__file__).parent
@@ -73,7 +73,7 @@ def by_gates(tokens: int, _: int, scale: float) -> Operation:
 def by_all_at_once(tokens: int, select_len: int, scale: float) -> Operation:
     gates = torch.randn(3, 1, 2, tokens, dtype=torch.float64)
     selection = Selection(block_len=1, block_stride=1, select_len=select_len, select_count=3, scale=scale)
-    return lambda q, k, v: gated.gated_attention(q, [(k, v)] * 3, gates, selection, window=select_len)
+    return lambda q, k, v: gated_attention.gated_attention(q, [(k, v)] * 3, gates, selection, window=select_len)
 
 
 MAKERS = [by_kernel, by_spans, by_tiles, by_blocks, by_gates, by_all_at_once]

@@ -1,4 +1,4 @@
-"""docs/telemetry.md against what a real run writes: every file, every column, and no other."""
+"""docs/internals/nsa/telemetry.md against what a real run writes: every file, every column, and no other."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
 from nsa_attention.settings import read_settings
 from nsa_attention.telemetry import TABLES, file_name
 from nsa_attention.train import train
 from nsa_attention.world import joined
 
-PAGE = (Path(__file__).parents[2] / "docs" / "telemetry.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "internals" / "nsa" / "telemetry.md").read_text(encoding="utf-8")
 
 
 def sections() -> dict[str, str]:

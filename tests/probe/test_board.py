@@ -79,7 +79,7 @@ def test_what_follows_the_optimizer_belongs_to_its_step_until_the_next_batch_or_
 def test_the_file_is_private_and_never_seen_half_made(path: Path) -> None:
     StatusFileWriter(str(path), rank=0, world_size=1)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert path.stat().st_size == protocol.BOARD_SIZE
+    assert path.stat().st_size == protocol.STATUS_FILE_SIZE
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -195,15 +195,15 @@ def test_what_is_no_board_is_refused_with_the_reason(path: Path, at: int, bytes_
         parse(bytes(data), 0)
 
 
-@pytest.mark.parametrize("size", [0, 10, protocol.HEADER_SIZE - 1, protocol.HEADER_SIZE, protocol.BOARD_SIZE - 1])
+@pytest.mark.parametrize("size", [0, 10, protocol.HEADER_SIZE - 1, protocol.HEADER_SIZE, protocol.STATUS_FILE_SIZE - 1])
 def test_a_truncated_board_is_refused_with_the_reason(path: Path, size: int) -> None:
     StatusFileWriter(str(path), rank=0, world_size=1)
-    with pytest.raises(ValueError, match=f"has {protocol.BOARD_SIZE} bytes"):
+    with pytest.raises(ValueError, match=f"has {protocol.STATUS_FILE_SIZE} bytes"):
         parse(path.read_bytes()[:size], 0)
 
 
 @given(
-    edits=st.lists(st.tuples(st.integers(0, protocol.BOARD_SIZE - 1), st.binary(min_size=1, max_size=64)), max_size=12),
+    edits=st.lists(st.tuples(st.integers(0, protocol.STATUS_FILE_SIZE - 1), st.binary(min_size=1, max_size=64)), max_size=12),
     launched_ns=st.integers(0, 2**64 - 1),
 )
 def test_a_hostile_board_raises_value_error_or_nothing(edits: list[tuple[int, bytes]], launched_ns: int) -> None:
@@ -215,8 +215,8 @@ def test_a_hostile_board_raises_value_error_or_nothing(edits: list[tuple[int, by
 
 @given(fill=st.binary(min_size=1, max_size=256))
 def test_a_board_of_nothing_but_noise_behind_a_true_header_is_read(fill: bytes) -> None:
-    header = _SAMPLE[: protocol.BEAT_AT]
-    noise = (fill * (protocol.BOARD_SIZE // len(fill) + 1))[: protocol.BOARD_SIZE - len(header)]
+    header = _SAMPLE[: protocol.HEARTBEAT_AT]
+    noise = (fill * (protocol.STATUS_FILE_SIZE // len(fill) + 1))[: protocol.STATUS_FILE_SIZE - len(header)]
     seen = parse(header + noise, 0)
     assert len(seen.marks) <= protocol.SLOTS
     assert len(seen.calls) <= protocol.CALLS
@@ -238,8 +238,8 @@ def _read(data: bytes, launched_ns: int) -> None:
 
 
 def _sample() -> bytes:
-    data = bytearray(protocol.BOARD_SIZE)
-    identity = (protocol.MAGIC, protocol.LAYOUT, protocol.BOARD_SIZE, 1, 0, 2, 0, 1)
+    data = bytearray(protocol.STATUS_FILE_SIZE)
+    identity = (protocol.MAGIC, protocol.LAYOUT, protocol.STATUS_FILE_SIZE, 1, 0, 2, 0, 1)
     protocol.IDENTITY.pack_into(data, protocol.IDENTITY_AT, *identity)
     return bytes(data)
 

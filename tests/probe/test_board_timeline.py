@@ -266,7 +266,7 @@ def test_more_groups_lines_and_loaders_than_there_is_room_for_do_no_harm(path: P
     assert board.node(place, 0) == 1
     assert board.node(0, 0) == 0
     seen = parse(path.read_bytes(), 0)
-    assert len(path.read_bytes()) == protocol.BOARD_SIZE
+    assert len(path.read_bytes()) == protocol.STATUS_FILE_SIZE
     assert seen.loaders == (Loader(number=protocol.LOADERS + 1, iterators=2, batches=7, ended=True),)
 
 

@@ -70,7 +70,7 @@ def test_probe_off_leaves_nothing(tmp_path: Path) -> None:
 def test_a_program_runs_where_no_board_can_be_made(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     code = str(PROGRAMS / "ddp_blocks.py")
-    (rank,) = run_forks(1, code, "--steps=1", boards=tmp_path, **{protocol.ENV_BOARDS: gone})
+    (rank,) = run_forks(1, code, "--steps=1", boards=tmp_path, **{protocol.ENV_PROBE_DIRECTORY: gone})
     assert (rank.status, rank.err) == (0, "")
     assert rank.out.startswith("rank 0 losses")
 

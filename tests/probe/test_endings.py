@@ -161,6 +161,6 @@ def test_a_forked_child_that_aborts_does_not_write_into_its_parents_stacks(tmp_p
 
 def test_probe_board_leaves_the_last_words_to_the_program(tmp_path: Path) -> None:
     code = "import sys; print(sys.excepthook is sys.__excepthook__); raise ValueError('gone')"
-    (rank,) = run_ranks(1, "-c", code, boards=tmp_path, **{protocol.ENV_PROBE: protocol.PROBE_BOARD})
+    (rank,) = run_ranks(1, "-c", code, boards=tmp_path, **{protocol.ENV_PROBE: protocol.PROBE_STATUS})
     assert rank.out == "True\n"
-    assert [path.name for path in tmp_path.iterdir()] == [protocol.BOARD.format(pid=rank.pid)]
+    assert [path.name for path in tmp_path.iterdir()] == [protocol.STATUS_FILE.format(pid=rank.pid)]

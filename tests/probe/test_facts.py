@@ -193,7 +193,7 @@ def _with_a_line(process):
 
 
 def _lasting(boards: Boards, pid: int, op: str) -> Call | None:
-    if not (boards.directory / protocol.BOARD.format(pid=pid)).exists():
+    if not (boards.directory / protocol.STATUS_FILE.format(pid=pid)).exists():
         return None
     return next((call for call in boards.board(pid).calls if call.op == op and call.left_s is None), None)
 
@@ -232,7 +232,7 @@ def test_a_key_waited_for_inside_a_collective_belongs_to_that_call_while_it_last
 
 
 def _with_a_key(boards: Boards, pid: int) -> Call | None:
-    if not (boards.directory / protocol.BOARD.format(pid=pid)).exists():
+    if not (boards.directory / protocol.STATUS_FILE.format(pid=pid)).exists():
         return None
     return next((call for call in boards.board(pid).calls if call.key), None)
 

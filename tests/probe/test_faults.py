@@ -59,7 +59,7 @@ def test_what_never_ends_is_named_by_its_stack_and_its_last_mark(
 
 
 def _newest(boards: Boards, pid: int) -> tuple[str, str, int] | None:
-    if not (boards.directory / protocol.BOARD.format(pid=pid)).exists():
+    if not (boards.directory / protocol.STATUS_FILE.format(pid=pid)).exists():
         return None
     newest = boards.board(pid).newest
     return (newest.kind, newest.name, newest.step) if newest else None

@@ -165,7 +165,7 @@ dist.destroy_process_group()
 
 
 def looks(boards: Path, pid: int) -> HealthSamples:
-    lines = (boards / protocol.LOOKS.format(pid=pid)).read_text().splitlines()
+    lines = (boards / protocol.HEALTH_SAMPLES.format(pid=pid)).read_text().splitlines()
     found = read_health_samples([json.loads(line) for line in lines])
     assert found is not None
     return found

@@ -67,7 +67,7 @@ def test_a_rank_that_waits_in_a_collective_answers_a_request_for_the_flight_reco
 
 
 def _open_call(boards: Boards, pid: int) -> str | None:
-    if not (boards.directory / protocol.BOARD.format(pid=pid)).exists():
+    if not (boards.directory / protocol.STATUS_FILE.format(pid=pid)).exists():
         return None
     calls = boards.board(pid).calls
     return calls[-1].op if calls and calls[-1].left_s is None and calls[-1].op == "all_reduce" else None

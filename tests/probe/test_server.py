@@ -109,7 +109,7 @@ def test_a_directory_whose_path_is_longer_than_a_sockets_address_will_do(tmp_pat
 
 def test_probe_board_starts_no_server(tmp_path: Path) -> None:
     (rank,) = run_forks(1, "-c", "import torch.distributed", boards=tmp_path, **{protocol.ENV_PROBE: "board"})
-    assert [path.name for path in tmp_path.iterdir()] == [protocol.BOARD.format(pid=rank.pid)]
+    assert [path.name for path in tmp_path.iterdir()] == [protocol.STATUS_FILE.format(pid=rank.pid)]
 
 
 FULL_RECORDER = """

@@ -108,7 +108,7 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> HealthSamples:
     (rank,) = run_forks(1, "-c", PROGRAM, boards=boards)
     assert (rank.status, rank.err) == (0, "")
     assert not list(boards.glob("*.trouble.jsonl"))
-    lines = (boards / protocol.LOOKS.format(pid=rank.pid)).read_text().splitlines()
+    lines = (boards / protocol.HEALTH_SAMPLES.format(pid=rank.pid)).read_text().splitlines()
     found = read_health_samples([json.loads(line) for line in lines])
     assert found is not None
     return found

@@ -29,10 +29,18 @@ def test_the_readme_shows_the_stored_sample_word_for_word() -> None:
     assert "> | 1 ◀ culprit |" in text("README.md")
 
 
-@pytest.mark.parametrize("document", ["README.md", "nsa/README.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/internals/nsa/performance.md"])
 def test_the_table_of_costs_is_the_one_that_was_measured(document: str) -> None:
     assert tool("make_costs").with_costs(document, text(document)) == text(document)
     assert "costs: begin -->\n| what |" in text(document)
+
+
+def test_the_examples_of_the_subject_s_readme_run() -> None:
+    examples = blocks("nsa/README.md", "python")
+    assert len(examples) == 2
+    for example in examples:
+        done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{example}\n{done.stderr[-3000:]}"
 
 
 def test_the_sample_is_a_proven_hang_with_every_proof_in_place() -> None:

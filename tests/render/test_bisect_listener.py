@@ -144,7 +144,7 @@ def test_hostile_text_cannot_steer_the_terminal() -> None:
     screen = screen_on(stream)
     tell(screen, hostile())
     screen.note(POISON)
-    screen.interrupted(1)
+    screen.on_interrupt(1)
     screen.close()
     assert screen.trouble == []
     assert set("\x1b\x9b\x07\x00\r\u202e").isdisjoint(stream.getvalue())
@@ -153,8 +153,8 @@ def test_hostile_text_cannot_steer_the_terminal() -> None:
 def test_an_interruption_says_how_to_go_on() -> None:
     stream = Screen(tty=False)
     screen = screen_on(stream)
-    screen.interrupted(1)
-    screen.interrupted(2)
+    screen.on_interrupt(1)
+    screen.on_interrupt(2)
     screen.close()
     assert stream.getvalue().splitlines() == [
         "  interrupted: ending this probe; the same command goes on where it stopped",

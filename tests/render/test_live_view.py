@@ -116,7 +116,7 @@ def test_ten_thousand_steps_are_a_dozen_lines_and_silence_is_broken_by_a_sign_of
     terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "100"})
     for step in range(1, 10_001):
         ranks = (replace(rank_progress(0), step=step),)
-        terminal.phase("long", f"step {step}", Progress(elapsed_s=step / 50, deadline_s=None, ranks=ranks))
+        terminal.on_phase("long", f"step {step}", Progress(elapsed_s=step / 50, deadline_s=None, ranks=ranks))
     terminal.settle()
     assert len(stream.getvalue().splitlines()) == 13
     launching = news(None, "launch", replace(PROGRESS, ranks=()))
@@ -129,8 +129,8 @@ def test_ten_thousand_steps_are_a_dozen_lines_and_silence_is_broken_by_a_sign_of
 
 def test_two_attempts_share_the_screen_until_the_last_one_ends() -> None:
     stream, terminal = lively()
-    terminal.phase("one", "step 1", PROGRESS)
-    terminal.phase("two~2", "launch", replace(PROGRESS, ranks=()))
+    terminal.on_phase("one", "step 1", PROGRESS)
+    terminal.on_phase("two~2", "launch", replace(PROGRESS, ranks=()))
     terminal.settle()
     both = seen(stream)
     assert [line for line in both.shown() if "4.2 s" in line] == [
@@ -138,10 +138,10 @@ def test_two_attempts_share_the_screen_until_the_last_one_ends() -> None:
         "  two~2   launch · 4.2 s · at most 9 min 56 s left",
     ]
     assert not both.cursor_is_visible
-    terminal.outcome(replace(PASSED, spec=replace(PASSED.spec, scenario="one"), dir="one"), RUN_DIR)
+    terminal.on_outcome(replace(PASSED, spec=replace(PASSED.spec, scenario="one"), dir="one"), RUN_DIR)
     terminal.settle()
     assert "  two~2   launch" in seen(stream).shown()[-2]
-    terminal.outcome(replace(PASSED, spec=replace(PASSED.spec, scenario="two"), attempt=2, dir="two~2"), RUN_DIR)
+    terminal.on_outcome(replace(PASSED, spec=replace(PASSED.spec, scenario="two"), attempt=2, dir="two~2"), RUN_DIR)
     terminal.settle()
     assert seen(stream).cursor_is_visible
     assert "at most" not in "\n".join(seen(stream).shown())
@@ -151,17 +151,17 @@ def test_the_screen_ends_as_a_plain_one_does_with_the_cursor_back() -> None:
     stream, terminal = lively()
     plain = Screen(tty=False)
     for one in (terminal, Terminal(plain, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "80"})):
-        one.plan(MACHINE, [SPEC, SKIP])
-        one.launched(SPEC)
+        one.on_plan(MACHINE, [SPEC, SKIP])
+        one.on_launch(SPEC)
         if one is terminal:
-            one.phase("ddp_onestep", "step 1", PROGRESS)
+            one.on_phase("ddp_onestep", "step 1", PROGRESS)
             one.settle()
-            one.suspect("ddp_onestep", "quiet for 5.0 s")
+            one.on_stall("ddp_onestep", "quiet for 5.0 s")
             one.settle()
             assert "    stall   quiet for 5.0 s" in seen(stream).shown()
-        one.outcome(replace(DEADLOCK, dir="ddp_onestep"), RUN_DIR)
-        one.outcome(SKIPPED, RUN_DIR)
-        one.done(MIXED, RUN_DIR)
+        one.on_outcome(replace(DEADLOCK, dir="ddp_onestep"), RUN_DIR)
+        one.on_outcome(SKIPPED, RUN_DIR)
+        one.on_done(MIXED, RUN_DIR)
         one.close()
     assert seen(stream).shown() == plain.getvalue().split("\n")
     assert seen(stream).cursor_is_visible
@@ -170,11 +170,11 @@ def test_the_screen_ends_as_a_plain_one_does_with_the_cursor_back() -> None:
 
 def test_a_suspect_that_moves_again_leaves_one_line() -> None:
     stream, terminal = lively()
-    terminal.phase("one", "step 1", PROGRESS)
-    terminal.suspect("one", "no rank has moved")
+    terminal.on_phase("one", "step 1", PROGRESS)
+    terminal.on_stall("one", "no rank has moved")
     terminal.settle()
     assert "    stall   no rank has moved" in seen(stream).shown()
-    terminal.released("one", "moves again after 5.0 s")
+    terminal.on_progress_again("one", "moves again after 5.0 s")
     terminal.settle()
     assert seen(stream).shown()[0] == "moves  one   moves again after 5.0 s"
     assert "stall" not in "\n".join(seen(stream).shown())
@@ -182,11 +182,11 @@ def test_a_suspect_that_moves_again_leaves_one_line() -> None:
 
 def test_an_interrupt_is_answered_in_the_view_and_a_second_one_stays_on_the_screen() -> None:
     stream, terminal = lively()
-    terminal.phase("one", "step 1", PROGRESS)
-    terminal.interrupted(1)
+    terminal.on_phase("one", "step 1", PROGRESS)
+    terminal.on_interrupt(1)
     terminal.settle()
     assert "  interrupted: taking stacks, ending the processes, writing the report; once" in seen(stream).shown()
-    terminal.interrupted(2)
+    terminal.on_interrupt(2)
     terminal.close()
     assert "interrupted twice: killing now" in " ".join(seen(stream).shown())
     assert seen(stream).cursor_is_visible
@@ -195,8 +195,8 @@ def test_an_interrupt_is_answered_in_the_view_and_a_second_one_stays_on_the_scre
 def test_an_interrupt_without_a_view_is_a_line() -> None:
     stream = Screen(tty=False)
     terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={})
-    terminal.interrupted(1)
-    terminal.interrupted(2)
+    terminal.on_interrupt(1)
+    terminal.on_interrupt(2)
     terminal.close()
     assert stream.getvalue().splitlines() == [
         "  interrupted: taking stacks, ending the processes, writing the report; once",
@@ -207,7 +207,7 @@ def test_an_interrupt_without_a_view_is_a_line() -> None:
 
 def test_closing_twice_leaves_the_cursor_visible() -> None:
     stream, terminal = lively()
-    terminal.phase("one", "forward", PROGRESS)
+    terminal.on_phase("one", "forward", PROGRESS)
     terminal.settle()
     terminal.close()
     terminal.close()
@@ -217,8 +217,8 @@ def test_closing_twice_leaves_the_cursor_visible() -> None:
 def test_hostile_text_cannot_steer_the_live_view() -> None:
     stream, terminal = lively()
     ranks = (replace(rank_progress(0), phase=POISON, module=POISON),)
-    terminal.phase(POISON, POISON, replace(PROGRESS, ranks=ranks))
-    terminal.suspect(POISON, POISON)
+    terminal.on_phase(POISON, POISON, replace(PROGRESS, ranks=ranks))
+    terminal.on_stall(POISON, POISON)
     terminal.settle()
     assert "red" in "\n".join(seen(stream).shown())
     assert "\x9b" not in stream.getvalue()
@@ -229,7 +229,7 @@ def test_hostile_text_cannot_steer_the_live_view() -> None:
 def test_where_nobody_watches_or_nothing_can_move_lines_are_plain(environ: dict[str, str]) -> None:
     stream = Screen(tty=True)
     terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={**COLOUR, **environ})
-    terminal.phase("one", "step 1", PROGRESS)
+    terminal.on_phase("one", "step 1", PROGRESS)
     terminal.close()
     assert stream.getvalue() == "  one · step 1 · 4.2 s of at most 10 min\n"
 

@@ -86,7 +86,7 @@ def test_the_first_look_has_a_row_for_ranks_that_stand_alike() -> None:
 
 def test_the_first_look_is_an_event() -> None:
     stream = io.StringIO()
-    Events(stream, "r", lambda: 0.5).looked("train", ROWS)
+    Events(stream, "r", lambda: 0.5).on_first_snapshot("train", ROWS)
     event = json.loads(stream.getvalue())
     assert (event["event"], event["scenario"]) == ("look", "train")
     assert [(row["ranks"], row["blocked_in"], row["idle_s"]) for row in event["rows"]] == [

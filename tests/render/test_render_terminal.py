@@ -96,17 +96,17 @@ HUNG = replace(DEADLOCK, spec=replace(DEADLOCK.spec, scenario="ddp_onestep"), di
 
 
 def tell_a_run(listener: Listener) -> None:
-    listener.plan(MACHINE, [SPEC, SKIP])
-    listener.launched(SPEC)
-    listener.phase("ddp_onestep", "launch", replace(PROGRESS, ranks=()))
-    listener.phase("ddp_onestep", "backward", PROGRESS)
-    listener.phase("ddp_onestep", "backward", replace(PROGRESS, elapsed_s=5.0))
-    listener.suspect("ddp_onestep", "rank 1 is quiet for 5.0 s in all_reduce #14")
-    listener.released("ddp_onestep", "rank 1 left all_reduce #14; the limit is 12.0 s")
-    listener.interrupted(1)
-    listener.outcome(HUNG, RUN_DIR)
-    listener.outcome(SKIPPED, RUN_DIR)
-    listener.done(MIXED, RUN_DIR)
+    listener.on_plan(MACHINE, [SPEC, SKIP])
+    listener.on_launch(SPEC)
+    listener.on_phase("ddp_onestep", "launch", replace(PROGRESS, ranks=()))
+    listener.on_phase("ddp_onestep", "backward", PROGRESS)
+    listener.on_phase("ddp_onestep", "backward", replace(PROGRESS, elapsed_s=5.0))
+    listener.on_stall("ddp_onestep", "rank 1 is quiet for 5.0 s in all_reduce #14")
+    listener.on_progress_again("ddp_onestep", "rank 1 left all_reduce #14; the limit is 12.0 s")
+    listener.on_interrupt(1)
+    listener.on_outcome(HUNG, RUN_DIR)
+    listener.on_outcome(SKIPPED, RUN_DIR)
+    listener.on_done(MIXED, RUN_DIR)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -223,11 +223,11 @@ def test_no_colour_means_plain_lines_on_a_terminal_too(environ: dict[str, str]) 
 def test_hostile_text_cannot_steer_the_terminal() -> None:
     stream = Screen(tty=False)
     terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"COLUMNS": "80"})
-    terminal.plan(MachineFacts(host=POISON, cpus=1, gpus=(POISON,), torch=POISON), [replace(SPEC, subject=POISON)])
-    terminal.launched(replace(SPEC, scenario=POISON, notes=(POISON,)))
-    terminal.phase(POISON, POISON, PROGRESS)
-    terminal.suspect(POISON, POISON)
-    terminal.outcome(poison(DEADLOCK), Path(POISON.replace("\x00", "")))
+    terminal.on_plan(MachineFacts(host=POISON, cpus=1, gpus=(POISON,), torch=POISON), [replace(SPEC, subject=POISON)])
+    terminal.on_launch(replace(SPEC, scenario=POISON, notes=(POISON,)))
+    terminal.on_phase(POISON, POISON, PROGRESS)
+    terminal.on_stall(POISON, POISON)
+    terminal.on_outcome(poison(DEADLOCK), Path(POISON.replace("\x00", "")))
     terminal.settle()
     assert stream.getvalue().count("red") > 10
     assert set("\x1b\x9b\x07\x00\r\u202e").isdisjoint(stream.getvalue())
@@ -250,7 +250,7 @@ def test_an_outcome_event_holds_what_report_json_holds() -> None:
     from nsa_harness.render.documents.report_json import to_json
 
     stream = io.StringIO()
-    Events(stream, "r", lambda: 0.0).outcome(DEADLOCK, RUN_DIR)
+    Events(stream, "r", lambda: 0.0).on_outcome(DEADLOCK, RUN_DIR)
     stored = json.loads(to_json(replace(MIXED, outcomes=(DEADLOCK,))))
     assert json.loads(stream.getvalue())["outcome"] == stored["outcomes"][0]
 
@@ -259,7 +259,7 @@ def test_a_listener_that_fails_costs_only_itself() -> None:
     closed, first, last = io.StringIO(), io.StringIO(), io.StringIO()
     closed.close()
     listeners = [Events(stream, "r", lambda: 0.0) for stream in (first, closed, last)]
-    trouble = notify(listeners, lambda listener: listener.suspect("a", "quiet"))
+    trouble = notify(listeners, lambda listener: listener.on_stall("a", "quiet"))
     assert first.getvalue() == last.getvalue() != ""
     assert [(item.what, item.why) for item in trouble] == [
         ("output through Events", "ValueError: I/O operation on closed file")
@@ -277,7 +277,7 @@ def test_an_interrupt_passes_through_the_listeners() -> None:
 def annotated(report: Report, environ: dict[str, str]) -> list[str]:
     screen = Screen(tty=False)
     terminal = Terminal(screen, version="0.1.0", playbook=PLAYBOOK, environ=environ)
-    terminal.done(report, RUN_DIR)
+    terminal.on_done(report, RUN_DIR)
     terminal.close()
     return [line for line in screen.getvalue().splitlines() if line.startswith("::")]
 

@@ -89,15 +89,15 @@ def events() -> Iterator[dict[str, Any]]:
     """One of each kind, as it is written."""
     for file in (GOLDEN / "events.jsonl", ROOT / "reports/sample/events.jsonl"):
         yield from map(json.loads, file.read_text().splitlines())
-    yield told(lambda one: one.plan(MIXED.machine, (SPEC, SKIP)))
-    yield told(lambda one: one.launched(SPEC))
-    yield told(lambda one: one.phase("a", "step 3", PROGRESS))
-    yield told(lambda one: one.looked("a", ROWS))
-    yield told(lambda one: one.suspect("a", "text"))
-    yield told(lambda one: one.released("a", "text"))
-    yield told(lambda one: one.done(MIXED, Path("reports/run")))
+    yield told(lambda one: one.on_plan(MIXED.machine, (SPEC, SKIP)))
+    yield told(lambda one: one.on_launch(SPEC))
+    yield told(lambda one: one.on_phase("a", "step 3", PROGRESS))
+    yield told(lambda one: one.on_first_snapshot("a", ROWS))
+    yield told(lambda one: one.on_stall("a", "text"))
+    yield told(lambda one: one.on_progress_again("a", "text"))
+    yield told(lambda one: one.on_done(MIXED, Path("reports/run")))
     for outcome in (PASSED, FAILED, DEADLOCK):
-        yield told(lambda one, outcome=outcome: one.outcome(outcome, Path("reports/run")))  # type: ignore[misc]
+        yield told(lambda one, outcome=outcome: one.on_outcome(outcome, Path("reports/run")))  # type: ignore[misc]
     yield from map(json.loads, command_events(Plan(specs=(SPEC, SKIP), notes=()), Redaction()))
     search = SAMPLES["flaky"]
     for event in (probe_event(search.subject, search.probes[0]), answer_event(search, "reports/run")):
@@ -173,7 +173,7 @@ def test_a_bisection_of_another_form_is_refused(path: str, to: Any) -> None:
 
 @pytest.mark.parametrize(("path", "to"), [("event", "nap"), ("surprise", 1), ("phase", 3), ("ranks.0.step", "one")])
 def test_an_event_of_another_form_is_refused(path: str, to: Any) -> None:
-    event = told(lambda one: one.phase("a", "step 3", PROGRESS))
+    event = told(lambda one: one.on_phase("a", "step 3", PROGRESS))
     assert mistakes(Document.EVENTS, event) == []
     assert mistakes(Document.EVENTS, changed(event, path, to)) != []
 

@@ -32,11 +32,11 @@ from nsa_harness.subject.playbook import PLAYBOOK
 def test_a_view_that_fails_costs_itself_and_is_told() -> None:
     stream = Screen(tty=True)
     broken = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ=COLOUR, clock_s=lambda: float("nan"))
-    broken.phase("one", "step 1", replace(PROGRESS, elapsed_s="no number"))  # type: ignore[arg-type]
+    broken.on_phase("one", "step 1", replace(PROGRESS, elapsed_s="no number"))  # type: ignore[arg-type]
     broken.settle()
-    trouble = notify([broken], lambda one: one.phase("one", "step 2", PROGRESS))
+    trouble = notify([broken], lambda one: one.on_phase("one", "step 2", PROGRESS))
     assert [item.what for item in trouble] == ["output through Terminal"]
-    assert notify([broken], lambda one: one.outcome(PASSED, RUN_DIR)) != ()
+    assert notify([broken], lambda one: one.on_outcome(PASSED, RUN_DIR)) != ()
     broken.close()
     assert "\n".join(outcome_lines(PASSED, 80)).split("\n")[-1] in seen(stream).shown()
 
@@ -58,10 +58,10 @@ class Blocked(Screen):
 def test_a_terminal_that_nobody_reads_holds_up_no_run() -> None:
     stream = Blocked()
     terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ=COLOUR)
-    terminal.phase("one", "step 1", PROGRESS)
+    terminal.on_phase("one", "step 1", PROGRESS)
     assert stream.is_written.wait(60)
-    terminal.phase("one", "step 2", PROGRESS)
-    terminal.outcome(replace(PASSED, dir="one"), RUN_DIR)
+    terminal.on_phase("one", "step 2", PROGRESS)
+    terminal.on_outcome(replace(PASSED, dir="one"), RUN_DIR)
     assert stream.getvalue() == ""
     stream.reads.set()
     terminal.close()
@@ -91,7 +91,7 @@ def test_however_often_the_watch_looks_a_frame_is_drawn_at_most_five_times_a_sec
     elapsed_s = 0.0
     while not stream.enough.is_set():
         elapsed_s += 0.1
-        terminal.phase("one", "step 1", replace(PROGRESS, elapsed_s=elapsed_s))
+        terminal.on_phase("one", "step 1", replace(PROGRESS, elapsed_s=elapsed_s))
     terminal.close()
     between_s = [later - earlier for earlier, later in zip(stream.frames, stream.frames[1:], strict=False)]
     assert min(between_s) > REDRAW_S * 0.9
@@ -100,7 +100,7 @@ def test_however_often_the_watch_looks_a_frame_is_drawn_at_most_five_times_a_sec
 def test_a_frame_of_four_attempts_costs_a_small_part_of_the_time_between_two() -> None:
     _, terminal = lively(columns=120, rows=60)
     for name in ("one", "two", "three", "four"):
-        terminal.phase(name, "step 1", replace(MANY, ranks=MANY.ranks[:8]))
+        terminal.on_phase(name, "step 1", replace(MANY, ranks=MANY.ranks[:8]))
     frames = 20
     began_s = time.thread_time()
     lines = [terminal.frame() for _ in range(frames)]
@@ -136,13 +136,13 @@ def read_until(person: int, what: str) -> str:
 def test_a_real_terminal_is_asked_for_its_size_before_each_frame(columns: int) -> None:
     with real_terminal(columns, 12) as (person, stream):
         terminal = Terminal(stream, version="0.1.0", playbook=PLAYBOOK, environ={"TERM": "xterm", "COLUMNS": "500"})
-        terminal.phase("first", "step 1", MANY)
+        terminal.on_phase("first", "step 1", MANY)
         glass = Glass(columns)
         glass.write(read_until(person, "\x1b[?7h"))
         assert len(glass.lines) == 11 - 1 or len(glass.lines) == MAX_RANKS + 2
         assert max(map(cell_len, glass.lines)) < columns
         resize(stream.fileno(), 30, 6)
-        terminal.phase("second", "step 2", MANY)
+        terminal.on_phase("second", "step 2", MANY)
         narrow = Glass(30)
         narrow.write(read_until(person, "second").rpartition("\x1b[?7l")[2])
         assert len(narrow.lines) <= 5

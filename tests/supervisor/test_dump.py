@@ -53,10 +53,10 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def write_board(sampler: StackSampler, pid: int, rank: int) -> Path:
-    data = bytearray(protocol.BOARD_SIZE)
-    identity = (protocol.MAGIC, protocol.LAYOUT, protocol.BOARD_SIZE, pid, rank, 2, 0, sampler.origin_ns)
+    data = bytearray(protocol.STATUS_FILE_SIZE)
+    identity = (protocol.MAGIC, protocol.LAYOUT, protocol.STATUS_FILE_SIZE, pid, rank, 2, 0, sampler.origin_ns)
     protocol.IDENTITY.pack_into(data, protocol.IDENTITY_AT, *identity)
-    path = sampler.boards / protocol.BOARD.format(pid=pid)
+    path = sampler.boards / protocol.STATUS_FILE.format(pid=pid)
     path.write_bytes(data)
     return path
 
@@ -172,8 +172,8 @@ def answer(board: Path, flight: Path, text: str, done: threading.Event) -> None:
             (asked,) = protocol.REQUEST.unpack(file.read(protocol.REQUEST.size))
             if asked:
                 flight.write_text(text)
-                file.seek(protocol.BEAT_AT)
-                file.write(protocol.BEAT.pack(1, asked))
+                file.seek(protocol.HEARTBEAT_AT)
+                file.write(protocol.HEARTBEAT.pack(1, asked))
                 return
 
 
@@ -295,7 +295,7 @@ def test_the_worker_server_is_asked_first_and_its_answer_stays_for_the_judge(
 
 def answer_as_the_beat(sampler: StackSampler, pid: int) -> threading.Thread:
     """Plays the rank's beat thread for one question."""
-    board = sampler.boards / protocol.BOARD.format(pid=pid)
+    board = sampler.boards / protocol.STATUS_FILE.format(pid=pid)
 
     def answer() -> None:
         asked = 0
@@ -303,8 +303,8 @@ def answer_as_the_beat(sampler: StackSampler, pid: int) -> threading.Thread:
             (asked,) = protocol.REQUEST.unpack_from(board.read_bytes(), protocol.REQUEST_AT)
         (sampler.boards / protocol.FLIGHT.format(pid=pid)).write_text(json.dumps({"entries": [ENTRY]}))
         with board.open("r+b") as file:
-            file.seek(protocol.BEAT_AT)
-            file.write(protocol.BEAT.pack(time.monotonic_ns(), asked))
+            file.seek(protocol.HEARTBEAT_AT)
+            file.write(protocol.HEARTBEAT.pack(time.monotonic_ns(), asked))
 
     thread = threading.Thread(target=answer)
     thread.start()
@@ -316,8 +316,8 @@ def test_a_patient_look_asks_the_beat_of_a_rank_whose_python_runs_and_its_server
 ) -> None:
     board = write_board(sampler, rank.pid, rank=0)
     with board.open("r+b") as file:
-        file.seek(protocol.BEAT_AT)
-        file.write(protocol.BEAT.pack(time.monotonic_ns(), 0))
+        file.seek(protocol.HEARTBEAT_AT)
+        file.write(protocol.HEARTBEAT.pack(time.monotonic_ns(), 0))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(str(sampler.boards / protocol.SOCKET.format(pid=rank.pid)))
         listening.listen()

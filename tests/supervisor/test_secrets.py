@@ -113,8 +113,8 @@ def judged(run: RunDir) -> RunDir:
     outcome = judge_attempt(attempt, launched, "node7", 1)
     with run.events.open("w") as stream:
         events = Events(stream, run.run_id, lambda: 0.0)
-        events.plan(FACTS, [run.redaction.spec(launched)])
-        events.outcome(outcome, run.path)
+        events.on_plan(FACTS, [run.redaction.spec(launched)])
+        events.on_outcome(outcome, run.path)
     write_report(run, report_of(run, record, [outcome]))
     redact_run(run)
     return run
@@ -226,7 +226,7 @@ def test_what_is_not_committed_is_kept_if_that_is_asked_for_and_without_secrets(
 
 def test_the_event_stream_has_none(run: RunDir) -> None:
     stream = StringIO()
-    Events(stream, "r", lambda: 0.0).launched(run.redaction.spec(leaking_spec()))
+    Events(stream, "r", lambda: 0.0).on_launch(run.redaction.spec(leaking_spec()))
     assert not any(value in stream.getvalue() for value in values())
 
 

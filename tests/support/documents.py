@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), REPOSITORY / "nsa" / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
 SAMPLE = REPOSITORY / "reports" / "sample"
 
 

@@ -44,7 +44,7 @@ class Boards:
         self.directory = directory
 
     def board(self, pid: int) -> StatusFile:
-        return parse(self._path(protocol.BOARD, pid).read_bytes(), 0)
+        return parse(self._path(protocol.STATUS_FILE, pid).read_bytes(), 0)
 
     def all(self) -> list[StatusFile]:
         boards = [parse(path.read_bytes(), 0) for path in self.directory.glob("*.board")]
@@ -58,7 +58,7 @@ class Boards:
         return path.read_text() if path.exists() else ""
 
     def request_flight(self, pid: int, number: int) -> None:
-        with self._path(protocol.BOARD, pid).open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        with self._path(protocol.STATUS_FILE, pid).open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
             protocol.REQUEST.pack_into(memory, protocol.REQUEST_AT, number)
 
     def _path(self, name: str, pid: int) -> Path:
@@ -74,7 +74,7 @@ def environment(boards: Path | None, **extra: str) -> dict[str, str]:
     kept["PYTHONUNBUFFERED"] = "1"
     if boards is not None:
         boards.mkdir(parents=True, exist_ok=True)
-        kept |= {"PYTHONPATH": str(BOOTSTRAP), protocol.ENV_BOARDS: str(boards)}
+        kept |= {"PYTHONPATH": str(BOOTSTRAP), protocol.ENV_PROBE_DIRECTORY: str(boards)}
     return kept | extra
 
 

@@ -67,7 +67,7 @@ def run_one(
     try:
         prepare(attempt, spec, facts)
         shown = attempt.redaction.spec(replace(spec, scenario=attempt.path.name))
-        tell(lambda listener: listener.launched(shown))
+        tell(lambda listener: listener.on_launch(shown))
         guarded = (server.launch if server else launch)(spec, attempt, probe, devices)
         audience = AttemptAudience(name=attempt.path.name, tell=tell)
         with bounded_logs(attempt):
@@ -145,16 +145,16 @@ class AttemptAudience:
 
     def phase(self, progress: Progress) -> None:
         phase = phase_name(progress)
-        self.tell(lambda listener: listener.phase(self.name, phase, progress))
+        self.tell(lambda listener: listener.on_phase(self.name, phase, progress))
 
     def looked(self, rows: Sequence[FirstSnapshot]) -> None:
-        self.tell(lambda listener: listener.looked(self.name, rows))
+        self.tell(lambda listener: listener.on_first_snapshot(self.name, rows))
 
     def suspect(self, text: str) -> None:
-        self.tell(lambda listener: listener.suspect(self.name, text))
+        self.tell(lambda listener: listener.on_stall(self.name, text))
 
     def released(self, text: str) -> None:
-        self.tell(lambda listener: listener.released(self.name, text))
+        self.tell(lambda listener: listener.on_progress_again(self.name, text))
 
 
 def phase_name(progress: Progress) -> str:

@@ -160,9 +160,9 @@ def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, miss
             print(line)
     screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, verbose=request.verbose)
     where = run.path if run else Path()
-    screen.outcome(outcome, where)
+    screen.on_outcome(outcome, where)
     if run is not None:
-        screen.done(report, where)
+        screen.on_done(report, where)
     screen.close()
 
 

@@ -141,12 +141,12 @@ def _check_in(folder: SearchFolder, request: ReadyRequest, plans: Plans, facts: 
     ) as running:
         execution = Execution(session=running, request=RunRequest(specs=launches, options=options, jobs=request.jobs))
         check = Check(request=request, plans=plans, execution=execution, screen=screen)
-        running.broadcast(lambda listener: listener.plan(facts, [run.redaction.spec(spec) for spec in launches]))
+        running.broadcast(lambda listener: listener.on_plan(facts, [run.redaction.spec(spec) for spec in launches]))
         check.begin(before, folder)
         result = check.carry_out()
         report = running.write_documents([outcome for attempts in execution.attempts.values() for outcome in attempts])
         cut_short = running.record.interrupted
-        running.broadcast(lambda listener: listener.done(report, run.path))
+        running.broadcast(lambda listener: listener.on_done(report, run.path))
         check.end(result, ended=not cut_short)
         folder.write(ended=not cut_short)
     if options.json:

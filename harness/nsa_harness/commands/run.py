@@ -79,7 +79,7 @@ def _run_in(run: RunDir, request: RunRequest, screen: Listener | None) -> Report
     ) as running:  # fmt: skip
         outcomes = Execution(session=running, request=request).outcomes_after(before)
         report = running.write_documents(outcomes)
-        running.broadcast(lambda listener: listener.done(report, run.path))
+        running.broadcast(lambda listener: listener.on_done(report, run.path))
     return report
 
 
@@ -205,5 +205,5 @@ def _print_report(run: RunDir, report: Report, *, verbose: bool) -> None:
     several = len(report.outcomes) > 1
     screen = Terminal(sys.stdout, version=__version__, playbook=PLAYBOOK, several=several, verbose=verbose)
     for outcome in report.outcomes:
-        screen.outcome(outcome, run.path)
-    screen.done(report, run.path)
+        screen.on_outcome(outcome, run.path)
+    screen.on_done(report, run.path)

@@ -53,7 +53,7 @@ class Execution:
         skips = [spec for spec in self.request.specs if isinstance(spec, Skip)]
         listed: Sequence[RunSpec | Skip] = [*waiting, *skips] if before else self.request.specs
         shown = [self.session.run.redaction.spec(spec) for spec in listed]
-        self.session.broadcast(lambda listener: listener.plan(self.session.facts, shown))
+        self.session.broadcast(lambda listener: listener.on_plan(self.session.facts, shown))
         self.carry_out([*skips, *waiting], self.request.jobs)
         return [outcome for outcomes in self.attempts.values() for outcome in outcomes]
 

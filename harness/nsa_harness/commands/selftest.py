@@ -93,12 +93,12 @@ class _Screen(Listener):
         self._plantings = {planting.name: planting for planting in plantings}
         self._width = max(map(len, self._plantings), default=0)
 
-    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+    def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
         self.run_dir = run_dir
         result = planting_result(self._plantings[outcome.spec.scenario], outcome)
         print(escape(result.line(self._width)), flush=True)
 
-    def done(self, report: Report, run_dir: Path) -> None:  # noqa: ARG002
+    def on_done(self, report: Report, run_dir: Path) -> None:  # noqa: ARG002
         self.run_dir = run_dir
 
 

@@ -86,7 +86,7 @@ class Session:
         )  # fmt: skip
 
     def tell_outcome(self, outcome: Outcome) -> None:
-        self.broadcast(lambda listener: listener.outcome(outcome, self.run.path))
+        self.broadcast(lambda listener: listener.on_outcome(outcome, self.run.path))
 
     @contextmanager
     def devices_of(self, spec: RunSpec) -> Iterator[tuple[int, ...] | None]:
@@ -208,7 +208,7 @@ class Interruption:
         if number == signal.SIGHUP and self.count:
             return
         self.count += 1
-        self.broadcast(lambda listener: listener.interrupted(self.count))
+        self.broadcast(lambda listener: listener.on_interrupt(self.count))
         if self.count == 2 and self._watching:
             raise KeyboardInterrupt
 

@@ -131,7 +131,7 @@ class Watched:
 
     def _attempts(self) -> int:
         attempt = self.run.attempt(self.spec.scenario)
-        self.broadcast(lambda one: one.plan(self.facts, [self.run.redaction.spec(self.spec)]))
+        self.broadcast(lambda one: one.on_plan(self.facts, [self.run.redaction.spec(self.spec)]))
         prepare(attempt, self.spec, self.facts)
         watched = start_watched_command(self.request.command, attempt, self.request.probe, self.forwarder)
         self.forwarder.follow(watched.child.pid)
@@ -146,7 +146,7 @@ class Watched:
     def _observe(self, watched: WatchedCommand, attempt: AttemptDir) -> bool:
         """Observe every attempt to its end. Return whether nsa-harness ended the job."""
         while True:
-            self.broadcast(lambda one: one.launched(self.run.redaction.spec(self.spec)))
+            self.broadcast(lambda one: one.on_launch(self.run.redaction.spec(self.spec)))
             observation = self._observation(watched, attempt)
             ending = observation.watch.run()
             if observation.ranks.restarted:
@@ -206,14 +206,14 @@ class Watched:
         report = report_of(self.run, self.record, [*self.outcomes, outcome])
         write_report(self.run, report)
         if done:
-            self.broadcast(lambda one: one.outcome(outcome, self.run.path))
-            self.broadcast(lambda one: one.done(report, self.run.path))
+            self.broadcast(lambda one: one.on_outcome(outcome, self.run.path))
+            self.broadcast(lambda one: one.on_done(report, self.run.path))
 
     def _report_running(self, observation: ObservedJob, ending: Ending) -> None:
         """Report a proven HANG, or a passed deadline, while the job runs on."""
         outcome = self._judge(observation, self.number)
         self._report(outcome)
-        self.broadcast(lambda one: one.outcome(outcome, self.run.path))
+        self.broadcast(lambda one: one.on_outcome(outcome, self.run.path))
         if not self.request.json:
             self.lines.still_there(outcome, self.run.path, "the job runs on")
         if self.request.on_hang is OnHang.EXEC and ending in (Ending.STALL, Ending.DEADLINE):
@@ -250,13 +250,13 @@ class WatchedCommandOutput(Listener):
         if not self._quiet:
             self.say(f"observing; report: {run_dir}/SUMMARY.md")
 
-    def suspect(self, attempt: str, text: str) -> None:  # noqa: ARG002
+    def on_stall(self, attempt: str, text: str) -> None:  # noqa: ARG002
         self.say(f"stall: {text}")
 
-    def released(self, attempt: str, text: str) -> None:  # noqa: ARG002
+    def on_progress_again(self, attempt: str, text: str) -> None:  # noqa: ARG002
         self.say(f"moves: {text}")
 
-    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+    def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
         """Print the answer the first time. A HANG that was printed when it was proven gets one line at the end."""
         verdict = outcome.verdict
         if verdict.status is not Status.HANG and (verdict.status is not Status.FAIL or self._quiet):
@@ -324,9 +324,9 @@ def attach(request: AttachRequest) -> int:
         session(run, options, (spec,), facts=facts, agreed=shipped_plan()) as opened,
     ):
         attempt, tell = run.attempt(spec.scenario), opened.broadcast
-        tell(lambda one: one.plan(facts, [run.redaction.spec(spec)]))
+        tell(lambda one: one.on_plan(facts, [run.redaction.spec(spec)]))
         prepare(attempt, spec, facts)
-        tell(lambda one: one.launched(run.redaction.spec(spec)))
+        tell(lambda one: one.on_launch(run.redaction.spec(spec)))
         with passive_observer(job) as guarded:
             observe_until_decided(
                 guarded,
@@ -339,7 +339,7 @@ def attach(request: AttachRequest) -> int:
         outcome = judge_attempt(attempt, spec, facts.host, 1)
         report = opened.write_documents([outcome])
         opened.tell_outcome(outcome)
-        tell(lambda one: one.done(report, run.path))
+        tell(lambda one: one.on_done(report, run.path))
     redact_run(run)
     return exit_code(report)
 

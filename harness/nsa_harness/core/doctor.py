@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from nsa_harness.core.scenario.yaml_tree import visible
-from nsa_harness.protocol import BOARD_SIZE
+from nsa_harness.protocol import STATUS_FILE_SIZE
 
 _MIB, _GIB = 1 << 20, 1 << 30
-BOARDS_BYTES = 16 * BOARD_SIZE  # a rank without room for its status file runs without it
+BOARDS_BYTES = 16 * STATUS_FILE_SIZE  # a rank without room for its status file runs without it
 SHARED_BYTES = 64 * _MIB  # data loaders and NCCL take tens of MiB
 REPORTS_LEAST_BYTES = 64 * _MIB
 REPORTS_BYTES = _GIB

@@ -66,7 +66,7 @@ def _patch_checkpoint(torch: Any, status_file: StatusFileWriter, trouble: Troubl
         if any(getattr(value, "requires_grad", False) for value in inputs):
             return
         noted.add(frame_place(frame))
-        status_file.fact(protocol.FACT_UNFED, *noted)
+        status_file.fact(protocol.FACT_CHECKPOINT_INPUT, *noted)
 
     module, unless = sys.modules[CHECKPOINT], compiling_test(torch)
     patch(module, "check_backward_validity", "checkpoint inputs", trouble, before=checked, unless=unless)

@@ -150,7 +150,7 @@ class CallArguments:
         self.op = name
         self._string = status_file.string(name)
         self._status_file = status_file
-        self._is_even = name in protocol.EVEN
+        self._is_even = name in protocol.EQUAL_SIZES
         self._hash = 0 if name in TRANSFERS else zlib.crc32(name.encode()) << 32  # 0: not comparable between ranks
         self._c10d = c10d
         self._tensor_type = torch.Tensor

@@ -231,4 +231,4 @@ class ExitCalls:
     def _note_line(self, frame: Any) -> None:
         caller = innermost(frame, self._foreign) or frame
         self._status_file.saw(frame_place(caller))
-        self._status_file.fact(protocol.FACT_LEFT, chain(caller, self._foreign))
+        self._status_file.fact(protocol.FACT_EXITED_FROM, chain(caller, self._foreign))

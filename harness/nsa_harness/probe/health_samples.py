@@ -66,7 +66,7 @@ class HealthSampler:
     ) -> None:
         self._dropped_batches, self._gradients, self._fetches = dropped_batches, GradientSamples(names), fetches
         self._torch, self._status_file, self._trouble, self._names = torch, status_file, trouble, names
-        self._path = os.path.join(directory, protocol.LOOKS.format(pid=os.getpid()))
+        self._path = os.path.join(directory, protocol.HEALTH_SAMPLES.format(pid=os.getpid()))
         self._written = 0
         self._optimizers: weakref.WeakKeyDictionary[Any, _Steps] = weakref.WeakKeyDictionary()
         self._replicas: list[replicas.LiveReplica] = []

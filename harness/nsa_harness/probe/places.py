@@ -63,9 +63,9 @@ def chain(frame: Any, foreign: tuple[str, ...]) -> str:
         code = frame.f_code
         if is_own(code.co_filename, foreign):
             line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}:{code.co_name}"
-            length += len(line.encode("utf-8", "replace")) + len(protocol.STEPPED_JOIN)
+            length += len(line.encode("utf-8", "replace")) + len(protocol.CHAIN_JOIN)
             if length > protocol.STRING_LIMIT:
                 break
             lines.append(line)
         frame = frame.f_back
-    return protocol.STEPPED_JOIN.join(lines)
+    return protocol.CHAIN_JOIN.join(lines)

@@ -32,7 +32,7 @@ AGENT_COMMANDS = ("torchrun",)
 
 def start_probe() -> None:
     """Start the probe in this process, unless the environment asks for none."""
-    directory = os.environ.get(protocol.ENV_BOARDS)
+    directory = os.environ.get(protocol.ENV_PROBE_DIRECTORY)
     mode = os.environ.get(protocol.ENV_PROBE, protocol.PROBE_FULL)
     if not directory or (mode == protocol.PROBE_OFF and protocol.ENV_FAULT not in os.environ):
         return
@@ -101,7 +101,7 @@ class ProcessProbe:
     def _open_status_file(self) -> None:
         from .status_file import StatusFileWriter
 
-        path = os.path.join(self._directory, protocol.BOARD.format(pid=os.getpid()))
+        path = os.path.join(self._directory, protocol.STATUS_FILE.format(pid=os.getpid()))
         # A process that a rank spawned does not count yet: init_process_group will show which rank it is.
         is_first = os.environ.get(protocol.ENV_OWNER) == str(os.getpid())
         is_solo = "RANK" not in os.environ and protocol.ENV_SOLO in os.environ and is_first

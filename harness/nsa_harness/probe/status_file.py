@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _monotonic_ns = time.monotonic_ns
 _pack_slot = protocol.SLOT.pack_into
-_KIND_SHIFT = protocol.WHAT_KIND_SHIFT
+_KIND_SHIFT = protocol.EVENT_KIND_SHIFT
 _pack_call = protocol.CALL.pack_into
 _number_at = protocol.U64.unpack_from
 _set_time = protocol.U64.pack_into
 _pack_total = protocol.TOTAL.pack_into
 _pack_forward = protocol.FORWARD.pack_into
 _FORWARDS_AT, _FORWARDS, _FORWARD_SIZE = protocol.FORWARDS_AT, protocol.FORWARDS, protocol.FORWARD.size
-_CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = protocol.CALLS_AT, protocol.CALLS, protocol.CALL.size, protocol.CALL_LEFT_AT
+_CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = protocol.CALLS_AT, protocol.CALLS, protocol.CALL.size, protocol.CALL_RETURNED_AT
 _SHORT_NS = 100_000  # shorter pauses are not compared with the longest: stall limits are seconds
 _HASH_START, _HASH_FACTOR, _HASH_MASK = protocol.HASH_START, protocol.HASH_FACTOR, protocol.HASH_MASK
 
@@ -93,7 +93,7 @@ class StatusFileWriter:
             protocol.IDENTITY_AT,
             protocol.MAGIC,
             protocol.LAYOUT,
-            protocol.BOARD_SIZE,
+            protocol.STATUS_FILE_SIZE,
             os.getpid(),
             rank,
             world_size,
@@ -111,7 +111,7 @@ class StatusFileWriter:
 
     def what(self, kind: str, text: str) -> int:
         """Return the part of a progress event that does not change from one event to the next."""
-        return protocol.KIND[kind] << _KIND_SHIFT | self.string(text) << protocol.WHAT_STRING_SHIFT
+        return protocol.KIND[kind] << _KIND_SHIFT | self.string(text) << protocol.EVENT_STRING_SHIFT
 
     def progress_event(self, what: int, _gradients: object = None) -> None:
         """Write what this thread trains. The second parameter lets the method serve as an autograd pre-hook."""
@@ -274,10 +274,10 @@ class StatusFileWriter:
             protocol.STRING_NUMBER.pack_into(self._memory, at + protocol.CALL_KEY_AT, key)
 
     def heartbeat(self, answered: int) -> None:
-        protocol.BEAT.pack_into(self._memory, protocol.BEAT_AT, _monotonic_ns(), answered)
+        protocol.HEARTBEAT.pack_into(self._memory, protocol.HEARTBEAT_AT, _monotonic_ns(), answered)
 
     def saw(self, place: str) -> None:
-        protocol.SEEN.pack_into(self._memory, protocol.SEEN_AT, self.string(place))
+        protocol.LAST_LINE.pack_into(self._memory, protocol.LAST_LINE_AT, self.string(place))
 
     def requested(self) -> int:
         """Return the number of the latest request for the flight recorder."""
@@ -347,7 +347,7 @@ class StatusFileWriter:
                 self.failed(error)
 
     def _detach(self) -> None:
-        self._memory = bytearray(protocol.BOARD_SIZE)
+        self._memory = bytearray(protocol.STATUS_FILE_SIZE)
         self._lock = _thread.allocate_lock()
         self.live = False
 
@@ -408,8 +408,8 @@ def _new_file(path: str) -> mmap.mmap:
         os.unlink(fresh)
     descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, protocol.BOARD_SIZE)
-        return mmap.mmap(descriptor, protocol.BOARD_SIZE)
+        os.posix_fallocate(descriptor, 0, protocol.STATUS_FILE_SIZE)
+        return mmap.mmap(descriptor, protocol.STATUS_FILE_SIZE)
     except OSError:
         os.unlink(fresh)
         raise

@@ -34,33 +34,33 @@ class Events(Listener):
         self._strict = strict
         self._phases: dict[str, str] = {}
 
-    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
+    def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
         self._write("plan", None, machine=asdict(facts), scenarios=[_planned(spec) for spec in escaped(tuple(specs))])
 
-    def launched(self, spec: RunSpec) -> None:
+    def on_launch(self, spec: RunSpec) -> None:
         self._write("launch", spec.scenario, **_planned(escaped(spec)))
 
-    def phase(self, scenario: str, phase: str, progress: Progress) -> None:
+    def on_phase(self, scenario: str, phase: str, progress: Progress) -> None:
         """Write the phase when it changes."""
         if self._phases.get(scenario) == phase:
             return
         self._phases[scenario] = phase
         self._write("phase", scenario, phase=escape(phase), **asdict(escaped(progress)))
 
-    def looked(self, scenario: str, rows: Sequence[FirstSnapshot]) -> None:
+    def on_first_snapshot(self, scenario: str, rows: Sequence[FirstSnapshot]) -> None:
         self._write("look", scenario, rows=[asdict(row) for row in escaped(tuple(rows))])
 
-    def suspect(self, scenario: str, text: str) -> None:
+    def on_stall(self, scenario: str, text: str) -> None:
         self._write("suspect", scenario, text=escape(text))
 
-    def released(self, scenario: str, text: str) -> None:
+    def on_progress_again(self, scenario: str, text: str) -> None:
         self._write("released", scenario, text=escape(text))
 
-    def outcome(self, outcome: Outcome, run_dir: Path) -> None:
+    def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
         self._phases.pop(outcome.dir, None)
         self._write("outcome", outcome.spec.scenario, outcome=outcome_values(outcome), run_dir=escape(str(run_dir)))
 
-    def done(self, report: Report, run_dir: Path) -> None:
+    def on_done(self, report: Report, run_dir: Path) -> None:
         given = {status.value: number for status, number in counts(report.outcomes).items()}
         code = strict_exit_code(report) if self._strict else exit_code(report)
         self._write("done", None, counts=given, exit_code=code, run_dir=escape(str(run_dir)))

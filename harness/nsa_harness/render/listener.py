@@ -20,28 +20,28 @@ class Listener:
     threads, and the attempts alternate. `attempt` is the name of the attempt's directory, as in `Outcome.dir`.
     """
 
-    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None: ...
+    def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None: ...
 
-    def launched(self, spec: RunSpec) -> None: ...
+    def on_launch(self, spec: RunSpec) -> None: ...
 
-    def phase(self, attempt: str, phase: str, progress: Progress) -> None:
+    def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
         """Say where the ranks are. Called at every poll of the watch, even if nothing changed."""
 
-    def looked(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:
+    def on_first_snapshot(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:
         """Show where the ranks of a running job are when nsa-harness attaches to it."""
 
-    def suspect(self, attempt: str, text: str) -> None:
+    def on_stall(self, attempt: str, text: str) -> None:
         """Report a stall, which may still end."""
 
-    def released(self, attempt: str, text: str) -> None:
+    def on_progress_again(self, attempt: str, text: str) -> None:
         """Report that a stall has ended."""
 
-    def interrupted(self, count: int) -> None:
+    def on_interrupt(self, count: int) -> None:
         """Report the `count`-th Ctrl-C or TERM. May be called in a signal handler: must not lock or write."""
 
-    def outcome(self, outcome: Outcome, run_dir: Path) -> None: ...
+    def on_outcome(self, outcome: Outcome, run_dir: Path) -> None: ...
 
-    def done(self, report: Report, run_dir: Path) -> None: ...
+    def on_done(self, report: Report, run_dir: Path) -> None: ...
 
     def close(self) -> None:
         """Leave the screen in order. May be called twice, and at any time."""

@@ -405,11 +405,11 @@ def python_facts(environ: Mapping[str, str] | None = None) -> PythonFacts:
             "PYTHONPATH": os.pathsep.join(path),
             "RANK": "0",
             "WORLD_SIZE": "1",
-            protocol.ENV_BOARDS: boards,
-            protocol.ENV_PROBE: protocol.PROBE_BOARD,
+            protocol.ENV_PROBE_DIRECTORY: boards,
+            protocol.ENV_PROBE: protocol.PROBE_STATUS,
         }
         answer = _facts_of("facts = {}", environ={**environ, **ours})
-        written = any(Path(boards).glob(protocol.BOARD.format(pid="*")))
+        written = any(Path(boards).glob(protocol.STATUS_FILE.format(pid="*")))
     silent = None if written else "its board is not there"
     trouble = answer.why if isinstance(answer, Unknown) else silent
     return PythonFacts(version=".".join(map(str, sys.version_info[:3])), probe_trouble=trouble)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import NAMESPACE
 from .blockwise import blockwise
-from .cores import shares, side_by_side
+from .cpu_threads import shares, side_by_side
 from .kernels import (
     KERNELS,
     BlockwiseKernel,

@@ -33,7 +33,7 @@ Starts: TypeAlias = Tensor | None
 
 
 class Backend(Protocol):
-    """Outputs are [B, H, T, E] with log-sum-exp [B, H, T]; what a query sees is told in nsa/README.md."""
+    """Outputs are [B, H, T, E] with log-sum-exp [B, H, T]; what a query sees is told in docs/internals/nsa/mathematics.md."""
 
     @property
     def name(self) -> str: ...

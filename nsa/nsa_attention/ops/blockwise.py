@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import NAMESPACE
-from .cores import shares, side_by_side
+from .cpu_threads import shares, side_by_side
 from .kernels import (
     TileState,
     causal_backward,

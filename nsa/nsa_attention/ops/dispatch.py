@@ -23,7 +23,7 @@ from .blockwise import shortest, slower_reason
 from .dense import DenseBackend
 from .fused import MOST_HEADS, WIDEST
 from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
-from .paged import Numbers, PagedRows, outputs_of_branches
+from .paged_attention import Numbers, PagedRows, outputs_of_branches
 from .per_token import PerTokenLoop
 
 _LEAST_CAPABILITY = (8, 0)
@@ -126,7 +126,7 @@ def one_operator(*used: UsedImplementation) -> Callable[..., Tensor] | None:
     """For all branches and their gates at once, where it is the fused kernels that compute all of them."""
     if any(one.name != "triton" for one in used):
         return None
-    gated: Callable[..., Tensor] = importlib.import_module(".fused.gated", __package__).gated_attention
+    gated: Callable[..., Tensor] = importlib.import_module(".fused.gated_attention", __package__).gated_attention
     return gated
 
 
@@ -156,7 +156,7 @@ def implementation_of_paged(
     _, used = implementation_around(wanted, q_1HRD, k_pGPD, v_pGPE)
     if used.name != "triton":
         return _mixed_by_torch, used
-    attend: PagedAttention = importlib.import_module(".fused.paged", __package__).attend_pages
+    attend: PagedAttention = importlib.import_module(".fused.paged_attention", __package__).attend_pages
     return attend, used
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import NAMESPACE
-from .cores import shares, side_by_side
+from .cpu_threads import shares, side_by_side
 from .rotary import TILE_ELEMENTS
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import NAMESPACE
-from .cores import shares, side_by_side
+from .cpu_threads import shares, side_by_side
 
 # Of one tile.
 TILE_ELEMENTS = 1 << 16

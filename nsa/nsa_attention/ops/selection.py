@@ -19,10 +19,10 @@ from torch import Tensor
 
 from . import NAMESPACE
 from .attend import CompletedBlocks
-from .cores import shares, side_by_side
-from .kept import kept
+from .cpu_threads import shares, side_by_side
 from .kernels import compute_dtype, exactly_in_the_dtype_of, tiles
 from .packed import compressed_starts, sequence_of
+from .table_cache import kept
 
 EMPTY = -1
 LONGEST_TILE = 512

@@ -15,12 +15,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from nsa_attention.config import Implementation
-from nsa_attention.ops.fused import descriptors, gated, importance, launch, lists, mix, selected, spanned, tuning
+from nsa_attention.ops.fused import descriptors, importance, launch, lists, mix, selected, spanned, tuning
+from nsa_attention.ops.fused import gated_attention as gated
 from nsa_attention.ops.fused.backend import FusedBackend
-from nsa_attention.ops.fused.gated import gated_attention
+from nsa_attention.ops.fused.gated_attention import gated_attention
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile
 from nsa_attention.ops.selection import Selection
-from nsa_attention.ops.whole import KeysAndValues, sparse_attention
+from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
 
 # Gates of 0, of which the interpreter takes the logarithm in numpy.
 pytestmark = pytest.mark.filterwarnings("ignore:divide by zero encountered in log")

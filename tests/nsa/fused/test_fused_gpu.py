@@ -26,7 +26,7 @@ from nsa_attention.model import Recompute, TinyLM
 from nsa_attention.ops.backends import Backend
 from nsa_attention.ops.dispatch import implementation_for, implementation_of_sliding, torch_flash_reason
 from nsa_attention.ops.fused import launch, tuning
-from nsa_attention.ops.fused.gated import gated_attention
+from nsa_attention.ops.fused.gated_attention import gated_attention
 from nsa_attention.ops.selection import Selection
 from nsa_attention.parallelize import checkpoint_layers, compile_layers
 from nsa_attention.warmup import warm_up

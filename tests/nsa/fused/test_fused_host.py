@@ -17,17 +17,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa_attention.config import Implementation
-from nsa_attention.ops import NAMESPACE, border, dispatch, kept, selection
-from nsa_attention.ops.fused import gated, importance, launch, lists, mix, selected, spanned
+from nsa_attention.ops import NAMESPACE, dispatch, input_validation, selection, table_cache
+from nsa_attention.ops.fused import gated_attention, importance, launch, lists, mix, selected, spanned
 from nsa_attention.ops.fused.backend import FusedBackend
 from nsa_attention.ops.selection import Selection
-from nsa_attention.ops.whole import KeysAndValues, sparse_attention
+from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
 
 META = torch.device("meta")
 L, D, TOKENS, STARTS = 32, 16, 2048, (0, 1000, 2048)
 OPERATORS = {
     operator._name: operator
-    for module in (gated, mix, selected, selection, spanned)
+    for module in (gated_attention, mix, selected, selection, spanned)
     for operator in vars(module).values()
     if type(operator).__name__ == "CustomOpDef"
 }
@@ -73,7 +73,7 @@ class Host(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept.forget()
+    table_cache.forget()
     for module in (importance, lists, mix, selected, spanned):
         monkeypatch.setattr(module, "launch", lambda *_, **__: None)
     monkeypatch.setattr(dispatch, "triton_reason", lambda *_: None)
@@ -130,7 +130,7 @@ def test_a_dimension_of_one_is_no_variant_of_a_kernel() -> None:
 
 def test_checking_starts_on_a_gpu_waits_for_none_of_their_values() -> None:
     with Host() as host:
-        border.assert_values(torch.empty(3, dtype=torch.int32, device=META), TOKENS, 9, L, D)
+        input_validation.assert_values(torch.empty(3, dtype=torch.int32, device=META), TOKENS, 9, L, D)
     assert host.asked["_assert_async"] == 1
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.choices import choices, shared_by_neighbours, union_size
 from benchmarks.kernel_work import cuts_of_blocks, segment_passes, spans_walked, union_sizes
 from benchmarks.nsa_choices import choices_of
+from benchmarks.synthetic_selections import choices, shared_by_neighbours, union_size
 from nsa_attention.config import CI
 from nsa_attention.model import TinyLM
 from nsa_attention.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens

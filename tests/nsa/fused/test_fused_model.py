@@ -24,7 +24,7 @@ from nsa_attention.ops.fused import launch, tuning
 from nsa_attention.ops.fused.launch import Tile
 from nsa_attention.ops.packed import compressed_starts
 from nsa_attention.ops.selection import Selection
-from nsa_attention.ops.whole import KeysAndValues, sparse_attention
+from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
 from nsa_attention.parallelize import checkpoint_layers, compile_layers
 from nsa_attention.warmup import uses_fused_kernels, warm_up
 from nsa_attention.world import World

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from nsa_attention.config import ALL_BRANCHES, Branch
 from nsa_attention.ops.backends import TiledBackend
-from nsa_attention.ops.fused import paged as fused
+from nsa_attention.ops.fused import paged_attention as fused
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
-from nsa_attention.ops.fused.paged import attend_pages, attended_and_chosen
+from nsa_attention.ops.fused.paged_attention import attend_pages, attended_and_chosen
 from nsa_attention.ops.kernels import EagerKernel
-from nsa_attention.ops.paged import Numbers, PagedRows, outputs_of_branches
+from nsa_attention.ops.paged_attention import Numbers, PagedRows, outputs_of_branches
 from nsa_attention.ops.selection import EMPTY, Selection, best_blocks
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]

@@ -11,7 +11,7 @@ from nsa_attention.config import ALL_BRANCHES, Branch, Implementation, NSAConfig
 from nsa_attention.decode import Cache, next_logits, step
 from nsa_attention.model import TinyLM
 from nsa_attention.ops.fused.launch import launches
-from nsa_attention.paged import PagedCache
+from nsa_attention.paged_decode import PagedCache
 
 
 @pytest.mark.parametrize(

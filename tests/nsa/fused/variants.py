@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from nsa_attention.ops.fused import descriptors, spanned, tuning  # noqa: E402
 from nsa_attention.ops.fused.backend import FusedBackend  # noqa: E402
-from nsa_attention.ops.fused.gated import gated_attention  # noqa: E402
+from nsa_attention.ops.fused.gated_attention import gated_attention  # noqa: E402
 from nsa_attention.ops.packed import compressed_starts  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
 

@@ -16,8 +16,8 @@ import torch  # isort: skip
 from triton.runtime.jit import JITFunction
 
 from nsa_attention.config import ALL_BRANCHES
-from nsa_attention.ops.fused.paged import attend_pages
-from nsa_attention.ops.paged import Numbers, PagedRows
+from nsa_attention.ops.fused.paged_attention import attend_pages
+from nsa_attention.ops.paged_attention import Numbers, PagedRows
 from nsa_attention.ops.selection import Selection
 
 SEQUENCES = (1, 2, 3, 16, 17)

@@ -125,5 +125,5 @@ def _call_hash(call: Call) -> int | None:
     if not call.chain and (call.place is None or call.place.file is None or not is_library(call.place.file)):
         return None
     lines = "\n".join(f"{frame.file}:{frame.line}:{frame.function}" for frame in call.chain)
-    elements = call.elements if call.op in protocol.EVEN else 0
+    elements = call.elements if call.op in protocol.EQUAL_SIZES else 0
     return ((crc32(call.op.encode()) << 32 ^ crc32(lines.encode("utf-8", "replace"))) + elements) & protocol.HASH_MASK

@@ -17,7 +17,7 @@ from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, call_of_stack, operation
 
 UNKNOWN_GROUP = "?"  # a stack does not show to which group a call belongs
-_EVEN_ON_GLOO = protocol.EVEN | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
+_EVEN_ON_GLOO = protocol.EQUAL_SIZES | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
 
 
 class Token(NamedTuple):
@@ -110,7 +110,7 @@ def timeline(
 
     Calls of threads other than the training thread are not included.
     """
-    even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EVEN
+    even = _EVEN_ON_GLOO if backend == "gloo" else protocol.EQUAL_SIZES
     trains = _training_tid(board) if board else None
     calls = (
         [call for call in board.calls if _belongs_in_timeline(call) and _is_by_thread(call, trains)] if board else []

@@ -64,7 +64,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
     facts = _facts(data, strings)
     chains = _chains(data, strings)
     mode = protocol.MODE.unpack_from(data, protocol.MODE_AT)[0]
-    beat_ns, _ = protocol.BEAT.unpack_from(data, protocol.BEAT_AT)
+    beat_ns, _ = protocol.HEARTBEAT.unpack_from(data, protocol.HEARTBEAT_AT)
     end_ns, flags = protocol.END.unpack_from(data, protocol.END_AT)
     enqueued, completed, changed_ns = protocol.COLLECTIVES.unpack_from(data, protocol.COLLECTIVES_AT)
     modules, forwards = _forwards(data, strings) if newest_calls == protocol.CALLS else ((), ())
@@ -84,7 +84,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         enqueued=enqueued,
         completed=completed,
         collectives_changed_s=clock_if_set(changed_ns),
-        seen=_frame(_string(strings, protocol.SEEN.unpack_from(data, protocol.SEEN_AT)[0])),
+        seen=_frame(_string(strings, protocol.LAST_LINE.unpack_from(data, protocol.LAST_LINE_AT)[0])),
         gradients={step: gradients for step, _, gradients, _ in steps},
         marked={step: marks for step, _, _, marks in steps if marks},
         groups=_groups(facts),
@@ -94,9 +94,9 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         device_pending=max(0, recorded - reached),
         device_completed=reached,
         device_changed_s=clock_if_set(reached_ns),
-        unfed_checkpoint=read_place(facts.get(protocol.FACT_UNFED, "")),
+        unfed_checkpoint=read_place(facts.get(protocol.FACT_CHECKPOINT_INPUT, "")),
         stepped_from=_frames(facts.get(protocol.FACT_STEPPED, "")),
-        left_from=_frames(facts.get(protocol.FACT_LEFT, "")),
+        left_from=_frames(facts.get(protocol.FACT_EXITED_FROM, "")),
         optimizer=facts.get(protocol.FACT_OPTIMIZER) != "none",
         autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
         realtime_ns=realtime_ns or None,
@@ -136,23 +136,23 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
 
 def answered(data: bytes) -> int:
     """Return the number of the last flight recorder request that this process has answered."""
-    return int(protocol.BEAT.unpack_from(data, protocol.BEAT_AT)[1])
+    return int(protocol.HEARTBEAT.unpack_from(data, protocol.HEARTBEAT_AT)[1])
 
 
-_FACTS_AT_2 = protocol.CALLS_AT + protocol.CALLS_2 * protocol.CALL_2.size
+_FACTS_AT_2 = protocol.CALLS_AT + protocol.LAYOUT_2_CALLS * protocol.LAYOUT_2_CALL.size
 _SIZES = {
-    protocol.LAYOUT: protocol.BOARD_SIZE,
+    protocol.LAYOUT: protocol.STATUS_FILE_SIZE,
     protocol.LAYOUT_2: _FACTS_AT_2 + protocol.FACTS * protocol.FACT.size + protocol.STRINGS_SIZE,
 }
 
 
 def _as_layout_3(data: bytes) -> bytes:
     """Return a file of layout 2 in layout 3. The fields that layout 2 lacks are empty."""
-    board = bytearray(protocol.BOARD_SIZE)
+    board = bytearray(protocol.STATUS_FILE_SIZE)
     board[: protocol.CALLS_AT] = data[: protocol.CALLS_AT]
-    for call in _ring(data, protocol.CALL_2, protocol.CALLS_AT, protocol.CALLS_2):
+    for call in _ring(data, protocol.LAYOUT_2_CALL, protocol.CALLS_AT, protocol.LAYOUT_2_CALLS):
         at = protocol.CALLS_AT + (call[0] - 1) % protocol.CALLS * protocol.CALL.size
-        protocol.CALL_2.pack_into(board, at, *call)
+        protocol.LAYOUT_2_CALL.pack_into(board, at, *call)
     facts_size = protocol.FACTS * protocol.FACT.size
     board[protocol.FACTS_AT : protocol.FACTS_AT + facts_size] = data[_FACTS_AT_2 : _FACTS_AT_2 + facts_size]
     board[protocol.STRINGS_AT :] = data[_FACTS_AT_2 + facts_size :]
@@ -161,7 +161,7 @@ def _as_layout_3(data: bytes) -> bytes:
 
 def _identity(data: bytes) -> tuple[int, int, int, int, int]:
     if len(data) < protocol.HEADER_SIZE:
-        raise ValueError(f"a board has {protocol.BOARD_SIZE} bytes, this file {len(data)}")
+        raise ValueError(f"a board has {protocol.STATUS_FILE_SIZE} bytes, this file {len(data)}")
     magic, layout, size, pid, rank, world_size, _, created_ns = protocol.IDENTITY.unpack_from(
         data, protocol.IDENTITY_AT
     )
@@ -206,11 +206,11 @@ def _marks(data: bytes, strings: list[str], clock: _Clock) -> tuple[ProgressEven
     for index in range(protocol.SLOTS):
         at = protocol.SLOTS_AT + index * protocol.SLOT_SIZE
         tid, at_ns, count, what, position, check = protocol.SLOT.unpack_from(data, at)
-        kind = what >> protocol.WHAT_KIND_SHIFT
+        kind = what >> protocol.EVENT_KIND_SHIFT
         if not count or check != at_ns ^ count ^ what ^ position or not 0 < kind < len(protocol.KINDS):
             continue
-        name = _string(strings, what >> protocol.WHAT_STRING_SHIFT & protocol.WHAT_STRING_MASK)
-        step = what & protocol.WHAT_STEP_MASK
+        name = _string(strings, what >> protocol.EVENT_STRING_SHIFT & protocol.EVENT_STRING_MASK)
+        step = what & protocol.EVENT_STEP_MASK
         marks.append(
             ProgressEvent(
                 tid=tid,
@@ -252,13 +252,13 @@ def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], 
     newest = ring[_unbroken_from(ring) :]
     by_step: dict[int, list[tuple[int, ...]]] = {}
     for record in newest:
-        by_step.setdefault(record[1] & protocol.WHAT_STEP_MASK, []).append(record)
+        by_step.setdefault(record[1] & protocol.EVENT_STEP_MASK, []).append(record)
     modules: dict[tuple[int, int], int] = {}
     steps: list[Forwards] = []
     for step, records in list(by_step.items())[-_STEPS_OF_FORWARDS:]:
         thread = by_step[max(by_step)][0][3]
         keys = [
-            (what >> protocol.WHAT_STRING_SHIFT & protocol.WHAT_STRING_MASK, place)
+            (what >> protocol.EVENT_STRING_SHIFT & protocol.EVENT_STRING_MASK, place)
             for _, what, place, tid in records
             if tid == thread
         ]
@@ -370,7 +370,7 @@ def _frame(text: str) -> Frame | None:
 
 
 def _frames(text: str) -> tuple[Frame, ...]:
-    return tuple(filter(None, map(_frame, text.split(protocol.STEPPED_JOIN))))
+    return tuple(filter(None, map(_frame, text.split(protocol.CHAIN_JOIN))))
 
 
 def _count(text: str) -> int | None:

@@ -67,7 +67,7 @@ class ExperimentScreen(Listener):
             if self._paint.lively:
                 self._writer.start()
 
-    def interrupted(self, count: int) -> None:
+    def on_interrupt(self, count: int) -> None:
         with self._harmless():
             self._interrupts = count
             self._writer.write(f"{self._paint.bare(f'  {self.interruptions[min(count, 2) - 1]}')}\n")

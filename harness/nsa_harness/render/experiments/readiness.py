@@ -296,12 +296,12 @@ def decided_lines(record: ReadinessRecord, run_dir: Path, width: int) -> Iterato
 class ReadyScreen(Terminal):
     """The screen of a check: a line per run, as for a plan. The check itself prints the lines above and below them."""
 
-    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:  # noqa: ARG002
+    def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:  # noqa: ARG002
         self.expect_runs(sum(isinstance(spec, RunSpec) for spec in specs))
 
-    def launched(self, spec: RunSpec) -> None: ...
+    def on_launch(self, spec: RunSpec) -> None: ...
 
-    def done(self, report: Report, run_dir: Path) -> None: ...
+    def on_done(self, report: Report, run_dir: Path) -> None: ...
 
     def tell(self, lines: Iterable[str]) -> None:
         self._print(lines)

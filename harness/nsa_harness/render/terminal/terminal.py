@@ -98,7 +98,7 @@ class Terminal(Listener):
         self._several = several
         self._interrupts = 0
 
-    def plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
+    def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
         self.expect_runs(sum(isinstance(spec, RunSpec) for spec in specs), several=len(specs) > 1)
         self._print(plan_lines(self._version, facts, specs, self._width))
 
@@ -106,10 +106,10 @@ class Terminal(Listener):
         """Set the number of runs, for the estimate of the time left. If there are several, each ends in a line."""
         self._planned, self._several = planned, several
 
-    def launched(self, spec: RunSpec) -> None:
+    def on_launch(self, spec: RunSpec) -> None:
         self._print(["", *launched_lines(spec, self._width)])
 
-    def phase(self, attempt: str, phase: str, progress: Progress) -> None:
+    def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
         """Keep the phase for the live view. Without a live view, print a line if there is news."""
         with self._lock:
             known = self._running.get(attempt)
@@ -122,25 +122,25 @@ class Terminal(Listener):
             self._last_news[attempt] = fresh
             self._print(news_line(attempt, phase, progress, self._width))
 
-    def looked(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:  # noqa: ARG002
+    def on_first_snapshot(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:  # noqa: ARG002
         self._print(["", *look_lines(rows, self._width)])
 
-    def suspect(self, attempt: str, text: str) -> None:
+    def on_stall(self, attempt: str, text: str) -> None:
         """Show the stall in the live view until it ends. Without a live view, print a line."""
         if not self._note(attempt, text):
             self._print(paragraph(escape(f"stall  {attempt}   {text}"), self._width, "", "       "))
 
-    def released(self, attempt: str, text: str) -> None:
+    def on_progress_again(self, attempt: str, text: str) -> None:
         self._note(attempt, None)
         self._print(paragraph(escape(f"moves  {attempt}   {text}"), self._width, "", "       "))
 
-    def interrupted(self, count: int) -> None:
+    def on_interrupt(self, count: int) -> None:
         """Show the interruption in the next frame of the live view, or print it."""
         self._interrupts = count
         if not (self._paint.lively and self._running):
             self._writer.write(self._interruption())
 
-    def outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
+    def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
         with self._lock:
             self._running.pop(outcome.dir, None)
             self._ended.append(
@@ -157,7 +157,7 @@ class Terminal(Listener):
         else:
             self._print(["", *outcome_lines(outcome, self._width, verbose=self._verbose)])
 
-    def done(self, report: Report, run_dir: Path) -> None:
+    def on_done(self, report: Report, run_dir: Path) -> None:
         with self._lock:
             self._running.clear()
         between = [""] if len(report.outcomes) != 1 else []

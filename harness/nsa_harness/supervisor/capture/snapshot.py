@@ -147,7 +147,7 @@ class StackSampler:
     def board(self, pid: int, newest_calls: int = protocol.CALLS) -> StatusFile | None:
         """Return the status file of a process, or None without one (probe off, not Python, another host)."""
         try:
-            data = (self.boards / protocol.BOARD.format(pid=pid)).read_bytes()
+            data = (self.boards / protocol.STATUS_FILE.format(pid=pid)).read_bytes()
             return parse_board(data, self.origin_ns, newest_calls)
         except FileNotFoundError:
             return None
@@ -347,11 +347,11 @@ class StackSampler:
 
         Return None, or the reason why there is no answer.
         """
-        path = self.boards / protocol.BOARD.format(pid=pid)
+        path = self.boards / protocol.STATUS_FILE.format(pid=pid)
         with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as board:
             (request,) = protocol.REQUEST.unpack_from(board, protocol.REQUEST_AT)
             protocol.REQUEST.pack_into(board, protocol.REQUEST_AT, request + 1)
-            if wait_for(lambda: protocol.BEAT.unpack_from(board, protocol.BEAT_AT)[1] > request, _FLIGHT_LIMIT_S):
+            if wait_for(lambda: protocol.HEARTBEAT.unpack_from(board, protocol.HEARTBEAT_AT)[1] > request, _FLIGHT_LIMIT_S):
                 return None
         return f"no answer of the beat thread within {_FLIGHT_LIMIT_S:g} s"
 

@@ -300,7 +300,7 @@ def probe_environment(python_path: str, tag: str, boards: Path, probe: str) -> d
     return {
         "PYTHONPATH": _python_path(python_path),
         protocol.ENV_RUN: tag,
-        protocol.ENV_BOARDS: str(boards),
+        protocol.ENV_PROBE_DIRECTORY: str(boards),
         protocol.ENV_PROBE: probe,
     }
 

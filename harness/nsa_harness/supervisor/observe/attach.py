@@ -43,7 +43,7 @@ _LOOK_S = SETTLE_S + 0.1
 _SHOWN = 120  # characters of a command
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 # Probe files that the observer sees. With faulthandler's file, a signal would be sent to request stacks.
-_VISIBLE_FILES = (protocol.BOARD, protocol.FLIGHT, protocol.SOCKET)
+_VISIBLE_FILES = (protocol.STATUS_FILE, protocol.FLIGHT, protocol.SOCKET)
 _PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 _NO_PTRACE = ("permission denied", "operation not permitted", "eperm")
 
@@ -229,7 +229,7 @@ def _job_of(pid: int) -> tuple[str, ...]:
 
 
 def _probe_directory(ranks: Mapping[int, int]) -> Path | None:
-    named = ((pid, procfs.environment(pid).get(protocol.ENV_BOARDS)) for pid in ranks.values())
+    named = ((pid, procfs.environment(pid).get(protocol.ENV_PROBE_DIRECTORY)) for pid in ranks.values())
     return next((at for pid, boards in named if boards and (at := path_of(pid, boards)).is_dir()), None)
 
 

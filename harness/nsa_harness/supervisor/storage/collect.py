@@ -71,11 +71,11 @@ from nsa_harness.supervisor.storage.rundir import AttemptDir
 
 _MAX_HALF_BYTES = 32 << 20
 _PROBE_FILES = {  # name in the probe directory -> name in the rank's directory
-    protocol.BOARD: "board",
+    protocol.STATUS_FILE: "board",
     protocol.STACKS: "stacks.txt",
     protocol.RAISED: "raised.json",
     protocol.FLIGHT: "flight.json",
-    protocol.LOOKS: "looks.jsonl",
+    protocol.HEALTH_SAMPLES: "looks.jsonl",
     protocol.TROUBLE: "trouble.jsonl",
 }
 
@@ -125,7 +125,7 @@ def _probe_files(attempt: AttemptDir, pid: int | None) -> Iterator[tuple[Path, s
     for pattern, name in _PROBE_FILES.items() if pid is not None else ():
         source = attempt.boards / pattern.format(pid=pid)
         is_empty = attempt.door.is_file(source) and not attempt.door.size_bytes(source)
-        if attempt.door.exists(source) and (not is_empty or pattern == protocol.BOARD):
+        if attempt.door.exists(source) and (not is_empty or pattern == protocol.STATUS_FILE):
             yield source, name
 
 

@@ -152,7 +152,7 @@ class Journals:
         door = self.attempt.door
         for path in door.files(self.attempt.boards, "*.board"):
             try:
-                board = parse_board(door.whole(path, protocol.BOARD_SIZE), self.origin_ns)
+                board = parse_board(door.whole(path, protocol.STATUS_FILE_SIZE), self.origin_ns)
             except (OSError, ValueError) as error:
                 self._note(path.name, str(error))
                 continue

@@ -69,7 +69,7 @@ class Ranks:
     def _alone(self, launcher: int) -> int | None:
         """Return the process of a plain launch: the process with a status file, or the command if the probe is off."""
         below = [launcher, *(stat.pid for stat in procfs.descendants(launcher))]
-        marking = [pid for pid in below if (self.guarded.boards / protocol.BOARD.format(pid=pid)).exists()]
+        marking = [pid for pid in below if (self.guarded.boards / protocol.STATUS_FILE.format(pid=pid)).exists()]
         waited_s = (self.now_ns() - self.guarded.origin_ns) / 1e9
         if marking or not self.guarded.probed or waited_s > NO_BOARD_S:
             return next(iter(marking), launcher)

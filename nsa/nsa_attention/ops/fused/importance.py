@@ -21,9 +21,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.core import constexpr
 
-from ..kept import kept
 from ..packed import compressed_starts
 from ..selection import Selection
+from ..table_cache import kept
 from .device import as_exponent, load_heads, load_rows, power
 from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, for_any_length, launch, padded, strided
 from .sorting import merged

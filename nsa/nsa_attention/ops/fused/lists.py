@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.core import constexpr
 
-from ..kept import kept
 from ..packed import selection_starts, sequence_of
+from ..table_cache import kept
 from .launch import for_any_length, launch, padded
 from .sorting import ascending
 

@@ -19,8 +19,8 @@ import triton
 from torch import Tensor
 
 from .. import NAMESPACE
-from ..kept import kept
 from ..packed import alone, compressed_starts, sequence_of
+from ..table_cache import kept
 from . import tuning
 from .descriptors import describable, described
 from .gates import GatedBranch, gated_queries, gates_of, kernel_of, no_gradients

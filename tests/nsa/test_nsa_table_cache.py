@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from nsa_attention.ops import kept as module
+from nsa_attention.ops import table_cache as module
 from nsa_attention.ops.fused import backend
 from nsa_attention.ops.fused.backend import FusedBackend
-from nsa_attention.ops.kept import kept
+from nsa_attention.ops.table_cache import kept
 
 CPU = torch.device("cpu")
 

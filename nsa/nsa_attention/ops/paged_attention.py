@@ -1,7 +1,7 @@
 """One new token of each of several sequences, whose keys and values lie in pages: the whole operation, in plain torch.
 
 The sequences have different lengths. Their new tokens stand side by side in one row, each with keys of its own. The
-fused kernels (fused/paged.py) compute the same from the same pages, without gathering any.
+fused kernels (fused/paged_attention.py) compute the same from the same pages, without gathering any.
 
 Dimensions: R new tokens, one of a sequence each, H query heads, G groups, h heads of a group, N R x G, p pages,
 P rows of a page, S compressed blocks, s gathered rows, D key, E value width, c branches.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..config import Branch
 from .attend import CompletedBlocks
-from .cached import attention, chosen_blocks, compressed, shares_of_blocks, tokens_of_blocks
+from .kv_cache_attention import attention, chosen_blocks, compressed, shares_of_blocks, tokens_of_blocks
 from .selection import Selection
 
 # Places of the tables: rows of these kinds (nsa/nsa_attention/pages.py).

@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.device_model import HISTORY, STATIONS, Constants, Prediction, host_ms, predicted, torch_ms
 from benchmarks.roofline import Shape, floors_ms
 
-PAGE = "docs/internals/performance.md"
+PAGE = "docs/internals/nsa/performance.md"
 MARKS = ("<!-- kernel model: begin -->", "<!-- kernel model: end -->")
 CHOICES_MARKS = ("<!-- choices: begin -->", "<!-- choices: end -->")
 WAYS = ("forward", "backward")
@@ -152,7 +152,7 @@ def _sum_rows(states: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 def section(result: Mapping[str, Any]) -> str:
-    """Markdown between the marks of docs/internals/performance.md."""
+    """Markdown between the marks of docs/internals/nsa/performance.md."""
     states = result["states"]
     lines = ["", "### The whole operation", "", *_whole(states), "", "### By part", "", *_by_part(states)]
     for state in states:

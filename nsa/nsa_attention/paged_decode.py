@@ -30,7 +30,7 @@ from .attention import (
 from .config import Branch, NSAConfig
 from .model import TinyLM
 from .ops.dispatch import implementation_of_paged
-from .ops.paged import Numbers, PagedRows
+from .ops.paged_attention import Numbers, PagedRows
 from .pages import Kind, PageTables
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..config import FORCED_BLOCKS
 from . import NAMESPACE
-from .kept import kept
 from .packed import compressed_starts
 from .selection import Selection
+from .table_cache import kept
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 BRANCHES = ("compressed", "selected", "sliding")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..config import Implementation
-from .border import checked
 from .dispatch import implementation_for, implementation_of_selected, implementation_of_sliding, one_operator
+from .input_validation import checked
 from .selection import Selection
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsa_attention.ops.attend import compressed_attention, selected_attention, sliding_attention
-from nsa_attention.ops.cores import shares, side_by_side
+from nsa_attention.ops.cpu_threads import shares, side_by_side
 from nsa_attention.ops.kernels import KERNELS
 from nsa_attention.ops.selection import Selection, select_blocks
 

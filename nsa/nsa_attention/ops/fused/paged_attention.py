@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...config import Branch
-from ..paged import BLOCKS, TOKENS, WINDOW, Numbers, PagedRows
+from ..paged_attention import BLOCKS, TOKENS, WINDOW, Numbers, PagedRows
 from .device import load_heads, load_rows, power, store_heads
 from .importance import LAST_INDEX, block_of_tap, taps, weight_of_tap, with_chunk
 from .launch import (

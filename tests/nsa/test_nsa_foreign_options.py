@@ -1,4 +1,4 @@
-"""Habits of other programs: each name leads to an option of ours, and the table in the README says the same."""
+"""Habits of other programs: each name leads to an option of ours, and the table in the documentation says the same."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from nsa_attention.elsewhere import HABITS, Habit, instead_of
+from nsa_attention.foreign_options import HABITS, Habit, instead_of
 from nsa_attention.settings import SettingsError, parser, read_settings
 
 FLAGS = {word for action in parser()._actions for word in action.option_strings}
@@ -28,8 +28,8 @@ def row(habit: Habit) -> str:
     return "".join(f"| {cell} " if cell else "| " for cell in (*cells, habit.remark)) + "|"
 
 
-def test_the_table_of_the_readme_is_that_of_the_code() -> None:
-    lines = (ROOT / "nsa" / "README.md").read_text(encoding="utf-8").splitlines()
+def test_the_table_of_the_page_is_that_of_the_code() -> None:
+    lines = (ROOT / "docs" / "internals" / "nsa" / "training.md").read_text(encoding="utf-8").splitlines()
     start = lines.index("| nanoGPT | torchtitan | here | |") + 2
     assert lines[start : start + len(HABITS)] == [row(habit) for habit in HABITS]
     assert lines[start + len(HABITS)] == ""

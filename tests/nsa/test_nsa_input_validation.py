@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nsa_attention.config import Implementation
-from nsa_attention.ops import border
+from nsa_attention.ops import input_validation
 from nsa_attention.ops.packed import compressed_starts
 from nsa_attention.ops.selection import Selection
-from nsa_attention.ops.whole import KeysAndValues, sparse_attention
+from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention
 
 SELECTION = Selection(block_len=6, block_stride=3, select_len=5, select_count=4, scale=0.5)
 EVERYONE = [
@@ -99,9 +99,9 @@ def test_starts_are_int32_in_a_row_and_where_the_queries_are(starts: Tensor, sai
 def test_the_blocks_of_starts_are_those_that_the_operations_count(lengths: list[int], off: int) -> None:
     starts = [sum(lengths[:end]) for end in range(len(lengths) + 1)]
     blocks = int(compressed_starts(torch.tensor(starts, dtype=torch.int32), 6, 3)[-1])
-    assert border.values_problems(starts, starts[-1], blocks, 6, 3) == []
-    assert len(border.values_problems(starts, starts[-1], blocks + off, 6, 3)) == 1
-    assert border.values_problems(starts, starts[-1] + off, blocks, 6, 3)
+    assert input_validation.values_problems(starts, starts[-1], blocks, 6, 3) == []
+    assert len(input_validation.values_problems(starts, starts[-1], blocks + off, 6, 3)) == 1
+    assert input_validation.values_problems(starts, starts[-1] + off, blocks, 6, 3)
 
 
 WRONG: dict[str, tuple[Callable[[Inputs], Inputs], str]] = {
@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[Callable[[Inputs], Inputs], str]] = {
                 given[1],
                 **{
                     name: tuple(one.expand(-1, 2, -1, -1) for one in getattr(given[1], name))
-                    for name in border.BRANCHES
+                    for name in input_validation.BRANCHES
                 },
             ),
             torch.rand(3, 1, 3, 23),
@@ -166,7 +166,9 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 def test_packed_sequences_lie_in_one_row() -> None:
     two, branches, gates = inputs(tokens=5, blocks=0)
-    pairs = {name: tuple(one.expand(2, -1, -1, -1) for one in getattr(branches, name)) for name in border.BRANCHES}
+    pairs = {
+        name: tuple(one.expand(2, -1, -1, -1) for one in getattr(branches, name)) for name in input_validation.BRANCHES
+    }
     given = two.expand(2, -1, -1, -1), KeysAndValues(**pairs), gates.expand(-1, 2, -1, -1)
     starts = torch.tensor([0, 5], dtype=torch.int32)
     assert refused(given, cu_seqlens=starts) == "cu_seqlens: expected a batch of 1, all sequences in one row, got 2"
@@ -255,15 +257,15 @@ class TestOnADevice:
     @pytest.mark.parametrize("starts", [[0, 10], [1, 23], [0, 20, 10, 23], [0, 3, 23]], ids=str)
     def test_values_that_do_not_fit_are_asserted(self, starts: list[int]) -> None:
         with pytest.raises(RuntimeError, match=r"cu_seqlens: expected it ascending from 0 to T = 23 with 6 complete"):
-            border.assert_values(torch.tensor(starts, dtype=torch.int32), 23, 6, 6, 3)
+            input_validation.assert_values(torch.tensor(starts, dtype=torch.int32), 23, 6, 6, 3)
 
     @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5))
     def test_values_that_fit_are_not(self, lengths: list[int]) -> None:
         starts = torch.tensor([sum(lengths[:end]) for end in range(len(lengths) + 1)], dtype=torch.int32)
         blocks = int(compressed_starts(starts, 6, 3)[-1])
-        border.assert_values(starts, int(starts[-1]), blocks, 6, 3)
+        input_validation.assert_values(starts, int(starts[-1]), blocks, 6, 3)
         with pytest.raises(RuntimeError, match="cu_seqlens"):
-            border.assert_values(starts, int(starts[-1]), blocks + 1, 6, 3)
+            input_validation.assert_values(starts, int(starts[-1]), blocks + 1, 6, 3)
 
 
 @pytest.mark.parametrize("implementation", EVERYONE, ids=str)
