@@ -178,7 +178,7 @@ def _apart(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
         torch.autograd.grad(output, leaves, torch.empty_like(output))
 
     def compressed() -> None:
-        output, _ = backend.compressed(q, *compressed_pair, **lengths, scale=selection.scale)
+        output, _ = backend.attend_compressed(q, *compressed_pair, **lengths, scale=selection.scale)
         differentiated(output, [q, *compressed_pair])
 
     def importance() -> None:
@@ -186,15 +186,15 @@ def _apart(shape: Shape, dtype: torch.dtype) -> Iterator[Callable[[], None]]:
 
     def selected() -> None:
         size, scale = shape.select_len, selection.scale
-        output, _ = backend.selected(q, *selected_pair, indices, select_len=size, scale=scale)
+        output, _ = backend.attend_selected(q, *selected_pair, indices, select_len=size, scale=scale)
         differentiated(output, [q, *selected_pair])
 
     def sliding() -> None:
-        output, _ = backend.sliding(q, *sliding_pair, window=shape.window, scale=selection.scale)
+        output, _ = backend.attend_sliding(q, *sliding_pair, window=shape.window, scale=selection.scale)
         differentiated(output, [q, *sliding_pair])
 
     def mix() -> None:
-        differentiated(backend.mixed(outputs, given.gates), [*outputs, given.gates])
+        differentiated(backend.mix(outputs, given.gates), [*outputs, given.gates])
 
     yield from (compressed, importance, selected, sliding, mix)
 

@@ -35,7 +35,7 @@ from nsa_attention.decode import Cache, step  # noqa: E402
 from nsa_attention.model import TinyLM  # noqa: E402
 from nsa_attention.ops import backends  # noqa: E402
 from nsa_attention.ops.fused.paged_attention import attend_pages  # noqa: E402
-from nsa_attention.ops.paged_attention import Numbers, PagedRows  # noqa: E402
+from nsa_attention.ops.paged_attention import PagedAttentionConfig, PagedRows  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
 from nsa_attention.paged_decode import PagedCache  # noqa: E402
 
@@ -110,7 +110,7 @@ def paged_launches(
     return list(found)
 
 
-def _numbers(shape: Shape) -> Numbers:
+def _numbers(shape: Shape) -> PagedAttentionConfig:
     selection = Selection(
         block_len=shape.block_len,
         block_stride=shape.block_stride,
@@ -118,7 +118,7 @@ def _numbers(shape: Shape) -> Numbers:
         select_count=shape.select_count,
         scale=shape.width**-0.5,
     )
-    return Numbers(selection=selection, window=shape.window, branches=ALL_BRANCHES)
+    return PagedAttentionConfig(selection=selection, window=shape.window, branches=ALL_BRANCHES)
 
 
 def layer_bytes(shape: Shape, sequences: int, size: int = 2) -> dict[str, Any]:
@@ -171,14 +171,14 @@ def _asked_of_the_host(layers: int, implementation: Implementation, make: Any) -
 @contextmanager
 def _as_on_a_gpu() -> Iterator[None]:
     """Within, rotation and mixing are those of other devices than a CPU."""
-    own = [(module, module.is_worth_it) for module in (attention, backends)]
+    own = [(module, module.is_eager_on_cpu) for module in (attention, backends)]
     for module, _ in own:
-        module.is_worth_it = lambda *_: False
+        module.is_eager_on_cpu = lambda *_: False
     try:
         yield
     finally:
         for module, function in own:
-            module.is_worth_it = function
+            module.is_eager_on_cpu = function
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/kernel_model.py                                        8k, 32k and 64k tokens on random choices
     python benchmarks/kernel_model.py --choices correlated --tokens 65536    neighbours share 80, 95 and 98 %
     python benchmarks/kernel_model.py --label after --json FILE              into the file, beside what was before
-    python benchmarks/kernel_model.py --docs                                 docs/internals/nsa/performance.md: its tables
+    python benchmarks/kernel_model.py --docs                                 the tables of performance.md
     python benchmarks/kernel_model.py --kernel spanned_backward_keys         one kernel's loop, with the tile of today
     python benchmarks/kernel_model.py --kernel spanned_backward_keys --tile 32,64,4,3    with rows, keys, warps, stages
     python benchmarks/kernel_model.py --kernel selected_forward --arch 80 --sass out.sass

@@ -237,9 +237,9 @@ def choices_section(result: Mapping[str, Any]) -> str:
         for name, row in result["rows"].items()
     ]
     said = (
-        f"{result['tokens']} tokens, {result['places']} places, blocks of {result['select_len']}; trained for "
-        f"{result['steps']} steps of {result['train_tokens']} tokens."
-        " Blocks in the union of so many neighbouring queries:"
+        f"{result['tokens']} tokens, {result['places']} slots, blocks of {result['select_len']} tokens; trained for "
+        f"{result['steps']} steps of {result['train_tokens']} tokens. `union of N` is the number of different blocks"
+        " that N neighbouring queries select together:"
     )
     return "\n".join(["", said, "", *_table(head, rows), ""])
 

@@ -46,7 +46,7 @@ from benchmarks.roofline import Shape, floors_ms  # noqa: E402
 from benchmarks.synthetic_selections import choices, shared_by_neighbours  # noqa: E402
 from nsa_attention.checkpoints.load import read_weights  # noqa: E402
 from nsa_attention.config import Implementation  # noqa: E402
-from nsa_attention.ops.dispatch import implementation_for, implementation_of_selected  # noqa: E402
+from nsa_attention.ops.dispatch import implementation_for, implementation_for_selected  # noqa: E402
 from nsa_attention.ops.selection import Selection  # noqa: E402
 from nsa_attention.ops.sparse_attention import KeysAndValues, sparse_attention  # noqa: E402
 from nsa_attention.world import CannotRunError  # noqa: E402
@@ -123,17 +123,17 @@ def on_given(inputs: Inputs, given: dict[str, Tensor]) -> Iterator[tuple[str, Fo
     shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
     q, pair, scale = inputs.q, inputs.branches.selected, inputs.selection.scale
     backend, _ = implementation_for(Implementation.AUTO, q, *pair)
-    reader, _ = implementation_of_selected(Implementation.AUTO, q, *pair, shape.select_count, shape.select_len)
+    reader, _ = implementation_for_selected(Implementation.AUTO, q, *pair, shape.select_count, shape.select_len)
     lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
 
     def selected(indices: Tensor) -> Tensor:
-        return reader.selected(q, *pair, indices, select_len=shape.select_len, scale=scale)[0]
+        return reader.attend_selected(q, *pair, indices, select_len=shape.select_len, scale=scale)[0]
 
     def whole(indices: Tensor) -> Tensor:
-        compressed, lse = backend.compressed(q, *branches.compressed, **lengths, scale=scale)
+        compressed, lse = backend.attend_compressed(q, *branches.compressed, **lengths, scale=scale)
         backend.select(q.detach(), branches.compressed[0].detach(), lse, selection)
-        sliding, _ = backend.sliding(q, *branches.sliding, window=shape.window, scale=scale)
-        return backend.mixed((compressed, selected(indices), sliding), inputs.gates)
+        sliding, _ = backend.attend_sliding(q, *branches.sliding, window=shape.window, scale=scale)
+        return backend.mix((compressed, selected(indices), sliding), inputs.gates)
 
     for name, indices in given.items():
         yield f"nsa.selected, {name}", partial(selected, indices)
@@ -169,23 +169,28 @@ def our_parts(inputs: Inputs) -> Iterator[tuple[str, Forward]]:
     shape, branches, selection = inputs.shape, inputs.branches, inputs.selection
     yield "nsa", lambda: sparse_attention(inputs.q, branches, inputs.gates, selection, window=shape.window)
     backend, used = implementation_for(Implementation.AUTO, inputs.q, *branches.selected)
-    reader, _ = implementation_of_selected(
+    reader, _ = implementation_for_selected(
         Implementation.AUTO, inputs.q, *branches.selected, shape.select_count, shape.select_len
     )
     lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
     scale = selection.scale
     with torch.no_grad():
-        output, lse = backend.compressed(inputs.q, *branches.compressed, **lengths, scale=scale)
+        output, lse = backend.attend_compressed(inputs.q, *branches.compressed, **lengths, scale=scale)
         indices = backend.select(inputs.q, branches.compressed[0], lse, selection)
-    yield "nsa.compressed", lambda: backend.compressed(inputs.q, *branches.compressed, **lengths, scale=scale)[0]
+    yield "nsa.compressed", lambda: backend.attend_compressed(inputs.q, *branches.compressed, **lengths, scale=scale)[0]
     yield "nsa.importance", lambda: backend.select(inputs.q, branches.compressed[0], lse, selection)
     yield (
         "nsa.selected",
-        lambda: reader.selected(inputs.q, *branches.selected, indices, select_len=shape.select_len, scale=scale)[0],
+        lambda: reader.attend_selected(inputs.q, *branches.selected, indices, select_len=shape.select_len, scale=scale)[
+            0
+        ],
     )
-    yield "nsa.sliding", lambda: backend.sliding(inputs.q, *branches.sliding, window=shape.window, scale=scale)[0]
+    yield (
+        "nsa.sliding",
+        lambda: backend.attend_sliding(inputs.q, *branches.sliding, window=shape.window, scale=scale)[0],
+    )
     leaves = [output.detach().clone().requires_grad_() for _ in range(3)]
-    yield "nsa.mix", lambda: backend.mixed(leaves, inputs.gates)
+    yield "nsa.mix", lambda: backend.mix(leaves, inputs.gates)
     print(f"nsa runs by {used.name}: {used.reason}", file=sys.stderr)
 
 

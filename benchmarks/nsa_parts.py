@@ -21,15 +21,15 @@ from nsa_attention.attention import (
     GateMLP,
     NSAttention,
     VanillaAttention,
+    rotary_cos_sin,
     rotary_frequencies,
-    rotary_turns,
     rotate,
     rotate_blocks,
     split_heads,
 )
 from nsa_attention.config import Attention, Implementation, NSAConfig
 from nsa_attention.model import Block
-from nsa_attention.ops.dispatch import implementation_for, implementation_of_selected
+from nsa_attention.ops.dispatch import implementation_for, implementation_for_selected
 from nsa_attention.ops.selection import Selection
 
 Run = Callable[..., Tensor]
@@ -69,7 +69,7 @@ def _shared(config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
 
 def _vanilla(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
     assert isinstance(layer, VanillaAttention)
-    angles = rotary_turns(rotary_frequencies(config.d_k), config.seq_len)
+    angles = rotary_cos_sin(rotary_frequencies(config.d_k), config.seq_len)
     q, k, v = _operands(config)
 
     def dense(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _vanilla(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dic
 
 def _nsa(layer: nn.Module, config: NSAConfig, repeats: int) -> dict[str, dict[str, float]]:
     assert isinstance(layer, NSAttention)
-    angles = rotary_turns(rotary_frequencies(config.d_k), config.seq_len)
+    angles = rotary_cos_sin(rotary_frequencies(config.d_k), config.seq_len)
     turned = [layer.q_proj, layer.sel.k_proj, layer.win.k_proj]
     straight = [layer.cmp.k_proj, layer.cmp.v_proj, layer.sel.v_proj, layer.win.v_proj, layer.out_proj]
     q, k, v = _operands(config)
@@ -110,24 +110,24 @@ def _branches(
     block = {"block_len": config.block_len, "block_stride": config.block_stride}
     selection = Selection(**block, select_len=config.select_len, select_count=config.select_count, scale=config.scale)
     with torch.no_grad():
-        _, lse = backend.compressed(q, *blocks, **block, scale=config.scale)
+        _, lse = backend.attend_compressed(q, *blocks, **block, scale=config.scale)
         indices = backend.select(q, blocks[0], lse, selection)
 
     def selected_blocks(q: Tensor) -> Tensor:
         return backend.select(q.detach(), blocks[0].detach(), lse, selection)
 
     def compressed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return backend.compressed(q, k, v, **block, scale=config.scale)[0]
+        return backend.attend_compressed(q, k, v, **block, scale=config.scale)[0]
 
     def selected(indices: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        reader, _ = implementation_of_selected(Implementation.AUTO, q, k, v, config.select_count, config.select_len)
-        return reader.selected(q, k, v, indices, select_len=config.select_len, scale=config.scale)[0]
+        reader, _ = implementation_for_selected(Implementation.AUTO, q, k, v, config.select_count, config.select_len)
+        return reader.attend_selected(q, k, v, indices, select_len=config.select_len, scale=config.scale)[0]
 
     places = {"groups": config.groups, "count": config.select_count, "select_len": config.select_len}
     alike = choices(config.seq_len, **places, shared=SHARED)
 
     def sliding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return backend.sliding(q, k, v, window=config.window, scale=config.scale)[0]
+        return backend.attend_sliding(q, k, v, window=config.window, scale=config.scale)[0]
 
     return {
         "cmp": _timed(compressed, [q, *blocks], repeats),
@@ -141,7 +141,7 @@ def _branches(
 def _mixing(gate: GateMLP) -> Run:
     def mixed(x: Tensor, *outputs: Tensor) -> Tensor:
         backend, _ = implementation_for(Implementation.AUTO, outputs[0], outputs[0], outputs[0])
-        return backend.mixed(list(outputs), gate(x).squeeze(-1)).flatten(2)
+        return backend.mix(list(outputs), gate(x).squeeze(-1)).flatten(2)
 
     return mixed
 

@@ -34,7 +34,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.nsa_parts import HEAD_TOKENS, parts  # noqa: E402
 from benchmarks.provenance import circumstances  # noqa: E402
-from nsa_attention.attention import rotary_frequencies, rotary_turns  # noqa: E402
+from nsa_attention.attention import rotary_cos_sin, rotary_frequencies  # noqa: E402
 from nsa_attention.config import PRODUCTION, Attention, NSAConfig  # noqa: E402
 from nsa_attention.model import Recompute, TinyLM  # noqa: E402
 from nsa_attention.parallelize import checkpoint_layers  # noqa: E402
@@ -88,11 +88,11 @@ class Training:
     def attention(self) -> dict[str, float]:
         """Wall and processor seconds of one layer's attention, forward and backward to its input and weights."""
         config, layer = self.model.config, self.model.blocks[0].attn
-        turns = rotary_turns(rotary_frequencies(config.d_k), config.seq_len)
+        cos_sin = rotary_cos_sin(rotary_frequencies(config.d_k), config.seq_len)
         x = torch.randn(1, config.seq_len, config.dim, requires_grad=True)
         upstream = torch.randn_like(x)
         wall, processor = time.perf_counter(), time.process_time()
-        torch.autograd.grad(layer(x, turns), [x, *layer.parameters()], upstream)
+        torch.autograd.grad(layer(x, cos_sin), [x, *layer.parameters()], upstream)
         return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - processor}
 
     def _gradient_of_loss(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -20,10 +20,10 @@ from evaluation import experiments
 from evaluation.experiments import Experiment
 from evaluation.scoring import Row, chance_of_as_many
 from nsa_harness.core.experiment.statistics import tries
-from nsa_harness.core.search.plan import find
+from nsa_harness.core.search.plan import find_smallest_difference
 from nsa_harness.core.search.question import (
     AnswerKind,
-    CountsAs,
+    ProbeResult,
     QuestionKind,
     Round,
     SearchAnswer,
@@ -43,7 +43,7 @@ MOST_PROBES = 1000  # as the command has it
 MOST_OF_CLOSE_RATES = 300  # where a search need not answer
 # "The bad end passed 14 of 14: never seen failing; it may in less than 19 % of runs."
 NEVER_BELOW = 1 - (1 - CONFIDENCE) ** (1 / tries(0.2, CONFIDENCE))
-BAD, GOOD = CountsAs.BAD, CountsAs.GOOD
+BAD, GOOD = ProbeResult.BAD, ProbeResult.GOOD
 _NOTHING_NAMED = (AnswerKind.NONE, AnswerKind.INDEPENDENT)
 
 Fails = Callable[[Subset], bool]
@@ -183,7 +183,7 @@ def searched(cell: Cell, seed: int) -> tuple[SearchAnswer, Truth, int]:
     truth = SHAPES[cell.shape](cell.items, luck)
     taken = 0
 
-    def probe(tried: Round) -> list[CountsAs]:
+    def probe(tried: Round) -> list[ProbeResult]:
         nonlocal taken
         taken += len(tried.subsets)
         rates = (cell.rate if truth.fails(on) else cell.background for on in tried.subsets)
@@ -196,7 +196,7 @@ def searched(cell: Cell, seed: int) -> tuple[SearchAnswer, Truth, int]:
         controls=tries(0.2, CONFIDENCE),
         max_probes=MOST_PROBES if cell.apart else MOST_OF_CLOSE_RATES,
     )
-    return find(question, probe), truth, taken
+    return find_smallest_difference(question, probe), truth, taken
 
 
 def right(cell: Cell, truth: Truth, answer: SearchAnswer) -> bool:

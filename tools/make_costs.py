@@ -1,4 +1,4 @@
-"""Rewrites the tables of costs in README.md and docs/internals/nsa/performance.md from benchmarks/results.
+"""Rebuilds the tables of costs in README.md and docs/internals/nsa/performance.md from benchmarks/results.
 
 python tools/make_costs.py
 """
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def with_costs(name: str, document: str) -> str:
-    """The document with the table of its results between its two comments."""
+    """Return `document` with the table of costs for the page `name` between its two comments."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     head, rows = TABLES[name]()
@@ -34,12 +34,12 @@ def with_costs(name: str, document: str) -> str:
 def _harness() -> tuple[list[str], list[tuple[str, ...]]]:
     probe, launch = _summary("probe_cost"), _summary("launch_cost")
     return ["what", "median"], [
-        ("one mark", f"{probe['mark_ns_median'] / 1000:.2f} µs"),
-        ("step of shape ci without the probe", f"{probe['step_ms_without_median']:.0f} ms"),
-        ("what the hooks add to that step", f"{probe['hooks_wall_percent_median']:.1f} %"),
-        ("the liveness thread, of one core", f"{probe['beat_share_percent']:.3f} %"),
-        ("a run beyond bare torchrun, the first", f"{launch['first_s_median']:.1f} s"),
-        ("each further run of the same command", f"{launch['further_s_median']:.1f} s"),
+        ("recording one progress event", f"{probe['mark_ns_median'] / 1000:.2f} µs"),
+        ("training step of shape ci without the probe", f"{probe['step_ms_without_median']:.0f} ms"),
+        ("added to that step by the probe's hooks", f"{probe['hooks_wall_percent_median']:.1f} %"),
+        ("share of one core used by the liveness thread", f"{probe['beat_share_percent']:.3f} %"),
+        ("first run, added to the time of torchrun alone", f"{launch['first_s_median']:.1f} s"),
+        ("each further run of the same command, added", f"{launch['further_s_median']:.1f} s"),
     ]
 
 
@@ -47,13 +47,13 @@ def _subject() -> tuple[list[str], list[tuple[str, ...]]]:
     learning = _summary("nsa_learning")
     rows = [
         (
-            f"step of {length['layers']} layers, {length['tokens']} tokens{words}",
+            f"step of {length['layers']} layers, {length['tokens']} tokens{note}",
             f"{length['summary'][f'{kind}_vanilla_wall_s_median']:.1f} s",
             f"{length['summary'][f'{kind}_nsa_wall_s_median']:.1f} s",
             f"{length['summary'][f'{kind}_wall_s_ratio_median']:.2f}",
         )
         for length in _result("nsa_step_cost")["lengths"]
-        for kind, words in (("kept", ""), ("checkpointed", ", gradient checkpointing"))
+        for kind, note in (("kept", ""), ("checkpointed", ", gradient checkpointing"))
         if kind in length["samples"]
     ]
     rows += [
@@ -62,7 +62,7 @@ def _subject() -> tuple[list[str], list[tuple[str, ...]]]:
     ]
     samples = {(one["attention"], one["impl"], one["layers"]): one["ratio"] for one in _result("nsa_memory")["samples"]}
     memory = [samples[attention, "auto", "kept"] for attention in ("vanilla", "nsa")]
-    rows.append(("memory at 8192 tokens over that at 2048", *(f"{ratio:.2f}" for ratio in memory), ""))
+    rows.append(("memory at 8192 tokens divided by memory at 2048 tokens", *(f"{ratio:.2f}" for ratio in memory), ""))
     return ["what", "vanilla", "NSA", "NSA / vanilla"], rows
 
 

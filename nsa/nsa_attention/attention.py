@@ -17,14 +17,14 @@ from torch.nn import functional
 from .config import Branch, Compression, Implementation, NSAConfig
 from .ops.dispatch import (
     UsedImplementation,
-    implementation_around,
     implementation_for,
-    implementation_of_selected,
-    implementation_of_sliding,
-    insist,
+    implementation_for_select_and_mix,
+    implementation_for_selected,
+    implementation_for_sliding,
+    require_implementation,
 )
-from .ops.packed import Packed
-from .ops.rotary import is_worth_it, rotate_by_tiles
+from .ops.packed import PackedLayout
+from .ops.rotary import is_eager_on_cpu, rotate_by_tiles
 from .ops.selection import Selection
 
 
@@ -33,7 +33,7 @@ class NSAttention(nn.Module):
 
     def __init__(self, config: NSAConfig, implementation: Implementation = Implementation.AUTO) -> None:
         super().__init__()
-        insist(implementation, config)
+        require_implementation(implementation, config)
         self.config, self.implementation = config, implementation
         self.q_proj = Projection(config.dim, config.heads * config.d_k)
         if Branch.CMP in config.branches:
@@ -48,27 +48,29 @@ class NSAttention(nn.Module):
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
     def forward(
-        self, x_BTM: Tensor, turns: Tensor, memo_number: Tensor | None = None, packed: Packed | None = None
+        self, x_BTM: Tensor, cos_sin: Tensor, memo_number: Tensor | None = None, layout: PackedLayout | None = None
     ) -> Tensor:
         branches = [getattr(self, branch.value) for branch in self.config.branches]
-        ready, *of_branches = side_by_side_products(x_BTM, [[self.q_proj], *([b.k_proj, b.v_proj] for b in branches)])
-        products = dict(zip(self.config.branches, of_branches, strict=True))
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *ready), self.config.heads), turns)
+        precomputed, *branch_products = project_together(
+            x_BTM, [[self.q_proj], *([b.k_proj, b.v_proj] for b in branches)]
+        )
+        products = dict(zip(self.config.branches, branch_products, strict=True))
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *precomputed), self.config.heads), cos_sin)
         outputs, scorer = [], None
         if Branch.CMP in self.config.branches:
-            output, scorer = self.cmp(x_BTM, q_BHTD, turns, packed, products[Branch.CMP])
+            output, scorer = self.cmp(x_BTM, q_BHTD, cos_sin, layout, products[Branch.CMP])
             outputs.append(output)
         if Branch.SEL in self.config.branches:
-            outputs.append(self.sel(x_BTM, q_BHTD, turns, scorer, memo_number, packed, products[Branch.SEL]))
+            outputs.append(self.sel(x_BTM, q_BHTD, cos_sin, scorer, memo_number, layout, products[Branch.SEL]))
         if Branch.WIN in self.config.branches:
-            outputs.append(self.win(x_BTM, q_BHTD, turns, packed, products[Branch.WIN]))
-        return self.mixed(x_BTM, outputs)
+            outputs.append(self.win(x_BTM, q_BHTD, cos_sin, layout, products[Branch.WIN]))
+        return self.mix(x_BTM, outputs)
 
-    def mixed(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
+    def mix(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
         """What the branches say, [B, H, T, E] each, weighed by their gates and brought back to [B, T, M]."""
-        backend, used = implementation_around(self.implementation, outputs[0], outputs[0], outputs[0])
-        count(self.gate_mlp.runs, used)
-        return self.out_proj(backend.mixed(outputs, self.gates(x_BTM)).flatten(2))
+        backend, used = implementation_for_select_and_mix(self.implementation, outputs[0], outputs[0], outputs[0])
+        count_run(self.gate_mlp.runs, used)
+        return self.out_proj(backend.mix(outputs, self.gates(x_BTM)).flatten(2))
 
     def gates(self, x_BTM: Tensor) -> Tensor:
         """[branches, B, H, T]."""
@@ -81,24 +83,24 @@ class Projection(nn.Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
-    def forward(self, x_BTM: Tensor, ready: Tensor | None = None) -> Tensor:
-        return super().forward(x_BTM) if ready is None else ready
+    def forward(self, x_BTM: Tensor, precomputed: Tensor | None = None) -> Tensor:
+        return super().forward(x_BTM) if precomputed is None else precomputed
 
 
 Products = Sequence[Tensor | None]  # None: the projection is left to compute its own
 
 
-def side_by_side_products(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[Products]:
+def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[Products]:
     """What all of them make of `x`, by one matrix product, and so by one for the gradient of `x`.
 
     Parameters stay apart, so that they are named, sharded and saved one by one.
     """
     if x_BTM.device.type != "cpu":
-        return [[None] * len(several) for several in projections]
-    flat = [one for several in projections for one in several]
-    product = functional.linear(x_BTM, torch.cat([one.weight for one in flat]))
-    parts = iter(product.split([one.out_features for one in flat], -1))
-    return [[next(parts) for _ in several] for several in projections]
+        return [[None] * len(group) for group in projections]
+    flat = [projection for group in projections for projection in group]
+    product = functional.linear(x_BTM, torch.cat([projection.weight for projection in flat]))
+    parts = iter(product.split([projection.out_features for projection in flat], -1))
+    return [[next(parts) for _ in group] for group in projections]
 
 
 class GateMLP(nn.Linear):
@@ -124,11 +126,11 @@ class BlockMean(nn.Module):
         super().__init__()
         self.length, self.stride = config.block_len, config.block_stride
 
-    def forward(self, x_BGTD: Tensor, packed: Packed | None = None) -> Tensor:
+    def forward(self, x_BGTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
         """Blocks [B, G, S, D]: only complete ones, so S = 0 for a sequence shorter than l."""
-        return self.of_blocks(blocks_of(x_BGTD, self.length, self.stride, packed))
+        return self.compress(split_into_blocks(x_BGTD, self.length, self.stride, layout))
 
-    def of_blocks(self, blocks_BGSlD: Tensor) -> Tensor:
+    def compress(self, blocks_BGSlD: Tensor) -> Tensor:
         return blocks_BGSlD.mean(3)
 
 
@@ -145,7 +147,7 @@ class BlockMLP(BlockMean):
         self.add_module(first, nn.Linear(self.length * width, width))
         self.add_module(second, nn.Linear(width, width))
 
-    def of_blocks(self, blocks_BGSlD: Tensor) -> Tensor:
+    def compress(self, blocks_BGSlD: Tensor) -> Tensor:
         first, second = (self.get_submodule(name) for name in self.names)
         return second(functional.gelu(first((blocks_BGSlD + self.position).flatten(3))))
 
@@ -155,8 +157,8 @@ class BlockMeanMLP(BlockMLP):
 
     names = ("inner", "outer")
 
-    def of_blocks(self, blocks_BGSlD: Tensor) -> Tensor:
-        return blocks_BGSlD.mean(3) + super().of_blocks(blocks_BGSlD)
+    def compress(self, blocks_BGSlD: Tensor) -> Tensor:
+        return blocks_BGSlD.mean(3) + super().compress(blocks_BGSlD)
 
 
 PHI = {Compression.MLP: BlockMLP, Compression.MEAN: BlockMean, Compression.MEAN_MLP: BlockMeanMLP}
@@ -176,20 +178,22 @@ class CompressedBranch(nn.Module):
         self,
         x_BTM: Tensor,
         q_BHTD: Tensor,
-        turns: Tensor,
-        packed: Packed | None = None,
-        ready: Products = (None, None),
+        cos_sin: Tensor,
+        layout: PackedLayout | None = None,
+        precomputed: Products = (None, None),
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Output [B, H, T, E]; and what ranks blocks: the compressed keys, with the log-sum-exp of their attention."""
         config = self.config
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, ready)
-        k_BGSD = rotate_blocks(self.k_blocks(k_BGTD, packed), turns, config, packed)
-        v_BGSE = self.v_blocks(v_BGTE, packed)
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, precomputed)
+        k_BGSD = rotate_blocks(self.k_blocks(k_BGTD, layout), cos_sin, config, layout)
+        v_BGSE = self.v_blocks(v_BGTE, layout)
         backend, used = implementation_for(self.implementation, q_BHTD, k_BGSD, v_BGSE)
-        count(self.runs, used)
+        count_run(self.runs, used)
         lengths = {"block_len": config.block_len, "block_stride": config.block_stride}
-        starts = packed and packed.starts
-        output, lse_BHT = backend.compressed(q_BHTD, k_BGSD, v_BGSE, **lengths, scale=config.scale, starts=starts)
+        starts = layout and layout.starts
+        output, lse_BHT = backend.attend_compressed(
+            q_BHTD, k_BGSD, v_BGSE, **lengths, scale=config.scale, starts=starts
+        )
         return output, (k_BGSD, lse_BHT)
 
 
@@ -201,7 +205,7 @@ class BlockSelector(nn.Module):
         self.implementation = implementation
         self.runs: Counter[UsedImplementation] = Counter()
         self.positions_T: Tensor | None = None  # of the newest queries, where they were of packed documents
-        self.selection = selection_of(config)
+        self.selection = selection_from(config)
 
     def forward(
         self,
@@ -209,14 +213,14 @@ class BlockSelector(nn.Module):
         keys_BGSD: Tensor,
         lse_BHT: Tensor | None,
         memo_number: Tensor | None,
-        packed: Packed | None = None,
+        layout: PackedLayout | None = None,
     ) -> Tensor:
         """Indices [B, G, T, n] int32. Without the log-sum-exp of the queries over the keys it is computed here."""
-        if packed is not None:
-            self.positions_T = packed.positions_T
-        backend, used = implementation_around(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
-        count(self.runs, used)
-        return backend.select(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number, packed and packed.starts)
+        if layout is not None:
+            self.positions_T = layout.positions_T
+        backend, used = implementation_for_select_and_mix(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
+        count_run(self.runs, used)
+        return backend.select(q_BHTD, keys_BGSD, lse_BHT, self.selection, memo_number, layout and layout.starts)
 
 
 class SelectedBranch(nn.Module):
@@ -232,30 +236,30 @@ class SelectedBranch(nn.Module):
         self,
         x_BTM: Tensor,
         q_BHTD: Tensor,
-        turns: Tensor,
+        cos_sin: Tensor,
         scorer: tuple[Tensor, Tensor] | None,
         memo_number: Tensor | None,
-        packed: Packed | None = None,
-        ready: Products = (None, None),
+        layout: PackedLayout | None = None,
+        precomputed: Products = (None, None),
     ) -> Tensor:
         """Output [B, H, T, E]. Without a scorer the mean of its own keys per block ranks the blocks."""
         config = self.config
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, ready)
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, precomputed)
         if scorer is None:
             # Nothing would train a scorer of its own: a selection has no gradient.
-            means = blocks_of(k_BGTD, config.block_len, config.block_stride, packed).mean(3)
-            keys_BGSD, lse_BHT = rotate_blocks(means, turns, config, packed), None
+            means = split_into_blocks(k_BGTD, config.block_len, config.block_stride, layout).mean(3)
+            keys_BGSD, lse_BHT = rotate_blocks(means, cos_sin, config, layout), None
         else:
             keys_BGSD, lse_BHT = scorer
-        indices = self.chooser(q_BHTD.detach(), keys_BGSD.detach(), lse_BHT, memo_number, packed)
-        k_BGTD = rotate(k_BGTD, turns)
+        indices = self.chooser(q_BHTD.detach(), keys_BGSD.detach(), lse_BHT, memo_number, layout)
+        k_BGTD = rotate(k_BGTD, cos_sin)
         places, select_len = config.select_count, config.select_len
-        starts, longest = (packed.starts, packed.longest) if packed else (None, None)
-        backend, used = implementation_of_selected(
+        starts, longest = (layout.starts, layout.longest) if layout else (None, None)
+        backend, used = implementation_for_selected(
             self.implementation, q_BHTD, k_BGTD, v_BGTE, places, select_len, longest
         )
-        count(self.runs, used)
-        output, _ = backend.selected(
+        count_run(self.runs, used)
+        output, _ = backend.attend_selected(
             q_BHTD, k_BGTD, v_BGTE, indices, select_len=select_len, scale=config.scale, starts=starts
         )
         return output
@@ -273,29 +277,31 @@ class SlidingBranch(nn.Module):
         self,
         x_BTM: Tensor,
         q_BHTD: Tensor,
-        turns: Tensor,
-        packed: Packed | None = None,
-        ready: Products = (None, None),
+        cos_sin: Tensor,
+        layout: PackedLayout | None = None,
+        precomputed: Products = (None, None),
     ) -> Tensor:
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, ready)
-        k_BGTD = rotate(k_BGTD, turns)
-        backend, used = implementation_of_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
-        count(self.runs, used)
-        starts, window = packed and packed.starts, self.config.window
-        output, _ = backend.sliding(q_BHTD, k_BGTD, v_BGTE, window=window, scale=self.config.scale, starts=starts)
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, precomputed)
+        k_BGTD = rotate(k_BGTD, cos_sin)
+        backend, used = implementation_for_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
+        count_run(self.runs, used)
+        starts, window = layout and layout.starts, self.config.window
+        output, _ = backend.attend_sliding(
+            q_BHTD, k_BGTD, v_BGTE, window=window, scale=self.config.scale, starts=starts
+        )
         return output
 
 
 def keys_and_values(
-    branch: CompressedBranch | SelectedBranch | SlidingBranch | VanillaAttention, x_BTM: Tensor, ready: Products
+    branch: CompressedBranch | SelectedBranch | SlidingBranch | VanillaAttention, x_BTM: Tensor, precomputed: Products
 ) -> tuple[Tensor, Tensor]:
     """Unrotated keys [B, G, T, D]; values [B, G, T, E] that share no memory with other products, which are not kept."""
-    k_ready, v_ready = ready
+    k_ready, v_ready = precomputed
     k_BGTD = split_heads(branch.k_proj(x_BTM, k_ready), branch.config.groups)
     return k_BGTD, split_heads(branch.v_proj(x_BTM, v_ready).contiguous(), branch.config.groups)
 
 
-def count(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
+def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
     """Compiled code is not counted: it would be traced once and run many times."""
     if not torch.compiler.is_compiling():
         runs[used] += 1
@@ -313,18 +319,18 @@ class VanillaAttention(nn.Module):
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
     def forward(
-        self, x_BTM: Tensor, turns: Tensor, _memo_number: Tensor | None = None, packed: Packed | None = None
+        self, x_BTM: Tensor, cos_sin: Tensor, _memo_number: Tensor | None = None, layout: PackedLayout | None = None
     ) -> Tensor:
-        ready, of_keys = side_by_side_products(x_BTM, [[self.q_proj], [self.k_proj, self.v_proj]])
-        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *ready), self.config.heads), turns)
-        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, of_keys)
-        k_BGTD = rotate(k_BGTD, turns)
-        lengths = packed.lengths if packed else (x_BTM.shape[1],)
+        precomputed, kv_products = project_together(x_BTM, [[self.q_proj], [self.k_proj, self.v_proj]])
+        q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *precomputed), self.config.heads), cos_sin)
+        k_BGTD, v_BGTE = keys_and_values(self, x_BTM, kv_products)
+        k_BGTD = rotate(k_BGTD, cos_sin)
+        lengths = layout.lengths if layout else (x_BTM.shape[1],)
         outputs = [
             functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
             for q, k, v in zip(*(tensor.split(lengths, 2) for tensor in (q_BHTD, k_BGTD, v_BGTE)), strict=True)
         ]
-        output = outputs[0] if packed is None else torch.cat(outputs, 2)
+        output = outputs[0] if layout is None else torch.cat(outputs, 2)
         return self.out_proj(output.transpose(1, 2).flatten(2))
 
 
@@ -332,24 +338,24 @@ def split_heads(x_BTM: Tensor, heads: int) -> Tensor:
     return x_BTM.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def blocks_of(x_BGTD: Tensor, length: int, stride: int, packed: Packed | None = None) -> Tensor:
+def split_into_blocks(x_BGTD: Tensor, length: int, stride: int, layout: PackedLayout | None = None) -> Tensor:
     """The complete blocks, [B, G, S, l, D]: views, or of packed documents copies."""
-    if packed is not None:
-        return x_BGTD.index_select(2, packed.blocks_Sl.flatten()).unflatten(2, (-1, length))
+    if layout is not None:
+        return x_BGTD.index_select(2, layout.blocks_Sl.flatten()).unflatten(2, (-1, length))
     if x_BGTD.shape[2] < length:
         # No block, but still connected to the graph: the projections get a gradient of zeros, not none.
         return x_BGTD[:, :, :0, None].expand(-1, -1, -1, length, -1)
     return x_BGTD.unfold(2, length, stride).transpose(3, 4)
 
 
-def rotate_blocks(k_BGSD: Tensor, turns: Tensor, config: NSAConfig, packed: Packed | None = None) -> Tensor:
+def rotate_blocks(k_BGSD: Tensor, cos_sin: Tensor, config: NSAConfig, layout: PackedLayout | None = None) -> Tensor:
     """A compressed key stands at the position of its block's last token, the first from which it is seen."""
-    if packed is not None:
-        return rotate(k_BGSD, turns[:, packed.blocks_Sl[:, -1]])
-    return rotate(k_BGSD, turns[:, config.block_len - 1 :: config.block_stride])
+    if layout is not None:
+        return rotate(k_BGSD, cos_sin[:, layout.blocks_Sl[:, -1]])
+    return rotate(k_BGSD, cos_sin[:, config.block_len - 1 :: config.block_stride])
 
 
-def selection_of(config: NSAConfig) -> Selection:
+def selection_from(config: NSAConfig) -> Selection:
     return Selection(
         block_len=config.block_len,
         block_stride=config.block_stride,
@@ -369,7 +375,7 @@ def rotary_frequencies(width: int) -> Tensor:
     )
 
 
-def rotary_turns(frequencies: Tensor, tokens: int) -> Tensor:
+def rotary_cos_sin(frequencies: Tensor, tokens: int) -> Tensor:
     """Cosine and sine, [2, T, D/2], of the angles of the positions 0 to T - 1."""
     positions = torch.arange(tokens, device=frequencies.device, dtype=frequencies.dtype)
     angles = positions[:, None] * frequencies
@@ -380,19 +386,19 @@ class RotaryTable:
     """The turns of all positions up to the last that was asked for. It doubles, so that each is computed O(1) times."""
 
     def __init__(self) -> None:
-        self._turns: Tensor | None = None  # None: nothing was asked for, so the frequencies are not known
+        self._cos_sin: Tensor | None = None  # None: nothing was asked for, so the frequencies are not known
 
     def __call__(self, frequencies: Tensor, end: int) -> Tensor:
         """Cosine and sine, [2, at least `end`, p], as the parallel forward has them."""
-        if self._turns is None or end > self._turns.shape[1]:
-            self._turns = rotary_turns(frequencies, max(64, 1 << (end - 1).bit_length()))
-        return self._turns
+        if self._cos_sin is None or end > self._cos_sin.shape[1]:
+            self._cos_sin = rotary_cos_sin(frequencies, max(64, 1 << (end - 1).bit_length()))
+        return self._cos_sin
 
 
-def rotate(x_BHTD: Tensor, turns_2Tp: Tensor) -> Tensor:
+def rotate(x_BHTD: Tensor, cos_sin_2Tp: Tensor) -> Tensor:
     """`x` with its two halves turned as pairs; row t by turns[:, t]. Keeps the dtype of `x`."""
-    if is_worth_it(x_BHTD):
-        return rotate_by_tiles(x_BHTD, turns_2Tp)
-    cosine, sine = turns_2Tp.to(x_BHTD.dtype)
+    if is_eager_on_cpu(x_BHTD):
+        return rotate_by_tiles(x_BHTD, cos_sin_2Tp)
+    cosine, sine = cos_sin_2Tp.to(x_BHTD.dtype)
     first, second = x_BHTD.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, first * sine + second * cosine), dim=-1)

@@ -128,15 +128,17 @@ def config_mistakes(config: NSAConfig) -> list[str]:
     return mistakes
 
 
-def implementation_mistake(config: NSAConfig, wanted: Implementation) -> str | None:
+def implementation_mistake(config: NSAConfig, requested: Implementation) -> str | None:
     """Why nothing of such a shape would be computed by what is asked for; None if something would."""
     if config.attention is not Attention.NSA:
-        reason = f"attention {config.attention} has one implementation" if wanted is not Implementation.AUTO else None
-    elif (branch := _ONE_BRANCH.get(wanted)) not in (None, *config.branches):
+        reason = (
+            f"attention {config.attention} has one implementation" if requested is not Implementation.AUTO else None
+        )
+    elif (branch := _ONE_BRANCH.get(requested)) not in (None, *config.branches):
         reason = f"it computes the branch {branch} alone, and the branches are {'+'.join(config.branches)}"
     else:
         reason = None
-    return reason and f"--impl {wanted}: {reason}; use --impl auto"
+    return reason and f"--impl {requested}: {reason}; use --impl auto"
 
 
 # Small enough for two cores; every branch has work at T=256: 31 compressed blocks, 8 selection blocks of which 4 are

@@ -24,25 +24,30 @@ from .attention import (
     SelectedBranch,
     SlidingBranch,
     VanillaAttention,
-    blocks_of,
     rotate,
-    selection_of,
+    selection_from,
     split_heads,
+    split_into_blocks,
 )
 from .config import Attention, Branch, Implementation, NSAConfig
 from .model import TinyLM
 from .ops.dispatch import MissingImplementationError
 from .ops.kernels import tiles
-from .ops.kv_cache_attention import attention, chosen_blocks, compressed, shares_of_blocks, tokens_of_blocks
+from .ops.kv_cache_attention import (
+    block_probabilities,
+    compressed_output,
+    masked_attention,
+    selected_block_indices,
+    tokens_of_blocks,
+)
 from .ops.selection import Selection
-from .paged_decode import PagedCache
-from .paged_decode import read as read_pages
+from .paged_decode import PagedCache, append_to_pages
 from .world import CannotRunError
 
-FIRST_CAPACITY = 64
+MIN_CAPACITY = 64
 
 
-class Rows:
+class GrowingRows:
     """Vectors [B, G, count, D] that only become more. Full storage doubles, so each is copied O(1) times."""
 
     def __init__(self) -> None:
@@ -56,7 +61,7 @@ class Rows:
     def add(self, fresh_BGCD: Tensor) -> None:
         end = self.count + fresh_BGCD.shape[2]
         if self._storage is None or end > self.capacity:
-            self._storage = self._grown(fresh_BGCD, end)
+            self._storage = self._enlarged_copy(fresh_BGCD, end)
         self._storage[:, :, self.count : end] = fresh_BGCD
         self.count = end
 
@@ -65,7 +70,7 @@ class Rows:
         assert self._storage is not None, "something is added before anything is read"
         return self._storage[:, :, : self.count]
 
-    def _grown(self, like: Tensor, end: int) -> Tensor:
+    def _enlarged_copy(self, like: Tensor, end: int) -> Tensor:
         batch, groups, _, width = like.shape
         storage = like.new_empty(batch, groups, _capacity(end), width)
         if self._storage is not None:
@@ -73,54 +78,56 @@ class Rows:
         return storage
 
 
-class Tail:
+class RecentRows:
     """The newest vectors, as many as later tokens need: constant memory."""
 
     def __init__(self) -> None:
-        self.kept: Tensor | None = None  # [B, G, r, D]; None: nothing was added yet
+        self.vectors: Tensor | None = None  # [B, G, r, D]; None: nothing was added yet
 
-    def joined(self, fresh_BGCD: Tensor) -> Tensor:
+    def append(self, fresh_BGCD: Tensor) -> Tensor:
         """What is kept, and the new ones behind it."""
-        return fresh_BGCD if self.kept is None else torch.cat((self.kept, fresh_BGCD), 2)
+        return fresh_BGCD if self.vectors is None else torch.cat((self.vectors, fresh_BGCD), 2)
 
-    def keep(self, joined_BGCD: Tensor, start: int) -> None:
+    def store(self, rows_BGCD: Tensor, start: int) -> None:
         """Keep these from `start` on. A copy: a view would hold the memory of a whole prompt."""
-        self.kept = joined_BGCD[:, :, start:].clone()
+        self.vectors = rows_BGCD[:, :, start:].clone()
 
 
-class BlockRows:
+class CompressedRows:
     """A vector for each complete block of l tokens, and the tokens from where the next block begins: at most l - 1."""
 
     def __init__(self, config: NSAConfig) -> None:
         self.length, self.stride = config.block_len, config.block_stride
-        self.done, self.pending = Rows(), Tail()
+        self.compressed, self.pending = GrowingRows(), RecentRows()
 
-    def add(self, fresh_BGCD: Tensor, compress: Callable[[Tensor], Tensor], turns_2Tp: Tensor | None = None) -> None:
+    def add(self, fresh_BGCD: Tensor, compress: Callable[[Tensor], Tensor], cos_sin_2Tp: Tensor | None = None) -> None:
         """Take C tokens and `compress` the blocks they complete; with `turns`, rotate those to their last tokens."""
-        joined = self.pending.joined(fresh_BGCD)
-        blocks_BGSD = compress(joined)
-        if turns_2Tp is not None:
-            first_end = self.done.count * self.stride + self.length - 1
-            blocks_BGSD = rotate(blocks_BGSD, turns_2Tp[:, first_end :: self.stride][:, : blocks_BGSD.shape[2]])
-        self.done.add(blocks_BGSD)
-        self.pending.keep(joined, blocks_BGSD.shape[2] * self.stride)
+        rows_BGCD = self.pending.append(fresh_BGCD)
+        blocks_BGSD = compress(rows_BGCD)
+        if cos_sin_2Tp is not None:
+            first_end = self.compressed.count * self.stride + self.length - 1
+            blocks_BGSD = rotate(blocks_BGSD, cos_sin_2Tp[:, first_end :: self.stride][:, : blocks_BGSD.shape[2]])
+        self.compressed.add(blocks_BGSD)
+        self.pending.store(rows_BGCD, blocks_BGSD.shape[2] * self.stride)
 
 
-class NSAMemory:
+class NSALayerCache:
     """Of one layer. A branch that the layer does not have leaves its part empty."""
 
     def __init__(self, config: NSAConfig) -> None:
-        self.cmp_k, self.cmp_v = BlockRows(config), BlockRows(config)
-        self.sel_k, self.sel_v = Rows(), Rows()
-        self.means = BlockRows(config)  # of the selected branch's own keys: they rank its blocks where cmp is absent
-        self.win_k, self.win_v = Tail(), Tail()
+        self.cmp_k, self.cmp_v = CompressedRows(config), CompressedRows(config)
+        self.sel_k, self.sel_v = GrowingRows(), GrowingRows()
+        self.means = CompressedRows(
+            config
+        )  # of the selected branch's own keys: they rank its blocks where cmp is absent
+        self.win_k, self.win_v = RecentRows(), RecentRows()
 
 
-class VanillaMemory:
+class VanillaLayerCache:
     """Of one layer of the dense control: every key and value."""
 
     def __init__(self) -> None:
-        self.k, self.v = Rows(), Rows()
+        self.k, self.v = GrowingRows(), GrowingRows()
 
 
 class Cache:
@@ -128,41 +135,41 @@ class Cache:
 
     def __init__(self, config: NSAConfig) -> None:
         """Raises CannotRunError for attention stock."""
-        self.memories = [_memory(config) for _ in range(config.layers)]
+        self.layers = [_layer_cache(config) for _ in range(config.layers)]
         self.tokens = 0
         self.batch: int | None = None  # None: no token was read yet
-        self.turns = RotaryTable()
+        self.cos_sin = RotaryTable()
 
 
-def _memory(config: NSAConfig) -> NSAMemory | VanillaMemory:
+def _layer_cache(config: NSAConfig) -> NSALayerCache | VanillaLayerCache:
     if config.attention is Attention.STOCK:
         raise CannotRunError(
             f"shape {config.name}: attention stock is torch's own layer, which gives no keys to decode from; "
             "use attention nsa or vanilla"
         )
-    return VanillaMemory() if config.attention is Attention.VANILLA else NSAMemory(config)
+    return VanillaLayerCache() if config.attention is Attention.VANILLA else NSALayerCache(config)
 
 
 def _capacity(end: int) -> int:
-    return max(FIRST_CAPACITY, 1 << (end - 1).bit_length())
+    return max(MIN_CAPACITY, 1 << (end - 1).bit_length())
 
 
 # Tokens of a chunk that are worked on at once; more of them gain nothing.
-LONGEST_PIECE = 512
+MAX_CHUNK_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class NewTokens:
     """The new tokens' places: `first` to `end` - 1, and the rotary positions of all tokens before `end`."""
 
     first: int
     end: int
-    turns: Tensor  # [2, end, D/2]
+    cos_sin: Tensor  # [2, end, D/2]
 
     @cached_property
     def positions(self) -> Tensor:
         """[1, C]: all sequences of a batch are at the same places."""
-        return torch.arange(self.first, self.end, device=self.turns.device)[None]
+        return torch.arange(self.first, self.end, device=self.cos_sin.device)[None]
 
     @property
     def is_whole_prompt(self) -> bool:
@@ -170,8 +177,8 @@ class Span:
         return self.first == 0 and self.end > 1
 
     @property
-    def own_turns(self) -> Tensor:
-        return self.turns[:, self.first : self.end]
+    def own_cos_sin(self) -> Tensor:
+        return self.cos_sin[:, self.first : self.end]
 
 
 def prefill(model: TinyLM, tokens_BT: Tensor) -> tuple[Tensor, Cache]:
@@ -191,7 +198,7 @@ def step(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
     OutOfPagesError where a paged one is full.
     Work per token and layer: T/d compressed keys, n*l' selected ones and w of the window.
     """
-    return model.head(model.norm(read(model, tokens_BC, cache)))
+    return model.head(model.norm(append_tokens(model, tokens_BC, cache)))
 
 
 @torch.no_grad()
@@ -202,155 +209,161 @@ def next_logits(model: TinyLM, tokens: Tensor | Mapping[int, Tensor], cache: Cac
     each, and gives logits in the order of these.
     """
     if isinstance(tokens, Tensor):
-        last_BM = read(model, tokens, cache)[:, -1]
+        last_BM = append_tokens(model, tokens, cache)[:, -1]
     elif isinstance(cache, PagedCache):
-        last_BM = torch.stack([x_CM[-1] for x_CM in read_pages(model, tokens, cache).values()])
+        last_BM = torch.stack([x_CM[-1] for x_CM in append_to_pages(model, tokens, cache).values()])
     else:
         raise ValueError("tokens: of each sequence its own takes a paged cache; this one takes a tensor [B, C]")
     return model.head(model.norm(last_BM))
 
 
 @torch.no_grad()
-def read(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
+def append_tokens(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
     """What the last layer says of the new tokens, [B, C, M], which the cache takes in."""
     batch, count = tokens_BC.shape
     if cache.batch not in (None, batch):
         raise ValueError(f"tokens: {batch} sequences, but the cache is of {cache.batch}; start another with prefill")
     if isinstance(cache, PagedCache):
-        return torch.stack(list(read_pages(model, dict(enumerate(tokens_BC)), cache).values()))
+        return torch.stack(list(append_to_pages(model, dict(enumerate(tokens_BC)), cache).values()))
     cache.batch = batch
     if count == 0:
         return model.embed(tokens_BC)
     if cache.tokens == 0:
-        return _through_the_layers(model, tokens_BC, cache)
-    elements = batch * _elements_per_query(model.config, cache.tokens + count)
-    pieces = [tokens_BC[:, start:stop] for start, stop in tiles(count, elements, LONGEST_PIECE)]
-    return torch.cat([_through_the_layers(model, piece, cache) for piece in pieces], 1)
+        return _run_layers(model, tokens_BC, cache)
+    elements = batch * _largest_intermediate(model.config, cache.tokens + count)
+    pieces = [tokens_BC[:, start:stop] for start, stop in tiles(count, elements, MAX_CHUNK_TOKENS)]
+    return torch.cat([_run_layers(model, piece, cache) for piece in pieces], 1)
 
 
-def _elements_per_query(config: NSAConfig, tokens: int) -> int:
+def _largest_intermediate(config: NSAConfig, tokens: int) -> int:
     """Of the largest intermediate of a cached layer."""
     if config.attention is Attention.VANILLA:
         return config.heads * tokens
-    gathered = config.groups * config.select_count * config.select_len * max(config.d_k, config.d_v)
-    return max(gathered, config.heads * (tokens // config.block_stride + config.window))
+    gathered_elements = config.groups * config.select_count * config.select_len * max(config.d_k, config.d_v)
+    return max(gathered_elements, config.heads * (tokens // config.block_stride + config.window))
 
 
-def _through_the_layers(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
+def _run_layers(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
     end = cache.tokens + tokens_BC.shape[1]
-    turns = cache.turns(model.get_buffer("frequencies"), end)[:, :end]
-    span = Span(first=cache.tokens, end=end, turns=turns)
+    cos_sin = cache.cos_sin(model.get_buffer("frequencies"), end)[:, :end]
+    new = NewTokens(first=cache.tokens, end=end, cos_sin=cos_sin)
     x_BCM = model.embed(tokens_BC)
-    for block, memory in zip(model.blocks, cache.memories, strict=True):
-        x_BCM = x_BCM + attended(block.attn, block.attn_norm(x_BCM), memory, span)
+    for block, layer_cache in zip(model.blocks, cache.layers, strict=True):
+        x_BCM = x_BCM + attend_new_tokens(block.attn, block.attn_norm(x_BCM), layer_cache, new)
         x_BCM = x_BCM + block.mlp(block.mlp_norm(x_BCM))
     cache.tokens = end
     return x_BCM
 
 
-def attended(
-    layer: NSAttention | VanillaAttention, x_BCM: Tensor, memory: NSAMemory | VanillaMemory, span: Span
+def attend_new_tokens(
+    layer: NSAttention | VanillaAttention, x_BCM: Tensor, cache: NSALayerCache | VanillaLayerCache, new: NewTokens
 ) -> Tensor:
     """What the attention layer says of the new tokens, [B, C, M]; the memory takes them in."""
     if isinstance(layer, VanillaAttention):
-        assert isinstance(memory, VanillaMemory)
-        return _vanilla(layer, x_BCM, memory, span)
-    assert isinstance(memory, NSAMemory)
-    return _nsa(layer, x_BCM, memory, span)
+        assert isinstance(cache, VanillaLayerCache)
+        return _vanilla(layer, x_BCM, cache, new)
+    assert isinstance(cache, NSALayerCache)
+    return _nsa(layer, x_BCM, cache, new)
 
 
-def _vanilla(layer: VanillaAttention, x_BCM: Tensor, memory: VanillaMemory, span: Span) -> Tensor:
+def _vanilla(layer: VanillaAttention, x_BCM: Tensor, cache: VanillaLayerCache, new: NewTokens) -> Tensor:
     groups = layer.config.groups
-    memory.k.add(rotate(split_heads(layer.k_proj(x_BCM), groups), span.own_turns))
-    memory.v.add(split_heads(layer.v_proj(x_BCM), groups))
-    if span.is_whole_prompt:
-        return layer(x_BCM, span.turns)
-    q_BHCD = rotate(split_heads(layer.q_proj(x_BCM), layer.config.heads), span.own_turns)
-    seen_CT = torch.arange(span.end, device=x_BCM.device) <= span.positions.t()
+    cache.k.add(rotate(split_heads(layer.k_proj(x_BCM), groups), new.own_cos_sin))
+    cache.v.add(split_heads(layer.v_proj(x_BCM), groups))
+    if new.is_whole_prompt:
+        return layer(x_BCM, new.cos_sin)
+    q_BHCD = rotate(split_heads(layer.q_proj(x_BCM), layer.config.heads), new.own_cos_sin)
+    visible_CT = torch.arange(new.end, device=x_BCM.device) <= new.positions.t()
     output = functional.scaled_dot_product_attention(
-        q_BHCD, memory.k.all(), memory.v.all(), attn_mask=seen_CT, enable_gqa=True
+        q_BHCD, cache.k.all(), cache.v.all(), attn_mask=visible_CT, enable_gqa=True
     )
     return layer.out_proj(output.transpose(1, 2).flatten(2))
 
 
-def _nsa(layer: NSAttention, x_BCM: Tensor, memory: NSAMemory, span: Span) -> Tensor:
+def _nsa(layer: NSAttention, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens) -> Tensor:
     branches = layer.config.branches
-    if not span.is_whole_prompt and layer.implementation not in (Implementation.AUTO, Implementation.EAGER):
+    if not new.is_whole_prompt and layer.implementation not in (Implementation.AUTO, Implementation.EAGER):
         raise MissingImplementationError(
             f"--impl {layer.implementation}: a cache without pages is read in plain torch alone; "
             "use --impl auto or eager, or --cache paged"
         )
     # A prompt pays for these projections twice, a small part of its time. So its attention stays the layer's own.
     if Branch.CMP in branches:
-        _remember_blocks(layer.cmp, x_BCM, memory, span)
+        _cache_blocks(layer.cmp, x_BCM, cache, new)
     if Branch.SEL in branches:
-        _remember_all(layer.sel, x_BCM, memory, span, ranked_by_own_means=Branch.CMP not in branches)
-    window = _remember_window(layer.win, x_BCM, memory, span) if Branch.WIN in branches else None
-    if span.is_whole_prompt:
-        return layer(x_BCM, span.turns)
-    q_BHCD = rotate(split_heads(layer.q_proj(x_BCM), layer.config.heads), span.own_turns)
-    outputs = _by_blocks(layer, q_BHCD, memory, span)
+        _cache_tokens(layer.sel, x_BCM, cache, new, ranked_by_own_means=Branch.CMP not in branches)
+    window = _cache_window(layer.win, x_BCM, cache, new) if Branch.WIN in branches else None
+    if new.is_whole_prompt:
+        return layer(x_BCM, new.cos_sin)
+    q_BHCD = rotate(split_heads(layer.q_proj(x_BCM), layer.config.heads), new.own_cos_sin)
+    outputs = _attend_blocks(layer, q_BHCD, cache, new)
     if window is not None:
-        outputs.append(_sliding(layer.config, q_BHCD, window, span))
-    return layer.mixed(x_BCM, outputs)
+        outputs.append(_attend_window(layer.config, q_BHCD, window, new))
+    return layer.mix(x_BCM, outputs)
 
 
-def _remember_blocks(branch: CompressedBranch, x_BCM: Tensor, memory: NSAMemory, span: Span) -> None:
+def _cache_blocks(branch: CompressedBranch, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens) -> None:
     groups = branch.config.groups
-    memory.cmp_k.add(split_heads(branch.k_proj(x_BCM), groups), branch.k_blocks, span.turns)
-    memory.cmp_v.add(split_heads(branch.v_proj(x_BCM), groups), branch.v_blocks)
+    cache.cmp_k.add(split_heads(branch.k_proj(x_BCM), groups), branch.k_blocks, new.cos_sin)
+    cache.cmp_v.add(split_heads(branch.v_proj(x_BCM), groups), branch.v_blocks)
 
 
-def _remember_all(
-    branch: SelectedBranch, x_BCM: Tensor, memory: NSAMemory, span: Span, *, ranked_by_own_means: bool
+def _cache_tokens(
+    branch: SelectedBranch, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens, *, ranked_by_own_means: bool
 ) -> None:
     config = branch.config
     k_BGCD = split_heads(branch.k_proj(x_BCM), config.groups)
     if ranked_by_own_means:
-        memory.means.add(k_BGCD, lambda k: blocks_of(k, config.block_len, config.block_stride).mean(3), span.turns)
-    memory.sel_k.add(rotate(k_BGCD, span.own_turns))
-    memory.sel_v.add(split_heads(branch.v_proj(x_BCM), config.groups))
+        cache.means.add(
+            k_BGCD, lambda k: split_into_blocks(k, config.block_len, config.block_stride).mean(3), new.cos_sin
+        )
+    cache.sel_k.add(rotate(k_BGCD, new.own_cos_sin))
+    cache.sel_v.add(split_heads(branch.v_proj(x_BCM), config.groups))
 
 
-def _remember_window(branch: SlidingBranch, x_BCM: Tensor, memory: NSAMemory, span: Span) -> tuple[Tensor, Tensor]:
+def _cache_window(branch: SlidingBranch, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens) -> tuple[Tensor, Tensor]:
     """Keys and values of the new tokens behind those of the w - 1 tokens before them."""
-    groups, kept = branch.config.groups, branch.config.window - 1
-    k = memory.win_k.joined(rotate(split_heads(branch.k_proj(x_BCM), groups), span.own_turns))
-    v = memory.win_v.joined(split_heads(branch.v_proj(x_BCM), groups))
-    for tail, joined in ((memory.win_k, k), (memory.win_v, v)):
-        tail.keep(joined, max(0, joined.shape[2] - kept))
+    groups, window_rows = branch.config.groups, branch.config.window - 1
+    k = cache.win_k.append(rotate(split_heads(branch.k_proj(x_BCM), groups), new.own_cos_sin))
+    v = cache.win_v.append(split_heads(branch.v_proj(x_BCM), groups))
+    for recent, rows in ((cache.win_k, k), (cache.win_v, v)):
+        recent.store(rows, max(0, rows.shape[2] - window_rows))
     return k, v
 
 
-def _by_blocks(layer: NSAttention, q_BHCD: Tensor, memory: NSAMemory, span: Span) -> list[Tensor]:
+def _attend_blocks(layer: NSAttention, q_BHCD: Tensor, cache: NSALayerCache, new: NewTokens) -> list[Tensor]:
     """Outputs of the compressed and the selected branch, of those that there are: one softmax serves both."""
     config, outputs = layer.config, []
     if Branch.CMP not in config.branches and Branch.SEL not in config.branches:
         return []
-    selection = selection_of(config)
-    ranked = memory.cmp_k if Branch.CMP in config.branches else memory.means
-    k_NSD = ranked.done.all().flatten(0, 1)
-    shares_NShC = shares_of_blocks(_rows(q_BHCD, config.groups), k_NSD, span.positions, selection)
+    selection = selection_from(config)
+    ranking_keys = cache.cmp_k if Branch.CMP in config.branches else cache.means
+    k_NSD = ranking_keys.compressed.all().flatten(0, 1)
+    probs_NShC = block_probabilities(_rows(q_BHCD, config.groups), k_NSD, new.positions, selection)
     if Branch.CMP in config.branches:
-        outputs.append(_heads(compressed(shares_NShC, memory.cmp_v.done.all().flatten(0, 1)), config.groups))
+        outputs.append(_heads(compressed_output(probs_NShC, cache.cmp_v.compressed.all().flatten(0, 1)), config.groups))
     if Branch.SEL in config.branches:
-        indices_NCn = selected_blocks(shares_NShC, span, selection)
-        outputs.append(_selected(config, q_BHCD, indices_NCn, memory, span))
+        indices_NCn = selected_blocks(probs_NShC, new, selection)
+        outputs.append(_attend_selected(config, q_BHCD, indices_NCn, cache, new))
     return outputs
 
 
-def _sliding(config: NSAConfig, q_BHCD: Tensor, window: tuple[Tensor, Tensor], span: Span) -> Tensor:
+def _attend_window(config: NSAConfig, q_BHCD: Tensor, window: tuple[Tensor, Tensor], new: NewTokens) -> Tensor:
     k_NSD, v_NSE = (rows.flatten(0, 1) for rows in window)
-    keys = torch.arange(span.end - k_NSD.shape[1], span.end, device=k_NSD.device)
-    queries_1C1 = span.positions[:, :, None]
-    seen_1CS = (keys <= queries_1C1) & (keys > queries_1C1 - config.window)
-    return _heads(attention(_rows(q_BHCD, config.groups), k_NSD, v_NSE, seen_1CS, config.scale), config.groups)
+    keys = torch.arange(new.end - k_NSD.shape[1], new.end, device=k_NSD.device)
+    queries_1C1 = new.positions[:, :, None]
+    visible_1CS = (keys <= queries_1C1) & (keys > queries_1C1 - config.window)
+    return _heads(
+        masked_attention(_rows(q_BHCD, config.groups), k_NSD, v_NSE, visible_1CS, config.scale), config.groups
+    )
 
 
-def _selected(config: NSAConfig, q_BHCD: Tensor, indices_NCn: Tensor, memory: NSAMemory, span: Span) -> Tensor:
+def _attend_selected(
+    config: NSAConfig, q_BHCD: Tensor, indices_NCn: Tensor, cache: NSALayerCache, new: NewTokens
+) -> Tensor:
     """Each query gathers the tokens of its blocks: no other key is read."""
-    tokens_NCs, seen_NCs = tokens_of_blocks(indices_NCn, span.positions, config.select_len)
-    k_BGTD, v_BGTE = memory.sel_k.all(), memory.sel_v.all()
+    tokens_NCs, visible_NCs = tokens_of_blocks(indices_NCn, new.positions, config.select_len)
+    k_BGTD, v_BGTE = cache.sel_k.all(), cache.sel_v.all()
     batch, groups = k_BGTD.shape[:2]
     sequence = torch.arange(batch, device=q_BHCD.device)[:, None, None, None]
     group = torch.arange(groups, device=q_BHCD.device)[:, None, None]
@@ -358,13 +371,13 @@ def _selected(config: NSAConfig, q_BHCD: Tensor, indices_NCn: Tensor, memory: NS
     k, v = (rows[sequence, group, tokens_BGCs].flatten(0, 2) for rows in (k_BGTD, v_BGTE))
     # Every query has keys of its own, so each is a row of one token to the kernel: [N*C, h, 1, D].
     q = _rows(q_BHCD, groups).transpose(1, 2).flatten(0, 1).unsqueeze(2)
-    output = attention(q, k, v, seen_NCs.flatten(0, 1)[:, None], config.scale)
+    output = masked_attention(q, k, v, visible_NCs.flatten(0, 1)[:, None], config.scale)
     return _heads(output.squeeze(2).unflatten(0, (batch * groups, -1)).transpose(1, 2), groups)
 
 
-def selected_blocks(shares_NShC: Tensor, span: Span, selection: Selection) -> Tensor:
+def selected_blocks(probs_NShC: Tensor, new: NewTokens, selection: Selection) -> Tensor:
     """Indices [N, C, at most n] for the new tokens: what the parallel forward selects."""
-    return chosen_blocks(shares_NShC, span.positions, -(-span.end // selection.select_len), selection)
+    return selected_block_indices(probs_NShC, new.positions, -(-new.end // selection.select_len), selection)
 
 
 def _rows(q_BHCD: Tensor, groups: int) -> Tensor:

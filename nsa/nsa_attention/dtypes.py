@@ -17,33 +17,33 @@ _ALWAYS_FLOAT32 = frozenset({"step"})  # of an optimizer's state: it counts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expected:
+class ExpectedDtypes:
     """`weights`: of parameters, their gradients and the optimizer's moments. `computed`: of matrix products.
 
     `autocast`: norms, sums and what only hands on may stay in the weights' dtype; without it nothing may.
     """
 
     weights: torch.dtype
-    computed: torch.dtype
+    compute: torch.dtype
     autocast: bool
 
-    def of_activation(self, module: nn.Module) -> frozenset[torch.dtype]:
+    def allowed_for(self, module: nn.Module) -> frozenset[torch.dtype]:
         """What a module may give: of a matrix product nothing but what it is computed in."""
         either = self.autocast and not isinstance(module, nn.Linear)
-        return frozenset({self.computed, self.weights}) if either else frozenset({self.computed})
+        return frozenset({self.compute, self.weights}) if either else frozenset({self.compute})
 
 
-def expected_dtypes(computed: torch.dtype, *, autocast: bool) -> Expected:
+def expected_dtypes(compute: torch.dtype, *, autocast: bool) -> ExpectedDtypes:
     """Weights are kept in float32 whatever computes; only a float64 model has others."""
-    weights = torch.float64 if computed is torch.float64 else torch.float32
-    return Expected(weights=weights, computed=computed, autocast=autocast)
+    weights = torch.float64 if compute is torch.float64 else torch.float32
+    return ExpectedDtypes(weights=weights, compute=compute, autocast=autocast)
 
 
-def dtypes_text(
+def dtype_report(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     activations: Mapping[str, torch.dtype],
-    expected: Expected,
+    expected: ExpectedDtypes,
 ) -> str:
     """A line for each kind of tensor and dtype with their number, the activations by module, and every surprise."""
     parameters = list(model.parameters())
@@ -61,15 +61,15 @@ def dtypes_text(
     by_state = Counter((name, str(value.dtype)) for _, name, value in states)
     lines += [f"optimizer_state {dtype} {name} {count}" for (name, dtype), count in sorted(by_state.items())]
     lines += [f"activation {dtype} {name}" for name, dtype in activations.items() if name.count(".") <= _SHOWN_DEPTH]
-    found = list(surprises(model, optimizer, activations, expected))
-    return "\n".join([*lines, *found, f"surprises {len(found)}"]) + "\n"
+    unexpected = list(unexpected_dtypes(model, optimizer, activations, expected))
+    return "\n".join([*lines, *unexpected, f"surprises {len(unexpected)}"]) + "\n"
 
 
-def surprises(
+def unexpected_dtypes(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     activations: Mapping[str, torch.dtype],
-    expected: Expected,
+    expected: ExpectedDtypes,
 ) -> Iterator[str]:
     """A line for each tensor that is not in the dtype it should be, by the name of its module or parameter."""
     # FSDP1 puts itself between a parameter and its name.
@@ -80,14 +80,14 @@ def surprises(
         if parameter.grad is not None and parameter.grad.dtype is not parameter.dtype:
             yield _line("gradient", parameter.grad.dtype, name, {parameter.dtype})
     for parameter, state, value in _states(optimizer):
-        wanted = torch.float32 if state in _ALWAYS_FLOAT32 else parameter.dtype
-        if value.is_floating_point() and value.dtype is not wanted:
-            yield _line("optimizer", value.dtype, f"{names.get(parameter, '?')} {state}", {wanted})
+        expected_dtype = torch.float32 if state in _ALWAYS_FLOAT32 else parameter.dtype
+        if value.is_floating_point() and value.dtype is not expected_dtype:
+            yield _line("optimizer", value.dtype, f"{names.get(parameter, '?')} {state}", {expected_dtype})
     modules = dict(named_modules(model))
     for name, dtype in activations.items():
-        allowed = expected.of_activation(modules[name])
-        if dtype not in allowed:
-            yield _line("activation", dtype, name, allowed)
+        allowed_dtypes = expected.allowed_for(modules[name])
+        if dtype not in allowed_dtypes:
+            yield _line("activation", dtype, name, allowed_dtypes)
 
 
 def _line(kind: str, dtype: torch.dtype, name: str, expected: Iterable[torch.dtype]) -> str:

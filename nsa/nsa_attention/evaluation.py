@@ -15,7 +15,7 @@ from .settings import Settings
 from .world import World
 
 # Of synthetic data what is held out are the batches of another seed.
-_OTHER_SEED = 1 << 31
+_SEED_OFFSET = 1 << 31
 HEADER = "step,loss,tokens,seconds"
 
 
@@ -24,17 +24,17 @@ class Evaluation:
 
     def __init__(self, settings: Settings, world: World, model: nn.Module, loss_of: Callable[[Batch], Tensor]) -> None:
         held_out = settings.data if settings.eval_data is None else settings.eval_data
-        seed = settings.seed + _OTHER_SEED
+        seed = settings.seed + _SEED_OFFSET
         self._batches = Batches(replace(settings, data=held_out, seed=seed, accumulate=1), world)
         self._start = self._batches.state_dict()
         self._count = settings.eval_batches
         self._world, self._model, self._loss_of = world, model, loss_of
         self._table = settings.out_dir / "evaluation.csv"
 
-    def after(self, step: int) -> None:
+    def evaluate(self, step: int) -> None:
         """Evaluate, say it, add its row. Every rank must call it: sharded models gather their weights."""
         started_s = time.perf_counter()
-        loss, targets = (self._world.average_over_ranks(one) for one in self._summed())
+        loss, targets = (self._world.average_over_ranks(total) for total in self._totals())
         mean, tokens = float(loss / targets), round(float(targets) * self._world.size)
         seconds = time.perf_counter() - started_s
         if not self._world.is_first:
@@ -46,15 +46,15 @@ class Evaluation:
             table.write(f"{step},{mean:.6g},{tokens},{seconds:.6g}\n")
 
     @torch.no_grad()
-    def _summed(self) -> tuple[Tensor, Tensor]:
+    def _totals(self) -> tuple[Tensor, Tensor]:
         """The loss of all batches of this rank, and of how many targets."""
-        trained = self._model.training
+        was_training = self._model.training
         self._model.eval()
         try:
             self._batches.load_state_dict(self._start)
             batches = [self._batches.fetch() for _ in range(self._count)]
-            summed = torch.stack([self._loss_of(batch) for batch in batches]).double().sum()
-            return summed, summed.new_tensor(sum(batch.counted for batch in batches))
+            loss_sum = torch.stack([self._loss_of(batch) for batch in batches]).double().sum()
+            return loss_sum, loss_sum.new_tensor(sum(batch.counted for batch in batches))
         finally:
-            self._model.train(trained)
+            self._model.train(was_training)
             self._batches.close()

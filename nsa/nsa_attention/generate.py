@@ -19,10 +19,10 @@ from .decode import Cache, next_logits
 from .model import TinyLM
 from .ops.dispatch import MissingImplementationError
 from .paged_decode import PagedCache
-from .pages import pages_of
+from .pages import pages_needed
 from .settings import Option, SettingsError
 from .values import existing_checkpoint, not_negative, one_of, whole, word
-from .world import CannotRunError, joined
+from .world import CannotRunError, join_ranks
 
 # A token is a byte, as in nsa/nsa_attention/data.py.
 BYTES = 256
@@ -42,7 +42,7 @@ def generate(
     model's device. The cache is an empty one; without it one memory a layer. Raises ValueError for an empty prompt,
     CannotRunError for attention stock, and OutOfPagesError where a paged cache is full.
     """
-    return torch.cat((prompt_BT, *continued(model, prompt_BT, new_tokens, temperature, generator, cache)), 1)
+    return torch.cat((prompt_BT, *generate_tokens(model, prompt_BT, new_tokens, temperature, generator, cache)), 1)
 
 
 def generate_each(
@@ -58,21 +58,21 @@ def generate_each(
     A sequence that has its tokens is ended: its pages are free for what is read next.
     """
     _check(min(map(len, prompts), default=1), temperature)
-    fresh, written = dict(enumerate(prompts)), [[prompt] for prompt in prompts]
-    for done in range(max(new_tokens, default=0)):
-        for number in [number for number in fresh if new_tokens[number] == done]:
-            del fresh[number]
+    new_tokens_by_sequence, tokens_by_sequence = dict(enumerate(prompts)), [[prompt] for prompt in prompts]
+    for position in range(max(new_tokens, default=0)):
+        for number in [number for number in new_tokens_by_sequence if new_tokens[number] == position]:
+            del new_tokens_by_sequence[number]
             cache.end(number)
-        picked_R1 = _picked(next_logits(model, fresh, cache), temperature, generator)
-        for number, token_1 in zip(fresh, picked_R1, strict=True):
-            written[number].append(token_1)
-            fresh[number] = token_1
-    for number in fresh:
+        picked_R1 = _pick_tokens(next_logits(model, new_tokens_by_sequence, cache), temperature, generator)
+        for number, token_1 in zip(new_tokens_by_sequence, picked_R1, strict=True):
+            tokens_by_sequence[number].append(token_1)
+            new_tokens_by_sequence[number] = token_1
+    for number in new_tokens_by_sequence:
         cache.end(number)
-    return [torch.cat(tokens) for tokens in written]
+    return [torch.cat(tokens) for tokens in tokens_by_sequence]
 
 
-def continued(
+def generate_tokens(
     model: TinyLM,
     prompt_BT: Tensor,
     new_tokens: int,
@@ -82,10 +82,10 @@ def continued(
 ) -> Iterator[Tensor]:
     """The same, each new token [B, 1] as soon as it is known."""
     _check(prompt_BT.shape[1], temperature)
-    cache, fresh = Cache(model.config) if cache is None else cache, prompt_BT
+    cache, unread_BC = Cache(model.config) if cache is None else cache, prompt_BT
     for _ in range(new_tokens):
-        fresh = _picked(next_logits(model, fresh, cache), temperature, generator)
-        yield fresh
+        unread_BC = _pick_tokens(next_logits(model, unread_BC, cache), temperature, generator)
+        yield unread_BC
 
 
 def _check(prompt_tokens: int, temperature: float) -> None:
@@ -95,7 +95,7 @@ def _check(prompt_tokens: int, temperature: float) -> None:
         raise ValueError(f"temperature: expected at least 0, got {temperature}")
 
 
-def _picked(logits_BV: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+def _pick_tokens(logits_BV: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     if temperature == 0.0:
         return logits_BV.argmax(-1, keepdim=True)
     # From the highest on: a small temperature makes large numbers, and their exponentials must stay finite.
@@ -103,14 +103,14 @@ def _picked(logits_BV: Tensor, temperature: float, generator: torch.Generator | 
     return torch.multinomial(torch.softmax(logits_BV, -1), 1, generator=generator)
 
 
-def some_text(text: str) -> str:
+def non_empty_text(text: str) -> str:
     if not text:
         raise ValueError('expected at least one character, got ""')
     return text
 
 
 OPTIONS = (
-    Option(name="prompt", parse=some_text, default="\n", about="the text to go on from (default: an empty line)"),
+    Option(name="prompt", parse=non_empty_text, default="\n", about="the text to go on from (default: an empty line)"),
     Option(name="tokens", parse=whole(1), default=256, about="bytes to add (default: 256)"),
     Option(name="temperature", parse=not_negative, default=0.8, about="0: the likeliest byte each time (default: 0.8)"),
     Option(name="seed", parse=whole(0), default=0, about="seed of the draws (default: 0)"),
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 when the command, the checkpoint or this machine do not allow it."""
     try:
         request = _read_request(sys.argv[1:] if arguments is None else arguments)
-        with joined(request.device, "auto", needs_group=False) as world:
+        with join_ranks(request.device, "auto", needs_group=False) as world:
             _write_text(saved_model(request.checkpoint, request.impl).to(world.device), request)
     except (SettingsError, CannotRunError, MissingImplementationError) as error:
         for line in str(error).splitlines():
@@ -197,37 +197,37 @@ def _write_text(model: TinyLM, request: Request) -> None:
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     prompt_BT = torch.tensor([list(prompt)], device=device)
     sys.stdout.write(prompt.decode("utf-8", "replace"))
-    cache = _cache(model, request, len(prompt) + request.tokens)
-    for token in continued(model, prompt_BT, request.tokens, request.temperature, generator, cache):
+    cache = _empty_cache(model, request, len(prompt) + request.tokens)
+    for token in generate_tokens(model, prompt_BT, request.tokens, request.temperature, generator, cache):
         # A token that is no byte, in a vocabulary of more, is shown like a byte that is no text.
         sys.stdout.write(characters.decode(bytes([min(int(token), BYTES - 1)])))
         sys.stdout.flush()
     sys.stdout.write(characters.decode(b"", final=True) + "\n")
 
 
-def _cache(model: TinyLM, request: Request, tokens: int) -> Cache | PagedCache:
+def _empty_cache(model: TinyLM, request: Request, tokens: int) -> Cache | PagedCache:
     """An empty one, with room for so many tokens."""
     config = model.config
     fits_a_gpu = model.embed.weight.is_cuda and config.attention is Attention.NSA
     if request.cache == "contiguous" or (request.cache == "auto" and not fits_a_gpu):
         return Cache(config)
-    pages = request.pages or pages_of(config, tokens, request.page_len)
+    pages = request.pages or pages_needed(config, tokens, request.page_len)
     return PagedCache(config, sequences=1, pages=pages, page_len=request.page_len)
 
 
 def _read_request(arguments: Sequence[str]) -> Request:
     """Raises SettingsError with every mistake of the command. Usage and help are argparse's."""
-    given = vars(_parser().parse_args(arguments))
+    arguments_by_name = vars(_parser().parse_args(arguments))
     parsers = {"checkpoint": existing_checkpoint} | {option.flag: option.parse for option in OPTIONS}
     values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
     mistakes = []
-    for place, parse in parsers.items():
-        name = place.removeprefix("--").replace("-", "_")
+    for flag, parse in parsers.items():
+        name = flag.removeprefix("--").replace("-", "_")
         try:
-            if given[name] is not None:
-                values[name] = parse(given[name])
+            if arguments_by_name[name] is not None:
+                values[name] = parse(arguments_by_name[name])
         except ValueError as error:
-            mistakes.append(f"{place}: {error}")
+            mistakes.append(f"{flag}: {error}")
     for name in ("page_len", "pages"):
         if values[name] is not None and values["cache"] != "paged":
             mistakes.append(f"--{name.replace('_', '-')}: is of a paged cache; give --cache paged as well")

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .attention import NSAttention, VanillaAttention, rotary_frequencies, rotary_turns
+from .attention import NSAttention, VanillaAttention, rotary_cos_sin, rotary_frequencies
 from .config import Attention, Implementation, NSAConfig
-from .ops.dispatch import insist
-from .ops.packed import Packed, packed
+from .ops.dispatch import require_implementation
+from .ops.packed import PackedLayout, packed_layout
 from .ops.selection import SelectionMemo
 
 # Left to torch it is the epsilon of the dtype: 0.008 in bfloat16, more than the mean square of a fresh embedding.
@@ -27,7 +27,7 @@ class Recompute(StrEnum):
     NON_REENTRANT = "non_reentrant"
 
 
-Run = Callable[[Tensor, Tensor, Tensor | None, Packed | None], Tensor]
+Run = Callable[[Tensor, Tensor, Tensor | None, PackedLayout | None], Tensor]
 
 
 class TinyLM(nn.Module):
@@ -75,7 +75,7 @@ class TinyLM(nn.Module):
         return model
 
     def _build(self, config: NSAConfig, implementation: Implementation) -> None:
-        insist(implementation, config)
+        require_implementation(implementation, config)
         self.config = config
         self.embed = nn.Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(_block(config, implementation) for _ in range(config.layers))
@@ -91,18 +91,18 @@ class TinyLM(nn.Module):
         Each document has the positions from 0 on. No document reaches over the end of a row.
         """
         if lengths is None:
-            return self._logits(tokens_BT, rotary_turns(self.get_buffer("frequencies"), tokens_BT.shape[1]), None)
+            return self._logits(tokens_BT, rotary_cos_sin(self.get_buffer("frequencies"), tokens_BT.shape[1]), None)
         if sum(lengths) != tokens_BT.numel() or min(lengths) < 1:
             raise ValueError(f"lengths: expected documents of {tokens_BT.numel()} tokens together, got {lengths}")
-        documents = packed(lengths, self.config.block_len, self.config.block_stride, tokens_BT.device)
-        turns_2Lp = rotary_turns(self.get_buffer("frequencies"), documents.longest)
-        logits_1TV = self._logits(tokens_BT.reshape(1, -1), turns_2Lp[:, documents.positions_T], documents)
+        documents = packed_layout(lengths, self.config.block_len, self.config.block_stride, tokens_BT.device)
+        cos_sin_2Lp = rotary_cos_sin(self.get_buffer("frequencies"), documents.longest)
+        logits_1TV = self._logits(tokens_BT.reshape(1, -1), cos_sin_2Lp[:, documents.positions_T], documents)
         return logits_1TV.view(*tokens_BT.shape, -1)
 
-    def _logits(self, tokens_BT: Tensor, turns_2Tp: Tensor, documents: Packed | None) -> Tensor:
+    def _logits(self, tokens_BT: Tensor, cos_sin_2Tp: Tensor, documents: PackedLayout | None) -> Tensor:
         x_BTM = self.embed(tokens_BT)
         for block in self.blocks:
-            x_BTM = block(x_BTM, turns_2Tp, documents)
+            x_BTM = block(x_BTM, cos_sin_2Tp, documents)
         return self.head(self.norm(x_BTM))
 
 
@@ -114,23 +114,25 @@ class Layer(nn.Module):
         self.recompute: Recompute | None = None  # None: activations are kept
         self.compiled: Run | None = None  # None: `run` as it stands
 
-    def forward(self, x_BTM: Tensor, turns_2Tp: Tensor, documents: Packed | None = None) -> Tensor:
+    def forward(self, x_BTM: Tensor, cos_sin_2Tp: Tensor, documents: PackedLayout | None = None) -> Tensor:
         run = self.compiled or self.run
         if self.recompute is None:
-            return run(x_BTM, turns_2Tp, None, documents)
+            return run(x_BTM, cos_sin_2Tp, None, documents)
         # The memo is filled by the first pass and read by the second: both see the same selected blocks. As an argument
         # of the checkpoint it lives as long as a second pass may come.
         reentrant = self.recompute is Recompute.REENTRANT
-        return checkpoint(_run_with_memo, run, x_BTM, turns_2Tp, SelectionMemo(), documents, use_reentrant=reentrant)
+        return checkpoint(_run_with_memo, run, x_BTM, cos_sin_2Tp, SelectionMemo(), documents, use_reentrant=reentrant)
 
     def run(
-        self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None, documents: Packed | None = None
+        self, x_BTM: Tensor, cos_sin_2Tp: Tensor, memo_number: Tensor | None, documents: PackedLayout | None = None
     ) -> Tensor:
         raise NotImplementedError
 
 
-def _run_with_memo(run: Run, x_BTM: Tensor, turns_2Tp: Tensor, memo: SelectionMemo, documents: Packed | None) -> Tensor:
-    return run(x_BTM, turns_2Tp, memo.number, documents)
+def _run_with_memo(
+    run: Run, x_BTM: Tensor, cos_sin_2Tp: Tensor, memo: SelectionMemo, documents: PackedLayout | None
+) -> Tensor:
+    return run(x_BTM, cos_sin_2Tp, memo.number, documents)
 
 
 class Block(Layer):
@@ -145,9 +147,9 @@ class Block(Layer):
         self.mlp = SwiGLU(config.dim)
 
     def run(
-        self, x_BTM: Tensor, turns_2Tp: Tensor, memo_number: Tensor | None, documents: Packed | None = None
+        self, x_BTM: Tensor, cos_sin_2Tp: Tensor, memo_number: Tensor | None, documents: PackedLayout | None = None
     ) -> Tensor:
-        x_BTM = x_BTM + self.attn(self.attn_norm(x_BTM), turns_2Tp, memo_number, documents)
+        x_BTM = x_BTM + self.attn(self.attn_norm(x_BTM), cos_sin_2Tp, memo_number, documents)
         return x_BTM + self.mlp(self.mlp_norm(x_BTM))
 
 
@@ -173,7 +175,7 @@ class StockBlock(Layer):
         )
 
     def run(
-        self, x_BTM: Tensor, _turns: Tensor, _memo_number: Tensor | None, documents: Packed | None = None
+        self, x_BTM: Tensor, _cos_sin: Tensor, _memo_number: Tensor | None, documents: PackedLayout | None = None
     ) -> Tensor:
         if documents is not None:
             raise ValueError("lengths: attention stock is torch's own layer, which takes one sequence a row")

@@ -47,29 +47,33 @@ class GradientTrace:
         self._last: dict[str, Any] = {}
         for name, parameter in self._parameters.items():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._arrival(name))
+                parameter.register_post_accumulate_grad_hook(self._recorder(name))
 
     def after_backward(self, step: int) -> None:
         """Say what arrived and name what is missing, then start over."""
         missing = [name for name in self._parameters if name not in self._arrived]
         lines = [f"[GRAD-TRACE] after_backward_step{step} arrived={len(self._arrived)} missing={len(missing)}"]
         say("\n".join(lines + [f"  - MISSING: {name}" for name in missing]))
-        self._keep_order(step, list(self._arrived), missing)
+        self._write_order(step, list(self._arrived), missing)
         self._arrived = {}
 
-    def _arrival(self, name: str) -> Any:
-        def arrived(_: Tensor) -> None:
+    def _recorder(self, name: str) -> Any:
+        def record(_: Tensor) -> None:
             self._arrived[name] = None
 
-        return arrived
+        return record
 
-    def _keep_order(self, step: int, arrived: list[str], missing: list[str]) -> None:
+    def _write_order(self, step: int, arrived: list[str], missing: list[str]) -> None:
         """The order is written when it differs from the step before; it is the same in most steps."""
-        held = {
-            number: [self._names[id(one)] for one in parameters if id(one) in self._names]
+        parameters_by_bucket = {
+            number: [self._names[id(parameter)] for parameter in parameters if id(parameter) in self._names]
             for number, parameters in self._buckets().items()
         }
-        order = {"arrived": arrived, "buckets": ready_buckets(arrived, held)} if held else {"arrived": arrived}
+        order = (
+            {"arrived": arrived, "buckets": ready_buckets(arrived, parameters_by_bucket)}
+            if parameters_by_bucket
+            else {"arrived": arrived}
+        )
         if order == self._last:
             return
         self._last = order
@@ -77,20 +81,26 @@ class GradientTrace:
             file.write(json.dumps({"step": step, **order, "missing": missing}) + "\n")
 
 
-def ready_buckets(arrived: Sequence[str], held: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
+def ready_buckets(arrived: Sequence[str], parameters_by_bucket: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
     """The buckets in the order in which they became ready: with the last of their gradients to arrive.
 
     DDP reduces them by their numbers all the same. One with a parameter whose gradient never arrived comes last.
     """
-    place = {name: number for number, name in enumerate(arrived)}
-    by_last = sorted(held, key=lambda number: (max(place.get(name, len(place)) for name in held[number]), number))
+    arrival_index = {name: number for number, name in enumerate(arrived)}
+    ordered = sorted(
+        parameters_by_bucket,
+        key=lambda number: (
+            max(arrival_index.get(name, len(arrival_index)) for name in parameters_by_bucket[number]),
+            number,
+        ),
+    )
     return [
         {
             "bucket": number,
-            "parameters": len(held[number]),
-            "last": max(held[number], key=lambda n: place.get(n, len(place))),
+            "parameters": len(parameters_by_bucket[number]),
+            "last": max(parameters_by_bucket[number], key=lambda n: arrival_index.get(n, len(arrival_index))),
         }
-        for number in by_last
+        for number in ordered
     ]
 
 
@@ -115,7 +125,7 @@ class ViewGradientTrace(GradientTrace):
             for attribute, name in owned.items():
                 view = getattr(module, attribute)
                 if view.grad_fn is not None:
-                    view.register_hook(self._arrival(name))
+                    view.register_hook(self._recorder(name))
 
         return watch
 

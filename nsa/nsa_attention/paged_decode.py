@@ -20,17 +20,17 @@ from torch import Tensor
 from .attention import (
     NSAttention,
     RotaryTable,
-    blocks_of,
-    count,
+    count_run,
     rotate,
     rotate_blocks,
-    selection_of,
+    selection_from,
     split_heads,
+    split_into_blocks,
 )
 from .config import Branch, NSAConfig
 from .model import TinyLM
-from .ops.dispatch import implementation_of_paged
-from .ops.paged_attention import Numbers, PagedRows
+from .ops.dispatch import implementation_for_paged
+from .ops.paged_attention import PagedAttentionConfig, PagedRows
 from .pages import Kind, PageTables
 
 
@@ -48,8 +48,8 @@ class PagedCache:
         """
         self.config = config
         self.tables = PageTables(config, sequences, pages, page_len)
-        self.memories = [LayerPages(self.tables, config) for _ in range(config.layers)]
-        self.turns = RotaryTable()
+        self.layers = [LayerPages(self.tables, config) for _ in range(config.layers)]
+        self.cos_sin = RotaryTable()
 
     @property
     def batch(self) -> int:
@@ -75,52 +75,54 @@ class LayerPages:
         self._tables, self._config = tables, config
         # None: nothing was read yet, so that dtype and device are not known.
         self._pages: tuple[Tensor, Tensor] | None = None
-        self._newest: tuple[Tensor, Tensor] | None = None
+        self._recent: tuple[Tensor, Tensor] | None = None
 
     def pages(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [pages, G, P, D] and values [pages, G, P, E]; the first time room for them, like this tensor."""
         if self._pages is None:
-            self._pages = self._room(self._tables.pool.size, self._tables.page_len, like)
+            self._pages = self._allocate(self._tables.pool.size, self._tables.page_len, like)
         return self._pages
 
     def write(self, page_N: Tensor, inside_N: Tensor, k_GND: Tensor, v_GNE: Tensor) -> None:
         for tensor, rows in zip(self.pages(k_GND), (k_GND, v_GNE), strict=True):
             tensor[page_N, :, inside_N] = rows.transpose(0, 1)
 
-    def keep_newest(self, places: Places, tokens: slice, k_GND: Tensor, v_GNE: Tensor) -> tuple[Tensor, Tensor]:
+    def store_recent(
+        self, placement: TokenPlacement, tokens: slice, k_GND: Tensor, v_GNE: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """[sequences, G, l, D] and [sequences, G, l, E], token t in row t % l, these tokens among them."""
         length = self._config.block_len
-        if self._newest is None:
-            self._newest = self._room(len(self._tables.sequences), length, k_GND)
-        for tensor, rows in zip(self._newest, (k_GND, v_GNE), strict=True):
-            place = places.sequences_N[tokens], slice(None), places.positions_N[tokens] % length
-            tensor[place] = rows[:, tokens].transpose(0, 1)
-        return self._newest
+        if self._recent is None:
+            self._recent = self._allocate(len(self._tables.sequences), length, k_GND)
+        for tensor, rows in zip(self._recent, (k_GND, v_GNE), strict=True):
+            index = placement.sequences_N[tokens], slice(None), placement.positions_N[tokens] % length
+            tensor[index] = rows[:, tokens].transpose(0, 1)
+        return self._recent
 
-    def _room(self, count: int, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _allocate(self, count: int, rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
         groups = self._config.groups
         keys, values = (like.new_zeros(count, groups, rows, width) for width in (self._config.d_k, self._config.d_v))
         return keys, values
 
 
 @dataclass(frozen=True, kw_only=True)
-class Places:
+class TokenPlacement:
     """Where the N new tokens of a row belong: one of each of several sequences, or the prompt of one."""
 
     sequences_N: Tensor
     positions_N: Tensor
-    turns: Tensor  # [2, N, p]
+    cos_sin: Tensor  # [2, N, p]
     table: Tensor  # [sequences, 3, columns] int32
     page_len: int
     longest: int  # tokens of the longest of these sequences, the new ones included
 
-    def of_rows(self, kind: Kind, tokens: Tensor | slice, row: Tensor) -> tuple[Tensor, Tensor]:
+    def locate(self, kind: Kind, tokens: Tensor | slice, row: Tensor) -> tuple[Tensor, Tensor]:
         """For each of these tokens page and place in it of a row of its sequence."""
         return self.table[self.sequences_N[tokens], int(kind), row // self.page_len].long(), row % self.page_len
 
 
 @torch.no_grad()
-def read(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> dict[int, Tensor]:
+def append_to_pages(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> dict[int, Tensor]:
     """What the last layer says of the new tokens [C] of each sequence, [C, M], which the cache takes in.
 
     Sequences that are not named stay as they are. The first tokens of a sequence run through the layers' own forward
@@ -129,111 +131,115 @@ def read(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> dict
     """
     if unknown := sorted(set(tokens) - set(range(cache.batch))):
         raise ValueError(f"tokens: expected sequences from 0 to {cache.batch - 1}, got {', '.join(map(str, unknown))}")
-    cache.tables.reserve({number: len(fresh) for number, fresh in tokens.items()})
-    said: defaultdict[int, list[Tensor]] = defaultdict(list)
-    for number, fresh in tokens.items():
-        if len(fresh) > 1 and not cache.tables.sequences[number].tokens:
-            said[number].append(_read_prompt(model, fresh, number, cache))
-    rest = {number: fresh for number, fresh in tokens.items() if number not in said}
+    cache.tables.reserve({number: len(new_tokens) for number, new_tokens in tokens.items()})
+    outputs: defaultdict[int, list[Tensor]] = defaultdict(list)
+    for number, new_tokens in tokens.items():
+        if len(new_tokens) > 1 and not cache.tables.sequences[number].tokens:
+            outputs[number].append(_run_prompt(model, new_tokens, number, cache))
+    rest = {number: new_tokens for number, new_tokens in tokens.items() if number not in outputs}
     for step in range(max(map(len, rest.values()), default=0)):
-        now = {number: fresh[step] for number, fresh in rest.items() if step < len(fresh)}
-        for number, x_1M in zip(now, _read_step(model, now, cache).split(1), strict=True):
-            said[number].append(x_1M)
+        now = {number: new_tokens[step] for number, new_tokens in rest.items() if step < len(new_tokens)}
+        for number, x_1M in zip(now, _run_step(model, now, cache).split(1), strict=True):
+            outputs[number].append(x_1M)
     nothing = model.embed.weight[:0]
-    return {number: torch.cat(said[number]) if said[number] else nothing for number in tokens}
+    return {number: torch.cat(outputs[number]) if outputs[number] else nothing for number in tokens}
 
 
-def _read_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache) -> Tensor:
+def _run_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache) -> Tensor:
     """[T, M]."""
     length = len(tokens_T)
-    places = _places(model, cache, [number] * length, range(length), tokens_T.device)
+    placement = _placement(model, cache, [number] * length, range(length), tokens_T.device)
     x_1TM = model.embed(tokens_T)[None]
-    for block, memory in zip(model.blocks, cache.memories, strict=True):
+    for block, layer_pages in zip(model.blocks, cache.layers, strict=True):
         fresh_1TM = block.attn_norm(x_1TM)
         # As in decode.py a prompt pays for these projections twice.
-        _remember_tokens(block.attn, fresh_1TM, memory, places, cache.tables.first_in_window(length))
-        _remember_blocks_of_prompt(block.attn, fresh_1TM, memory, places)
-        x_1TM = x_1TM + block.attn(fresh_1TM, places.turns)
+        _write_tokens(block.attn, fresh_1TM, layer_pages, placement, cache.tables.first_in_window(length))
+        _write_prompt_blocks(block.attn, fresh_1TM, layer_pages, placement)
+        x_1TM = x_1TM + block.attn(fresh_1TM, placement.cos_sin)
         x_1TM = x_1TM + block.mlp(block.mlp_norm(x_1TM))
     cache.tables.sequences[number].tokens = length
     return x_1TM[0]
 
 
-def _read_step(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> Tensor:
+def _run_step(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> Tensor:
     """[R, M] of one token of each sequence."""
     sequences = [cache.tables.sequences[number] for number in tokens]
     token_R = torch.stack(list(tokens.values()))
-    places = _places(model, cache, list(tokens), [one.tokens for one in sequences], token_R.device)
-    completed = Completed.of(places, cache.config, [one.tokens for one in sequences])
+    placement = _placement(model, cache, list(tokens), [sequence.tokens for sequence in sequences], token_R.device)
+    new_blocks = NewBlocks.of(placement, cache.config, [sequence.tokens for sequence in sequences])
     # Most steps read a token of every sequence, in order, and then the table is that of the step.
-    every = list(tokens) == list(range(len(cache.tables.sequences)))
-    tables = places.table if every else places.table[places.sequences_N]
-    lengths = (places.positions_N + 1).to(torch.int32)
+    is_whole_batch = list(tokens) == list(range(len(cache.tables.sequences)))
+    tables = placement.table if is_whole_batch else placement.table[placement.sequences_N]
+    lengths = (placement.positions_N + 1).to(torch.int32)
     x_1RM = model.embed(token_R)[None]
-    for block, memory in zip(model.blocks, cache.memories, strict=True):
+    for block, layer_pages in zip(model.blocks, cache.layers, strict=True):
         fresh_1RM = block.attn_norm(x_1RM)
-        _remember_tokens(block.attn, fresh_1RM, memory, places, 0)
-        _remember_completed_blocks(block.attn, fresh_1RM, memory, places, completed)
-        q_1HRD = rotate(split_heads(block.attn.q_proj(fresh_1RM), cache.config.heads), places.turns)
-        keys, values = memory.pages(q_1HRD)
-        rows = PagedRows(keys=keys, values=values, tables=tables, lengths=lengths, longest=places.longest)
-        x_1RM = x_1RM + _attended(block.attn, fresh_1RM, q_1HRD, rows)
+        _write_tokens(block.attn, fresh_1RM, layer_pages, placement, 0)
+        _write_completed_blocks(block.attn, fresh_1RM, layer_pages, placement, new_blocks)
+        q_1HRD = rotate(split_heads(block.attn.q_proj(fresh_1RM), cache.config.heads), placement.cos_sin)
+        keys, values = layer_pages.pages(q_1HRD)
+        rows = PagedRows(keys=keys, values=values, tables=tables, lengths=lengths, longest=placement.longest)
+        x_1RM = x_1RM + _attend_pages(block.attn, fresh_1RM, q_1HRD, rows)
         x_1RM = x_1RM + block.mlp(block.mlp_norm(x_1RM))
     for sequence in sequences:
         sequence.tokens += 1
     return x_1RM[0]
 
 
-def _places(
+def _placement(
     model: TinyLM, cache: PagedCache, sequences: Sequence[int], positions: Sequence[int], device: torch.device
-) -> Places:
+) -> TokenPlacement:
     longest = max(positions) + 1
     sequences_N, positions_N = torch.tensor([sequences, positions], device=device)
-    return Places(
+    return TokenPlacement(
         sequences_N=sequences_N,
         positions_N=positions_N,
-        turns=cache.turns(model.get_buffer("frequencies"), longest)[:, positions_N],
+        cos_sin=cache.cos_sin(model.get_buffer("frequencies"), longest)[:, positions_N],
         table=cache.tables.table(device),
         page_len=cache.tables.page_len,
         longest=longest,
     )
 
 
-def _attended(layer: NSAttention, x_1RM: Tensor, q_1HRD: Tensor, rows: PagedRows) -> Tensor:
+def _attend_pages(layer: NSAttention, x_1RM: Tensor, q_1HRD: Tensor, rows: PagedRows) -> Tensor:
     """What the attention layer says of tokens that the pages hold already, [1, R, M]."""
     config = layer.config
-    attend, used = implementation_of_paged(layer.implementation, q_1HRD, rows.keys, rows.values)
-    count(layer.gate_mlp.runs, used)
-    numbers = Numbers(selection=selection_of(config), window=config.window, branches=config.branches)
-    return layer.out_proj(attend(q_1HRD, layer.gates(x_1RM), rows, numbers).flatten(2))
+    attend, used = implementation_for_paged(layer.implementation, q_1HRD, rows.keys, rows.values)
+    count_run(layer.gate_mlp.runs, used)
+    attention_config = PagedAttentionConfig(
+        selection=selection_from(config), window=config.window, branches=config.branches
+    )
+    return layer.out_proj(attend(q_1HRD, layer.gates(x_1RM), rows, attention_config).flatten(2))
 
 
-def _remember_tokens(layer: NSAttention, x_1NM: Tensor, memory: LayerPages, places: Places, window_from: int) -> None:
+def _write_tokens(
+    layer: NSAttention, x_1NM: Tensor, layer_pages: LayerPages, placement: TokenPlacement, window_from: int
+) -> None:
     """Keys and values of the selected and of the sliding branch, of this one from a token on."""
     config = layer.config
     for branch, kind, start in ((Branch.SEL, Kind.TOKENS, 0), (Branch.WIN, Kind.WINDOW, window_from)):
         if branch in config.branches:
             part, own = getattr(layer, branch.value), slice(start, None)
-            k_GND = rotate(split_heads(part.k_proj(x_1NM[:, own]), config.groups), places.turns[:, own])[0]
+            k_GND = rotate(split_heads(part.k_proj(x_1NM[:, own]), config.groups), placement.cos_sin[:, own])[0]
             v_GNE = split_heads(part.v_proj(x_1NM[:, own]), config.groups)[0]
-            memory.write(*places.of_rows(kind, own, places.positions_N[own]), k_GND, v_GNE)
+            layer_pages.write(*placement.locate(kind, own, placement.positions_N[own]), k_GND, v_GNE)
 
 
-def _remember_blocks_of_prompt(layer: NSAttention, x_1TM: Tensor, memory: LayerPages, places: Places) -> None:
-    raw = _before_compression(layer, x_1TM)
+def _write_prompt_blocks(layer: NSAttention, x_1TM: Tensor, layer_pages: LayerPages, placement: TokenPlacement) -> None:
+    raw = _uncompressed(layer, x_1TM)
     if raw is None:
         return
     config, (k_1GTD, v_1GTE) = layer.config, raw
     newest = slice(max(0, x_1TM.shape[1] - config.block_len), None)
-    memory.keep_newest(places, newest, k_1GTD[0], v_1GTE[0])
-    k_1GSD, v_1GSE = _blocks(layer, k_1GTD, v_1GTE)
+    layer_pages.store_recent(placement, newest, k_1GTD[0], v_1GTE[0])
+    k_1GSD, v_1GSE = _compress(layer, k_1GTD, v_1GTE)
     block_S = torch.arange(k_1GSD.shape[2], device=x_1TM.device)
-    rows = places.of_rows(Kind.BLOCKS, slice(k_1GSD.shape[2]), block_S)
-    memory.write(*rows, rotate_blocks(k_1GSD, places.turns, config)[0], v_1GSE[0])
+    rows = placement.locate(Kind.BLOCKS, slice(k_1GSD.shape[2]), block_S)
+    layer_pages.write(*rows, rotate_blocks(k_1GSD, placement.cos_sin, config)[0], v_1GSE[0])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Completed:
+class NewBlocks:
     """The blocks that new tokens complete, one each: which tokens, and the rows of `newest` that make the blocks."""
 
     tokens_n: Tensor
@@ -241,38 +247,38 @@ class Completed:
     block_n: Tensor
 
     @classmethod
-    def of(cls, places: Places, config: NSAConfig, positions: Sequence[int]) -> Completed | None:
+    def of(cls, placement: TokenPlacement, config: NSAConfig, last_positions: Sequence[int]) -> NewBlocks | None:
         """None where no block is completed."""
         length, stride = config.block_len, config.block_stride
-        begins = [position + 1 - length for position in positions]
+        begins = [position + 1 - length for position in last_positions]
         tokens = [token for token, begin in enumerate(begins) if begin >= 0 and begin % stride == 0]
         if not tokens:
             return None
-        tokens_n = torch.tensor(tokens, device=places.positions_N.device)
-        begin_n = places.positions_N[tokens_n] + 1 - length
+        tokens_n = torch.tensor(tokens, device=placement.positions_N.device)
+        begin_n = placement.positions_N[tokens_n] + 1 - length
         inside_l = torch.arange(length, device=begin_n.device)
         return cls(tokens_n=tokens_n, rows_nl=(begin_n[:, None] + inside_l) % length, block_n=begin_n // stride)
 
 
-def _remember_completed_blocks(
-    layer: NSAttention, x_1RM: Tensor, memory: LayerPages, places: Places, completed: Completed | None
+def _write_completed_blocks(
+    layer: NSAttention, x_1RM: Tensor, layer_pages: LayerPages, placement: TokenPlacement, new_blocks: NewBlocks | None
 ) -> None:
-    raw = _before_compression(layer, x_1RM)
+    raw = _uncompressed(layer, x_1RM)
     if raw is None:
         return
     k_1GRD, v_1GRE = raw
-    newest_k, newest_v = memory.keep_newest(places, slice(None), k_1GRD[0], v_1GRE[0])
-    if completed is None:
+    newest_k, newest_v = layer_pages.store_recent(placement, slice(None), k_1GRD[0], v_1GRE[0])
+    if new_blocks is None:
         return
-    sequence_n1 = places.sequences_N[completed.tokens_n][:, None]
-    k_nGlD, v_nGlE = (one[sequence_n1, :, completed.rows_nl].transpose(1, 2) for one in (newest_k, newest_v))
-    k_nG1D, v_nG1E = _blocks(layer, k_nGlD, v_nGlE)
-    k_1GnD = rotate(k_nG1D.permute(2, 1, 0, 3), places.turns[:, completed.tokens_n])
-    rows = places.of_rows(Kind.BLOCKS, completed.tokens_n, completed.block_n)
-    memory.write(*rows, k_1GnD[0], v_nG1E[:, :, 0].transpose(0, 1))
+    sequence_n1 = placement.sequences_N[new_blocks.tokens_n][:, None]
+    k_nGlD, v_nGlE = (rows[sequence_n1, :, new_blocks.rows_nl].transpose(1, 2) for rows in (newest_k, newest_v))
+    k_nG1D, v_nG1E = _compress(layer, k_nGlD, v_nGlE)
+    k_1GnD = rotate(k_nG1D.permute(2, 1, 0, 3), placement.cos_sin[:, new_blocks.tokens_n])
+    rows = placement.locate(Kind.BLOCKS, new_blocks.tokens_n, new_blocks.block_n)
+    layer_pages.write(*rows, k_1GnD[0], v_nG1E[:, :, 0].transpose(0, 1))
 
 
-def _before_compression(layer: NSAttention, x_1NM: Tensor) -> tuple[Tensor, Tensor] | None:
+def _uncompressed(layer: NSAttention, x_1NM: Tensor) -> tuple[Tensor, Tensor] | None:
     """Unrotated keys and values [1, G, N, *] that blocks are made of; None for a layer that makes none.
 
     Without a compressed branch the selected one's make those that rank its blocks; of these nobody reads the values.
@@ -284,10 +290,12 @@ def _before_compression(layer: NSAttention, x_1NM: Tensor) -> tuple[Tensor, Tens
     return split_heads(part.k_proj(x_1NM), config.groups), split_heads(part.v_proj(x_1NM), config.groups)
 
 
-def _blocks(layer: NSAttention, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor]:
+def _compress(layer: NSAttention, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor]:
     """Of the complete blocks of these tokens an unrotated key and a value each, [B, G, S, *]."""
     config = layer.config
     if Branch.CMP in config.branches:
         return layer.cmp.k_blocks(k_BGTD), layer.cmp.v_blocks(v_BGTE)
-    k_BGSD, v_BGSE = (blocks_of(one, config.block_len, config.block_stride).mean(3) for one in (k_BGTD, v_BGTE))
+    k_BGSD, v_BGSE = (
+        split_into_blocks(rows, config.block_len, config.block_stride).mean(3) for rows in (k_BGTD, v_BGTE)
+    )
     return k_BGSD, v_BGSE

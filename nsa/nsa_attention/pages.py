@@ -20,8 +20,8 @@ from .ops.attend import CompletedBlocks
 from .world import CannotRunError
 
 # Rows of a page that a tensor core takes at once: no such piece lies in two pages.
-NARROWEST = 16
-FIRST_COLUMNS = 16
+MIN_PAGE_ALIGNMENT = 16
+MIN_COLUMNS = 16
 
 
 class Kind(IntEnum):
@@ -38,10 +38,10 @@ class OutOfPagesError(CannotRunError):
 
 def default_page_len(config: NSAConfig) -> int:
     """The least common multiple of a selection block and of what a tensor core takes at once."""
-    return math.lcm(config.select_len, NARROWEST)
+    return math.lcm(config.select_len, MIN_PAGE_ALIGNMENT)
 
 
-def pages_of(config: NSAConfig, tokens: int, page_len: int | None = None) -> int:
+def pages_needed(config: NSAConfig, tokens: int, page_len: int | None = None) -> int:
     """Pages that a sequence of so many tokens has at most at a time."""
     length = page_len or default_page_len(config)
     whole = -(-tokens // length)
@@ -52,21 +52,21 @@ def pages_of(config: NSAConfig, tokens: int, page_len: int | None = None) -> int
         Kind.TOKENS: whole,
         Kind.WINDOW: min(whole, (config.window - 2) // length + 2),
     }
-    return sum(counts[kind] for kind in kinds(config))
+    return sum(counts[kind] for kind in stored_kinds(config))
 
 
-def kinds(config: NSAConfig) -> tuple[Kind, ...]:
+def stored_kinds(config: NSAConfig) -> tuple[Kind, ...]:
     """What a layer of this shape keeps."""
-    kept = {
+    is_stored = {
         Kind.BLOCKS: Branch.CMP in config.branches or Branch.SEL in config.branches,
         Kind.TOKENS: Branch.SEL in config.branches,
         Kind.WINDOW: Branch.WIN in config.branches,
     }
-    return tuple(kind for kind, wanted in kept.items() if wanted)
+    return tuple(kind for kind, stored in is_stored.items() if stored)
 
 
 @dataclass(kw_only=True)
-class Held:
+class PageRange:
     """The pages of one kind that a sequence has: those of the columns from `first` on."""
 
     first: int = 0
@@ -82,7 +82,7 @@ class PagedSequence:
     """How far a sequence was read, and what it holds."""
 
     tokens: int = 0
-    held: dict[Kind, Held] = field(default_factory=dict)
+    pages_by_kind: dict[Kind, PageRange] = field(default_factory=dict)
 
 
 class Pool:
@@ -99,7 +99,7 @@ class Pool:
     def take(self) -> int:
         return self._free.pop()
 
-    def give_back(self, pages: list[int]) -> None:
+    def release(self, pages: list[int]) -> None:
         self._free += reversed(pages)
 
 
@@ -120,76 +120,81 @@ class PageTables:
             )
         self.pool = Pool(pages)
         self.sequences = [PagedSequence() for _ in range(sequences)]
-        self._config, self._kinds = config, kinds(config)
+        self._config, self._stored_kinds = config, stored_kinds(config)
         self._table: Tensor | None = None  # [sequences, 3, columns], int32; None: nothing was read yet
-        self._fresh: dict[tuple[int, int, int], int] = {}  # page by its place, where that is not in the table yet
+        self._not_in_table: dict[
+            tuple[int, int, int], int
+        ] = {}  # page by its place, where that is not in the table yet
 
     def reserve(self, counts: Mapping[int, int]) -> None:
         """Pages for so many further tokens of each sequence; first those before its window are given back.
 
         Raises OutOfPagesError, and then none was taken.
         """
-        wanted = []
+        missing = []
         for number, count in counts.items():
             sequence = self.sequences[number]
-            self._give_back_before_the_window(sequence)
-            wanted += [(number, *place) for place in self._missing(sequence, count)]
-        if len(wanted) > self.pool.free:
+            self._free_pages_before_window(sequence)
+            missing += [(number, *column_key) for column_key in self._missing_pages(sequence, count)]
+        if len(missing) > self.pool.free:
             raise OutOfPagesError(
-                f"pages: {len(wanted)} more are needed for {sum(counts.values())} tokens of {len(counts)} sequences, "
+                f"pages: {len(missing)} more are needed for {sum(counts.values())} tokens of {len(counts)} sequences, "
                 f"and {self.pool.free} of {self.pool.size} are free, of {self.page_len} rows each; "
                 "end a sequence, or give the cache more pages (--pages)"
             )
-        for number, kind, column in wanted:
-            held = self.sequences[number].held.setdefault(kind, Held(first=column))
-            held.pages.append(self.pool.take())
-            self._fresh[number, kind, column] = held.pages[-1]
+        for number, kind, column in missing:
+            page_range = self.sequences[number].pages_by_kind.setdefault(kind, PageRange(first=column))
+            page_range.pages.append(self.pool.take())
+            self._not_in_table[number, kind, column] = page_range.pages[-1]
 
     def end(self, number: int) -> None:
         """All pages of a sequence go back; the next token of this number begins another one."""
-        for held in self.sequences[number].held.values():
-            self.pool.give_back(held.pages)
+        for page_range in self.sequences[number].pages_by_kind.values():
+            self.pool.release(page_range.pages)
         self.sequences[number] = PagedSequence()
 
     def table(self, device: torch.device) -> Tensor:
         """Pages [sequences, 3, columns], int32; what stands for a page that a sequence has not is any number."""
-        columns = max((held.stop for one in self.sequences for held in one.held.values()), default=0)
+        columns = max(
+            (page_range.stop for sequence in self.sequences for page_range in sequence.pages_by_kind.values()),
+            default=0,
+        )
         if self._table is None or columns > self._table.shape[2]:
-            self._table = self._grown(columns, device)
-        if self._fresh:
-            fresh = [(*place, page) for place, page in self._fresh.items()]
-            *places, page = torch.tensor(fresh, device=device).unbind(1)
-            self._table[tuple(places)] = page.to(torch.int32)
-            self._fresh.clear()
+            self._table = self._enlarged_table(columns, device)
+        if self._not_in_table:
+            new_entries = [(*place, page) for place, page in self._not_in_table.items()]
+            *indices, page = torch.tensor(new_entries, device=device).unbind(1)
+            self._table[tuple(indices)] = page.to(torch.int32)
+            self._not_in_table.clear()
         return self._table
 
     def first_in_window(self, tokens: int) -> int:
         """The first token that the next one after so many, and each later one, may see."""
         return max(0, tokens - self._config.window + 1)
 
-    def _give_back_before_the_window(self, sequence: PagedSequence) -> None:
-        held = sequence.held.get(Kind.WINDOW)
-        if held is not None:
-            over = min(self.first_in_window(sequence.tokens) // self.page_len - held.first, len(held.pages))
-            self.pool.give_back(held.pages[:over])
-            held.first, held.pages = held.first + over, held.pages[over:]
+    def _free_pages_before_window(self, sequence: PagedSequence) -> None:
+        page_range = sequence.pages_by_kind.get(Kind.WINDOW)
+        if page_range is not None:
+            over = min(self.first_in_window(sequence.tokens) // self.page_len - page_range.first, len(page_range.pages))
+            self.pool.release(page_range.pages[:over])
+            page_range.first, page_range.pages = page_range.first + over, page_range.pages[over:]
 
-    def _missing(self, sequence: PagedSequence, count: int) -> Iterator[tuple[Kind, int]]:
+    def _missing_pages(self, sequence: PagedSequence, count: int) -> Iterator[tuple[Kind, int]]:
         """Kind and column of the pages that a sequence needs for so many more tokens."""
         end = sequence.tokens + count
-        rows = dict.fromkeys(self._kinds, end)
+        rows = dict.fromkeys(self._stored_kinds, end)
         if Kind.BLOCKS in rows:
             rows[Kind.BLOCKS] = CompletedBlocks(self._config.block_len, self._config.block_stride).count(end)
         for kind, stop in rows.items():
             # A whole prompt is read by the layer itself, and no later token sees what lies before the window.
             is_prompt = count > 1 and not sequence.tokens
             new = self.first_in_window(end) // self.page_len if kind is Kind.WINDOW and is_prompt else 0
-            held = sequence.held.get(kind, Held(first=new))
-            yield from ((kind, column) for column in range(held.stop, -(-stop // self.page_len)))
+            page_range = sequence.pages_by_kind.get(kind, PageRange(first=new))
+            yield from ((kind, column) for column in range(page_range.stop, -(-stop // self.page_len)))
 
-    def _grown(self, columns: int, device: torch.device) -> Tensor:
-        room = max(FIRST_COLUMNS, 1 << (columns - 1).bit_length())
-        table = torch.zeros(len(self.sequences), len(Kind), room, dtype=torch.int32, device=device)
+    def _enlarged_table(self, columns: int, device: torch.device) -> Tensor:
+        capacity = max(MIN_COLUMNS, 1 << (columns - 1).bit_length())
+        table = torch.zeros(len(self.sequences), len(Kind), capacity, dtype=torch.int32, device=device)
         if self._table is not None:
             table[:, :, : self._table.shape[2]] = self._table
         return table

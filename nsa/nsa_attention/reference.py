@@ -19,7 +19,7 @@ NORM_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
+class LayerSizes:
     """What a layer's weights do not tell: how its heads are grouped, and the lengths in tokens."""
 
     heads: int
@@ -31,7 +31,7 @@ class Numbers:
     window: int
 
 
-def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, seen: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
+def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, visible: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
     """softmax(q k / sqrt(D)) v over the keys `seen[group][t]`; nothing seen gives 0 and -inf."""
     heads, tokens, width = q_HTD.shape
     per_group = heads // k_GSD.shape[0]
@@ -39,38 +39,38 @@ def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, seen: list[list[lis
     for head in range(heads):
         group = head // per_group
         for t in range(tokens):
-            keys = seen[group][t]
+            keys = visible[group][t]
             scores = k_GSD[group, keys] @ q_HTD[head, t] * width**-0.5
             rows.append(torch.softmax(scores, 0) @ v_GSE[group, keys])
             lses.append(torch.logsumexp(scores, 0))
     return torch.stack(rows).view(heads, tokens, -1), torch.stack(lses).view(heads, tokens)
 
 
-def compressed(
+def compressed_attention(
     q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, *, block_len: int, block_stride: int
 ) -> tuple[Tensor, Tensor]:
     """Block i is seen from its last token i*d + l - 1 on."""
     blocks = range(k_GSD.shape[1])
-    seen = [[i for i in blocks if i * block_stride + block_len - 1 <= t] for t in range(q_HTD.shape[1])]
-    return attend_rows(q_HTD, k_GSD, v_GSE, [seen] * k_GSD.shape[0])
+    visible = [[i for i in blocks if i * block_stride + block_len - 1 <= t] for t in range(q_HTD.shape[1])]
+    return attend_rows(q_HTD, k_GSD, v_GSE, [visible] * k_GSD.shape[0])
 
 
-def sliding(q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, *, window: int) -> tuple[Tensor, Tensor]:
+def sliding_attention(q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, *, window: int) -> tuple[Tensor, Tensor]:
     """Token s is seen by query t when t - w < s <= t."""
-    seen = [list(range(max(0, t - window + 1), t + 1)) for t in range(q_HTD.shape[1])]
-    return attend_rows(q_HTD, k_GTD, v_GTE, [seen] * k_GTD.shape[0])
+    visible = [list(range(max(0, t - window + 1), t + 1)) for t in range(q_HTD.shape[1])]
+    return attend_rows(q_HTD, k_GTD, v_GTE, [visible] * k_GTD.shape[0])
 
 
-def selected(
+def selected_attention(
     q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, indices_GTn: Tensor, *, select_len: int
 ) -> tuple[Tensor, Tensor]:
     """Token s is seen by query t when s <= t and its block s // l' is among the query's indices."""
     tokens = q_HTD.shape[1]
     selected_blocks = [[set(row) - {EMPTY} for row in group] for group in indices_GTn.tolist()]
-    seen = [
+    visible = [
         [[s for s in range(t + 1) if s // select_len in group[t]] for t in range(tokens)] for group in selected_blocks
     ]
-    return attend_rows(q_HTD, k_GTD, v_GTE, seen)
+    return attend_rows(q_HTD, k_GTD, v_GTE, visible)
 
 
 def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: int, select_len: int) -> Tensor:
@@ -85,7 +85,9 @@ def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: in
             shares = torch.softmax(k_GSD[group, visible] @ q_HTD[head, t] * width**-0.5, 0)
             for i, share in zip(visible, shares, strict=True):
                 for j in range(result.shape[-1]):
-                    result[group, t, j] += share * _shared(i, j, block_len, block_stride, select_len) / block_stride
+                    result[group, t, j] += (
+                        share * _shared_tokens(i, j, block_len, block_stride, select_len) / block_stride
+                    )
     return result
 
 
@@ -96,63 +98,64 @@ def select_blocks(importance_GTb: Tensor, *, select_len: int, select_count: int)
     for group in range(groups):
         for t in range(tokens):
             current = t // select_len
-            forced = sorted({0, max(0, current - 1), current})
+            forced_blocks = sorted({0, max(0, current - 1), current})
             others = sorted(
-                set(range(current + 1)) - set(forced), key=lambda j: (-float(importance_GTb[group, t, j]), j)
+                set(range(current + 1)) - set(forced_blocks), key=lambda j: (-float(importance_GTb[group, t, j]), j)
             )
-            best = (forced + others)[:select_count]
-            indices[group, t, : len(best)] = torch.tensor(best, dtype=torch.int32)
+            chosen = (forced_blocks + others)[:select_count]
+            indices[group, t, : len(chosen)] = torch.tensor(chosen, dtype=torch.int32)
     return indices
 
 
-def block(x_TM: Tensor, weights: Mapping[str, Tensor], numbers: Numbers) -> Tensor:
+def block(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Tensor:
     """x + attention(norm(x)), then x + mlp(norm(x)), with a SwiGLU."""
-    normed = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["attn_norm.weight"], NORM_EPSILON)
-    x_TM = x_TM + attention(normed, _below(weights, "attn"), numbers)
-    normed = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["mlp_norm.weight"], NORM_EPSILON)
-    opened = functional.silu(normed @ weights["mlp.gate.weight"].T) * (normed @ weights["mlp.up.weight"].T)
-    return x_TM + opened @ weights["mlp.down.weight"].T
+    normed_TM = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["attn_norm.weight"], NORM_EPSILON)
+    x_TM = x_TM + attention(normed_TM, _with_prefix(weights, "attn"), sizes)
+    normed_TM = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["mlp_norm.weight"], NORM_EPSILON)
+    hidden_TF = functional.silu(normed_TM @ weights["mlp.gate.weight"].T) * (normed_TM @ weights["mlp.up.weight"].T)
+    return x_TM + hidden_TF @ weights["mlp.down.weight"].T
 
 
-def attention(x_TM: Tensor, weights: Mapping[str, Tensor], numbers: Numbers) -> Tensor:
+def attention(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Tensor:
     """The branches that have weights, mixed by their gates (paper, eq. 5)."""
     tokens = range(x_TM.shape[0])
-    q_HTD = rotated(_heads(x_TM, weights["q_proj.weight"], numbers.heads), tokens)
-    lengths = {"block_len": numbers.block_len, "block_stride": numbers.block_stride}
-    last_tokens = [start + numbers.block_len - 1 for start in _starts(len(tokens), numbers)]
+    q_HTD = rotate(_heads(x_TM, weights["q_proj.weight"], sizes.heads), tokens)
+    lengths = {"block_len": sizes.block_len, "block_stride": sizes.block_stride}
+    last_tokens = [start + sizes.block_len - 1 for start in _starts(len(tokens), sizes)]
     outputs, scorer_keys = [], None
     if "cmp.k_proj.weight" in weights:
-        own = _below(weights, "cmp")
-        scorer_keys = rotated(
-            _blocks(_heads(x_TM, own["k_proj.weight"], numbers.groups), own, "k", numbers), last_tokens
+        branch_weights = _with_prefix(weights, "cmp")
+        scorer_keys = rotate(
+            _blocks(_heads(x_TM, branch_weights["k_proj.weight"], sizes.groups), branch_weights, "k", sizes),
+            last_tokens,
         )
-        values = _blocks(_heads(x_TM, own["v_proj.weight"], numbers.groups), own, "v", numbers)
-        outputs.append(compressed(q_HTD, scorer_keys, values, **lengths)[0])
+        values = _blocks(_heads(x_TM, branch_weights["v_proj.weight"], sizes.groups), branch_weights, "v", sizes)
+        outputs.append(compressed_attention(q_HTD, scorer_keys, values, **lengths)[0])
     if "sel.k_proj.weight" in weights:
-        own = _below(weights, "sel")
-        keys = _heads(x_TM, own["k_proj.weight"], numbers.groups)
+        branch_weights = _with_prefix(weights, "sel")
+        keys = _heads(x_TM, branch_weights["k_proj.weight"], sizes.groups)
         if scorer_keys is None:
-            scorer_keys = rotated(_blocks(keys, {}, "k", numbers), last_tokens)
-        ranks = importance(q_HTD.detach(), scorer_keys.detach(), **lengths, select_len=numbers.select_len)
-        indices = select_blocks(ranks, select_len=numbers.select_len, select_count=numbers.select_count)
-        values = _heads(x_TM, own["v_proj.weight"], numbers.groups)
-        outputs.append(selected(q_HTD, rotated(keys, tokens), values, indices, select_len=numbers.select_len)[0])
+            scorer_keys = rotate(_blocks(keys, {}, "k", sizes), last_tokens)
+        importance_GTb = importance(q_HTD.detach(), scorer_keys.detach(), **lengths, select_len=sizes.select_len)
+        indices = select_blocks(importance_GTb, select_len=sizes.select_len, select_count=sizes.select_count)
+        values = _heads(x_TM, branch_weights["v_proj.weight"], sizes.groups)
+        outputs.append(selected_attention(q_HTD, rotate(keys, tokens), values, indices, select_len=sizes.select_len)[0])
     if "win.k_proj.weight" in weights:
-        own = _below(weights, "win")
-        keys, values = (_heads(x_TM, own[f"{name}_proj.weight"], numbers.groups) for name in "kv")
-        outputs.append(sliding(q_HTD, rotated(keys, tokens), values, window=numbers.window)[0])
-    gates_cHT = _gates(x_TM, _below(weights, "gate_mlp"), numbers.heads)
+        branch_weights = _with_prefix(weights, "win")
+        keys, values = (_heads(x_TM, branch_weights[f"{name}_proj.weight"], sizes.groups) for name in "kv")
+        outputs.append(sliding_attention(q_HTD, rotate(keys, tokens), values, window=sizes.window)[0])
+    gates_cHT = _gates(x_TM, _with_prefix(weights, "gate_mlp"), sizes.heads)
     mixed_HTE = sum(gate.unsqueeze(-1) * output for gate, output in zip(gates_cHT, outputs, strict=True))
     return mixed_HTE.transpose(0, 1).flatten(1) @ weights["out_proj.weight"].T
 
 
-def rotated(x_HTD: Tensor, positions: Sequence[int]) -> Tensor:
+def rotate(x_HTD: Tensor, positions: Sequence[int]) -> Tensor:
     """Each pair of dimensions (i, i + D/2) as a complex number, turned by position * 10000^(-2i/D)."""
     width = x_HTD.shape[-1]
     pairs = torch.complex(x_HTD[..., : width // 2], x_HTD[..., width // 2 :])
     angles_Tp = angles(positions, width).to(x_HTD.dtype)
-    turned = pairs * torch.polar(torch.ones_like(angles_Tp), angles_Tp)
-    return torch.cat((turned.real, turned.imag), -1)
+    rotated = pairs * torch.polar(torch.ones_like(angles_Tp), angles_Tp)
+    return torch.cat((rotated.real, rotated.imag), -1)
 
 
 def angles(positions: Sequence[int], width: int) -> Tensor:
@@ -161,13 +164,13 @@ def angles(positions: Sequence[int], width: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64).view(len(positions), width // 2)
 
 
-def _blocks(x_GTD: Tensor, weights: Mapping[str, Tensor], side: str, numbers: Numbers) -> Tensor:
+def _blocks(x_GTD: Tensor, weights: Mapping[str, Tensor], side: str, sizes: LayerSizes) -> Tensor:
     """One vector per complete block (eq. 7): an MLP over the block, the mean, or both, as the weights' names tell."""
     groups, tokens, width = x_GTD.shape
     vectors = []
-    for start in _starts(tokens, numbers):
-        inside_GlD = x_GTD[:, start : start + numbers.block_len]
-        own = _below(weights, f"{side}_blocks")
+    for start in _starts(tokens, sizes):
+        inside_GlD = x_GTD[:, start : start + sizes.block_len]
+        own = _with_prefix(weights, f"{side}_blocks")
         if "hidden.weight" in own:
             vector = _mlp(inside_GlD + own["position"], own, "hidden", "out")
         elif own:
@@ -193,15 +196,15 @@ def _heads(x_TM: Tensor, weight: Tensor, heads: int) -> Tensor:
     return (x_TM @ weight.T).unflatten(-1, (heads, -1)).transpose(0, 1)
 
 
-def _below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _with_prefix(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name[len(prefix) + 1 :]: weight for name, weight in weights.items() if name.startswith(f"{prefix}.")}
 
 
-def _starts(tokens: int, numbers: Numbers) -> range:
-    return range(0, tokens - numbers.block_len + 1, numbers.block_stride)
+def _starts(tokens: int, sizes: LayerSizes) -> range:
+    return range(0, tokens - sizes.block_len + 1, sizes.block_stride)
 
 
-def _shared(i: int, j: int, block_len: int, block_stride: int, select_len: int) -> int:
+def _shared_tokens(i: int, j: int, block_len: int, block_stride: int, select_len: int) -> int:
     """Tokens that compressed block i and selection block j have in common."""
     begin = max(i * block_stride, j * select_len)
     end = min(i * block_stride + block_len, (j + 1) * select_len)

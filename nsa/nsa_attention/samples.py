@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .attention import BlockSelector, GateMLP, NSAttention
 from .observe import named_modules
-from .ops.packed import Packed
+from .ops.packed import PackedLayout
 
 EVERY_STEPS = 10
 SHUT, OPEN = 0.01, 0.99  # a gate beyond these is saturated
@@ -103,7 +103,7 @@ class Observer:
 
     def _keep(self, name: str) -> Any:
         def keep(_: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
-            packed = next((one for one in given if isinstance(one, Packed)), None)
+            packed = next((one for one in given if isinstance(one, PackedLayout)), None)
             self._kept[name], self._positions[name] = output.detach(), packed and packed.positions_T
 
         return keep

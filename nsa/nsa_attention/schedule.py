@@ -18,6 +18,6 @@ def learning_rate(settings: Settings, step: int) -> float:
         return highest * (step / warmup)
     if settings.lr_decay is Decay.NONE:
         return highest
-    left = max(0.0, (settings.decay_steps - step) / (settings.decay_steps - warmup))
-    share = 0.5 - 0.5 * math.cos(math.pi * left) if settings.lr_decay is Decay.COSINE else left
-    return lowest + (highest - lowest) * share
+    remaining = max(0.0, (settings.decay_steps - step) / (settings.decay_steps - warmup))
+    factor = 0.5 - 0.5 * math.cos(math.pi * remaining) if settings.lr_decay is Decay.COSINE else remaining
+    return lowest + (highest - lowest) * factor

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .config import ALL_BRANCHES, SHAPES, Attention, Compression, Implementation, NSAConfig, implementation_mistake
-from .foreign_options import instead_of
+from .foreign_options import replacement_for
 from .values import (
     DTYPES,
     MEAN,
@@ -408,7 +408,7 @@ def _unknown_words(words: Sequence[str]) -> Iterator[str]:
     flags = [option.flag for option in OPTIONS]
     for typed in words:
         name = typed.partition("=")[0]
-        there = instead_of("config/FILE.py" if name.startswith("config/") else name.removeprefix("--"))
+        there = replacement_for("config/FILE.py" if name.startswith("config/") else name.removeprefix("--"))
         if there is not None:
             yield f"{name}: another program's; here: {there}"
         elif name.startswith("--"):
@@ -462,7 +462,7 @@ def _read_file(path: Path, mistakes: list[str]) -> tuple[dict[str, _Given], dict
         elif key in dimensions:
             mistakes.append(f'{path}: {key}: expected a whole number, got "{value}"')
         else:
-            there = instead_of(str(key))
+            there = replacement_for(str(key))
             known = f"; here: {there}" if there else _did_you_mean(str(key), [*options, *dimensions])
             mistakes.append(f"{path}: {key}: no such option{known}")
     return found, shape_fields

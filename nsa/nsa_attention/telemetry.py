@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from .config import NSAConfig
-from .cost import KeptTensors, expected_bytes, graph_nodes
-from .dtypes import Expected, dtypes_text
+from .cost import SavedTensorCounter, expected_bytes, graph_nodes
+from .dtypes import ExpectedDtypes, dtype_report
 from .memory import AllocatorHistory, gpu_bytes, memory_dump, peak_rss_bytes, rss_bytes
 from .ops.dispatch import UsedImplementation
 from .samples import EVERY_STEPS, Observer, mean_gates
@@ -127,7 +127,7 @@ class NoTelemetry:
     def end(self, result: StepResult) -> None:
         """A step is over."""
 
-    def count_graph(self, shape: StepShape, loss: Tensor, kept: KeptTensors | None) -> None:
+    def count_graph(self, shape: StepShape, loss: Tensor, kept: SavedTensorCounter | None) -> None:
         """What the forward pass of a step has made, before the backward pass takes it apart. `kept`: if it was asked.
 
         It is on disk when the backward pass begins: of a step that takes too long, this is known.
@@ -136,7 +136,7 @@ class NoTelemetry:
     def count_step(self, shape: StepShape) -> None:
         """How much memory the whole step took at most."""
 
-    def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: Expected) -> None:
+    def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: ExpectedDtypes) -> None:
         """Which dtypes parameters, gradients, activations and optimizer state really have."""
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Telemetry(NoTelemetry):
         if self._mem_dump_every and result.step % self._mem_dump_every == 0:
             self._dump_memory(result.step)
 
-    def count_graph(self, shape: StepShape, loss: Tensor, kept: KeptTensors | None) -> None:
+    def count_graph(self, shape: StepShape, loss: Tensor, kept: SavedTensorCounter | None) -> None:
         if not self._world.is_first:
             return
         saved = (None, None) if kept is None else (kept.size_bytes, kept.square_bytes)
@@ -221,10 +221,10 @@ class Telemetry(NoTelemetry):
         """On a GPU what torch has given out at most, on a CPU the highest resident memory of the process."""
         return (gpu_bytes(self._world.device) or {}).get("peak") or peak_rss_bytes()
 
-    def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: Expected) -> None:
+    def audit_dtypes(self, optimizer: torch.optim.Optimizer, expected: ExpectedDtypes) -> None:
         if self._observer is None or self._model is None:
             return
-        text = dtypes_text(self._model, optimizer, self._observer.activation_dtypes(), expected)
+        text = dtype_report(self._model, optimizer, self._observer.activation_dtypes(), expected)
         self._path("dtypes_report.txt").write_text(text, encoding="utf-8")
 
     def close(self) -> None:
@@ -390,7 +390,9 @@ def implementations_csv(model: nn.Module) -> str:
     writer.writerow(TABLES["fallback_counters.csv"])
     for part, implementations in runs.items():
         for used, count in implementations.items():
-            writer.writerow([part, used.name, used.reason, count, "" if used.until is None else used.until])
+            writer.writerow(
+                [part, used.name, used.reason, count, "" if used.until_tokens is None else used.until_tokens]
+            )
     return text.getvalue()
 
 

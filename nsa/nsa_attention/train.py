@@ -19,14 +19,14 @@ from torch.nn import functional
 from .checkpoints.choose import Start, start_of
 from .checkpoints.rows import forget_rows_after
 from .checkpoints.save import Saver, saving
-from .cost import KeptTensors
+from .cost import SavedTensorCounter
 from .data import IGNORED, Batch, Batches
-from .dtypes import HALF, Expected, expected_dtypes
+from .dtypes import HALF, ExpectedDtypes, expected_dtypes
 from .evaluation import Evaluation
 from .memory import memory_profile
 from .model import TinyLM, count_parameters
 from .observe import GradientTrace, ModuleBackwardTrace, ViewGradientTrace, say, traced_modules
-from .ops.dispatch import MissingImplementationError, implementation_of_sliding, like_a_layer
+from .ops.dispatch import MissingImplementationError, example_tensors, implementation_for_sliding
 from .parallelize import (
     BucketTrace,
     average_gradients,
@@ -41,7 +41,7 @@ from .settings import Settings, SettingsError, read_settings
 from .telemetry import NoTelemetry, StepParts, StepResult, StepShape, Telemetry
 from .values import MEAN, SHARDED, BadShards, Phase, Wrapper
 from .warmup import uses_fused_kernels, warm_up
-from .world import CannotRunError, RanksDifferError, World, joined
+from .world import CannotRunError, RanksDifferError, World, join_ranks
 
 # A step that waits longer than this, and longer than it computes, is named.
 STARVED_S = 1.0
@@ -69,7 +69,7 @@ class Run:
     scaler: torch.amp.GradScaler
     traces: Traces
     telemetry: NoTelemetry
-    expected: Expected
+    expected: ExpectedDtypes
     shape: StepShape
     evaluation: Evaluation | None  # None: nothing is held out
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 when the settings or this machine do not allow the run."""
     try:
         settings = read_settings(sys.argv[1:] if arguments is None else arguments, os.environ)
-        with joined(settings.device, settings.backend, needs_group=settings.wrapper is not Wrapper.NONE) as world:
+        with join_ranks(settings.device, settings.backend, needs_group=settings.wrapper is not Wrapper.NONE) as world:
             train(settings, world)
     except (SettingsError, CannotRunError, MissingImplementationError) as error:
         for line in str(error).splitlines():
@@ -145,8 +145,8 @@ def _prepare(settings: Settings, world: World, batches: Batches) -> Run:
     bare = TinyLM.from_config(settings.model, settings.impl).to(world.device)
     if dtype is torch.float64:
         bare = bare.double()
-    implementation_of_sliding(
-        settings.impl, *like_a_layer(settings.model, world.device, dtype)
+    implementation_for_sliding(
+        settings.impl, *example_tensors(settings.model, world.device, dtype)
     )  # missing: before anything runs
     if settings.freeze:
         freeze(bare, settings.freeze)
@@ -274,14 +274,14 @@ def _one_step(run: Run, step: int, *, is_first: bool) -> None:
         waited = f"waited {parts.fetch_s:.1f} s of {result.seconds:.1f} s for its batch"
         say(f"[DATA] rank={run.world.rank} step {step} {waited}")
     if run.evaluation is not None and step % settings.eval_every == 0:
-        run.evaluation.after(step)
+        run.evaluation.evaluate(step)
 
 
 def _mean_over_ranks(run: Run, loss: Tensor) -> Tensor:
     """Raises CannotRunError on all ranks where one has left out data that another one could read."""
     place = run.batches.digest() if run.settings.bad_shards is BadShards.SKIP else None
     try:
-        return run.world.average_over_ranks(loss, same=place)
+        return run.world.average_over_ranks(loss, expected_equal=place)
     except RanksDifferError:
         stands = f"rank {run.world.rank} stands at {run.batches.where()}"
         left_out = run.batches.trouble.sentence() or "nothing left out"
@@ -333,7 +333,7 @@ def _micro_batch(
     The loss is the mean of the micro-batch, or its part of that of the step.
     """
     last, counts = micro == run.settings.accumulate - 1, is_first and micro == 0
-    kept = KeptTensors(run.bare, run.settings.model.seq_len) if counts and run.settings.step_cost else None
+    kept = SavedTensorCounter(run.bare, run.settings.model.seq_len) if counts and run.settings.step_cost else None
     with nullcontext() if last else without_reduction(run.model, run.settings.wrapper):
         with parts.of("forward_s"), _autocast(run.settings, run.world), kept or nullcontext():
             logits = _logits(run.model, batch)

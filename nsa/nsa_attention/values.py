@@ -131,19 +131,19 @@ def one_branch(text: str) -> tuple[Branch, ...]:
     return (one_of(Branch)(text),)
 
 
-def one_of(known: type[StrEnum]) -> Callable[[str], Any]:
+def one_of(enum: type[StrEnum]) -> Callable[[str], Any]:
     def parse(text: str) -> StrEnum:
-        if text not in set(known):
-            raise ValueError(f'expected {_either(tuple(known))}, got "{text}"')
-        return known(text)
+        if text not in set(enum):
+            raise ValueError(f'expected {_alternatives(tuple(enum))}, got "{text}"')
+        return enum(text)
 
     return parse
 
 
-def word(*known: str) -> Callable[[str], str]:
+def word(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
-        if text not in known:
-            raise ValueError(f'expected {_either(known)}, got "{text}"')
+        if text not in choices:
+            raise ValueError(f'expected {_alternatives(choices)}, got "{text}"')
         return text
 
     return parse
@@ -240,7 +240,7 @@ def existing_checkpoint(text: str) -> Path:
 
 def named_shape(text: str) -> NSAConfig:
     if text not in SHAPES:
-        raise ValueError(f'expected {_either(tuple(SHAPES))}, got "{text}"')
+        raise ValueError(f'expected {_alternatives(tuple(SHAPES))}, got "{text}"')
     return SHAPES[text]
 
 
@@ -252,5 +252,5 @@ def flash_switch(text: str) -> Implementation:
     return Implementation.FLASH if switch(text) else Implementation.AUTO
 
 
-def _either(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+def _alternatives(choices: tuple[str, ...]) -> str:
+    return f"{', '.join(choices[:-1])} or {choices[-1]}"

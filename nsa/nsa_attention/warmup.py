@@ -19,10 +19,10 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
-from .attention import NSAttention, rotary_turns
+from .attention import NSAttention, rotary_cos_sin
 from .model import TinyLM
-from .ops.dispatch import implementation_for, like_a_layer
-from .ops.packed import packed
+from .ops.dispatch import example_tensors, implementation_for
+from .ops.packed import packed_layout
 from .world import World
 
 
@@ -30,7 +30,7 @@ def uses_fused_kernels(model: TinyLM, device: torch.device, dtype: torch.dtype) 
     attention = getattr(model.blocks[0], "attn", None)
     if not isinstance(attention, NSAttention):
         return False
-    _, used = implementation_for(attention.implementation, *like_a_layer(model.config, device, dtype))
+    _, used = implementation_for(attention.implementation, *example_tensors(model.config, device, dtype))
     return used.name == "triton"
 
 
@@ -50,19 +50,21 @@ def warm_up(
     tuning = importlib.import_module(".ops.fused.tuning", __package__)
     started_s, file = time.perf_counter(), file or tuning_file()
     tuning.load(file)
-    known = len(tuning.table())
+    previously_tuned = len(tuning.table())
     with tuning.measuring():
-        _one_layer(model, world.device, batch, tokens, autocast)
+        _run_one_layer(model, world.device, batch, tokens, autocast)
     if dist.is_initialized() and world.size > 1:
-        rows = [tuning.table()]
-        dist.broadcast_object_list(rows, device=world.device if world.backend == "nccl" else None)
-        tuning.adopt(rows[0])
-        _one_layer(model, world.device, batch, tokens, autocast)  # compiled here as well: rank 0 may have chosen others
+        tables = [tuning.table()]
+        dist.broadcast_object_list(tables, device=world.device if world.backend == "nccl" else None)
+        tuning.adopt(tables[0])
+        _run_one_layer(
+            model, world.device, batch, tokens, autocast
+        )  # compiled here as well: rank 0 may have chosen others
     # Blocks of documents are ranked by a table, which is another kernel. Lengths do not make others.
-    _one_layer(model, world.device, batch, tokens, autocast, documents=True)
-    seconds, new = time.perf_counter() - started_s, len(tuning.table()) - known
-    done = f"warm-up: one layer forward and backward, {new} tile sizes settled, {seconds:.1f} s"
-    return done + _kept(tuning, file, world)
+    _run_one_layer(model, world.device, batch, tokens, autocast, documents=True)
+    seconds, newly_tuned = time.perf_counter() - started_s, len(tuning.table()) - previously_tuned
+    summary = f"warm-up: one layer forward and backward, {newly_tuned} tile sizes settled, {seconds:.1f} s"
+    return summary + _save_tuning(tuning, file, world)
 
 
 def tuning_file() -> Path:
@@ -71,7 +73,7 @@ def tuning_file() -> Path:
     return Path(cache) / "nsa" / "tuning.json"
 
 
-def _kept(tuning: ModuleType, file: Path, world: World) -> str:
+def _save_tuning(tuning: ModuleType, file: Path, world: World) -> str:
     if not world.is_first or not tuning.table():
         return ""
     try:
@@ -81,7 +83,7 @@ def _kept(tuning: ModuleType, file: Path, world: World) -> str:
     return f"; kept in {file}"
 
 
-def _one_layer(
+def _run_one_layer(
     model: TinyLM,
     device: torch.device,
     batch: int,
@@ -95,24 +97,24 @@ def _one_layer(
     Of too few tokens for a compressed block some kernels would not run. With `documents` the rows are one.
     """
     config, tokens = model.config, max(tokens, model.config.block_len)
-    row = None
+    layout = None
     if documents:
         batch, tokens = 1, batch * tokens
         lengths = [length for length in (tokens // 2, tokens - tokens // 2) if length]
-        row = packed(lengths, config.block_len, config.block_stride, device)
+        layout = packed_layout(lengths, config.block_len, config.block_stride, device)
     block = model.blocks[0]
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         dtype = model.embed.weight.dtype
         x_BTM = torch.randn(batch, tokens, config.dim, device=device, dtype=dtype, requires_grad=True)
     with autocast():
-        turns_2Tp = rotary_turns(model.get_buffer("frequencies"), tokens)
-        output = block(x_BTM, turns_2Tp if row is None else turns_2Tp[:, row.positions_T], row)
+        cos_sin_2Tp = rotary_cos_sin(model.get_buffer("frequencies"), tokens)
+        output = block(x_BTM, cos_sin_2Tp if layout is None else cos_sin_2Tp[:, layout.positions_T], layout)
     output.float().sum().backward()
     for parameter in block.parameters():
         parameter.grad = None
     for module in block.modules():
-        if isinstance(counted := getattr(module, "runs", None), Counter):
-            counted.clear()
+        if isinstance(runs := getattr(module, "runs", None), Counter):
+            runs.clear()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -22,7 +22,7 @@ class RanksDifferError(Exception):
     """What has to be the same on all ranks is not."""
 
 
-NUMBERS = 64  # that can be compared: the squares of 4000 ranks still have a sum that float32 holds
+MAX_COMPARED = 64  # that can be compared: the squares of 4000 ranks still have a sum that float32 holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class World:
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def average_over_ranks(self, value: Tensor, same: int | None = None) -> Tensor:
+    def average_over_ranks(self, value: Tensor, expected_equal: int | None = None) -> Tensor:
         """The mean of a scalar over all ranks: the one collective of a step that Python code calls itself.
 
         `same`, at least 0 and below NUMBERS, has to be one on all ranks, which the same collective tells. Raises
@@ -46,12 +46,12 @@ class World:
         sums = value.detach().clone()
         if self.backend is None:
             return sums
-        if same is not None:
-            sums = torch.stack([sums, *sums.new_tensor([same, same**2])])
+        if expected_equal is not None:
+            sums = torch.stack([sums, *sums.new_tensor([expected_equal, expected_equal**2])])
         dist.all_reduce(sums)
-        total, *numbers = sums.reshape(-1)
+        total, *checks = sums.reshape(-1)
         # All are alike where they have no variance. Sums of whole numbers are exact.
-        if numbers and int(numbers[1]) * self.size != int(numbers[0]) ** 2:
+        if checks and int(checks[1]) * self.size != int(checks[0]) ** 2:
             raise RanksDifferError
         return total / self.size
 
@@ -62,25 +62,25 @@ class World:
 
 
 @contextmanager
-def joined(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
+def join_ranks(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
     """The world that torchrun describes, or a world of one. Its process groups end with the block, whatever happens.
 
     Raises CannotRunError when the device or the backend was asked for by name and is not here.
     """
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    is_launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    place = _device(device, local_rank)
-    group_backend = _backend(backend, place)
-    if not (launched or needs_group):
-        yield World(rank=0, local_rank=0, size=1, device=place, backend=None)
+    rank_device = _device(device, local_rank)
+    group_backend = _backend(backend, rank_device)
+    if not (is_launched or needs_group):
+        yield World(rank=0, local_rank=0, size=1, device=rank_device, backend=None)
         return
     # A world of one needs no rendezvous, so a plain `python` launch works for every wrapper.
-    store = None if launched else HashStore()
+    store = None if is_launched else HashStore()
     try:
-        bound = place if group_backend == "nccl" else None
-        dist.init_process_group(group_backend, store=store, rank=rank, world_size=size, device_id=bound)
-        yield World(rank=rank, local_rank=local_rank, size=size, device=place, backend=group_backend)
+        bound_device = rank_device if group_backend == "nccl" else None
+        dist.init_process_group(group_backend, store=store, rank=rank, world_size=size, device_id=bound_device)
+        yield World(rank=rank, local_rank=local_rank, size=size, device=rank_device, backend=group_backend)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -89,21 +89,21 @@ def joined(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
         gc.collect()
 
 
-def _device(wanted: str, local_rank: int) -> torch.device:
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+def _device(requested: str, local_rank: int) -> torch.device:
+    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if local_rank >= found:
+    gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if local_rank >= gpu_count:
         raise CannotRunError(
-            f"--device {wanted}: local rank {local_rank} needs its own GPU and this machine has {found}; "
+            f"--device {requested}: local rank {local_rank} needs its own GPU and this machine has {gpu_count}; "
             "start fewer ranks, or use --device cpu"
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 
 
-def _backend(wanted: str, device: torch.device) -> str:
-    backend = wanted if wanted != "auto" else ("nccl" if device.type == "cuda" else "gloo")
+def _backend(requested: str, device: torch.device) -> str:
+    backend = requested if requested != "auto" else ("nccl" if device.type == "cuda" else "gloo")
     if backend == "nccl" and device.type != "cuda":
         raise CannotRunError("--backend nccl: nccl moves GPU memory only and the device is cpu; use --backend gloo")
     if not dist.is_backend_available(backend):

@@ -197,16 +197,16 @@ def clean() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("words", "instead"),
     [
-        (["matrix"], "the jobs of a nightly are rows of its workflow"),
-        (["matrix", "--json", "-t", "ddp", "--shards", "3", "--cpu"], "the jobs of a nightly are rows of its workflow"),
-        (["matcher"], "`run` annotates verdicts if GITHUB_ACTIONS is set"),
+        (["matrix"], "list the jobs in the matrix of the workflow"),
+        (["matrix", "--json", "-t", "ddp", "--shards", "3", "--cpu"], "list the jobs in the matrix of the workflow"),
+        (["matcher"], "`run` prints annotations if GITHUB_ACTIONS is set"),
     ],
 )
 def test_what_ci_no_longer_does_is_answered_in_one_line(words: list[str], instead: str, here: Command) -> None:
     done = here("ci", *words, NSA_HARNESS_SHARDS="2")
     assert (done.returncode, "include" in done.stdout) == (2, False)
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"ci {words[0]} is gone: {instead}")
+    assert line.startswith(f"`nsa-harness ci {words[0]}` was removed: {instead}")
 
 
 def test_a_summary_of_hostile_files_is_red_with_one_line_for_each_and_no_traceback(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_summary_can_be_kept_and_read_by_programs(tmp_path: Path) -> None:
     refused = nsa_harness("ci", "summary", "runs", "--out", "nowhere/all.md", cwd=tmp_path)
     assert (refused.returncode, refused.stderr) == (
         2,
-        "--out nowhere/all.md: No such file or directory; name a file in a directory that can be written\n",
+        "--out nowhere/all.md: No such file or directory; name a file in a writable directory\n",
     )
 
 

@@ -205,9 +205,10 @@ def test_help_ends_in_examples_that_fit_the_screen(command: str, capsys: pytest.
     short = capsys.readouterr().out
     assert cli.run_command_line([command, "--help"]) == 0
     assert capsys.readouterr().out == short
-    examples = short.split("Examples:")[1].strip().splitlines()
-    assert len(examples) >= 2
-    assert all(line.strip().startswith(f"nsa-harness {command} ") and len(line) <= 80 for line in examples)
+    lines = [line.strip() for line in short.split("Examples:")[1].strip().splitlines()]
+    assert all(line.startswith(("# ", f"nsa-harness {command}")) and len(line) <= 78 for line in lines)
+    assert sum(line.startswith("nsa-harness") for line in lines) >= 2
+    assert not lines[-1].startswith("#")
 
 
 def test_a_script_takes_the_words_behind_the_dashes(here: Path, requests: list[RunRequest]) -> None:
@@ -326,7 +327,7 @@ def test_a_fault_of_the_harness_itself_is_one_line_and_exit_125(
     monkeypatch.setattr("nsa_harness.core.scenario.scenario.json_schema", broken)
     assert cli.run_command_line(["schema"]) == 125
     assert capsys.readouterr().err == (
-        "nsa-harness itself failed: ZeroDivisionError: planted; NSA_HARNESS_DEBUG=1 shows where\n"
+        "nsa-harness itself failed: ZeroDivisionError: planted; set NSA_HARNESS_DEBUG=1 to see the traceback\n"
     )
 
 
@@ -375,8 +376,8 @@ class TestTheOptionsOfAPlan:
             (["--shard", "5/4"], "--shard: expected K/N with K from 1 to N, such as 2/4, got '5/4'"),
             (["--shard", "2/2"], "--shard: 2/2 of 1 scenarios is empty; ask for fewer shards"),
             (["--jobs", "0"], "--jobs: expected a number of runs or auto, got '0'"),
-            (["--lf"], "--lf repeats what a stored run did not end as expected; ddp_onestep cannot go with it"),
-            (["--resume"], "--resume goes on with the plan of a stored run; ddp_onestep cannot go with it"),
+            (["--lf"], "--lf repeats what did not end as expected in the latest run; remove ddp_onestep"),
+            (["--resume"], "--resume continues a stored run with its own scenarios; remove ddp_onestep"),
         ],
     )
     def test_a_wrong_value_is_said_and_nothing_is_written(

@@ -243,4 +243,4 @@ def test_what_selftest_no_longer_does_is_answered_in_one_line_and_nothing_runs(
     monkeypatch.setattr(run_selftest, "selftest", lambda _: pytest.fail("it ran"))
     assert cli.run_command_line(["selftest", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("selftest plants its own faults only; in a checkout, python -m evaluation run corpus")
+    assert line.startswith("selftest plants only its own faults; in a checkout, `python -m evaluation run corpus`")

@@ -206,7 +206,7 @@ def test_the_earlier_names_of_export_do_the_same(run: Path, capsys: pytest.Captu
     assert documents(Path("export.tar.gz")) == documents(Path("wrong.tar.gz"))
     for words in (["export"], ["bundle"]):
         assert run_command_line([*words, str(run), "--to", f"{words[0]}-all.tar.gz"]) == 0
-        assert capsys.readouterr().out.endswith(" files; look at them before you pass them on\n")
+        assert capsys.readouterr().out.endswith(" files; check them before you share them\n")
     with tarfile.open("export-all.tar.gz") as new, tarfile.open("bundle-all.tar.gz") as earlier:
         assert new.getnames() == earlier.getnames() != []
     prompts = []
@@ -219,11 +219,11 @@ def test_the_earlier_names_of_export_do_the_same(run: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--line", "train.py:1"], "--line says what is true instead; it goes with --as misdiagnosis"),
-        (["--as", "prompt", "--rank", "0"], "--rank says what is true instead; it goes with --as misdiagnosis"),
+        (["--line", "train.py:1"], "--line states the correct answer; it needs --as misdiagnosis"),
+        (["--as", "prompt", "--rank", "0"], "--rank states the correct answer; it needs --as misdiagnosis"),
         (
             ["--as", "prompt", "--to", "x"],
-            "--to names a file, and --as prompt prints; send its output to a file with >",
+            "--to has no effect with --as prompt, which prints to stdout; redirect it with > FILE",
         ),
     ],
 )

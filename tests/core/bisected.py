@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from random import Random
 
-from nsa_harness.core.search.plan import find
+from nsa_harness.core.search.plan import find_smallest_difference
 from nsa_harness.core.search.question import (
     CONTROLS,
     PROOFS,
     AnswerKind,
-    CountsAs,
+    ProbeResult,
     Purpose,
     QuestionKind,
     Round,
@@ -20,10 +20,10 @@ from nsa_harness.core.search.question import (
     Subset,
 )
 
-GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs.GOOD, CountsAs.BAD, CountsAs.DIFFERENT, CountsAs.UNRESOLVED
+GOOD, BAD, DIFFERENT, UNRESOLVED = ProbeResult.GOOD, ProbeResult.BAD, ProbeResult.DIFFERENT, ProbeResult.UNRESOLVED
 EDGES = {Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE}
 
-Rule = Callable[[Subset], CountsAs]
+Rule = Callable[[Subset], ProbeResult]
 
 
 def question(items: int, **changes: object) -> SearchQuestion:
@@ -49,7 +49,7 @@ def at_least(count: int) -> Rule:
     return lambda subset: BAD if len(subset) >= count else GOOD
 
 
-def unjudged(rule: Rule, *lengths: int, counts_as: CountsAs = UNRESOLVED) -> Rule:
+def unjudged(rule: Rule, *lengths: int, counts_as: ProbeResult = UNRESOLVED) -> Rule:
     """Sets of these lengths say nothing."""
     return lambda subset: counts_as if len(subset) in lengths else rule(subset)
 
@@ -65,9 +65,9 @@ class ProbeCache:
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self.rounds: list[Round] = []
-        self.told: list[tuple[Subset, CountsAs]] = []
+        self.told: list[tuple[Subset, ProbeResult]] = []
 
-    def __call__(self, asked: Round) -> list[CountsAs]:
+    def __call__(self, asked: Round) -> list[ProbeResult]:
         self.rounds.append(asked)
         answers = [self._rule(subset) for subset in asked.subsets]
         self.told += zip(asked.subsets, answers, strict=True)
@@ -90,7 +90,7 @@ class ProbeCache:
 
 def bisected(asked: SearchQuestion, rule: Rule) -> tuple[SearchAnswer, ProbeCache]:
     probe = ProbeCache(rule)
-    return find(asked, probe), probe
+    return find_smallest_difference(asked, probe), probe
 
 
 def named(members: Iterable[int]) -> tuple[AnswerKind, tuple[int, ...]]:

@@ -24,14 +24,14 @@ from bisected import (
     unjudged,
 )
 
-from nsa_harness.core.search.effort import at_most, worst_case
-from nsa_harness.core.search.exact_search import cuts, probes_at_worst
-from nsa_harness.core.search.plan import find, so_far
+from nsa_harness.core.search.effort import total_probes, worst_case_stages
+from nsa_harness.core.search.exact_search import probe_points, worst_case_probes
+from nsa_harness.core.search.plan import find_smallest_difference, undecided_answer
 from nsa_harness.core.search.question import (
     PROOFS,
     AnswerKind,
-    CountsAs,
     OutOfBudget,
+    ProbeResult,
     Purpose,
     Round,
     SearchAnswer,
@@ -68,7 +68,7 @@ def test_every_single_culprit_is_found_and_proven(items: int, at_once: int) -> N
         assert (*shown(answer), answer.confidence, answer.why) == (AnswerKind.SINGLE, (culprit,), 1.0, "")
         assert answer.failing == {culprit}
         assert answer.passing == frozenset(range(items)) - {culprit}
-        assert probe.count() <= at_most(worst_case(asked))
+        assert probe.count() <= total_probes(worst_case_stages(asked))
 
 
 @AT_ONCE
@@ -81,7 +81,7 @@ def test_every_range_is_found_and_proven(items: int, at_once: int) -> None:
         assert shown(answer) == (AnswerKind.RANGE, (start, last + 1))
         assert (answer.confidence == 1.0) == (last + 1 - start <= 8)
         assert proven(answer, rule)
-        assert probe.count() <= at_most(worst_case(asked))
+        assert probe.count() <= total_probes(worst_case_stages(asked))
 
 
 @AT_ONCE
@@ -92,43 +92,43 @@ def test_every_pair_is_found_and_proven(items: int, at_once: int) -> None:
         answer, probe = bisected(asked, needs(pair))
         assert (*shown(answer), answer.confidence) == (*named(pair), 1.0)
         assert answer.failing == frozenset(pair)
-        assert probe.count() <= at_most(worst_case(asked))
+        assert probe.count() <= total_probes(worst_case_stages(asked))
 
 
 @AT_ONCE
 @pytest.mark.parametrize("items", [2, 3, 5, 8, 12])
 def test_every_number_is_told_as_a_number(items: int, at_once: int) -> None:
     asked = question(items, at_once=at_once)
-    sizes = next(part.probes for part in worst_case(asked) if part.name == "sizes")
+    sizes = next(part.probes for part in worst_case_stages(asked) if part.name == "sizes")
     for count in range(1, items):
         answer, probe = bisected(asked, at_least(count))
         assert shown(answer) == (AnswerKind.COUNT, (count,))
         assert 0.95 < answer.confidence < 1.0
         assert proven(answer, at_least(count))
-        assert probe.count() <= at_most(worst_case(asked)) + sizes
+        assert probe.count() <= total_probes(worst_case_stages(asked)) + sizes
 
 
 @AT_ONCE
 @pytest.mark.parametrize("items", [3, 5, 8, 12])
 def test_two_independent_culprits_are_both_found(items: int, at_once: int) -> None:
     asked = question(items, at_once=at_once)
-    more = sum(part.probes for part in worst_case(asked) if part.name in ("next culprit", "sizes"))
+    more = sum(part.probes for part in worst_case_stages(asked) if part.name in ("next culprit", "sizes"))
     for pair in combinations(range(items), 2):
         answer, probe = bisected(asked, needs(pair[:1], pair[1:]))
         assert (*shown(answer), answer.confidence) == (AnswerKind.SEVERAL, pair, 1.0)
         assert set(answer.groups) == {frozenset({one}) for one in pair}
         assert answer.passing == frozenset(range(items)) - set(pair)
-        assert probe.count() <= at_most(worst_case(asked)) + more
+        assert probe.count() <= total_probes(worst_case_stages(asked)) + more
 
 
 @pytest.mark.parametrize("items", [5, 8])
 def test_every_interaction_of_three_is_found_and_proven(items: int) -> None:
     asked = question(items)
-    more = sum(part.probes for part in worst_case(asked) if part.name == "next member")
+    more = sum(part.probes for part in worst_case_stages(asked) if part.name == "next member")
     for triple in combinations(range(items), 3):
         answer, probe = bisected(asked, needs(triple))
         assert (*shown(answer), answer.confidence) == (*named(triple), 1.0)
-        assert probe.count() <= at_most(worst_case(asked)) + more
+        assert probe.count() <= total_probes(worst_case_stages(asked)) + more
 
 
 def test_a_culprit_inside_a_range_does_not_make_it_a_range() -> None:
@@ -145,7 +145,7 @@ def test_every_threshold_is_found_and_proven(items: int, at_once: int, unbounded
         answer, probe = bisected(asked, at_least(smallest))
         assert (*shown(answer), answer.confidence) == (AnswerKind.THRESHOLD, (smallest,), 1.0)
         assert (answer.passing, answer.failing) == (frozenset(range(smallest - 1)), frozenset(range(smallest)))
-        assert probe.count() <= at_most(worst_case(asked))
+        assert probe.count() <= total_probes(worst_case_stages(asked))
         assert all(subset == frozenset(range(len(subset))) for one in probe.rounds for subset in one.subsets)
 
 
@@ -178,7 +178,7 @@ def test_a_number_is_told_as_one_though_a_run_passed_by_chance(count: int) -> No
     chance = frozenset(range(count))
     passed = False
 
-    def fails(on: Subset) -> CountsAs:
+    def fails(on: Subset) -> ProbeResult:
         nonlocal passed
         if on == chance and not passed:
             passed = True
@@ -209,7 +209,7 @@ def spent(smallest: int, cost: float) -> tuple[int, float]:
 
 
 def test_a_dear_bad_answer_moves_the_cut_but_takes_no_probe_more() -> None:
-    assert [cuts(12, 1, 4, cost)[0] for cost in (1.0, 8.0)] == [6, 5]
+    assert [probe_points(12, 1, 4, cost)[0] for cost in (1.0, 8.0)] == [6, 5]
     blind, aware = ([spent(smallest, cost) for smallest in range(1, 97)] for cost in (1.0, 8.0))
     assert (max(probes for probes, _ in blind), max(probes for probes, _ in aware)) == (7, 7)
     assert sum(time for _, time in aware) < 0.96 * sum(time for _, time in blind)
@@ -222,17 +222,17 @@ def test_the_cost_is_read_after_both_controls() -> None:
         assert [one.purpose for one in probe.rounds[:2]] == [Purpose.CONTROL_GOOD, Purpose.CONTROL_BAD]
         return 1.0
 
-    assert find(ordered(9, bad_cost=cost), probe).items == (3,)
+    assert find_smallest_difference(ordered(9, bad_cost=cost), probe).items == (3,)
 
 
 def test_a_large_question_is_cut_by_the_proportions_of_a_smaller_one() -> None:
     worst = max(bisected(ordered(3000, bad_cost=lambda: 8.0), at_least(one))[1].search() for one in (1, 2999, 1500, 7))
-    assert worst <= probes_at_worst(3000, 1) == 12
+    assert worst <= worst_case_probes(3000, 1) == 12
 
 
 def test_a_round_tells_what_is_open_and_how_many_probes_are_left() -> None:
     probe = bisected(question(12), needs({7}))[1]
-    told = [(one.purpose.value, one.open, one.left) for one in probe.rounds]
+    told = [(one.purpose.value, one.open, one.probes_left) for one in probe.rounds]
     assert told == [
         ("control_good", (0, 12), 0),
         ("control_bad", (0, 12), 0),
@@ -299,7 +299,7 @@ def test_a_value_that_never_fails_has_nothing_to_bisect() -> None:
     ],
 )
 def test_ends_that_are_not_what_they_should_be_are_not_searched_between(
-    good: CountsAs, bad: CountsAs, why: str
+    good: ProbeResult, bad: ProbeResult, why: str
 ) -> None:
     answer, probe = bisected(question(12), lambda subset: bad if subset else good)
     assert (answer.kind, answer.confidence, answer.why) == (AnswerKind.UNDECIDED, 0.0, why)
@@ -330,7 +330,7 @@ def test_points_that_cannot_be_judged_are_walked_around() -> None:
         (UNRESOLVED, "between what passes and what fails, the rest was neither good nor bad"),
     ],
 )
-def test_what_only_unjudged_points_keep_apart_stays_open(counts_as: CountsAs, why: str, at_once: int) -> None:
+def test_what_only_unjudged_points_keep_apart_stays_open(counts_as: ProbeResult, why: str, at_once: int) -> None:
     answer, _ = bisected(ordered(12, at_once=at_once), unjudged(at_least(5), 4, 5, 6, counts_as=counts_as))
     assert (answer.kind, answer.open) == (AnswerKind.UNDECIDED, (3, 4, 5, 6))
     assert answer.why.startswith(why)
@@ -338,7 +338,7 @@ def test_what_only_unjudged_points_keep_apart_stays_open(counts_as: CountsAs, wh
     assert told(answer) == [(0, 4, GOOD), (4, 7, counts_as), (7, 13, BAD)]
 
 
-def told(answer: SearchAnswer) -> list[tuple[int, int, CountsAs]]:
+def told(answer: SearchAnswer) -> list[tuple[int, int, ProbeResult]]:
     return [(zone.start, zone.stop, zone.counts_as) for zone in answer.zones]
 
 
@@ -346,14 +346,14 @@ def told(answer: SearchAnswer) -> list[tuple[int, int, CountsAs]]:
 @pytest.mark.parametrize(("items", "step"), [(12, 1), (48, 5), (165, 31)])
 def test_the_borders_of_another_failure_are_bisected_too(items: int, step: int, at_once: int) -> None:
     asked = ordered(items, at_once=at_once)
-    borders = next(part.probes for part in worst_case(asked) if part.name == "borders")
+    borders = next(part.probes for part in worst_case_stages(asked) if part.name == "borders")
     for good, bad in combinations(range(0, items + 1, step), 2):
         if bad - good > 1:
             others = range(good + 1, bad)
             answer, probe = bisected(asked, unjudged(at_least(bad), *others, counts_as=DIFFERENT))
             assert (answer.kind, answer.open) == (AnswerKind.UNDECIDED, tuple(range(good, bad)))
             assert told(answer) == [(0, good + 1, GOOD), (good + 1, bad, DIFFERENT), (bad, items + 1, BAD)]
-            assert probe.count() <= at_most(worst_case(asked)) + borders
+            assert probe.count() <= total_probes(worst_case_stages(asked)) + borders
 
 
 def test_both_sides_of_what_hides_it_are_run_once_more_for_the_commands_and_so_are_both_ends() -> None:
@@ -379,7 +379,7 @@ def test_what_was_first_seen_between_and_passes_no_more_is_no_zone() -> None:
     rule = unjudged(at_least(9), *range(5, 9), counts_as=DIFFERENT)
     asked: list[int] = []
 
-    def no_more(subset: Subset) -> CountsAs:
+    def no_more(subset: Subset) -> ProbeResult:
         asked.append(len(subset))
         return DIFFERENT if len(subset) == 4 and asked.count(4) > 1 else rule(subset)
 
@@ -400,7 +400,7 @@ def test_another_failure_in_most_sets_does_not_eat_the_probes_and_the_rest_is_na
 
 
 def test_a_set_whose_prefixes_cannot_be_judged_is_found_among_other_sets() -> None:
-    def rule(subset: Subset) -> CountsAs:
+    def rule(subset: Subset) -> ProbeResult:
         return UNRESOLVED if 0 in subset and 6 <= len(subset) <= 9 else needs({7})(subset)
 
     answer, _ = bisected(question(12), rule)
@@ -414,7 +414,7 @@ def test_a_member_that_could_not_be_left_out_leaves_it_undecided() -> None:
 
 
 def test_more_items_that_turn_bad_into_good_leave_an_answer_that_was_asked_for_itself() -> None:
-    def masked(subset: Subset) -> CountsAs:
+    def masked(subset: Subset) -> ProbeResult:
         return BAD if len(subset) == 12 or ({2, 9} <= subset and 5 not in subset) else GOOD
 
     answer, _ = bisected(question(12), masked)
@@ -444,7 +444,7 @@ def test_values_that_change_more_than_once_have_no_threshold() -> None:
 @pytest.mark.parametrize("limit", range(16))
 def test_a_budget_that_ends_leaves_what_is_known(limit: int) -> None:
     probe = ProbeCache(needs({7}))
-    answer = find(question(12, max_probes=limit), probe)
+    answer = find_smallest_difference(question(12, max_probes=limit), probe)
     assert probe.count() <= limit
     assert (answer.kind is AnswerKind.SINGLE) == (limit >= 13)
     assert answer.kind is AnswerKind.SINGLE or {*answer.open, *answer.known} >= {7}
@@ -454,19 +454,19 @@ def test_a_budget_that_ends_leaves_what_is_known(limit: int) -> None:
 def test_a_probe_may_say_that_its_budget_is_out() -> None:
     probe = ProbeCache(needs({7}))
 
-    def until_the_fifth(asked: Round) -> list[CountsAs]:
+    def until_the_fifth(asked: Round) -> list[ProbeResult]:
         if len(probe.rounds) == 4:
             raise OutOfBudget
         return probe(asked)
 
-    answer = find(question(12), until_the_fifth)
+    answer = find_smallest_difference(question(12), until_the_fifth)
     assert (answer.known, answer.passing, answer.failing) == ((), frozenset(range(6)), frozenset(range(9)))
     assert answer.open == tuple(range(9))  # one of 6, 7 and 8 is needed, and any of the others may be beside it
 
 
 @pytest.mark.parametrize("limit", range(24))
 def test_of_a_search_that_was_cut_short_what_is_known_is_true(limit: int) -> None:
-    answer = find(question(12, max_probes=limit), ProbeCache(needs({2, 7, 8})))
+    answer = find_smallest_difference(question(12, max_probes=limit), ProbeCache(needs({2, 7, 8})))
     if answer.kind is AnswerKind.UNDECIDED:
         assert {2, 7, 8} >= {*answer.known}
         assert {*answer.known, *answer.open} >= {2, 7, 8}
@@ -474,7 +474,10 @@ def test_of_a_search_that_was_cut_short_what_is_known_is_true(limit: int) -> Non
 
 
 def test_the_members_that_were_found_before_the_budget_ended_are_known() -> None:
-    found = [find(question(12, max_probes=limit), ProbeCache(needs({2, 7, 8}))).known for limit in range(24)]
+    found = [
+        find_smallest_difference(question(12, max_probes=limit), ProbeCache(needs({2, 7, 8}))).known
+        for limit in range(24)
+    ]
     assert [known for known, before in zip(found, [(), *found], strict=False) if known != before][:3] == [
         (8,), (2, 8), (2, 7, 8),
     ]  # fmt: skip
@@ -484,10 +487,10 @@ def test_where_answers_contradict_each_other_nothing_is_known() -> None:
     said = iter([BAD, GOOD, GOOD, BAD])
     asked = Observed(question(4), lambda _: [next(said)])
     for subset in (range(4), range(3), range(2)):
-        list(asked.ask([frozenset(subset)], Purpose.RIGHT_EDGE, asked.everything))
-    assert so_far(asked, "").known == (3,)
-    list(asked.ask([frozenset(range(3))], Purpose.REPEAT, asked.everything))
-    assert so_far(asked, "").known == ()
+        list(asked.launch([frozenset(subset)], Purpose.RIGHT_EDGE, asked.all_units))
+    assert undecided_answer(asked, "").known == (3,)
+    list(asked.launch([frozenset(range(3))], Purpose.REPEAT, asked.all_units))
+    assert undecided_answer(asked, "").known == ()
 
 
 @pytest.mark.parametrize(
@@ -495,7 +498,7 @@ def test_where_answers_contradict_each_other_nothing_is_known() -> None:
 )
 def test_proofs_and_both_ends_are_asked_side_by_side(asked: SearchQuestion, rule: Rule) -> None:
     answer, probe = bisected(asked, rule)
-    mixed = [set(one.purposes) for one in probe.rounds if one.each]
+    mixed = [set(one.purposes) for one in probe.rounds if one.purpose_of_each]
     assert {Purpose.PROOF_BAD, Purpose.PROOF_GOOD} in mixed
     assert {Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD} in mixed
     assert all(len(one.subsets) == len(one.purposes) <= 4 for one in probe.rounds)

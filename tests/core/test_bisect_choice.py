@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from bisected import BAD, DIFFERENT, GOOD, UNRESOLVED, bisected, question, sometimes
 
-from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, QuestionKind, Subset
+from nsa_harness.core.search.question import AnswerKind, ProbeResult, Purpose, QuestionKind, Subset
 
 SEEDS = range(40)
 
@@ -102,7 +102,7 @@ def test_whatever_the_values_do_a_search_ends_and_contradicts_no_probe_of_its_ow
         )
         weights = [random.choice(ways) for _ in range(5)]
         asked = _choice(5, flaky=seed % 2 == 0, at_once=1 + seed % 3)
-        answer, probe = bisected(asked, lambda one, w=weights, r=random: r.choices([*CountsAs], w[min(one)])[0])
+        answer, probe = bisected(asked, lambda one, w=weights, r=random: r.choices([*ProbeResult], w[min(one)])[0])
         assert probe.count() <= 5 * 4 * 14
         assert not set(answer.items) & set(answer.open)
         for value in answer.items:

@@ -27,8 +27,8 @@ from bisected import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_harness.core.search.effort import at_most, worst_case
-from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, SearchAnswer, Subset
+from nsa_harness.core.search.effort import total_probes, worst_case_stages
+from nsa_harness.core.search.question import AnswerKind, ProbeResult, Purpose, SearchAnswer, Subset
 
 AT_ONCE = pytest.mark.parametrize("at_once", [1, 2, 4])
 SIZES = [1, 2, 3, 5, 8, 12]
@@ -51,7 +51,7 @@ def launchable(probe: ProbeCache, answer: SearchAnswer) -> bool:
 
 def more(items: int, case: str) -> int:
     """Probes that this case adds at worst."""
-    return sum(part.probes for part in worst_case(in_a_row(items)) if part.only_if == case)
+    return sum(part.probes for part in worst_case_stages(in_a_row(items)) if part.only_if == case)
 
 
 def is_smallest(rule: Rule, subset: Subset) -> bool:
@@ -71,7 +71,7 @@ def test_every_range_and_every_single_item_is_found_and_proven(items: int, at_on
         assert answer.passing is not None
         assert rule(answer.passing) is GOOD
         assert launchable(probe, answer)
-        assert probe.count() <= at_most(worst_case(asked))
+        assert probe.count() <= total_probes(worst_case_stages(asked))
 
 
 @pytest.mark.parametrize(("items", "average", "worst"), [(12, 6.7, 8), (48, 10.6, 12)])
@@ -88,7 +88,7 @@ def test_of_a_pair_the_smallest_range_that_holds_it_is_the_answer(items: int) ->
         answer, probe = bisected(in_a_row(items), needs(pair))
         assert (*shown(answer), answer.failing) == (*named(hull(pair)), frozenset(hull(pair)))
         assert ("no range can tell" in answer.why) == (len(hull(pair)) > 2)
-        assert probe.count() <= at_most(worst_case(in_a_row(items)))
+        assert probe.count() <= total_probes(worst_case_stages(in_a_row(items)))
 
 
 @pytest.mark.parametrize("items", [3, 5, 8, 12])
@@ -99,7 +99,7 @@ def test_two_culprits_are_both_found(items: int) -> None:
         assert set(answer.groups) == {frozenset({one}) for one in pair}
         assert launchable(probe, answer)
         rare = more(items, "there are several") + more(items, "only the number may count")
-        assert probe.count() <= at_most(worst_case(in_a_row(items))) + rare
+        assert probe.count() <= total_probes(worst_case_stages(in_a_row(items))) + rare
 
 
 def test_ranges_that_overlap_are_told_apart_and_all_that_lies_beside_them_is_proven() -> None:
@@ -121,7 +121,9 @@ def test_any_so_many_in_a_row_are_told_as_a_number(items: int) -> None:
         assert (answer.confidence == 1.0, answer.why == "") == (every, every)
         assert (answer.passing, answer.failing) == (frozenset(range(1, count)), frozenset(range(count)))
         assert launchable(probe, answer)
-        assert probe.count() <= at_most(worst_case(in_a_row(items))) + more(items, "only the number may count")
+        assert probe.count() <= total_probes(worst_case_stages(in_a_row(items))) + more(
+            items, "only the number may count"
+        )
 
 
 @pytest.mark.parametrize("others", [[range(7, 10)], [range(9, 12)]])
@@ -139,7 +141,7 @@ def test_a_flaky_failure_is_mostly_found(rule: Rule) -> None:
 
 
 def test_where_more_may_pass_than_fewer_the_range_is_shrunk_from_its_ends_and_asked_itself() -> None:
-    def masked(subset: Subset) -> CountsAs:
+    def masked(subset: Subset) -> ProbeResult:
         return BAD if len(subset) == 12 or ({4, 5} <= subset and 8 not in subset) else GOOD
 
     answer, probe = bisected(in_a_row(12), masked)
@@ -148,7 +150,7 @@ def test_where_more_may_pass_than_fewer_the_range_is_shrunk_from_its_ends_and_as
 
 
 @pytest.mark.parametrize("blind", [DIFFERENT, UNRESOLVED])
-def test_a_range_whose_prefixes_cannot_be_judged_is_found_from_its_other_end(blind: CountsAs) -> None:
+def test_a_range_whose_prefixes_cannot_be_judged_is_found_from_its_other_end(blind: ProbeResult) -> None:
     answer, probe = bisected(
         in_a_row(12), lambda subset: blind if 0 in subset and 6 <= len(subset) <= 10 else needs({7, 8})(subset)
     )
@@ -157,7 +159,7 @@ def test_a_range_whose_prefixes_cannot_be_judged_is_found_from_its_other_end(bli
 
 
 def test_of_what_cannot_be_judged_away_the_smallest_failing_range_is_said() -> None:
-    def half_blind(subset: Subset) -> CountsAs:
+    def half_blind(subset: Subset) -> ProbeResult:
         return UNRESOLVED if 0 < len(subset) < 6 and subset & {4, 5} else needs({4, 5})(subset)
 
     answer, probe = bisected(in_a_row(12), half_blind)
@@ -170,10 +172,10 @@ def test_of_what_cannot_be_judged_away_the_smallest_failing_range_is_said() -> N
 def chosen_by(seed: int, items: int) -> Rule:
     """Any answer for each set, the same each time; the ends are what they should be."""
 
-    def rule(subset: Subset) -> CountsAs:
+    def rule(subset: Subset) -> ProbeResult:
         if len(subset) in (0, items):
             return BAD if subset else GOOD
-        return Random(f"{seed} {sorted(subset)}").choice(tuple(CountsAs))
+        return Random(f"{seed} {sorted(subset)}").choice(tuple(ProbeResult))
 
     return rule
 

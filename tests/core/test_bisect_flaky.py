@@ -9,7 +9,7 @@ from bisected import BAD, GOOD, UNRESOLVED, at_least, bisected, needs, ordered, 
 
 from nsa_harness.core.search.bayesian import Belief
 from nsa_harness.core.search.exact_search import Chain
-from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, SearchQuestion, Subset
+from nsa_harness.core.search.question import AnswerKind, ProbeResult, Purpose, SearchQuestion, Subset
 
 SEEDS = range(40)
 
@@ -116,7 +116,7 @@ def test_a_flaky_answer_tells_how_often_it_fails_and_is_never_certain() -> None:
 def test_an_end_that_passed_once_has_both_ends_asked_until_they_are_apart() -> None:
     ends = [GOOD, BAD, GOOD, GOOD, BAD]
 
-    def late(subset: Subset) -> CountsAs:
+    def late(subset: Subset) -> ProbeResult:
         return ends.pop(0) if len(subset) == 12 and ends else needs({7})(subset)
 
     answer, probe = bisected(question(12), late)
@@ -129,7 +129,7 @@ def test_an_end_that_passed_once_has_both_ends_asked_until_they_are_apart() -> N
 def test_the_good_half_of_a_contradiction_is_asked_again_before_runs_are_called_flaky() -> None:
     lies = [True]
 
-    def lied_once(subset: Subset) -> CountsAs:
+    def lied_once(subset: Subset) -> ProbeResult:
         if len(subset) == 9 and lies:
             lies.clear()
             return GOOD
@@ -143,7 +143,7 @@ def test_the_good_half_of_a_contradiction_is_asked_again_before_runs_are_called_
 def test_a_failure_too_rare_to_search_for_is_said_to_be() -> None:
     seen: list[int] = []
 
-    def once(subset: Subset) -> CountsAs:
+    def once(subset: Subset) -> ProbeResult:
         seen.append(len(subset))
         return BAD if len(subset) == 12 and seen.count(12) == 3 else GOOD
 
@@ -164,35 +164,35 @@ def test_every_kind_of_set_is_evidence_for_the_edges_it_tells_of() -> None:
     chain, end, ends = Chain(base=frozenset(), order=(0, 1, 2, 3)), frozenset(range(4)), {frozenset[int](): (8, 0)}
     failing = {**ends, end: (0, 8)}
     belief = Belief(chain, end, {**failing, frozenset({1, 2}): (0, 1)})  # so it begins at 3 or before
-    assert belief.edges()[3] < 0.05
+    assert belief.edge_probabilities()[3] < 0.05
     belief = Belief(chain, end, {**failing, frozenset({0, 3}): (3, 0)})  # tells of edge 1 alone
-    first, second, third, *_ = belief.edges()
+    first, second, third, *_ = belief.edge_probabilities()
     assert first < 0.01 < second == pytest.approx(third)
 
 
 def test_what_was_found_before_may_turn_out_not_to_fail() -> None:
     chain, end = Chain(base=frozenset(), order=(0, 1, 2)), frozenset(range(6))
     ends = {frozenset[int](): (8, 0), end: (0, 8)}
-    assert Belief(chain, end, ends).best(3, frozenset({0, 1})) == [2, 3]  # so the whole chain may be asked
+    assert Belief(chain, end, ends).best_lengths(3, frozenset({0, 1})) == [2, 3]  # so the whole chain may be asked
     belief = Belief(chain, end, {**ends, frozenset({0, 1, 2}): (4, 0)})
-    assert belief.edges().index(max(belief.edges())) == 3
+    assert belief.edge_probabilities().index(max(belief.edge_probabilities())) == 3
 
 
 def test_where_a_rate_is_hardly_known_an_end_tells_more_than_any_length() -> None:
     """Half of all runs of the first item fail, and of no item four passed: is the lower rate a half as well?"""
     chain, end = Chain(base=frozenset(), order=tuple(range(8))), frozenset(range(8))
     belief = Belief(chain, end, {frozenset(): (4, 0), end: (0, 4), frozenset({0}): (31, 36)})
-    assert belief.best(1, frozenset()) == [0]
+    assert belief.best_lengths(1, frozenset()) == [0]
 
 
 @pytest.mark.parametrize("rate", [0.6, 0.9])
 def test_another_failure_beside_a_flaky_one_has_its_borders_bisected_too(rate: float) -> None:
     blind = range(30, 81)
     for seed in range(3):
-        rule = unjudged(sometimes(at_least(81), rate, seed), *blind, counts_as=CountsAs.DIFFERENT)
+        rule = unjudged(sometimes(at_least(81), rate, seed), *blind, counts_as=ProbeResult.DIFFERENT)
         answer, probe = bisected(ordered(96, max_probes=1000, controls=14), rule)
         told = [(zone.start, zone.stop, zone.counts_as) for zone in answer.zones]
-        assert told == [(0, 30, GOOD), (30, 81, CountsAs.DIFFERENT), (81, 97, BAD)]
+        assert told == [(0, 30, GOOD), (30, 81, ProbeResult.DIFFERENT), (81, 97, BAD)]
         assert answer.open == tuple(range(29, 81))
         assert (answer.passing, answer.failing) == (frozenset(range(29)), frozenset(range(81)))
         assert sum(len(subset) in blind for one in probe.rounds for subset in one.subsets) <= 30

@@ -22,7 +22,7 @@ from bisected import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsa_harness.core.search.question import AnswerKind, CountsAs, SearchAnswer, Subset
+from nsa_harness.core.search.question import AnswerKind, ProbeResult, SearchAnswer, Subset
 
 BOUND = 4000  # probes: far above any search, far below one that does not end
 
@@ -51,10 +51,10 @@ def holds(answer: SearchAnswer, rule: Rule) -> bool:
     return all(is_smallest(rule, subset) for subset in members(answer))
 
 
-def chosen_by(seed: int, answers: tuple[CountsAs, ...], items: int) -> Rule:
+def chosen_by(seed: int, answers: tuple[ProbeResult, ...], items: int) -> Rule:
     """Any answer for each set, the same each time; the ends are what they should be."""
 
-    def rule(subset: Subset) -> CountsAs:
+    def rule(subset: Subset) -> ProbeResult:
         if len(subset) in (0, items):
             return BAD if subset else GOOD
         return Random(f"{seed} {sorted(subset)}").choice(answers)
@@ -91,7 +91,7 @@ def test_answers_without_order_end_and_no_false_claim_is_certain(items: int, see
 @given(items=st.integers(1, 10), seed=st.integers(0), at_once=AT_ONCE)
 @settings(max_examples=150, deadline=None)
 def test_answers_of_all_kinds_end_and_no_false_claim_is_certain(items: int, seed: int, at_once: int) -> None:
-    rule = chosen_by(seed, tuple(CountsAs), items)
+    rule = chosen_by(seed, tuple(ProbeResult), items)
     for asked in (question(items, at_once=at_once), ordered(items, at_once=at_once)):
         answer, probe = bisected(asked, rule)
         assert holds(answer, rule)
@@ -105,7 +105,7 @@ def test_points_that_cannot_be_judged_hide_an_answer_but_never_change_it(
 ) -> None:
     culprit = data.draw(st.frozensets(st.integers(0, items - 1), min_size=1, max_size=3))
 
-    def rule(subset: Subset) -> CountsAs:
+    def rule(subset: Subset) -> ProbeResult:
         blind = 0 < len(subset) < items and Random(f"{seed} {sorted(subset)}").random() < share
         return UNRESOLVED if blind else needs(culprit)(subset)
 
@@ -143,7 +143,7 @@ def test_whatever_is_answered_a_search_ends_and_its_answer_fits_its_own_probes(
     random = Random(seed)
     asked = {"at_once": at_once, "flaky": flaky, "max_probes": 300}
     for one in (question(items, **asked), ordered(items, **asked), ordered(items, unbounded=True, **asked)):
-        answer, probe = bisected(one, lambda _: random.choices(list(CountsAs), weights)[0])
+        answer, probe = bisected(one, lambda _: random.choices(list(ProbeResult), weights)[0])
         assert probe.count() <= 300
         assert not against_its_probes(answer, probe), answer
         assert 0.0 <= answer.confidence <= 1.0
@@ -160,15 +160,15 @@ def test_a_zone_ends_where_it_is_said_to_and_what_is_sought_begins_in_it(
 ) -> None:
     smallest = data.draw(st.integers(1, items))
     blind = data.draw(st.sets(st.integers(1, items - 1), max_size=items))
-    rule = unjudged(at_least(smallest), *blind, counts_as=CountsAs.DIFFERENT)
+    rule = unjudged(at_least(smallest), *blind, counts_as=ProbeResult.DIFFERENT)
     answer, _ = bisected(ordered(items, at_once=at_once), rule)
     if answer.kind is AnswerKind.THRESHOLD:
         assert answer.items == (smallest,)
         return
     _, between, above = answer.zones
     counts = [rule(frozenset(range(length))) for length in range(items + 1)]
-    assert counts[between.start - 1 : between.start + 1] == [GOOD, CountsAs.DIFFERENT]
-    assert counts[between.stop - 1 : between.stop + 1] == [CountsAs.DIFFERENT, BAD]
+    assert counts[between.start - 1 : between.start + 1] == [GOOD, ProbeResult.DIFFERENT]
+    assert counts[between.stop - 1 : between.stop + 1] == [ProbeResult.DIFFERENT, BAD]
     assert smallest - 1 in answer.open
     assert (between.stop, answer.open) == (above.start, tuple(range(between.start - 1, between.stop)))
 

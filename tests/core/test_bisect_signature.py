@@ -6,7 +6,7 @@ import pytest
 
 from nsa_harness.core.experiment.trial import Wanted, counts_as, line_word, parse_outcome, same, signature_of
 from nsa_harness.core.report import Culprit, Place, Status
-from nsa_harness.core.search.question import CountsAs
+from nsa_harness.core.search.question import ProbeResult
 from tests.core.runs import run
 
 
@@ -17,10 +17,10 @@ def _at(line: int | None, status: Status = Status.HANG, cause: str = "lock_cycle
 
 def test_the_first_failure_shows_what_is_sought_and_another_line_is_another_failure():
     sought = signature_of(_at(40))
-    assert counts_as(_at(40), Wanted(), None) is CountsAs.BAD
-    assert counts_as(_at(40), Wanted(), sought) is CountsAs.BAD
-    assert counts_as(_at(41), Wanted(), sought) is CountsAs.DIFFERENT
-    assert counts_as(_at(40, Status.FAIL), Wanted(), sought) is CountsAs.DIFFERENT
+    assert counts_as(_at(40), Wanted(), None) is ProbeResult.BAD
+    assert counts_as(_at(40), Wanted(), sought) is ProbeResult.BAD
+    assert counts_as(_at(41), Wanted(), sought) is ProbeResult.DIFFERENT
+    assert counts_as(_at(40, Status.FAIL), Wanted(), sought) is ProbeResult.DIFFERENT
 
 
 def test_a_line_is_the_same_in_another_checkout_of_the_file():
@@ -35,30 +35,30 @@ def test_where_no_line_is_known_the_cause_decides():
 
 
 def test_what_passed_is_good_and_what_was_not_judged_is_neither():
-    assert counts_as(_at(None, Status.PASS), Wanted(), None) is CountsAs.GOOD
-    assert counts_as(_at(None, Status.SKIP), Wanted(), None) is CountsAs.UNRESOLVED
-    assert counts_as(_at(None, Status.ERROR), Wanted(), None) is CountsAs.UNRESOLVED
+    assert counts_as(_at(None, Status.PASS), Wanted(), None) is ProbeResult.GOOD
+    assert counts_as(_at(None, Status.SKIP), Wanted(), None) is ProbeResult.UNRESOLVED
+    assert counts_as(_at(None, Status.ERROR), Wanted(), None) is ProbeResult.UNRESOLVED
 
 
 def test_an_outcome_can_be_asked_for_by_its_kind_or_by_a_text_of_its_output():
-    assert counts_as(_at(40, Status.FAIL), parse_outcome("hang"), None) is CountsAs.DIFFERENT
-    assert counts_as(_at(41), parse_outcome("hang"), signature_of(_at(40))) is CountsAs.BAD
-    assert counts_as(_at(1, Status.FAIL), parse_outcome("fail:CUDA|nan"), None, "loss is nan") is CountsAs.BAD
-    assert counts_as(_at(1, Status.FAIL), parse_outcome("fail:CUDA"), None, "loss is nan") is CountsAs.DIFFERENT
-    assert counts_as(_at(1, Status.FAIL), parse_outcome("any"), signature_of(_at(40))) is CountsAs.BAD
+    assert counts_as(_at(40, Status.FAIL), parse_outcome("hang"), None) is ProbeResult.DIFFERENT
+    assert counts_as(_at(41), parse_outcome("hang"), signature_of(_at(40))) is ProbeResult.BAD
+    assert counts_as(_at(1, Status.FAIL), parse_outcome("fail:CUDA|nan"), None, "loss is nan") is ProbeResult.BAD
+    assert counts_as(_at(1, Status.FAIL), parse_outcome("fail:CUDA"), None, "loss is nan") is ProbeResult.DIFFERENT
+    assert counts_as(_at(1, Status.FAIL), parse_outcome("any"), signature_of(_at(40))) is ProbeResult.BAD
 
 
-def _rated(step_s: float | None, slow_from_s: float | None, status: Status = Status.PASS) -> CountsAs:
+def _rated(step_s: float | None, slow_from_s: float | None, status: Status = Status.PASS) -> ProbeResult:
     return counts_as(_at(None, status), parse_outcome("slow"), None, step_s=step_s, slow_from_s=slow_from_s)
 
 
 def test_what_passes_slowly_is_bad_where_that_is_asked():
-    assert _rated(0.2, None) is CountsAs.GOOD  # the good end itself, which says what is slow
-    assert _rated(0.19, 0.2) is CountsAs.GOOD
-    assert _rated(0.2, 0.2) is CountsAs.BAD
-    assert _rated(None, 0.2) is CountsAs.UNRESOLVED
-    assert _rated(0.3, 0.2, Status.HANG) is CountsAs.DIFFERENT
-    assert _rated(None, 0.2, Status.SKIP) is CountsAs.UNRESOLVED
+    assert _rated(0.2, None) is ProbeResult.GOOD  # the good end itself, which says what is slow
+    assert _rated(0.19, 0.2) is ProbeResult.GOOD
+    assert _rated(0.2, 0.2) is ProbeResult.BAD
+    assert _rated(None, 0.2) is ProbeResult.UNRESOLVED
+    assert _rated(0.3, 0.2, Status.HANG) is ProbeResult.DIFFERENT
+    assert _rated(None, 0.2, Status.SKIP) is ProbeResult.UNRESOLVED
 
 
 def test_slow_begins_where_runs_of_the_good_end_do_not_reach():

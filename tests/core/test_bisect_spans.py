@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.search.question import last_place, places_in, spans_of, within
+from nsa_harness.core.search.question import are_valid_spans, indices_in, last_index, spans_of
 
 
 @given(st.frozensets(st.integers(0, 40)))
 def test_places_come_back_as_they_were_and_equal_sets_have_equal_spans(places: frozenset[int]) -> None:
     spans = spans_of(places)
-    assert places_in(spans) == places
+    assert indices_in(spans) == places
     assert spans_of(sorted(places, reverse=True)) == spans
-    assert last_place(spans) == max(places, default=None)
-    assert within(spans, 41)
+    assert last_index(spans) == max(places, default=None)
+    assert are_valid_spans(spans, 41)
 
 
 def test_neighbours_are_one_span() -> None:
@@ -26,4 +26,4 @@ def test_neighbours_are_one_span() -> None:
 
 @pytest.mark.parametrize("spans", [((0, 13),), ((-1, 2),), ((3, 3),), ((4, 6), (0, 2)), ((0, 2), (2, 4))])
 def test_what_is_no_spans_of_twelve_items_is_told(spans: tuple[tuple[int, int], ...]) -> None:
-    assert not within(spans, 12)
+    assert not are_valid_spans(spans, 12)

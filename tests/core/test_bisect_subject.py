@@ -11,13 +11,20 @@ from nsa_harness.core.scenario.overrides import parse_override
 from nsa_harness.core.scenario.scenario import Scenario
 from nsa_harness.core.scenario.yaml_tree import plain
 from nsa_harness.core.search.question import AnswerKind, SearchAnswer
-from nsa_harness.core.search.subject import Form, Subject, in_its_words, layer_spans, layers_word, override_word
+from nsa_harness.core.search.subject import (
+    Subject,
+    SubjectForm,
+    answer_for_subject,
+    describe_layers,
+    format_layers,
+    format_override,
+)
 from nsa_harness.subject.options import branches_of
 
-LAYERS = Subject(form=Form.LAYERS, key="gc.layers", noun="layer", items=tuple(range(12)))
-LENGTH = Subject(form=Form.VALUE, key="model.seq_len", noun="model.seq_len", items=(32, 64, 128), good=16)
+LAYERS = Subject(form=SubjectForm.LAYERS, key="gc.layers", noun="layer", items=tuple(range(12)))
+LENGTH = Subject(form=SubjectForm.VALUE, key="model.seq_len", noun="model.seq_len", items=(32, 64, 128), good=16)
 KEYS = Subject(
-    form=Form.KEYS,
+    form=SubjectForm.KEYS,
     key="keys",
     noun="key",
     items=("gc.mode", "run.env.NCCL_DEBUG", "train.steps"),
@@ -27,26 +34,26 @@ KEYS = Subject(
 
 
 def test_layers_are_said_as_none_as_a_range_or_one_by_one():
-    assert LAYERS.words(()) == ("gc.layers=none",)
-    assert LAYERS.words(range(6)) == ("gc.layers=0:6",)
-    assert LAYERS.words((7,)) == ("gc.layers=[7]",)
-    assert LAYERS.words((0, 1, 2, 8)) == ("gc.layers=[0-2,8]",)
+    assert LAYERS.overrides(()) == ("gc.layers=none",)
+    assert LAYERS.overrides(range(6)) == ("gc.layers=0:6",)
+    assert LAYERS.overrides((7,)) == ("gc.layers=[7]",)
+    assert LAYERS.overrides((0, 1, 2, 8)) == ("gc.layers=[0-2,8]",)
 
 
 @given(st.sets(st.integers(0, 95)))
 def test_what_is_said_of_layers_is_read_back_as_the_same_layers(layers):
-    word = override_word("gc.layers", sorted(layers))
+    word = format_override("gc.layers", sorted(layers))
     choice = parse_layers(plain(parse_override(word).value))
     assert set(layers_of(choice, 96)) == layers
 
 
 def test_a_range_for_people_is_inclusive_with_the_code_form_behind_it():
-    assert layer_spans((0, 1, 2, 3, 4, 5)) == "0-5 [0:6]"
-    assert layer_spans((3, 8)) == "3 and 8"
-    assert layer_spans((7,)) == "7"
-    assert layers_word("all") == "all"
-    assert layers_word("2,6") == "[2,6]"
-    assert layers_word("2") == "[2]"
+    assert describe_layers((0, 1, 2, 3, 4, 5)) == "0-5 [0:6]"
+    assert describe_layers((3, 8)) == "3 and 8"
+    assert describe_layers((7,)) == "7"
+    assert format_layers("all") == "all"
+    assert format_layers("2,6") == "[2,6]"
+    assert format_layers("2") == "[2]"
 
 
 def test_an_ordered_subject_takes_the_largest_value_that_is_switched_on():
@@ -56,24 +63,24 @@ def test_an_ordered_subject_takes_the_largest_value_that_is_switched_on():
 
 
 def test_of_seeds_it_is_said_whether_it_is_the_data_or_a_race():
-    seeds = Subject(form=Form.CHOICE, key="train.seed", noun="seed", items=(1, 2, 3))
-    data = in_its_words(seeds, SearchAnswer(kind=AnswerKind.CHOICE, items=(1,)))
+    seeds = Subject(form=SubjectForm.CHOICE, key="train.seed", noun="seed", items=(1, 2, 3))
+    data = answer_for_subject(seeds, SearchAnswer(kind=AnswerKind.CHOICE, items=(1,)))
     assert data.why.startswith("it is the data")
-    race = in_its_words(seeds, SearchAnswer(kind=AnswerKind.INDEPENDENT, p_bad=0.4, why="6 of 15 runs failed"))
+    race = answer_for_subject(seeds, SearchAnswer(kind=AnswerKind.INDEPENDENT, p_bad=0.4, why="6 of 15 runs failed"))
     assert race.why.startswith("it is a race")
     assert race.why.endswith("6 of 15 runs failed")
-    both = in_its_words(seeds, SearchAnswer(kind=AnswerKind.CHOICE, items=(1,), p_bad=0.7))
+    both = answer_for_subject(seeds, SearchAnswer(kind=AnswerKind.CHOICE, items=(1,), p_bad=0.7))
     assert both.why.startswith("both")
-    always = in_its_words(seeds, SearchAnswer(kind=AnswerKind.INDEPENDENT))
+    always = answer_for_subject(seeds, SearchAnswer(kind=AnswerKind.INDEPENDENT))
     assert always.why.startswith("neither")
-    assert in_its_words(seeds, SearchAnswer(kind=AnswerKind.NONE, why="w")).why == "w"
+    assert answer_for_subject(seeds, SearchAnswer(kind=AnswerKind.NONE, why="w")).why == "w"
 
 
 def test_keys_have_their_good_value_where_they_are_off_and_no_override_takes_a_variable_away():
     assert KEYS.config((0,)) == {"gc.mode": "reentrant", "run.env.NCCL_DEBUG": None, "train.steps": 1}
-    assert KEYS.words((0,)) == ("gc.mode=reentrant", "train.steps=1")
-    assert KEYS.swept_away((0,)) == {"NCCL_DEBUG"}
-    assert KEYS.swept_away((1,)) == frozenset()
+    assert KEYS.overrides((0,)) == ("gc.mode=reentrant", "train.steps=1")
+    assert KEYS.unset_variables((0,)) == {"NCCL_DEBUG"}
+    assert KEYS.unset_variables((1,)) == frozenset()
 
 
 def test_without_any_branch_the_attention_is_the_dense_one():
@@ -86,7 +93,7 @@ def test_without_any_branch_the_attention_is_the_dense_one():
 
 @pytest.mark.parametrize("text", ["off", "1e3", "null", "a b", "it's", "[x]", "", "0x10", "ok"])
 def test_a_text_survives_the_command_line_whatever_yaml_would_make_of_it(text):
-    assert plain(parse_override(override_word("run.env.X", text)).value) == text
+    assert plain(parse_override(format_override("run.env.X", text)).value) == text
 
 
 def test_people_read_a_choice_in_a_few_words():
@@ -99,5 +106,5 @@ def test_people_read_a_choice_in_a_few_words():
 
 def test_only_layers_lie_side_by_side_so_keys_that_interact_are_a_set():
     found = SearchAnswer(kind=AnswerKind.RANGE, items=(0, 2))
-    assert in_its_words(LAYERS, found) == found
-    assert in_its_words(KEYS, found) == SearchAnswer(kind=AnswerKind.SET, items=(0, 1))
+    assert answer_for_subject(LAYERS, found) == found
+    assert answer_for_subject(KEYS, found) == SearchAnswer(kind=AnswerKind.SET, items=(0, 1))

@@ -10,8 +10,8 @@ from bisected import BAD, GOOD
 from builders import ALL_REDUCE, LIMITS, collective, frame, in_all_reduce, process, rank_snapshot, snapshot, stack, task
 
 from nsa_harness.core.evidence.evidence import RankSnapshot, Sample
-from nsa_harness.core.search.effort import Costs, Stage, costs, time_left_s, worst_case
-from nsa_harness.core.search.question import CountsAs, Purpose, QuestionKind, Round, SearchQuestion, spans_of
+from nsa_harness.core.search.effort import ProbeCosts, Stage, costs, time_left_s, worst_case_stages
+from nsa_harness.core.search.question import ProbeResult, Purpose, QuestionKind, Round, SearchQuestion, spans_of
 from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.core.search.waits import (
     OpenWait,
@@ -59,7 +59,7 @@ def test_what_every_rank_stands_in_is_the_signature_of_a_wait() -> None:
     assert found.signature is not None
     assert [(one.rank, one.kind) for one in found.signature] == [(0, WaitKind.COLLECTIVE), (1, WaitKind.IO)]
     assert found.signature[1].stack == ("loader.py:13 load", "train.py:70 <module>")
-    assert (found.quiet_s, found.until_s, found.limit) == (30.0, 300.0, "open_wait_s")
+    assert (found.no_progress_s, found.until_s, found.limit) == (30.0, 300.0, "open_wait_s")
 
 
 def test_a_fork_and_torchrun_show_the_same_wait_and_so_does_another_checkout() -> None:
@@ -136,11 +136,11 @@ def test_a_wait_seen_before_is_enough_after_ten_times_what_the_good_control_was_
     quiet_s: float, longest_quiet_s: float | None, enough: bool
 ) -> None:
     now = known()
-    assert seen_before(replace(now, quiet_s=quiet_s), {now.signature}, longest_quiet_s) is enough  # type: ignore[arg-type]
+    assert seen_before(replace(now, no_progress_s=quiet_s), {now.signature}, longest_quiet_s) is enough  # type: ignore[arg-type]
 
 
 def test_a_wait_that_was_never_proven_is_waited_for_however_long() -> None:
-    now = replace(known(), quiet_s=4000.0)
+    now = replace(known(), no_progress_s=4000.0)
     assert not seen_before(now, set(), 0.2)
     assert not seen_before(replace(now, until_s=None), {now.signature}, 0.2)  # type: ignore[arg-type]  # a sleep
     assert not seen_before(replace(now, signature=None), {known().signature}, 0.2)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_the_healthy_twin_that_stands_on_the_same_lines_is_left_alone_while_its_
     slow = seen(VICTIM, receiving(), quiet_s=60.0, samples=(trickles,))
     assert slow is not None
     assert slow.signature == known().signature
-    assert slow.quiet_s == 5.0
+    assert slow.no_progress_s == 5.0
     assert not seen_before(slow, {known().signature}, 0.2)  # type: ignore[arg-type]
 
 
@@ -163,13 +163,15 @@ def test_what_the_good_control_teaches_has_a_floor_and_a_proof_is_never_longer_t
 
 def test_who_looks_on_is_told_until_when_it_is_waited() -> None:
     now = known()
-    assert waiting_for(now, set(), 0.2) == Waiting(quiet_s=30.0, until_s=300.0, seen=False, limit="open_wait_s")
+    assert waiting_for(now, set(), 0.2) == Waiting(
+        no_progress_s=30.0, until_s=300.0, was_proven=False, limit="open_wait_s"
+    )
     again = waiting_for(now, {now.signature}, 0.2)  # type: ignore[arg-type]
-    assert (again.seen, again.until_s, again.left_s) == (True, 10.0, -20.0)
-    assert not waiting_for(now, {now.signature}, None).seen  # type: ignore[arg-type]  # a proof in full
+    assert (again.was_proven, again.until_s, again.left_s) == (True, 10.0, -20.0)
+    assert not waiting_for(now, {now.signature}, None).was_proven  # type: ignore[arg-type]  # a proof in full
 
 
-def probe(purpose: Purpose, counts_as: CountsAs, wall_s: float, *, early: bool = False) -> ProbeReport:
+def probe(purpose: Purpose, counts_as: ProbeResult, wall_s: float, *, early: bool = False) -> ProbeReport:
     return ProbeReport(
         n=1, subset=spans_of({1}), purpose=purpose, open=(0, 8), left=0, in_full=False, launcher="fork", verdict=None,
         kind=None, cause=None, summary="", place=None, culprits=(), phase=None, counts_as=counts_as, wall_s=wall_s,
@@ -182,10 +184,10 @@ CONTROLS = (probe(Purpose.CONTROL_GOOD, GOOD, 2.0), probe(Purpose.CONTROL_BAD, B
 
 def test_what_a_probe_takes_is_known_once_both_ends_were_seen() -> None:
     assert costs(CONTROLS[:1], None) is None
-    assert costs(CONTROLS, None) == Costs(good_s=2.0, bad_s=62.0, proof_s=62.0)
-    assert costs(CONTROLS, 10.0) == Costs(good_s=2.0, bad_s=12.0, proof_s=62.0)
+    assert costs(CONTROLS, None) == ProbeCosts(good_s=2.0, bad_s=62.0, proof_s=62.0)
+    assert costs(CONTROLS, 10.0) == ProbeCosts(good_s=2.0, bad_s=12.0, proof_s=62.0)
     early = probe(Purpose.RIGHT_EDGE, BAD, 15.0, early=True)
-    assert costs((*CONTROLS, early), 10.0) == Costs(good_s=2.0, bad_s=15.0, proof_s=62.0)
+    assert costs((*CONTROLS, early), 10.0) == ProbeCosts(good_s=2.0, bad_s=15.0, proof_s=62.0)
 
 
 STAGES = (
@@ -197,11 +199,11 @@ STAGES = (
     Stage(name="controls again", probes=2),
     Stage(name="next culprit", probes=40, only_if="there are several"),
 )
-EACH = Costs(good_s=2.0, bad_s=12.0, proof_s=62.0)
+EACH = ProbeCosts(good_s=2.0, bad_s=12.0, proof_s=62.0)
 
 
 def left_s(purpose: Purpose, left: int, *made: ProbeReport) -> float:
-    running = Round(subsets=(frozenset({1}),), purpose=purpose, open=(0, 8), left=left)
+    running = Round(subsets=(frozenset({1}),), purpose=purpose, open=(0, 8), probes_left=left)
     return time_left_s(STAGES, (*CONTROLS, *made), running, EACH, 1)
 
 
@@ -216,7 +218,7 @@ def test_the_time_that_is_left_is_that_of_the_whole_search() -> None:
 
 
 def test_each_value_of_a_choice_is_still_to_come() -> None:
-    stages = worst_case(SearchQuestion(kind=QuestionKind.CHOICE, items=4))
-    running = Round(subsets=(frozenset({0}),), purpose=Purpose.EACH, open=(0, 4), left=0)
+    stages = worst_case_stages(SearchQuestion(kind=QuestionKind.CHOICE, items=4))
+    running = Round(subsets=(frozenset({0}),), purpose=Purpose.EACH, open=(0, 4), probes_left=0)
     made = [probe(Purpose.EACH, GOOD, 2.0)] * 4
     assert time_left_s(stages, (), running, EACH, 1) - time_left_s(stages, made, running, EACH, 1) == 3 * 7.0

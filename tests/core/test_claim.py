@@ -34,16 +34,16 @@ from nsa_harness.core.experiment.claim import (
 )
 from nsa_harness.core.experiment.trial import Number, Trial, trial_of
 from nsa_harness.core.report import Status
-from nsa_harness.core.search.question import CountsAs
+from nsa_harness.core.search.question import ProbeResult
 
 SUPPORTED, REFUTED, UNDECIDED, _ = Result
-PASSED, ALIKE, OTHERWISE, UNJUDGED = CountsAs
+PASSED, ALIKE, OTHERWISE, UNJUDGED = ProbeResult
 REPETITIONS = 100
 
 
 def trial(side: int, bad: bool | None = False, end: str = "", **facts: object) -> Trial:
     words = end or ("HANG · lock_cycle" if bad else "PASS" if bad is False else "ERROR · infra")
-    counts_as = CountsAs.UNRESOLVED if bad is None else CountsAs.BAD if bad else CountsAs.GOOD
+    counts_as = ProbeResult.UNRESOLVED if bad is None else ProbeResult.BAD if bad else ProbeResult.GOOD
     return Trial(config=side, counts_as=counts_as, end=words, dir="", wall_s=1.0, **facts)  # type: ignore[arg-type]
 
 
@@ -208,7 +208,7 @@ def test_fixed_is_said_of_a_claim_only_where_the_rarest_rate_that_it_can_have_ha
     assert fixed(counted(0, 30), counted(0, 30), 0.95) is None
 
 
-def decided(ends: list[CountsAs], needed: int) -> VerificationResult | None:
+def decided(ends: list[ProbeResult], needed: int) -> VerificationResult | None:
     return verified([Trial(counts_as=one, end="", dir="", wall_s=1.0) for one in ends], needed)
 
 

@@ -42,9 +42,9 @@ def test_an_open_wait_says_who_is_blocked_in_what_and_when_it_would_be_a_hang() 
     word = word_of(twice(*waiting, READING))
     assert word is not None
     assert stall_text(word) == (
-        "ranks 0, 2 are blocked in all_reduce #3 at train.py:40, waiting for rank 1;"
-        " rank 1 is blocked in read in load at loader.py:13 (/job/data.fifo);"
-        " what it reads or writes may still move; HANG in 4 min 52 s unless it moves"
+        "ranks 0, 2 are blocked in all_reduce #3 (train.py:40), waiting for rank 1;"
+        " rank 1 is blocked in read in load (loader.py:13) on /job/data.fifo;"
+        " the data that it reads or writes may still arrive; HANG in 4 min 52 s unless the run makes progress"
     )
 
 

@@ -7,7 +7,7 @@ from builders import board, evidence, rank_evidence
 
 from nsa_harness.core.diagnosis.context import meshes
 from nsa_harness.core.outcome.wording import rank_names, ranks_text
-from nsa_harness.texts.words import with_coordinates, without_steps
+from nsa_harness.texts.sentences import with_coordinates, without_steps
 
 PLACES = {0: (("dp", 0), ("tp", 0)), 1: (("dp", 0), ("tp", 1)), 3: (("dp", 1), ("tp", 1))}
 STAGE = {rank: (("dp", rank), ("pp", 1)) for rank in range(512)}

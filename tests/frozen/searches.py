@@ -15,10 +15,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nsa_harness.core.search.plan import find
+from nsa_harness.core.search.plan import find_smallest_difference
 from nsa_harness.core.search.question import (
-    CountsAs,
     OutOfBudget,
+    ProbeResult,
     QuestionKind,
     Round,
     SearchAnswer,
@@ -28,10 +28,10 @@ from nsa_harness.core.search.question import (
 )
 
 SEARCHES = Path(__file__).resolve().parent / "searches.jsonl"
-GOOD, BAD = CountsAs.GOOD, CountsAs.BAD
+GOOD, BAD = ProbeResult.GOOD, ProbeResult.BAD
 _KINDS = (QuestionKind.SET, QuestionKind.RANGE, QuestionKind.ORDERED, QuestionKind.CHOICE)
 
-Program = Callable[[Subset], CountsAs]
+Program = Callable[[Subset], ProbeResult]
 
 
 def searches() -> str:
@@ -43,15 +43,15 @@ def searches() -> str:
 def _searched(question: SearchQuestion, program: Program) -> dict[str, Any]:
     rounds: list[list[Any]] = []
 
-    def probe(asked: Round) -> Sequence[CountsAs]:
+    def probe(asked: Round) -> Sequence[ProbeResult]:
         answers = [program(subset) for subset in asked.subsets]
         subsets = [spans_of(subset) for subset in asked.subsets]
-        rounds.append([[one.value for one in asked.purposes], subsets, asked.open, asked.left, answers])
+        rounds.append([[one.value for one in asked.purposes], subsets, asked.open, asked.probes_left, answers])
         if question.max_probes is not None and sum(len(one[1]) for one in rounds) > 3 * question.max_probes:
             raise OutOfBudget("the simulated budget ended")
         return answers
 
-    answer = find(question, probe)
+    answer = find_smallest_difference(question, probe)
     return {
         "rounds": len(rounds),
         "probes": sum(len(one[1]) for one in rounds),
@@ -159,12 +159,12 @@ def _needs(*culprits: set[int]) -> Program:
 
 def _blurred(program: Program, items: int) -> Program:
     """Says nothing for some sizes of a set, and another failure for others."""
-    unclear = {items // 2: CountsAs.UNRESOLVED, items // 3: CountsAs.DIFFERENT}
+    unclear = {items // 2: ProbeResult.UNRESOLVED, items // 3: ProbeResult.DIFFERENT}
     return lambda subset: unclear.get(len(subset), program(subset))
 
 
 def _arbitrary(items: int) -> Program:
-    def program(subset: Subset) -> CountsAs:
+    def program(subset: Subset) -> ProbeResult:
         if len(subset) in (0, items):
             return BAD if subset else GOOD
         return Random(f"{sorted(subset)}").choice((GOOD, BAD))
@@ -180,7 +180,7 @@ def _sometimes(program: Program, rate: float, false_bad: float, seed: int) -> Pr
 def _with_budget(program: Program, probes: int) -> Program:
     left = [probes]
 
-    def limited(subset: Subset) -> CountsAs:
+    def limited(subset: Subset) -> ProbeResult:
         if not left[0]:
             raise OutOfBudget(f"the budget of {probes} probes ended")
         left[0] -= 1

@@ -13,7 +13,7 @@ from nsa_attention.parallelize import average_gradients, parallelize
 from nsa_attention.settings import read_settings
 from nsa_attention.train import summed_loss
 from nsa_attention.values import Wrapper
-from nsa_attention.world import joined
+from nsa_attention.world import join_ranks
 
 IGNORED = -100
 # A row for each rank: the ranks count different numbers of targets.
@@ -36,7 +36,7 @@ def main() -> None:
     targets[0, [29, 30, 95]] = IGNORED  # the last tokens of three documents
     counted = int((targets != IGNORED).sum())
     too_far = []
-    with joined("cpu", "gloo", needs_group=True) as world:
+    with join_ranks("cpu", "gloo", needs_group=True) as world:
         for name, options in WAYS.items():
             settings = read_settings(("--layers", "2", "--dtype", "float64", *options), {})
             whole = built(settings, torch.float64)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nsa_attention.ops import blockwise
 from nsa_attention.ops.attend import selected_attention
-from nsa_attention.ops.blockwise import readers
+from nsa_attention.ops.blockwise import block_readers
 from nsa_attention.ops.kernels import BlockwiseKernel, EagerKernel, FusedCpuKernel, Kernel
 from nsa_attention.ops.selection import EMPTY, Selection, select_blocks
 
@@ -54,7 +54,7 @@ def test_chunks_of_any_length_say_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     whole = run()
     # Shorter than a block: a block's own queries, who do not see all of it, come in several chunks.
     for longest in (3, 9, 15):  # of three heads: 1, 3 and 5 queries
-        monkeypatch.setattr(blockwise, "LONGEST_CHUNK", longest)
+        monkeypatch.setattr(blockwise, "MAX_CHUNK_ROWS", longest)
         for ours, theirs in zip(run(), whole, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
@@ -113,8 +113,8 @@ def test_both_ways_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     *tensors, indices = inputs(torch.float64)
     upstream = torch.randn(2, 6, 61, 8, dtype=torch.float64)
     results = []
-    for small in (blockwise.SMALL, 0.0):
-        monkeypatch.setattr(blockwise, "SMALL", small)
+    for small in (blockwise.SAFE_SCORE, 0.0):
+        monkeypatch.setattr(blockwise, "SAFE_SCORE", small)
         output, lse = attended(*tensors, indices, kernel=BlockwiseKernel())
         results.append([output.detach(), lse, *torch.autograd.grad(output, tensors, upstream)])
     for ours, theirs in zip(*results, strict=True):
@@ -123,23 +123,25 @@ def test_both_ways_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_queries_that_see_everything_are_set_apart_up_to_the_first_that_does_not() -> None:
     indices = torch.tensor([[0, EMPTY], [0, 0], [1, 0], [0, 1], [0, 1], [2, 0]], dtype=torch.int32)
-    reads = readers(indices[None], select_len=2, keys=6, set_apart=True)
-    assert reads.all_seeing == 4
+    reads = block_readers(indices[None], select_len=2, keys=6, separate_leading=True)
+    assert reads.unmasked_queries == 4
     listed = [(chunk.first, (chunk.queries + chunk.before).tolist()) for chunk in reads.chunks(0, 8)]
     assert listed == [(0, [4, 5]), (2, [4]), (4, [5])]
 
 
 def test_a_query_that_saw_nothing_at_the_start_leaves_nobody_apart() -> None:
     indices = torch.tensor([[EMPTY], [0], [0]], dtype=torch.int32)
-    assert readers(indices[None], select_len=2, keys=3, set_apart=True).all_seeing == 0
+    assert block_readers(indices[None], select_len=2, keys=3, separate_leading=True).unmasked_queries == 0
 
 
 def test_a_query_is_set_apart_where_it_sees_everything_in_all_rows() -> None:
     indices = torch.tensor([[[0], [0], [0]], [[0], [EMPTY], [0]]], dtype=torch.int32)
-    assert readers(indices, select_len=3, keys=3, set_apart=True).all_seeing == 1
+    assert block_readers(indices, select_len=3, keys=3, separate_leading=True).unmasked_queries == 1
 
 
 def test_it_runs_where_the_chosen_keys_are_at_most_half_and_there_are_enough() -> None:
-    assert blockwise.slower_reason(2048, 16, 64) is None
-    assert blockwise.slower_reason(2047, 16, 64) == "16 blocks of 64 tokens are more than half of 2047 tokens"
-    assert blockwise.slower_reason(1023, 4, 32) == "1023 tokens are fewer than 1024"
+    assert blockwise.reason_blockwise_is_slower(2048, 16, 64) is None
+    assert (
+        blockwise.reason_blockwise_is_slower(2047, 16, 64) == "16 blocks of 64 tokens are more than half of 2047 tokens"
+    )
+    assert blockwise.reason_blockwise_is_slower(1023, 4, 32) == "1023 tokens are fewer than 1024"

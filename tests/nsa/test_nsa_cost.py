@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsa_attention.config import CI, Attention, Implementation, NSAConfig
-from nsa_attention.cost import KeptTensors, expected_bytes, graph_nodes
+from nsa_attention.cost import SavedTensorCounter, expected_bytes, graph_nodes
 from nsa_attention.model import Recompute, TinyLM
 from nsa_attention.train import loss_of
 
@@ -22,7 +22,7 @@ def cost(
     model = TinyLM.from_config(config, implementation)
     model.blocks[0].recompute = recompute
     tokens = torch.randint(config.vocab, (1, config.seq_len))
-    with KeptTensors(model, config.seq_len) as kept:
+    with SavedTensorCounter(model, config.seq_len) as kept:
         loss = loss_of(model(tokens), tokens)
     counted = graph_nodes(loss), kept.size_bytes, kept.square_bytes
     loss.backward()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsa_attention.ops.attend import compressed_attention, selected_attention, sliding_attention
-from nsa_attention.ops.cpu_threads import shares, side_by_side
+from nsa_attention.ops.cpu_threads import run_in_threads, split_work
 from nsa_attention.ops.kernels import KERNELS
 from nsa_attention.ops.selection import Selection, select_blocks
 
@@ -31,12 +31,12 @@ class TestPieces:
         """The first piece cannot end before the last has."""
         last_is_done = threading.Event()
         pieces = [lambda: last_is_done.wait(30) and "first", lambda: "second", lambda: last_is_done.set() or "third"]
-        assert side_by_side(pieces) == ["first", "second", "third"]
+        assert run_in_threads(pieces) == ["first", "second", "third"]
 
     def test_have_one_core_each_record_no_graph_and_leave_no_thread(self) -> None:
         leaf = torch.ones(1, requires_grad=True)
         threads = threading.active_count()
-        results = side_by_side([lambda: (torch.get_num_threads(), (leaf * 2).requires_grad)] * 5)
+        results = run_in_threads([lambda: (torch.get_num_threads(), (leaf * 2).requires_grad)] * 5)
         assert results == [(1, False)] * 5
         assert torch.get_num_threads() == 3
         assert threading.active_count() == threads
@@ -47,7 +47,7 @@ class TestPieces:
 
         for pieces in ([broken, int], [int, broken]):
             with pytest.raises(ValueError, match="no"):
-                side_by_side(pieces)
+                run_in_threads(pieces)
             assert torch.get_num_threads() == 3
 
 
@@ -57,7 +57,7 @@ class TestPieces:
 )
 def test_shares_cover_every_head_of_every_row_once(rows: int, heads: int, pieces: int) -> None:
     covered = torch.zeros(rows, heads)
-    cut = shares(CPU, rows, heads)
+    cut = split_work(CPU, rows, heads)
     for share in cut:
         covered[share] += 1
     assert len(cut) == pieces
@@ -65,8 +65,8 @@ def test_shares_cover_every_head_of_every_row_once(rows: int, heads: int, pieces
 
 
 def test_one_core_and_other_devices_have_one_share() -> None:
-    assert shares(CPU, 8, 2) == [(slice(0, 8), slice(0, 2))]
-    assert shares(torch.device("meta"), 8, 2) == [(slice(0, 8), slice(0, 2))]
+    assert split_work(CPU, 8, 2) == [(slice(0, 8), slice(0, 2))]
+    assert split_work(torch.device("meta"), 8, 2) == [(slice(0, 8), slice(0, 2))]
 
 
 @pytest.mark.parametrize(("batch", "heads", "groups"), [(1, 3, 1), (1, 4, 2), (5, 2, 2)], ids=str)

@@ -21,7 +21,7 @@ from nsa_attention.data.packing import row_of_window, rows
 from nsa_attention.data.prefetch import Ordered
 from nsa_attention.data.stories import SHARDS, all_stories, story
 from nsa_attention.settings import read_settings
-from nsa_attention.world import NUMBERS, CannotRunError, World
+from nsa_attention.world import MAX_COMPARED, CannotRunError, World
 
 CPU = torch.device("cpu")
 SHORT = ("--seq-len", "32", "--batch", "2")
@@ -369,7 +369,9 @@ def test_what_one_rank_alone_leaves_out_ends_the_run_on_all(tmp_path: Path, *, d
         assert "3 records left out: " in said[1]
 
 
-@given(st.integers(1, 4000).flatmap(lambda size: st.lists(st.integers(0, NUMBERS - 1), min_size=size, max_size=size)))
+@given(
+    st.integers(1, 4000).flatmap(lambda size: st.lists(st.integers(0, MAX_COMPARED - 1), min_size=size, max_size=size))
+)
 def test_numbers_of_ranks_are_compared_exactly_in_float32(numbers: list[int]) -> None:
     sums = torch.zeros(2)
     for number in numbers:

@@ -14,11 +14,11 @@ from torch.nn import functional
 from touched import Touched
 
 from nsa_attention import decode
-from nsa_attention.attention import BlockSelector, CompressedBranch, SlidingBranch, selection_of
+from nsa_attention.attention import BlockSelector, CompressedBranch, SlidingBranch, selection_from
 from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
-from nsa_attention.decode import Cache, NSAMemory, Rows, VanillaMemory, next_logits, prefill, step
+from nsa_attention.decode import Cache, GrowingRows, NSALayerCache, VanillaLayerCache, next_logits, prefill, step
 from nsa_attention.model import TinyLM
-from nsa_attention.ops.kv_cache_attention import chosen_blocks
+from nsa_attention.ops.kv_cache_attention import selected_block_indices
 from nsa_attention.ops.selection import EMPTY
 from nsa_attention.world import CannotRunError
 
@@ -108,7 +108,7 @@ def test_a_chunk_that_is_worked_on_in_pieces_gives_the_same(
 ) -> None:
     model = sharp_model(replace(tiny, attention=attention))
     inputs = tokens(tiny, 60)
-    monkeypatch.setattr(decode, "LONGEST_PIECE", 16)
+    monkeypatch.setattr(decode, "MAX_CHUNK_TOKENS", 16)
     assert_same(in_chunks(model, inputs, 3, cycle((57,))), model(inputs))
 
 
@@ -158,9 +158,9 @@ def block_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
     original = CompressedBranch.forward
 
     def forward(
-        self: CompressedBranch, x: Tensor, q: Tensor, turns: Tensor, *rest: Tensor | None
+        self: CompressedBranch, x: Tensor, q: Tensor, cos_sin: Tensor, *rest: Tensor | None
     ) -> tuple[Tensor, object]:
-        output, scorer = original(self, x, torch.cat((q[:, :, :1], q), 2), turns, *rest)
+        output, scorer = original(self, x, torch.cat((q[:, :, :1], q), 2), cos_sin, *rest)
         return output[:, :, 1:], scorer
 
     monkeypatch.setattr(CompressedBranch, "forward", forward)
@@ -169,8 +169,10 @@ def block_one_token_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def window_one_token_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     original = SlidingBranch.forward
 
-    def forward(self: SlidingBranch, x: Tensor, q: Tensor, turns: Tensor, packed: None, ready: list[Tensor]) -> Tensor:
-        return original(self, x, q, turns.roll(-1, 1), packed, [product.roll(-1, 1) for product in ready])
+    def forward(
+        self: SlidingBranch, x: Tensor, q: Tensor, cos_sin: Tensor, packed: None, ready: list[Tensor]
+    ) -> Tensor:
+        return original(self, x, q, cos_sin.roll(-1, 1), packed, [product.roll(-1, 1) for product in ready])
 
     monkeypatch.setattr(SlidingBranch, "forward", forward)
 
@@ -223,9 +225,9 @@ def test_a_step_reads_no_key_but_those_of_the_chosen_blocks(tiny: NSAConfig, mon
     assert_same(step(model, inputs[:, -1:], poisoned), expected)
 
 
-def memory_of(cache: Cache, layer: int = 0) -> NSAMemory:
-    memory = cache.memories[layer]
-    assert isinstance(memory, NSAMemory)
+def memory_of(cache: Cache, layer: int = 0) -> NSALayerCache:
+    memory = cache.layers[layer]
+    assert isinstance(memory, NSALayerCache)
     return memory
 
 
@@ -237,7 +239,7 @@ def test_window_and_pending_tokens_take_constant_memory(tiny: NSAConfig, prompt:
     for token in inputs[:, prompt:].split(1, 1):
         step(model, token, cache)
         memory = memory_of(cache)
-        kept = [memory.win_k.kept, memory.win_v.kept, memory.cmp_k.pending.kept, memory.cmp_v.pending.kept]
+        kept = [memory.win_k.vectors, memory.win_v.vectors, memory.cmp_k.pending.vectors, memory.cmp_v.pending.vectors]
         lengths = [tensor.shape[2] for tensor in kept]
         blocks = max(0, (cache.tokens - tiny.block_len) // tiny.block_stride + 1)
         pending = cache.tokens - blocks * tiny.block_stride
@@ -245,13 +247,13 @@ def test_window_and_pending_tokens_take_constant_memory(tiny: NSAConfig, prompt:
         assert pending <= tiny.block_len - 1
         # No view: what is kept holds nothing else in memory.
         assert all(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() for tensor in kept)
-        assert memory.cmp_k.done.count == memory.cmp_v.done.count == blocks
+        assert memory.cmp_k.compressed.count == memory.cmp_v.compressed.count == blocks
 
 
 def test_a_cache_grows_by_doubling_and_copies_nothing_in_between(
     tiny: NSAConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode, "FIRST_CAPACITY", 8)
+    monkeypatch.setattr(decode, "MIN_CAPACITY", 8)
     model = sharp_model(replace(tiny, layers=1))
     inputs = tokens(tiny, 70, batch=1)
     cache = Cache(model.config)
@@ -268,7 +270,7 @@ def test_a_cache_grows_by_doubling_and_copies_nothing_in_between(
 
 
 def test_rows_of_a_long_prompt_leave_room_for_the_first_tokens() -> None:
-    rows = Rows()
+    rows = GrowingRows()
     rows.add(torch.randn(1, 2, 100, 3))
     assert rows.capacity == 128
     before = rows.all().clone()
@@ -339,9 +341,9 @@ def test_the_stock_control_says_that_it_cannot(tiny: NSAConfig) -> None:
 
 def test_the_control_keeps_every_key_and_the_layer_only_what_it_may_look_at(tiny: NSAConfig) -> None:
     _, cache = prefill(TinyLM.from_config(replace(tiny, branches=(Branch.WIN,))), tokens(tiny, TOKENS))
-    assert memory_of(cache).sel_k.count == memory_of(cache).cmp_k.done.count == 0
+    assert memory_of(cache).sel_k.count == memory_of(cache).cmp_k.compressed.count == 0
     _, cache = prefill(TinyLM.from_config(replace(tiny, attention=Attention.VANILLA)), tokens(tiny, TOKENS))
-    assert all(isinstance(memory, VanillaMemory) and memory.k.count == TOKENS for memory in cache.memories)
+    assert all(isinstance(memory, VanillaLayerCache) and memory.k.count == TOKENS for memory in cache.layers)
 
 
 def touched_by_a_step(model: TinyLM, length: int) -> Touched:
@@ -372,9 +374,9 @@ def test_what_a_step_touches_grows_by_the_compressed_keys_alone(tiny: NSAConfig)
 
 def test_topk_of_packed_ranks_chooses_what_a_stable_sort_chooses(tiny: NSAConfig) -> None:
     """Bit by bit, with every importance there several times. Weights are 1 and 2, so that float64 has the same ties."""
-    numbers = selection_of(replace(tiny, select_count=7, block_len=8, block_stride=4, select_len=8))
+    numbers = selection_from(replace(tiny, select_count=7, block_len=8, block_stride=4, select_len=8))
     shares_NShC = torch.randint(3, (2, 60, 3, 4)).float()
     positions = torch.tensor([[240, 241, 250, 300]])
-    chosen = chosen_blocks(shares_NShC, positions, 40, numbers)
-    assert torch.equal(chosen, chosen_blocks(shares_NShC.double(), positions, 40, numbers))
+    chosen = selected_block_indices(shares_NShC, positions, 40, numbers)
+    assert torch.equal(chosen, selected_block_indices(shares_NShC.double(), positions, 40, numbers))
     assert all(len(row) > len(set(row)) for row in shares_NShC.sum(2).transpose(1, 2).flatten(0, 1).tolist())

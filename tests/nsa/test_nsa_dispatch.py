@@ -24,10 +24,10 @@ from nsa_attention.ops.attend import sliding_attention
 from nsa_attention.ops.backends import SlidingBackend, flash_attn_sliding, torch_flash_sliding
 from nsa_attention.ops.dispatch import (
     MissingImplementationError,
-    implementation_around,
     implementation_for,
-    implementation_of_selected,
-    implementation_of_sliding,
+    implementation_for_select_and_mix,
+    implementation_for_selected,
+    implementation_for_sliding,
 )
 from nsa_attention.ops.kernels import EagerKernel
 from nsa_attention.ops.selection import Selection
@@ -78,31 +78,31 @@ def test_on_a_cpu_auto_takes_torch_s_flash_attention_and_says_why() -> None:
 
 def test_on_a_cpu_long_sequences_are_read_block_by_block() -> None:
     q, k, v = torch.randn(1, 4, 1024, 8), torch.randn(1, 2, 1024, 8), torch.randn(1, 2, 1024, 8)
-    backend, used = implementation_of_selected(Implementation.AUTO, q, k, v, 16, 32)
+    backend, used = implementation_for_selected(Implementation.AUTO, q, k, v, 16, 32)
     assert (backend.name, used.name) == ("blockwise", "blockwise")
     assert used.reason == "auto: fastest on a CPU: 1024 tokens"
-    backend, used = implementation_of_selected(Implementation.AUTO, q, k, v, 17, 32)
+    backend, used = implementation_for_selected(Implementation.AUTO, q, k, v, 17, 32)
     assert (backend.name, used.name) == ("fused_cpu", "fused_cpu")
     assert used.reason == "auto: fastest on a CPU: 17 blocks of 32 tokens are more than half of 1024 tokens"
-    assert implementation_of_selected(Implementation.EAGER, q, k, v, 16, 32)[0].name == "eager"
+    assert implementation_for_selected(Implementation.EAGER, q, k, v, 16, 32)[0].name == "eager"
 
 
 def test_all_scores_at_once_are_taken_in_every_branch_where_they_were_asked_for() -> None:
     q, k, v = plain()
     wanted = Implementation.DENSE
-    chosen = [implementation_for(wanted, q, k, v), implementation_of_sliding(wanted, q, k, v)]
-    assert [used.name for _, used in (*chosen, implementation_of_selected(wanted, q, k, v, 3, 4))] == ["dense"] * 3
+    chosen = [implementation_for(wanted, q, k, v), implementation_for_sliding(wanted, q, k, v)]
+    assert [used.name for _, used in (*chosen, implementation_for_selected(wanted, q, k, v, 3, 4))] == ["dense"] * 3
 
 
 def test_the_loop_over_tokens_is_taken_where_it_was_asked_for_and_in_the_selected_branch_alone() -> None:
     q, k, v = plain()
-    loop, used = implementation_of_selected(Implementation.PER_TOKEN, q, k, v, 4, 4)
+    loop, used = implementation_for_selected(Implementation.PER_TOKEN, q, k, v, 4, 4)
     assert (loop.name, used.name, used.reason) == ("per_token", "per_token", "asked for")
     assert implementation_for(Implementation.PER_TOKEN, q, k, v)[1].name == "fused_cpu"
     packed = torch.tensor([0, 4, 9], dtype=torch.int32)
     indices = torch.zeros(1, 2, 9, 3, dtype=torch.int32)
-    together, _ = loop.selected(q, k, v, indices, select_len=4, scale=1.0, starts=packed)
-    alone, _ = loop.selected(*(one[:, :, 4:] for one in (q, k, v, indices)), select_len=4, scale=1.0)
+    together, _ = loop.attend_selected(q, k, v, indices, select_len=4, scale=1.0, starts=packed)
+    alone, _ = loop.attend_selected(*(one[:, :, 4:] for one in (q, k, v, indices)), select_len=4, scale=1.0)
     torch.testing.assert_close(together[:, :, 4:], alone)
 
 
@@ -172,10 +172,10 @@ def test_on_a_cpu_triton_needs_its_interpreter() -> None:
 def test_the_flash_attention_of_others_is_for_the_sliding_branch_on_a_gpu(wanted: Implementation) -> None:
     q, k, v = plain()
     ways: list[Callable[[], object]] = [
-        lambda: implementation_of_sliding(wanted, q, k, v),
+        lambda: implementation_for_sliding(wanted, q, k, v),
         lambda: implementation_for(wanted, q, k, v),
-        lambda: implementation_around(wanted, q, k, v),
-        lambda: implementation_of_selected(wanted, q, k, v, 4, 4),
+        lambda: implementation_for_select_and_mix(wanted, q, k, v),
+        lambda: implementation_for_selected(wanted, q, k, v, 4, 4),
         lambda: TinyLM.from_config(CI, wanted)(torch.zeros(1, 9, dtype=torch.long)),
         lambda: TinyLM.from_config(replace(CI, branches=(Branch.WIN,)), wanted)(torch.zeros(1, 9, dtype=torch.long)),
         lambda: prefill(TinyLM.from_config(CI, wanted), torch.zeros(1, 9, dtype=torch.long)),
@@ -243,7 +243,7 @@ def test_tensors_that_flash_attention_cannot_take_are_named(
 ) -> None:
     monkeypatch.setattr(dispatch, "_flash_attn", lambda: flash_attn_varlen_func)
     with pytest.raises(MissingImplementationError, match=reason):
-        implementation_of_sliding(wanted, *gpu(**numbers))
+        implementation_for_sliding(wanted, *gpu(**numbers))
 
 
 def test_a_flash_attn_without_its_cuda_part_is_not_there(gpu: Callable[..., tuple[OnAGpu, ...]], monkeypatch) -> None:
@@ -254,15 +254,15 @@ def test_a_flash_attn_without_its_cuda_part_is_not_there(gpu: Callable[..., tupl
     with pytest.raises(
         MissingImplementationError, match=r"flash-attn cannot be imported .*flash_attn_2_cuda.*install it"
     ):
-        implementation_of_sliding(Implementation.FLASH, *gpu())
+        implementation_for_sliding(Implementation.FLASH, *gpu())
 
 
 def test_flash_attention_that_is_there_is_chosen(gpu: Callable[..., tuple[OnAGpu, ...]], monkeypatch) -> None:
     monkeypatch.setattr(dispatch, "_flash_attn", lambda: flash_attn_varlen_func)
-    backend, used = implementation_of_sliding(Implementation.FLASH, *gpu())
+    backend, used = implementation_for_sliding(Implementation.FLASH, *gpu())
     assert isinstance(backend, SlidingBackend)
     assert (used.name, used.reason) == ("flash_attn", "asked for")
-    assert implementation_of_sliding(Implementation.TORCH, *gpu())[1].name == "torch_flash"
+    assert implementation_for_sliding(Implementation.TORCH, *gpu())[1].name == "torch_flash"
 
 
 def flash_attn_varlen_func(
@@ -326,7 +326,7 @@ class TestFlashIsAskedForAWindowOfWKeys:
         q, k, v = torch.randn(1, 4, 20, 8), torch.randn(1, 2, 20, 8), torch.randn(1, 2, 20, 8)
         starts = torch.tensor([0, 7, 20], dtype=torch.int32)
         backend = dispatch._EAGER
-        ours, _ = backend.sliding(q, k, v, window=6, scale=0.3, starts=starts)
+        ours, _ = backend.attend_sliding(q, k, v, window=6, scale=0.3, starts=starts)
         torch.testing.assert_close(sliding(q, k, v, window=6, scale=0.3, starts=starts), ours)
 
 

@@ -7,32 +7,34 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from nsa_attention.foreign_options import HABITS, Habit, instead_of
+from nsa_attention.foreign_options import FOREIGN_OPTIONS, ForeignOption, replacement_for
 from nsa_attention.settings import SettingsError, parser, read_settings
 
 FLAGS = {word for action in parser()._actions for word in action.option_strings}
 
 
 def test_every_option_that_is_named_for_a_habit_is_one() -> None:
-    assert [name for habit in HABITS for name in habit.here if name not in FLAGS] == []
+    assert [name for option in FOREIGN_OPTIONS for name in option.ours if name not in FLAGS] == []
 
 
 def test_every_habit_says_what_there_is_and_no_name_stands_twice() -> None:
-    assert [habit for habit in HABITS if not (habit.here or habit.remark)] == []
-    for names in ([name for habit in HABITS for name in getattr(habit, side)] for side in ("nanogpt", "torchtitan")):
+    assert [option for option in FOREIGN_OPTIONS if not (option.ours or option.remark)] == []
+    for names in (
+        [name for option in FOREIGN_OPTIONS for name in getattr(option, side)] for side in ("nanogpt", "torchtitan")
+    ):
         assert sorted(names) == sorted(set(names))
 
 
-def row(habit: Habit) -> str:
-    cells = [", ".join(f"`{name}`" for name in names) for names in (habit.nanogpt, habit.torchtitan, habit.here)]
-    return "".join(f"| {cell} " if cell else "| " for cell in (*cells, habit.remark)) + "|"
+def row(option: ForeignOption) -> str:
+    cells = [", ".join(f"`{name}`" for name in names) for names in (option.nanogpt, option.torchtitan, option.ours)]
+    return "".join(f"| {cell} " if cell else "| " for cell in (*cells, option.remark)) + "|"
 
 
 def test_the_table_of_the_page_is_that_of_the_code() -> None:
     lines = (ROOT / "docs" / "internals" / "nsa" / "training.md").read_text(encoding="utf-8").splitlines()
     start = lines.index("| nanoGPT | torchtitan | here | |") + 2
-    assert lines[start : start + len(HABITS)] == [row(habit) for habit in HABITS]
-    assert lines[start + len(HABITS)] == ""
+    assert lines[start : start + len(FOREIGN_OPTIONS)] == [row(option) for option in FOREIGN_OPTIONS]
+    assert lines[start + len(FOREIGN_OPTIONS)] == ""
 
 
 def mistakes(*arguments: str) -> list[str]:
@@ -54,8 +56,8 @@ def test_a_name_out_of_habit_is_an_error_that_says_what_stands_for_it_here() -> 
 
 
 def test_every_name_of_theirs_is_answered_as_an_option() -> None:
-    for habit in HABITS:
-        for name in (*habit.nanogpt, *habit.torchtitan):
+    for option in FOREIGN_OPTIONS:
+        for name in (*option.nanogpt, *option.torchtitan):
             flag = f"--{name.replace('_', '-')}"
             if flag not in FLAGS:  # the names that both have
                 (told,) = mistakes(name if "FILE" in name else f"{flag}=1")
@@ -72,7 +74,7 @@ def test_a_key_out_of_habit_in_a_file_is_answered_too(tmp_path: Path) -> None:
 
 
 def test_a_name_of_nobody_has_its_nearest_and_a_word_alone_is_none() -> None:
-    assert instead_of("frobnicate") is None
+    assert replacement_for("frobnicate") is None
     assert mistakes("--learning-rat3", "1") == ["--learning-rat3: no such option; did you mean --learning-rate?"]
     assert mistakes("train") == ["train: expected an option"]
 

@@ -15,7 +15,7 @@ from nsa_attention import generate as command
 from nsa_attention.checkpoints.load import read_weights
 from nsa_attention.checkpoints.shape import dimensions, dimensions_differ, shape_of
 from nsa_attention.config import SHAPES, Attention, Branch, Compression, NSAConfig
-from nsa_attention.generate import continued, generate, main, saved_model
+from nsa_attention.generate import generate, generate_tokens, main, saved_model
 from nsa_attention.model import TinyLM
 from nsa_attention.world import CannotRunError
 
@@ -71,7 +71,7 @@ def test_tokens_come_one_by_one_and_none_is_asked_for_in_vain(tiny: NSAConfig, m
         return original(model, tokens, cache)
 
     monkeypatch.setattr(command, "next_logits", spy)
-    fresh = continued(model, prompt, 4)
+    fresh = generate_tokens(model, prompt, 4)
     assert next(fresh).shape == (2, 1)
     assert read == [3]
     assert len(list(fresh)) == 3
@@ -184,7 +184,7 @@ def test_a_character_is_written_when_it_is_whole(
 ) -> None:
     """A token beyond the bytes, and a character that is cut off, are shown as what is no text."""
     pieces = [torch.tensor([[token]]) for token in (*"ü".encode(), 300, *"€".encode()[:2])]
-    monkeypatch.setattr(command, "continued", lambda *_: iter(pieces))
+    monkeypatch.setattr(command, "generate_tokens", lambda *_: iter(pieces))
     assert main([str(trained()), "--prompt", "a"]) == 0
     assert capsys.readouterr().out == "aü\ufffd\ufffd\n"
 

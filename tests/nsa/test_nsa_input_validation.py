@@ -99,9 +99,9 @@ def test_starts_are_int32_in_a_row_and_where_the_queries_are(starts: Tensor, sai
 def test_the_blocks_of_starts_are_those_that_the_operations_count(lengths: list[int], off: int) -> None:
     starts = [sum(lengths[:end]) for end in range(len(lengths) + 1)]
     blocks = int(compressed_starts(torch.tensor(starts, dtype=torch.int32), 6, 3)[-1])
-    assert input_validation.values_problems(starts, starts[-1], blocks, 6, 3) == []
-    assert len(input_validation.values_problems(starts, starts[-1], blocks + off, 6, 3)) == 1
-    assert input_validation.values_problems(starts, starts[-1] + off, blocks, 6, 3)
+    assert input_validation.cu_seqlens_problems(starts, starts[-1], blocks, 6, 3) == []
+    assert len(input_validation.cu_seqlens_problems(starts, starts[-1], blocks + off, 6, 3)) == 1
+    assert input_validation.cu_seqlens_problems(starts, starts[-1] + off, blocks, 6, 3)
 
 
 WRONG: dict[str, tuple[Callable[[Inputs], Inputs], str]] = {
@@ -257,15 +257,15 @@ class TestOnADevice:
     @pytest.mark.parametrize("starts", [[0, 10], [1, 23], [0, 20, 10, 23], [0, 3, 23]], ids=str)
     def test_values_that_do_not_fit_are_asserted(self, starts: list[int]) -> None:
         with pytest.raises(RuntimeError, match=r"cu_seqlens: expected it ascending from 0 to T = 23 with 6 complete"):
-            input_validation.assert_values(torch.tensor(starts, dtype=torch.int32), 23, 6, 6, 3)
+            input_validation.assert_cu_seqlens_async(torch.tensor(starts, dtype=torch.int32), 23, 6, 6, 3)
 
     @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5))
     def test_values_that_fit_are_not(self, lengths: list[int]) -> None:
         starts = torch.tensor([sum(lengths[:end]) for end in range(len(lengths) + 1)], dtype=torch.int32)
         blocks = int(compressed_starts(starts, 6, 3)[-1])
-        input_validation.assert_values(starts, int(starts[-1]), blocks, 6, 3)
+        input_validation.assert_cu_seqlens_async(starts, int(starts[-1]), blocks, 6, 3)
         with pytest.raises(RuntimeError, match="cu_seqlens"):
-            input_validation.assert_values(starts, int(starts[-1]), blocks + 1, 6, 3)
+            input_validation.assert_cu_seqlens_async(starts, int(starts[-1]), blocks + 1, 6, 3)
 
 
 @pytest.mark.parametrize("implementation", EVERYONE, ids=str)

@@ -33,9 +33,9 @@ def test_of_any_shape_in_tiles_of_any_size_it_is_the_sum_with_its_gradients(
 
 def test_torch_finds_the_operators_sound() -> None:
     outputs, gates = leaves(3, 2, 2, 9, 4)
-    torch.library.opcheck(mixing._mixed, (outputs, gates))
+    torch.library.opcheck(mixing._mix, (outputs, gates))
     saved = ([output.detach() for output in outputs], gates.detach())
-    torch.library.opcheck(mixing._mixed_backward, (torch.randn(2, 9, 2, 4, dtype=torch.float64), *saved))
+    torch.library.opcheck(mixing._mix_backward, (torch.randn(2, 9, 2, 4, dtype=torch.float64), *saved))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

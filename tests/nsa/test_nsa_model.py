@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa_attention import reference
-from nsa_attention.attention import BlockSelector, NSAttention, rotary_frequencies, rotary_turns
+from nsa_attention.attention import BlockSelector, NSAttention, rotary_cos_sin, rotary_frequencies
 from nsa_attention.config import ALL_BRANCHES, CI, SHAPES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_attention.model import Block, Recompute, TinyLM, count_parameters
 from nsa_attention.ops.selection import RANKERS, SelectionMemo
@@ -40,8 +40,8 @@ def graph_nodes(output: Tensor) -> int:
     return len(seen)
 
 
-def numbers_of(config: NSAConfig) -> reference.Numbers:
-    return reference.Numbers(**{field.name: getattr(config, field.name) for field in fields(reference.Numbers)})
+def numbers_of(config: NSAConfig) -> reference.LayerSizes:
+    return reference.LayerSizes(**{field.name: getattr(config, field.name) for field in fields(reference.LayerSizes)})
 
 
 @pytest.mark.parametrize("branches", SUBSETS, ids=lambda subset: "+".join(subset))
@@ -116,7 +116,7 @@ def test_a_query_sees_the_tokens_that_its_branch_promises(tiny: NSAConfig) -> No
     """The gradient of one output reaches exactly the window: the sliding layer alone, without residual path."""
     layer = NSAttention(replace(tiny, branches=(Branch.WIN,)))
     x = torch.randn(1, 40, tiny.dim, requires_grad=True)
-    layer(x, rotary_turns(rotary_frequencies(tiny.d_k), 40))[0, 30].sum().backward()
+    layer(x, rotary_cos_sin(rotary_frequencies(tiny.d_k), 40))[0, 30].sum().backward()
     assert x.grad is not None
     reached = x.grad[0].abs().sum(-1).nonzero().flatten().tolist()
     assert reached == list(range(30 - tiny.window + 1, 31))
@@ -165,12 +165,12 @@ def test_recomputation_reads_the_blocks_of_the_first_pass(mode: Recompute, monke
     for kept, (first, second) in zip(made, [read[:2], read[2:]], strict=True):
         assert torch.equal(kept, first)
         assert torch.equal(kept, second)
-    assert not SelectionMemo._living  # nothing is kept for longer than a second pass may come
+    assert not SelectionMemo._memos  # nothing is kept for longer than a second pass may come
 
 
 def test_a_memo_decides_what_is_read(tiny: NSAConfig) -> None:
     layer = NSAttention(replace(tiny, branches=(Branch.SEL,)))
-    x, rotation = torch.randn(1, 40, tiny.dim), rotary_turns(rotary_frequencies(tiny.d_k), 40)
+    x, rotation = torch.randn(1, 40, tiny.dim), rotary_cos_sin(rotary_frequencies(tiny.d_k), 40)
     memo = SelectionMemo()
     first = layer(x, rotation, memo.number)
     assert memo.indices is not None

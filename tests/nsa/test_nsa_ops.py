@@ -17,9 +17,9 @@ from nsa_attention.ops.per_token import PerTokenLoop
 from nsa_attention.ops.selection import (
     EMPTY,
     Selection,
-    _first_of_packed,
-    _first_of_sorted,
     _select,
+    _top_by_packed_keys,
+    _top_by_sort,
     overlap_weights,
     select_blocks,
 )
@@ -107,18 +107,18 @@ class TestEachBranchEqualsItsReference:
         numbers = {"block_len": case.block_len, "block_stride": case.block_stride}
         inputs = (case.q, case.k_blocks, case.v_blocks)
         ours = compressed_attention(*inputs, **numbers, scale=case.scale, kernel=kernel)
-        assert_same(ours, per_sequence(reference.compressed, *inputs, **numbers), inputs)
+        assert_same(ours, per_sequence(reference.compressed_attention, *inputs, **numbers), inputs)
 
     def test_sliding(self, case: Case, kernel: Kernel) -> None:
         inputs = (case.q, case.k, case.v)
         ours = sliding_attention(*inputs, window=case.window, scale=case.scale, kernel=kernel)
-        assert_same(ours, per_sequence(reference.sliding, *inputs, window=case.window), inputs)
+        assert_same(ours, per_sequence(reference.sliding_attention, *inputs, window=case.window), inputs)
 
     def test_selected_with_the_chosen_blocks(self, case: Case, kernel: Kernel) -> None:
         inputs = (case.q, case.k, case.v)
         indices = select_blocks(case.q, case.k_blocks, case.selection)
         ours = selected_attention(*inputs, indices, select_len=case.select_len, scale=case.scale, kernel=kernel)
-        theirs = per_sequence(reference.selected, *inputs, indices, select_len=case.select_len)
+        theirs = per_sequence(reference.selected_attention, *inputs, indices, select_len=case.select_len)
         assert_same(ours, theirs, inputs)
 
     def test_selected_with_empty_repeated_and_future_blocks(self, case: Case, kernel: Kernel) -> None:
@@ -127,7 +127,7 @@ class TestEachBranchEqualsItsReference:
         indices = torch.randint(EMPTY, blocks, (2, case.k.shape[1], case.q.shape[2], 5), dtype=torch.int32)
         indices[:, :, 0] = EMPTY  # a query that sees nothing: output 0, log-sum-exp -inf, no NaN anywhere
         ours = selected_attention(*inputs, indices, select_len=case.select_len, scale=case.scale, kernel=kernel)
-        theirs = per_sequence(reference.selected, *inputs, indices, select_len=case.select_len)
+        theirs = per_sequence(reference.selected_attention, *inputs, indices, select_len=case.select_len)
         assert_same(ours, theirs, inputs)
 
 
@@ -135,8 +135,8 @@ def test_the_loop_over_tokens_is_right_and_only_slow(case: Case) -> None:
     inputs = (case.q, case.k, case.v)
     indices = select_blocks(case.q, case.k_blocks, case.selection)
     indices[:, :, 0] = EMPTY
-    theirs = per_sequence(reference.selected, *inputs, indices, select_len=case.select_len)
-    ours, _ = PerTokenLoop().selected(*inputs, indices, select_len=case.select_len, scale=case.scale)
+    theirs = per_sequence(reference.selected_attention, *inputs, indices, select_len=case.select_len)
+    ours, _ = PerTokenLoop().attend_selected(*inputs, indices, select_len=case.select_len, scale=case.scale)
     assert_same((ours, theirs[1].detach()), theirs, inputs)
 
 
@@ -149,38 +149,40 @@ class TestAllScoresAtOnceAreRightToo:
         blocks = -(-case.q.shape[2] // case.select_len)
         indices = torch.randint(EMPTY, blocks, (2, case.k.shape[1], case.q.shape[2], 5), dtype=torch.int32)
         indices[:, :, 0] = EMPTY
-        ours = DENSE.selected(*inputs, indices, select_len=case.select_len, scale=case.scale)
-        assert_same(ours, per_sequence(reference.selected, *inputs, indices, select_len=case.select_len), inputs)
+        ours = DENSE.attend_selected(*inputs, indices, select_len=case.select_len, scale=case.scale)
+        assert_same(
+            ours, per_sequence(reference.selected_attention, *inputs, indices, select_len=case.select_len), inputs
+        )
 
     def test_compressed(self, case: Case) -> None:
         numbers = {"block_len": case.block_len, "block_stride": case.block_stride}
         inputs = (case.q, case.k_blocks, case.v_blocks)
-        ours = DENSE.compressed(*inputs, **numbers, scale=case.scale)
-        assert_same(ours, per_sequence(reference.compressed, *inputs, **numbers), inputs)
+        ours = DENSE.attend_compressed(*inputs, **numbers, scale=case.scale)
+        assert_same(ours, per_sequence(reference.compressed_attention, *inputs, **numbers), inputs)
 
     def test_sliding(self, case: Case) -> None:
         inputs = (case.q, case.k, case.v)
-        ours = DENSE.sliding(*inputs, window=case.window, scale=case.scale)
-        assert_same(ours, per_sequence(reference.sliding, *inputs, window=case.window), inputs)
+        ours = DENSE.attend_sliding(*inputs, window=case.window, scale=case.scale)
+        assert_same(ours, per_sequence(reference.sliding_attention, *inputs, window=case.window), inputs)
 
     def test_packed_sequences_are_as_each_alone(self) -> None:
         q, k, v = (torch.randn(1, heads, 9, 4, dtype=torch.float64) for heads in (4, 2, 2))
         indices, starts = torch.zeros(1, 2, 9, 3, dtype=torch.int32), torch.tensor([0, 4, 9], dtype=torch.int32)
         last = [tensor[:, :, 4:] for tensor in (q, k, v)]
         torch.testing.assert_close(
-            DENSE.sliding(q, k, v, window=3, scale=0.5, starts=starts)[0][:, :, 4:],
-            DENSE.sliding(*last, window=3, scale=0.5)[0],
+            DENSE.attend_sliding(q, k, v, window=3, scale=0.5, starts=starts)[0][:, :, 4:],
+            DENSE.attend_sliding(*last, window=3, scale=0.5)[0],
         )
         torch.testing.assert_close(
-            DENSE.selected(q, k, v, indices, select_len=2, scale=0.5, starts=starts)[0][:, :, 4:],
-            DENSE.selected(*last, indices[:, :, 4:], select_len=2, scale=0.5)[0],
+            DENSE.attend_selected(q, k, v, indices, select_len=2, scale=0.5, starts=starts)[0][:, :, 4:],
+            DENSE.attend_selected(*last, indices[:, :, 4:], select_len=2, scale=0.5)[0],
         )
         blocks = torch.randn(1, 2, 5, 4, dtype=torch.float64)  # 2 of the first sequence, 3 of the second
         lengths = {"block_len": 2, "block_stride": 1, "scale": 0.5}
         starts = torch.tensor([0, 3, 7], dtype=torch.int32)
         torch.testing.assert_close(
-            DENSE.compressed(q[:, :, :7], blocks, blocks, **lengths, starts=starts)[0][:, :, 3:],
-            DENSE.compressed(q[:, :, 3:7], blocks[:, :, 2:], blocks[:, :, 2:], **lengths)[0],
+            DENSE.attend_compressed(q[:, :, :7], blocks, blocks, **lengths, starts=starts)[0][:, :, 3:],
+            DENSE.attend_compressed(q[:, :, 3:7], blocks[:, :, 2:], blocks[:, :, 2:], **lengths)[0],
         )
 
     def test_the_scores_are_kept_for_the_backward_pass_and_grow_with_the_square(self) -> None:
@@ -193,7 +195,7 @@ class TestAllScoresAtOnceAreRightToo:
                 return tensor
 
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-                DENSE.sliding(q, k, v, window=8, scale=0.5)
+                DENSE.attend_sliding(q, k, v, window=8, scale=0.5)
             return max(sizes)
 
         assert (kept(32), kept(64)) == (4 * 32**2, 4 * 64**2)
@@ -283,8 +285,8 @@ def test_packed_and_sorted_ranks_agree_on_ties_infinities_and_zeros() -> None:
     ranked = torch.randint(0, 4, (3, 50, 23)).float() / 3
     ranked[:, :, 0] = torch.inf
     ranked[:, 10:20, 7:] = -torch.inf
-    score, order = _first_of_sorted(ranked, 9)
-    packed, packed_order = _first_of_packed(ranked, 9)
+    score, order = _top_by_sort(ranked, 9)
+    packed, packed_order = _top_by_packed_keys(ranked, 9)
     exists = score > -torch.inf
     assert torch.equal(exists, packed >= 0)
     assert torch.equal(order[exists], packed_order[exists])

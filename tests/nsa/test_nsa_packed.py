@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nsa_attention.config import ALL_BRANCHES, Attention, Branch, Compression, Implementation, NSAConfig
 from nsa_attention.model import Recompute, TinyLM
-from nsa_attention.ops.packed import compressed_starts, packed
+from nsa_attention.ops.packed import compressed_starts, packed_layout
 from nsa_attention.ops.selection import RANKERS
 from nsa_attention.parallelize import checkpoint_layers
 from nsa_attention.samples import Observer
@@ -108,7 +108,7 @@ def test_the_blocks_of_a_row_are_the_complete_ones_of_its_documents(
     lengths: list[int], block_len: int, data: st.DataObject
 ) -> None:
     stride = data.draw(st.integers(1, block_len))
-    row = packed(lengths, block_len, stride, torch.device("cpu"))
+    row = packed_layout(lengths, block_len, stride, torch.device("cpu"))
     expected = [
         list(range(begin + first, begin + first + block_len))
         for begin, length in zip(row.starts.tolist(), lengths, strict=False)

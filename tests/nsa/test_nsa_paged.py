@@ -20,7 +20,7 @@ from nsa_attention.generate import generate, generate_each
 from nsa_attention.model import TinyLM
 from nsa_attention.ops.dispatch import MissingImplementationError
 from nsa_attention.paged_decode import PagedCache
-from nsa_attention.pages import Kind, OutOfPagesError, default_page_len, pages_of
+from nsa_attention.pages import Kind, OutOfPagesError, default_page_len, pages_needed
 from nsa_attention.world import CannotRunError
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
@@ -119,7 +119,7 @@ def test_sequences_of_different_lengths_do_not_know_of_each_other(
     tiny: NSAConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They begin and end at different times, in numbers that others had before; some read more than one token."""
-    monkeypatch.setattr(page_tables, "FIRST_COLUMNS", 1)  # so that the table grows under them
+    monkeypatch.setattr(page_tables, "MIN_COLUMNS", 1)  # so that the table grows under them
     model, cache = sharp_model(tiny), paged(tiny, sequences=3, page_len=5)
     first, second, third, fourth = (tokens(tiny, length) for length in (30, 12, 25, 9))
     expected = [alone(model, one) for one in (first, second, third, fourth)]
@@ -140,7 +140,7 @@ def test_sequences_of_different_lengths_do_not_know_of_each_other(
 
 
 def held(cache: PagedCache, sequence: int) -> dict[Kind, list[int]]:
-    return {kind: pages.pages for kind, pages in cache.tables.sequences[sequence].held.items()}
+    return {kind: pages.pages for kind, pages in cache.tables.sequences[sequence].pages_by_kind.items()}
 
 
 @pytest.mark.parametrize("prompt", [1, 23])
@@ -161,7 +161,7 @@ def test_a_sequence_holds_pages_for_what_later_tokens_look_at_and_no_others(tiny
             if pages
         }
         assert cache.free_pages == ENOUGH - sum(counts.values())
-        assert sum(counts.values()) <= pages_of(tiny, end, 5)
+        assert sum(counts.values()) <= pages_needed(tiny, end, 5)
         most = max(most, counts[Kind.WINDOW])
     everything = [page for pages in held(cache, 1).values() for page in pages]
     assert len(set(everything)) == len(everything)
@@ -171,7 +171,7 @@ def test_a_sequence_holds_pages_for_what_later_tokens_look_at_and_no_others(tiny
 
 
 def test_what_a_sequence_takes_at_most_is_enough_and_one_page_less_is_not(tiny: NSAConfig) -> None:
-    model, prompt, needed = sharp_model(tiny), tokens(tiny, 1, 4), pages_of(tiny, 40, 5)
+    model, prompt, needed = sharp_model(tiny), tokens(tiny, 1, 4), pages_needed(tiny, 40, 5)
     expected = generate(model, prompt, 36)
     assert torch.equal(generate(model, prompt, 36, cache=paged(tiny, 1, 5, needed)), expected)
     with pytest.raises(OutOfPagesError):
@@ -199,7 +199,7 @@ def test_what_other_sequences_left_in_a_page_is_read_by_nobody(tiny: NSAConfig) 
     """Also where it is no number, as of a sequence that has overflowed."""
     model, cache, inputs = sharp_model(tiny), paged(tiny, page_len=10), tokens(tiny, TOKENS)
     next_logits(model, {0: tokens(tiny, 60), 1: tokens(tiny, 5)}, cache)
-    for memory in cache.memories:
+    for memory in cache.layers:
         for tensor in memory.pages(torch.empty(0)):
             tensor.fill_(torch.nan)
     cache.end(0)
@@ -222,13 +222,13 @@ def test_a_step_reads_no_key_but_those_it_may_see(
     expected = alone(model, inputs[0])[-1]
     cache = paged(config, sequences=1)
     step(model, inputs[:, :-1], cache)
-    keys, values = cache.memories[0].pages(torch.empty(0))
+    keys, values = cache.layers[0].pages(torch.empty(0))
     page_len = cache.tables.page_len
     for token in range(TOKENS - 1):
         for group in range(tiny.groups):
             of_window = token > TOKENS - 1 - tiny.window
             seen = of_window if branch is Kind.WINDOW else token // tiny.select_len in found[-1][group].flatten()
-            pages = cache.tables.sequences[0].held[branch]
+            pages = cache.tables.sequences[0].pages_by_kind[branch]
             if not seen and token // page_len >= pages.first:
                 page = pages.pages[token // page_len - pages.first]
                 keys[page, group, token % page_len] = values[page, group, token % page_len] = torch.nan
@@ -252,7 +252,7 @@ def test_prompts_of_different_lengths_are_gone_on_with_side_by_side(tiny: NSACon
     for prompt, count, ours in zip(prompts, counts, written, strict=True):
         assert torch.equal(ours, generate(model, prompt[None], count)[0])
     assert (cache.free_pages, cache.lengths()) == (24, [0] * 4)
-    assert sum(pages_of(tiny, len(prompt) + count, 5) for prompt, count in zip(prompts, counts, strict=True)) > 24
+    assert sum(pages_needed(tiny, len(prompt) + count, 5) for prompt, count in zip(prompts, counts, strict=True)) > 24
 
 
 def test_what_cannot_lie_in_pages_is_said(tiny: NSAConfig) -> None:

@@ -152,11 +152,11 @@ def test_rotary_angles_are_not_rounded_to_bfloat16_by_a_sharded_model(alone: Alo
 def test_an_unused_parameter_is_missing_by_name_under_fsdp1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """FSDP1 fills its gradient with zeros, so that only the views tell."""
     from nsa_attention.sharding import shard_by_fsdp1
-    from nsa_attention.world import joined
+    from nsa_attention.world import join_ranks
 
     bare = TinyLM.from_config(replace(CI, layers=1))
     bare.blocks[0].attn.register_parameter("idle", torch.nn.Parameter(torch.zeros(3)))
-    with joined("cpu", "gloo", needs_group=True) as world:
+    with join_ranks("cpu", "gloo", needs_group=True) as world:
         trace = ViewGradientTrace(bare, tmp_path / "order.jsonl")
         model = shard_by_fsdp1(bare, world, torch.float32)
         model(torch.randint(256, (1, 64))).mean().backward()

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_attention import attention, reference
-from nsa_attention.attention import rotary_frequencies, rotary_turns, rotate, split_heads
+from nsa_attention.attention import rotary_cos_sin, rotary_frequencies, rotate, split_heads
 from nsa_attention.ops import rotary
 
 
 def expected(x: torch.Tensor) -> torch.Tensor:
-    return torch.stack([reference.rotated(row, range(x.shape[2])) for row in x])
+    return torch.stack([reference.rotate(row, range(x.shape[2])) for row in x])
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 40), st.integers(1, 5), st.integers(1, 300))
@@ -35,9 +35,9 @@ def test_of_any_shape_in_tiles_of_any_size_output_and_gradient_are_the_reference
 
 def test_torch_finds_the_operator_sound() -> None:
     x = torch.randn(2, 9, 12, dtype=torch.float64, requires_grad=True)
-    turns = rotary_turns(rotary_frequencies(6), 9).double()
-    torch.library.opcheck(rotary._rotated, (split_heads(x, 2), turns, 1.0, False))
-    torch.library.opcheck(rotary._rotated, (split_heads(x, 2), turns, -1.0, True))
+    cos_sin = rotary_cos_sin(rotary_frequencies(6), 9).double()
+    torch.library.opcheck(rotary._rotate, (split_heads(x, 2), cos_sin, 1.0, False))
+    torch.library.opcheck(rotary._rotate, (split_heads(x, 2), cos_sin, -1.0, True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -45,11 +45,11 @@ def test_long_tensors_take_the_tiles_and_are_as_near_to_float64_as_products_of_w
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.randn(1, 2, 700, 64).to(dtype)
-    assert rotary.is_worth_it(x)
-    turns = rotary_turns(rotary_frequencies(64), 700)
-    ours = rotate(x, turns)
-    monkeypatch.setattr(attention, "is_worth_it", lambda _: False)
-    whole, truth = rotate(x, turns), expected(x.double())
+    assert rotary.is_eager_on_cpu(x)
+    cos_sin = rotary_cos_sin(rotary_frequencies(64), 700)
+    ours = rotate(x, cos_sin)
+    monkeypatch.setattr(attention, "is_eager_on_cpu", lambda _: False)
+    whole, truth = rotate(x, cos_sin), expected(x.double())
     ours_off, whole_off = (float((each.double() - truth).abs().max()) for each in (ours, whole))
     assert ours.dtype is dtype
     assert ours_off <= 2 * whole_off

@@ -176,8 +176,8 @@ def test_the_loss_of_an_evaluation_is_the_mean_over_the_batches_that_no_step_has
         return batch.tokens.double().sum()
 
     evaluation = Evaluation(settings, ALONE, model, loss_of)
-    evaluation.after(5)
-    evaluation.after(10)
+    evaluation.evaluate(5)
+    evaluation.evaluate(10)
     assert model.training
     assert all(torch.equal(one, two) for one, two in zip(seen[:3], seen[3:], strict=True))
     batches = Batches(settings, ALONE)
@@ -199,7 +199,7 @@ def test_an_evaluation_whose_loss_fails_leaves_the_model_in_training(tmp_path: P
         raise RuntimeError("planted")
 
     with pytest.raises(RuntimeError, match="planted"):
-        Evaluation(settings, ALONE, model, fails).after(1)
+        Evaluation(settings, ALONE, model, fails).evaluate(1)
     assert model.training
     assert not (tmp_path / "evaluation.csv").exists()
 

@@ -13,16 +13,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from nsa_attention.ops import table_cache as module
 from nsa_attention.ops.fused import backend
 from nsa_attention.ops.fused.backend import FusedBackend
-from nsa_attention.ops.table_cache import kept
+from nsa_attention.ops.table_cache import cached_table
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    module.forget()
+    module.clear_cache()
     yield
-    module.forget()
+    module.clear_cache()
 
 
 class Computation:
@@ -46,70 +46,70 @@ def starts(*numbers: int) -> Tensor:
 
 
 def test_numbers_of_one_sequence_are_computed_once(compute: Computation) -> None:
-    first, second, other = (kept(None, CPU, ("spans", number), compute) for number in (7, 7, 8))
+    first, second, other = (cached_table(None, CPU, ("spans", number), compute) for number in (7, 7, 8))
     assert first is second
     assert first is not other
     assert compute.runs == 2
 
 
 def test_only_the_newest_of_many_lengths_are_kept(compute: Computation) -> None:
-    for number in range(module.MOST):
-        kept(None, CPU, number, compute)
-    kept(None, CPU, 0, compute)  # is the newest now
-    kept(None, CPU, "one more", compute)
-    assert compute.runs == module.MOST + 1
-    kept(None, CPU, 0, compute)
-    assert compute.runs == module.MOST + 1
-    kept(None, CPU, 1, compute)
-    assert compute.runs == module.MOST + 2
+    for number in range(module.MAX_ENTRIES):
+        cached_table(None, CPU, number, compute)
+    cached_table(None, CPU, 0, compute)  # is the newest now
+    cached_table(None, CPU, "one more", compute)
+    assert compute.runs == module.MAX_ENTRIES + 1
+    cached_table(None, CPU, 0, compute)
+    assert compute.runs == module.MAX_ENTRIES + 1
+    cached_table(None, CPU, 1, compute)
+    assert compute.runs == module.MAX_ENTRIES + 2
 
 
 def test_starts_are_told_apart_by_the_tensor_and_not_by_its_values(compute: Computation) -> None:
     one, equal = starts(0, 4), starts(0, 4)
-    kept(one, CPU, 1, compute)
-    kept(equal, CPU, 1, compute)
-    kept(one, CPU, 1, compute)
+    cached_table(one, CPU, 1, compute)
+    cached_table(equal, CPU, 1, compute)
+    cached_table(one, CPU, 1, compute)
     assert compute.runs == 2
-    kept(one, CPU, 2, compute)
+    cached_table(one, CPU, 2, compute)
     assert compute.runs == 3
 
 
 def test_starts_that_changed_are_others(compute: Computation) -> None:
     changing = starts(0, 2, 4)
-    kept(changing, CPU, 1, compute)
+    cached_table(changing, CPU, 1, compute)
     changing[1] = 3
-    kept(changing, CPU, 1, compute)
-    kept(changing, CPU, 1, compute)
+    cached_table(changing, CPU, 1, compute)
+    cached_table(changing, CPU, 1, compute)
     assert compute.runs == 2
 
 
 def test_nothing_outlives_its_starts(compute: Computation) -> None:
     gone = starts(0, 4)
-    kept(gone, CPU, 1, compute)
-    assert len(module._of_tensors) == 1
+    cached_table(gone, CPU, 1, compute)
+    assert len(module._by_starts) == 1
     del gone
     gc.collect()
-    assert len(module._of_tensors) == 0
+    assert len(module._by_starts) == 0
 
 
 def test_what_inference_mode_made_is_not_given_to_a_training_step(compute: Computation) -> None:
     """Its tensors may not be saved for a backward pass."""
     with torch.inference_mode():
-        kept(None, CPU, 1, compute)
-    given = kept(None, CPU, 1, compute)
+        cached_table(None, CPU, 1, compute)
+    given = cached_table(None, CPU, 1, compute)
     assert compute.runs == 2
     assert not given.is_inference()
     with torch.inference_mode():
-        kept(starts(0, 4), CPU, 1, compute)  # starts without a version
+        cached_table(starts(0, 4), CPU, 1, compute)  # starts without a version
     assert compute.runs == 3
 
 
 def test_what_has_no_values_is_kept_for_nobody(compute: Computation) -> None:
     with FakeTensorMode():
-        kept(None, CPU, 1, compute)
-    compiled = torch.compile(lambda one: one + kept(None, CPU, 1, lambda: torch.zeros(3)), backend="eager")
+        cached_table(None, CPU, 1, compute)
+    compiled = torch.compile(lambda one: one + cached_table(None, CPU, 1, lambda: torch.zeros(3)), backend="eager")
     compiled(torch.ones(3))
-    kept(None, CPU, 1, compute)
+    cached_table(None, CPU, 1, compute)
     assert compute.runs == 2
 
 
@@ -118,10 +118,10 @@ def test_while_a_graph_is_captured_nothing_is_kept(compute: Computation, monkeyp
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(module, "_stream", lambda _device: 0)
     gpu = torch.device("cuda")
-    kept(None, gpu, 1, compute)
+    cached_table(None, gpu, 1, compute)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    kept(None, gpu, 1, compute)
-    kept(None, gpu, 1, compute)
+    cached_table(None, gpu, 1, compute)
+    cached_table(None, gpu, 1, compute)
     assert compute.runs == 2
 
 
@@ -129,7 +129,7 @@ def test_another_stream_computes_for_itself(compute: Computation, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for stream in (1, 2, 1):
         monkeypatch.setattr(module, "_stream", lambda _device, stream=stream: stream)
-        kept(None, torch.device("cuda"), 1, compute)
+        cached_table(None, torch.device("cuda"), 1, compute)
     assert compute.runs == 2
 
 
@@ -140,9 +140,9 @@ def test_all_layers_share_the_spans_of_a_length(packed: bool, monkeypatch: pytes
     fused, given = FusedBackend(), starts(0, 5, 9) if packed else None
     q, k = torch.zeros(1, 1, 9, 4), torch.zeros(1, 1, 2, 4)
     for _ in range(2):
-        fused.compressed(q, k, k, block_len=4, block_stride=2, scale=1.0, starts=given)
-        fused.sliding(q, q, q, window=3, scale=1.0, starts=given)
+        fused.attend_compressed(q, k, k, block_len=4, block_stride=2, scale=1.0, starts=given)
+        fused.attend_sliding(q, q, q, window=3, scale=1.0, starts=given)
     assert seen[0] is seen[2]
     assert seen[1] is seen[3]
-    fused.sliding(q, q, q, window=4, scale=1.0, starts=given)
+    fused.attend_sliding(q, q, q, window=4, scale=1.0, starts=given)
     assert seen[4] is not seen[3]

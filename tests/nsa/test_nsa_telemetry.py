@@ -23,7 +23,7 @@ from torch import nn
 
 from nsa_attention.attention import BlockSelector, GateMLP
 from nsa_attention.config import CI
-from nsa_attention.dtypes import expected_dtypes, surprises
+from nsa_attention.dtypes import expected_dtypes, unexpected_dtypes
 from nsa_attention.memory import AllocatorHistory, memory_dump, peak_rss_bytes, rss_bytes
 from nsa_attention.model import TinyLM
 from nsa_attention.parallelize import freeze
@@ -392,7 +392,7 @@ def test_a_float32_leak_in_a_bfloat16_model_is_named_by_its_module(model: TinyLM
     """One layer leaves autocast, as a custom operation that casts to float32 does; its norms may be in float32."""
     activations = {"blocks.0.mlp.up": torch.float32, "blocks.0.mlp_norm": torch.float32, "head": torch.bfloat16}
     expected = expected_dtypes(torch.bfloat16, autocast=autocast)
-    found = list(surprises(model, torch.optim.AdamW(model.parameters()), activations, expected))
+    found = list(unexpected_dtypes(model, torch.optim.AdamW(model.parameters()), activations, expected))
     leak = "surprise activation torch.float32 {} expected torch.bfloat16".format
     assert found == [leak("blocks.0.mlp.up"), *([] if autocast else [leak("blocks.0.mlp_norm")])]
 
@@ -404,7 +404,7 @@ def test_gradients_and_moments_in_another_dtype_than_their_parameter_are_named(m
     state = optimizer.state[model.norm.weight]
     state["exp_avg"], state["step"] = state["exp_avg"].bfloat16(), state["step"].double()
     model.head.weight.data = model.head.weight.data.bfloat16()
-    assert list(surprises(model, optimizer, {}, PLAIN)) == [
+    assert list(unexpected_dtypes(model, optimizer, {}, PLAIN)) == [
         "surprise parameter torch.bfloat16 embed.weight expected torch.float32",
         "surprise optimizer torch.float64 norm.weight step expected torch.float32",
         "surprise optimizer torch.bfloat16 norm.weight exp_avg expected torch.float32",

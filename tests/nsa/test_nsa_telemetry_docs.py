@@ -12,7 +12,7 @@ from conftest import ROOT
 from nsa_attention.settings import read_settings
 from nsa_attention.telemetry import TABLES, file_name
 from nsa_attention.train import train
-from nsa_attention.world import joined
+from nsa_attention.world import join_ranks
 
 PAGE = (ROOT / "docs" / "internals" / "nsa" / "telemetry.md").read_text(encoding="utf-8")
 
@@ -34,7 +34,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("run") / "out"
     words = ["--layers", "1", "--steps", "2", "--mem-dump-every", "2", "--profile-memory", "--trace-grads"]
     settings = read_settings([*words, "--step-cost", "--out-dir", str(directory)], {})
-    with joined("cpu", "auto", needs_group=False) as world:
+    with join_ranks("cpu", "auto", needs_group=False) as world:
         train(settings, world)
     return directory
 

@@ -24,7 +24,7 @@ from nsa_attention.model import TinyLM
 from nsa_attention.parallelize import average_gradients, averaged_as_bf16, parallelize, without_reduction
 from nsa_attention.settings import Settings, read_settings
 from nsa_attention.values import Wrapper
-from nsa_attention.world import World, joined
+from nsa_attention.world import World, join_ranks
 
 LENGTH, MICRO_BATCHES = 96, 2
 REENTRANT = ("--gc", "all", "--gc-mode", "reentrant")
@@ -147,7 +147,7 @@ def measured(world: World, ways: Sequence[str]) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     file, what = sys.argv[1:]
-    with joined("cpu", "gloo", needs_group=True) as world:
+    with join_ranks("cpu", "gloo", needs_group=True) as world:
         if what == "rest":
             result = measured(world, REST)
         else:

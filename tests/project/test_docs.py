@@ -257,6 +257,34 @@ def test_every_file_a_document_names_exists() -> None:
     assert missing == []
 
 
+def test_every_module_and_test_that_a_page_about_the_subject_names_exists() -> None:
+    package, pages = REPOSITORY / "nsa" / "nsa_attention", (REPOSITORY / "docs" / "internals" / "nsa").glob("*.md")
+    named = {word for page in pages for word in words(page.read_text())}
+    modules = {word for word in named if re.fullmatch(r"(?:ops|data)/[\w/]+\.py", word)}
+    assert modules
+    assert [name for name in sorted(modules) if not (package / name).is_file()] == []
+    tests = [word.partition("::") for word in named if "::test_" in word]
+    sources = {file: text(f"tests/nsa/{file}") for file, _, _ in tests}
+    assert tests
+    assert [name for file, _, name in tests if f"def {name}(" not in sources[file]] == []
+
+
+def test_every_name_that_a_page_about_the_subject_takes_from_a_module_is_defined_there() -> None:
+    package, pages = REPOSITORY / "nsa" / "nsa_attention", (REPOSITORY / "docs" / "internals" / "nsa").glob("*.md")
+    named = []
+    for page in pages:
+        named += re.findall(r"`([\w/]+\.py)`: `(\w+)`", page.read_text())
+        for example in blocks(f"docs/internals/nsa/{page.name}", "python"):
+            imports = [node for node in ast.parse(example).body if isinstance(node, ast.ImportFrom)]
+            for node in imports:
+                module = (node.module or "").removeprefix("nsa_attention.").replace(".", "/")
+                named += [(f"{module}.py", alias.name) for alias in node.names]
+    assert len(named) > 10
+    assert [
+        at for at in named if not re.search(rf"^(?:def|class) {at[1]}\b", (package / at[0]).read_text(), re.M)
+    ] == []
+
+
 def exists(name: str) -> bool:
     return (REPOSITORY / name).exists()
 

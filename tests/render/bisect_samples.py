@@ -14,16 +14,16 @@ from nsa_harness.core.search.question import (
     CONTROLS,
     PROOFS,
     AnswerKind,
-    CountsAs,
+    ProbeResult,
     Purpose,
     SearchAnswer,
     Zone,
     spans_of,
 )
 from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport
-from nsa_harness.core.search.subject import Form, Subject
+from nsa_harness.core.search.subject import Subject, SubjectForm
 
-GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
+GOOD, BAD, DIFFERENT, UNRESOLVED = ProbeResult
 PLACE = Place(
     file="nsa/attention.py", line=148, function="select", module="blocks.7.attn.sel", layer=7, text="dist.all_reduce(u)"
 )
@@ -32,7 +32,7 @@ WHAT = "2 ranks · gloo · shape ci (12 layers, dim 128, T 256, fp32)"
 
 
 def layers(count: int, start: int = 0) -> Subject:
-    return Subject(form=Form.LAYERS, key="gc.layers", noun="layer", items=tuple(range(start, start + count)))
+    return Subject(form=SubjectForm.LAYERS, key="gc.layers", noun="layer", items=tuple(range(start, start + count)))
 
 
 def probe(
@@ -40,7 +40,7 @@ def probe(
     n: int,
     purpose: Purpose,
     subset: Iterable[int],
-    counts_as: CountsAs,
+    counts_as: ProbeResult,
     **changes: Any,
 ) -> ProbeReport:
     bad = counts_as is BAD
@@ -77,7 +77,7 @@ def controls(subject: Subject) -> list[ProbeReport]:
     ]
 
 
-Asked = tuple[Purpose, Iterable[int], CountsAs, tuple[int, int]]
+Asked = tuple[Purpose, Iterable[int], ProbeResult, tuple[int, int]]
 
 
 def search(subject: Subject, asked: Sequence[Asked]) -> tuple[ProbeReport, ...]:
@@ -118,7 +118,9 @@ def bisection(subject: Subject, probes: Sequence[ProbeReport], answer: SearchAns
 
 
 def _command(subject: Subject, subset: Iterable[int] | None) -> str | None:
-    return None if subset is None else f"nsa-harness run gc_baseline_full {' '.join(subject.words(frozenset(subset)))}"
+    return (
+        None if subset is None else f"nsa-harness run gc_baseline_full {' '.join(subject.overrides(frozenset(subset)))}"
+    )
 
 
 def _all_but(count: int, *places: int) -> frozenset[int]:
@@ -210,7 +212,9 @@ SEVERAL = bisection(
         failing=frozenset({2}),
     ),
 )
-LENGTHS = Subject(form=Form.VALUE, key="model.seq_len", noun="model.seq_len", items=tuple(range(17, 257)), good=16)
+LENGTHS = Subject(
+    form=SubjectForm.VALUE, key="model.seq_len", noun="model.seq_len", items=tuple(range(17, 257)), good=16
+)
 THRESHOLD = bisection(
     LENGTHS,
     search(
@@ -266,7 +270,7 @@ NONE = bisection(
     signature=None,
 )
 KEYS = Subject(
-    form=Form.KEYS,
+    form=SubjectForm.KEYS,
     key="keys",
     noun="key",
     items=("parallel.wrapper", "parallel.static_graph", "gc.mode", "run.env.NCCL_P2P_DISABLE", "model.branch"),
@@ -469,7 +473,7 @@ ZONES = replace(
     ),
 )
 COMMITS = Subject(
-    form=Form.COMMIT,
+    form=SubjectForm.COMMIT,
     key="commit",
     noun="commit",
     items=("a1", "b2", "c3", "d4"),

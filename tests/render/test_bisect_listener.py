@@ -28,7 +28,7 @@ def so_far(told: BisectReport, count: int) -> BisectReport:
 
 
 def round_of(probe: ProbeReport) -> Round:
-    return Round(subsets=(probe.places,), purpose=probe.purpose, open=probe.open, left=probe.left)
+    return Round(subsets=(probe.indices,), purpose=probe.purpose, open=probe.open, probes_left=probe.left)
 
 
 def tell(screen: BisectScreen, told: BisectReport) -> None:
@@ -116,7 +116,9 @@ def test_probes_side_by_side_are_shown_as_they_end() -> None:
     stream = Screen(tty=False)
     screen = screen_on(stream)
     screen.begun(so_far(SINGLE, 0))
-    both = Round(subsets=(frozenset(), frozenset(range(12))), purpose=SINGLE.probes[0].purpose, open=(0, 12), left=0)
+    both = Round(
+        subsets=(frozenset(), frozenset(range(12))), purpose=SINGLE.probes[0].purpose, open=(0, 12), probes_left=0
+    )
     screen.round_begun(both, so_far(SINGLE, 0))
     screen.probed(SINGLE.probes[1], so_far(SINGLE, 2))
     screen.probed(SINGLE.probes[0], so_far(SINGLE, 2))
@@ -163,7 +165,7 @@ def test_an_interruption_says_how_to_go_on() -> None:
 
 
 def test_in_a_log_a_long_wait_has_one_line_and_on_a_terminal_it_stands_below_the_running_probe() -> None:
-    waiting = Waiting(quiet_s=12.0, until_s=60.0, seen=False, limit="open_wait_s")
+    waiting = Waiting(no_progress_s=12.0, until_s=60.0, was_proven=False, limit="open_wait_s")
     shown = {}
     for tty in (False, True):
         stream = Screen(tty=tty)

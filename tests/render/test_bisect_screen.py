@@ -39,10 +39,10 @@ from render_samples import POISON
 from rich.cells import cell_len
 
 from nsa_harness.core.experiment.trial import Signature
-from nsa_harness.core.search.effort import Case, Stage
-from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, Round, SearchAnswer, Zone
+from nsa_harness.core.search.effort import EffortCase, Stage
+from nsa_harness.core.search.question import AnswerKind, ProbeResult, Purpose, Round, SearchAnswer, Zone
 from nsa_harness.core.search.report import BisectReport, ProbeReport, ended_s
-from nsa_harness.core.search.subject import Form, Subject
+from nsa_harness.core.search.subject import Subject, SubjectForm
 from nsa_harness.core.search.waits import Waiting
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.experiments.picture import Grid, row, rows
@@ -60,7 +60,7 @@ from nsa_harness.render.text import ascii_only
 
 Golden = Callable[[str, str], None]
 TWO_VARIABLES = Subject(
-    form=Form.KEYS,
+    form=SubjectForm.KEYS,
     key="run.env",
     noun="variable",
     items=("run.env.NCCL_P2P_DISABLE", "run.env.OMP_NUM_THREADS"),
@@ -351,14 +351,14 @@ def asking(subject: Subject, signature: bool = False) -> str:
     return next(iter(header_lines(told, 200))).split("   ")[1]
 
 
-CHOICE = Subject(form=Form.CHOICE, key="parallel.wrapper", noun="value", items=("ddp", "fsdp", "none", "manual"))
+CHOICE = Subject(form=SubjectForm.CHOICE, key="parallel.wrapper", noun="value", items=("ddp", "fsdp", "none", "manual"))
 
 
 def test_of_a_choice_both_lists_are_told_with_how_often_each_value_was_asked() -> None:
     answer = SearchAnswer(
         kind=AnswerKind.CHOICE, items=(1,), open=(3,), failing=frozenset({1}), passing=frozenset({0}), why="one is open"
     )  # fmt: skip
-    asked = ((0, GOOD), (1, BAD), (2, GOOD), (3, CountsAs.DIFFERENT), (1, BAD))
+    asked = ((0, GOOD), (1, BAD), (2, GOOD), (3, ProbeResult.DIFFERENT), (1, BAD))
     probes = [probe(CHOICE, n, Purpose.EACH, {place}, how) for n, (place, how) in enumerate(asked, start=1)]
     told = bisection(CHOICE, probes, answer)
     assert bisect_words.headline(told) == "value fsdp, not values ddp and none"
@@ -392,32 +392,34 @@ def test_of_what_is_slow_both_rates_are_told_and_no_place() -> None:
     assert bisect_words.place_line(told) == ()
     assert bisect_words.question(told).endswith("is it slow?")
     assert bisect_words.sentence(told).startswith("It is slow with ")
-    none = replace(good, counts_as=CountsAs.UNRESOLVED, step_s=None)
+    none = replace(good, counts_as=ProbeResult.UNRESOLVED, step_s=None)
     assert "fewer than two optimizer steps" in _remark(told, none)
     assert "three optimizer steps" in bisect_words.what_decides(replace(told, probes=(none,)))
 
 
 def test_every_form_of_a_question_has_its_words() -> None:
     forms = {
-        Form.LAYERS: TWELVE,
-        Form.VALUE: THRESHOLD.subject,
-        Form.COMMIT: SAMPLES["commit"].subject,
-        Form.KEYS: ONE_KEY.subject,
-        Form.PARTS: Subject(form=Form.PARTS, key="model.branch", noun="branch", items=("cmp", "sel", "win")),
-        Form.WORDS: Subject(form=Form.WORDS, key="train.data", noun="value", items=("a", "b")),
-        Form.CHOICE: CHOICE,
-        Form.FILE: replace(ONE_KEY.subject, form=Form.FILE),
+        SubjectForm.LAYERS: TWELVE,
+        SubjectForm.VALUE: THRESHOLD.subject,
+        SubjectForm.COMMIT: SAMPLES["commit"].subject,
+        SubjectForm.KEYS: ONE_KEY.subject,
+        SubjectForm.PARTS: Subject(
+            form=SubjectForm.PARTS, key="model.branch", noun="branch", items=("cmp", "sel", "win")
+        ),
+        SubjectForm.WORDS: Subject(form=SubjectForm.WORDS, key="train.data", noun="value", items=("a", "b")),
+        SubjectForm.CHOICE: CHOICE,
+        SubjectForm.FILE: replace(ONE_KEY.subject, form=SubjectForm.FILE),
     }
-    assert set(forms) == set(Form)
+    assert set(forms) == set(SubjectForm)
     assert {form: asking(subject) for form, subject in forms.items()} == {
-        Form.LAYERS: "which checkpointed layers make it fail?",
-        Form.VALUE: "from which model.seq_len on does it fail?",
-        Form.COMMIT: "since which commit does it fail?",
-        Form.KEYS: "which of 5 keys make it fail?",
-        Form.PARTS: "which branches of the attention make it fail?",
-        Form.WORDS: "which values make it fail?",
-        Form.CHOICE: "which values make it fail?",
-        Form.FILE: "which of 5 keys make it fail?",
+        SubjectForm.LAYERS: "which checkpointed layers make it fail?",
+        SubjectForm.VALUE: "from which model.seq_len on does it fail?",
+        SubjectForm.COMMIT: "since which commit does it fail?",
+        SubjectForm.KEYS: "which of 5 keys make it fail?",
+        SubjectForm.PARTS: "which branches of the attention make it fail?",
+        SubjectForm.WORDS: "which values make it fail?",
+        SubjectForm.CHOICE: "which values make it fail?",
+        SubjectForm.FILE: "which of 5 keys make it fail?",
     }
     assert asking(TWELVE, signature=True) == "which checkpointed layers make it HANG?"
     assert asking(replace(TWELVE, key="layers")) == "which layers make it fail?"
@@ -440,7 +442,7 @@ def running(
     at_once: int = 1,
     left_s: float | None = None,
 ) -> str:
-    round_ = Round(subsets=(frozenset({0}),) * at_once, purpose=purpose, open=open_, left=left)
+    round_ = Round(subsets=(frozenset({0}),) * at_once, purpose=purpose, open=open_, probes_left=left)
     return progress_line(told, round_, 3.1, 100, left_s)
 
 
@@ -456,11 +458,11 @@ def test_the_line_of_a_running_probe_says_what_is_left() -> None:
 
 
 def test_who_waits_is_told_why_until_when_and_what_shortens_it() -> None:
-    proves = Waiting(quiet_s=12.0, until_s=60.0, seen=False, limit="open_wait_s")
+    proves = Waiting(no_progress_s=12.0, until_s=60.0, was_proven=False, limit="open_wait_s")
     assert waiting_text(proves) == (
         "no progress for 12 s: waits until 60 s to prove the hang; limits.open_wait_s=30 shortens it"
     )
-    assert waiting_text(replace(proves, seen=True, until_s=20.0), 3.0) == (
+    assert waiting_text(replace(proves, was_proven=True, until_s=20.0), 3.0) == (
         "no progress for 15 s: waits until 20 s as this wait was proven to hang before; then it counts as bad early"
     )
     sleeps = replace(proves, until_s=None)
@@ -482,7 +484,7 @@ def test_a_probe_that_ended_early_has_its_row_and_is_no_hang() -> None:
 
 def test_the_line_of_a_running_probe_never_wraps() -> None:
     for width in (10, 39, 79):
-        round_ = Round(subsets=(frozenset(),), purpose=R, open=(0, 12), left=3)
+        round_ = Round(subsets=(frozenset(),), purpose=R, open=(0, 12), probes_left=3)
         assert cell_len(progress_line(hostile(), round_, 3.1, width)) <= width
 
 
@@ -499,10 +501,10 @@ def test_the_plan_says_the_worst_case_by_part_and_launches_nothing(golden: Golde
         Stage(name="next culprit", probes=21, only_if="there are several"),
     )
     known = (
-        Expected(case=Case(name="the bad end never fails", probes=4), takes_s=8.0),
-        Expected(case=Case(name="two or a range together", probes=14), takes_s=61.0),
-        Expected(case=Case(name="each more that is enough", probes=21, more=True), takes_s=100.0),
-        Expected(case=Case(name="it fails in half of its runs", probes=50, about=True), takes_s=None),
+        Expected(case=EffortCase(name="the bad end never fails", probes=4), takes_s=8.0),
+        Expected(case=EffortCase(name="two or a range together", probes=14), takes_s=61.0),
+        Expected(case=EffortCase(name="each more that is enough", probes=21, is_additional=True), takes_s=100.0),
+        Expected(case=EffortCase(name="it fails in half of its runs", probes=50, is_estimate=True), takes_s=None),
     )
     told = replace(SINGLE, probes=(), signature=None)
     lines = [*plan_lines(told, parts, known, controls, 100, "a run takes 2 s"), *plan_lines(told, parts, (), (), 40)]

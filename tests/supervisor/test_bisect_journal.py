@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.core.report import HangKind, Place
-from nsa_harness.core.search.question import CountsAs, Purpose, spans_of
+from nsa_harness.core.search.question import ProbeResult, Purpose, spans_of
 from nsa_harness.core.search.report import ProbeReport
 from nsa_harness.supervisor.experiments import cache_key as premises
 from nsa_harness.supervisor.experiments.journal import (
@@ -24,7 +24,7 @@ def _kept(n: int, subset: tuple[int, ...], *, in_full: bool = False) -> ProbeRep
     return ProbeReport(
         n=n, subset=spans_of(subset), purpose=Purpose.RIGHT_EDGE, open=(0, 12), left=3, in_full=in_full,
         launcher="fork", verdict="HANG", kind=HangKind.DEADLOCK, cause="lock_cycle", summary="rank 1 waits",
-        place=Place(file="m.py", line=4), culprits=(1,), phase="backward", counts_as=CountsAs.BAD, wall_s=4.2,
+        place=Place(file="m.py", line=4), culprits=(1,), phase="backward", counts_as=ProbeResult.BAD, wall_s=4.2,
         longest_quiet_s=0.1, dir=f"p{n:02d}", spec_hash="abc",
     )  # fmt: skip
 

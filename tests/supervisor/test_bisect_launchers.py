@@ -18,7 +18,7 @@ from nsa_harness.commands.bisect import Bisection
 from nsa_harness.commands.bisect_report import NOTHING_YET
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import HangKind
-from nsa_harness.core.search.question import CountsAs, Purpose, Round, spans_of
+from nsa_harness.core.search.question import ProbeResult, Purpose, Round, spans_of
 from nsa_harness.core.search.report import ProbeReport, contradicted_fork
 from nsa_harness.supervisor.experiments.journal import search_folder, search_state
 from nsa_harness.supervisor.experiments.launches import Templates
@@ -26,9 +26,9 @@ from nsa_harness.supervisor.experiments.subjects import SubjectOptions
 from nsa_harness.supervisor.launch.planning import Invocation
 from nsa_harness.supervisor.storage.rundir import RunOptions, create_run
 
-GOOD, BAD, DIFFERENT, UNRESOLVED = CountsAs
+GOOD, BAD, DIFFERENT, UNRESOLVED = ProbeResult
 FORK, TORCHRUN = Launcher.FORK.value, Launcher.TORCHRUN.value
-Rule = Callable[[frozenset[int], str], CountsAs]
+Rule = Callable[[frozenset[int], str], ProbeResult]
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def searched(question: Invocation, rule: Rule, **changes: Any) -> Iterator[Bisec
 
         def launched(spec: RunSpec, blank: ProbeReport) -> ProbeReport:
             launcher = search._with_launcher(spec, in_full=blank.in_full).launcher.value
-            counts = rule(blank.places, launcher)
+            counts = rule(blank.indices, launcher)
             kind, verdict = (HangKind.STARVED, "HANG") if counts is BAD else (None, "PASS")
             found = replace(blank, launcher=launcher, counts_as=counts, kind=kind, verdict=verdict, cause="held")
             return replace(found, wall_s=60.0 if counts is BAD else 2.0, longest_quiet_s=0.5)
@@ -73,7 +73,7 @@ def test_where_both_launchers_show_the_same_forks_search_and_torchrun_proves(typ
 def test_a_fork_that_torchrun_contradicts_is_discounted_and_the_search_goes_on_under_torchrun(
     typed: Invocation,  # noqa: F811
 ) -> None:
-    def rule(places: frozenset[int], launcher: str) -> CountsAs:
+    def rule(places: frozenset[int], launcher: str) -> ProbeResult:
         culprits = {5} if launcher == TORCHRUN else {2}
         return BAD if culprits <= places else GOOD
 
@@ -112,18 +112,20 @@ def test_a_run_that_changes_under_one_launcher_is_flaky_and_torchrun_decides_not
     """The first fork of the good end fails by chance."""
     forked: list[frozenset[int]] = []
 
-    def rule(places: frozenset[int], launcher: str) -> CountsAs:
+    def rule(places: frozenset[int], launcher: str) -> ProbeResult:
         forked.extend([places] if launcher == FORK else [])
         return BAD if (launcher == FORK and len(forked) == 1) or 5 in places else GOOD
 
     with searched(typed, rule) as search:
-        search.probe(Round(subsets=(frozenset(),), purpose=Purpose.CONTROL_GOOD, open=(0, 8), left=0))
+        search.probe(Round(subsets=(frozenset(),), purpose=Purpose.CONTROL_GOOD, open=(0, 8), probes_left=0))
         assert search.forks
         assert [one.launcher for one in search.probes] == [FORK, TORCHRUN, FORK]
         assert [one.counts_as for one in search.probes] == [BAD, GOOD, GOOD]
 
 
-def of(n: int, places: set[int], launcher: str, counts_as: CountsAs, purpose: Purpose = Purpose.ALONE) -> ProbeReport:
+def of(
+    n: int, places: set[int], launcher: str, counts_as: ProbeResult, purpose: Purpose = Purpose.ALONE
+) -> ProbeReport:
     return ProbeReport(
         n=n, subset=spans_of(places), purpose=purpose, open=(0, 8), left=0, in_full=launcher == TORCHRUN,
         launcher=launcher, verdict="PASS", kind=None, cause=None, summary="", place=None, culprits=(), phase=None,
@@ -162,7 +164,7 @@ def test_a_command_is_printed_only_where_its_last_launch_did_what_is_said_of_it(
     """Without layer 2 torchrun passes once and fails from then on: no command is said to pass."""
     asked: list[str] = []
 
-    def rule(places: frozenset[int], launcher: str) -> CountsAs:
+    def rule(places: frozenset[int], launcher: str) -> ProbeResult:
         if 2 in places:
             return BAD
         asked.append(launcher)

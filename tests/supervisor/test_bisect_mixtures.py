@@ -15,7 +15,7 @@ import pytest
 
 from nsa_harness.core.experiment.trial import Wanted
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.core.search.subject import Form
+from nsa_harness.core.search.subject import SubjectForm
 from nsa_harness.errors import UsageError
 from nsa_harness.supervisor.experiments import intermediate_configs
 from nsa_harness.supervisor.experiments.intermediate_configs import (
@@ -110,7 +110,7 @@ def test_one_true_and_a_text_of_it_are_three_values_and_json_stays_json(tmp_path
 
 def test_a_program_is_given_its_own_files_at_both_ends_and_a_mixture_in_between(typed: Invocation) -> None:
     launches = _launches(typed, SubjectOptions(set="good.yaml,bad.yaml"), parse_templates(["--config={file}"], []))
-    assert (launches.subject.form, len(launches.subject.items)) == (Form.FILE, 5)
+    assert (launches.subject.form, len(launches.subject.items)) == (SubjectForm.FILE, 5)
     assert launches.spec(()).program[-1] == "--config=good.yaml"
     assert launches.command(range(5), None) == "nsa-harness run train.py --ranks 2 -- --config=bad.yaml"
     home = typed.working_dir / "run" / "mixtures"
@@ -154,7 +154,7 @@ def test_variables_of_two_files_are_set_one_by_one(typed: Invocation) -> None:
     options = _env_files(typed, good, 'A="2"\nSAME="x y"\nNEW=a#b\n')
     launches = _launches(typed, options)
     assert launches.subject.labels == ("A", "GONE", "NEW")
-    assert (launches.subject.noun, launches.subject.form) == ("variable", Form.KEYS)
+    assert (launches.subject.noun, launches.subject.form) == ("variable", SubjectForm.KEYS)
     assert dict(launches.spec(()).env) == {"A": "1", "GONE": "old"}
     assert dict(launches.spec((0, 1, 2)).env) == {"A": "2", "NEW": "a#b"}
     assert "do not differ" in _refused(typed, _env_files(typed, "A=1\n", "A=1"))

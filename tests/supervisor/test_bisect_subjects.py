@@ -18,10 +18,10 @@ from nsa_harness.commands.bisect_report import show_plan
 from nsa_harness.commands.run import rejudge
 from nsa_harness.core.experiment.trial import Signature, Wanted, parse_outcome
 from nsa_harness.core.report import MachineFacts
-from nsa_harness.core.search.effort import at_most, cases, worst_case
-from nsa_harness.core.search.question import CountsAs, Purpose, QuestionKind
+from nsa_harness.core.search.effort import possible_cases, total_probes, worst_case_stages
+from nsa_harness.core.search.question import ProbeResult, Purpose, QuestionKind
 from nsa_harness.core.search.report import ProbeReport
-from nsa_harness.core.search.subject import Form
+from nsa_harness.core.search.subject import SubjectForm
 from nsa_harness.errors import StoredRunError, UsageError
 from nsa_harness.supervisor.experiments.intermediate_configs import Worktrees, commits_between
 from nsa_harness.supervisor.experiments.journal import search_folder, search_state
@@ -122,7 +122,7 @@ def test_a_search_has_an_end_and_knows_whether_its_subject_has_one(typed):
     options = SubjectOptions(seq_len="64:")
     question = question_of(_launches(typed, options).request)
     assert (question.unbounded, question.max_probes) == (True, 1000)
-    assert at_most(worst_case(question)) < question.max_probes
+    assert total_probes(worst_case_stages(question)) < question.max_probes
 
 
 def test_a_configuration_that_makes_no_launch_says_why(typed):
@@ -203,7 +203,7 @@ def test_a_placeholder_that_nothing_fills_is_refused(typed):
 def test_numbers_have_a_threshold_and_words_are_a_set(typed):
     script, templates = _script(typed), parse_templates(["--x={value}"], [])
     numbers = _launches(script, SubjectOptions(any="batch=[1, 2, 4.5]"), templates)
-    assert (numbers.subject.form, numbers.subject.good) == (Form.VALUE, 1)
+    assert (numbers.subject.form, numbers.subject.good) == (SubjectForm.VALUE, 1)
     words = _launches(script, SubjectOptions(any="augment=[flip, crop]"), templates)
     assert words.spec((0, 1)).program[-1] == "--x=flip,crop"
     assert "expected KEY=[A, B, ...]" in _refused(script, SubjectOptions(any="batch=4"), templates)
@@ -463,7 +463,7 @@ def test_the_dry_run_lists_each_case_with_its_time_where_runs_are_stored(typed, 
     assert "the bad end never fails at most 15 probes 30.0 s" in told
     assert "a run takes 2.0 s where it passes and 8.0 s where it fails, by 2 stored runs" in told
     assert "HANG in" in told
-    one = next(case for case in cases(question_of(request)) if case.name == "one alone is enough").probes
+    one = next(case for case in possible_cases(question_of(request)) if case.name == "one alone is enough").probes
     assert f"one alone is enough at most {one} probes {5.0 * one:.1f} s" in told
 
 
@@ -491,7 +491,7 @@ def _good(n: int, step_s: float | None) -> ProbeReport:
     return ProbeReport(
         n=n, subset=(), purpose=Purpose.CONTROL_GOOD, open=(0, 4), left=0, in_full=False, launcher="fork",
         verdict="PASS", kind=None, cause=None, summary="", place=None, culprits=(), phase="exit",
-        counts_as=CountsAs.GOOD, wall_s=1.0, longest_quiet_s=None, dir=f"p{n:02d}", spec_hash="a", step_s=step_s,
+        counts_as=ProbeResult.GOOD, wall_s=1.0, longest_quiet_s=None, dir=f"p{n:02d}", spec_hash="a", step_s=step_s,
     )  # fmt: skip
 
 
@@ -511,7 +511,7 @@ def test_three_runs_of_the_good_end_say_what_is_slow_and_no_later_one_does(typed
         search._learn(_good(4, 9.0))
         assert search.slow_from_s == pytest.approx(0.15)
         assert search.notes == ["slow is a step of 150 ms or more: it takes 100 ms to 120 ms in 3 runs of the good end"]
-        search._learn(replace(_good(5, 0.4), purpose=Purpose.CONTROL_BAD, counts_as=CountsAs.BAD))
+        search._learn(replace(_good(5, 0.4), purpose=Purpose.CONTROL_BAD, counts_as=ProbeResult.BAD))
         assert search.signature == Signature(verdict="slow", cause=None, place=None)
 
 

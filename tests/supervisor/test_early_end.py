@@ -71,7 +71,13 @@ class FakeRanks:
 
 def patience(known: set[WaitSignature], quiet_s: float | None = QUIET_S) -> tuple[EarlyStop, list[Waiting | None]]:
     told: list[Waiting | None] = []
-    return EarlyStop(n=4, ranks=2, known=known, quiet_s=quiet_s, tell=lambda _, waiting: told.append(waiting)), told
+    return EarlyStop(
+        probe_number=4,
+        ranks=2,
+        proven_hangs=known,
+        longest_gap_s=quiet_s,
+        report_wait=lambda _, waiting: told.append(waiting),
+    ), told
 
 
 def watched(attempt: AttemptDir, enough: EarlyStop, shown: Any) -> tuple[Ending | None, float]:
@@ -107,19 +113,19 @@ def test_the_first_such_wait_is_proven_in_full_the_next_ends_early_and_a_proof_i
     known: set[WaitSignature] = set()
     first, told = patience(known)
     ending, ended_s = watched(next(places), first, stands)
-    assert (ending, first.early) == (Ending.STALL, False)
+    assert (ending, first.stopped_early) == (Ending.STALL, False)
     assert 61.0 <= ended_s <= 64.0
     assert first.signature is not None
     assert told[-1] is not None
-    assert (told[-1].seen, told[-1].until_s, told[-1].limit) == (False, 60.0, "open_wait_s")
+    assert (told[-1].was_proven, told[-1].until_s, told[-1].limit) == (False, 60.0, "open_wait_s")
     known.add(first.signature)
     second, told = patience(known)
     place = next(places)
     ending, ended_s = watched(place, second, stands)
-    assert (ending, second.early) == (Ending.EARLY, True)
+    assert (ending, second.stopped_early) == (Ending.EARLY, True)
     assert 11.0 <= ended_s <= 14.0
     assert told[-1] is not None
-    assert (told[-1].seen, told[-1].until_s) == (True, 10.0)
+    assert (told[-1].was_proven, told[-1].until_s) == (True, 10.0)
     assert "proof" not in [json.loads(line)["event"] for line in place.watch.read_text().splitlines()]
     in_full, _ = patience(known, None)
     assert watched(next(places), in_full, stands)[0] is Ending.STALL
@@ -133,10 +139,10 @@ def test_what_stands_elsewhere_or_moves_a_byte_now_and_then_is_waited_for(tmp_pa
     known = {first.signature}
     elsewhere, _ = patience(known)
     assert watched(next(places), elsewhere, lambda _: (reading(0, 41), reading(1, 13)))[0] is Ending.STALL
-    assert not elsewhere.early
+    assert not elsewhere.stopped_early
     slow, _ = patience(known)
     assert watched(next(places), slow, lambda now_s: (reading(0, 40), reading(1, 13, int(now_s / 8))))[0] is None
-    assert not slow.early
+    assert not slow.stopped_early
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The command line: parse, call, print, exit code."""
+"""The command line: parse the arguments, call a function of `commands`, print its result, set the exit code."""

@@ -1,4 +1,4 @@
-"""`nsa-harness list`, `explain` and `schema`: which scenarios there are, and what names and files mean."""
+"""`nsa-harness list`, `explain` and `schema`: list the scenarios, explain scenarios and causes, print schemas."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nsa_harness.cli.run import invocation_from_args
 from nsa_harness.errors import UsageError
 
 
-def list_scenarios(as_json: Annotated[bool, option("--json", "Print a JSON list.")] = False) -> None:
-    """List every scenario by directory.
+def list_scenarios(as_json: Annotated[bool, option("--json", "Print the list as JSON.")] = False) -> None:
+    """List all scenarios, by directory.
 
-    Each is shown with its question, its tags and its other names.
+    Each scenario is shown with its description, tags, aliases and variants.
     """
     from nsa_harness.cli.text import catalog_json, catalog_lines
     from nsa_harness.supervisor.launch.planning import every_scenario
@@ -32,45 +32,50 @@ def list_scenarios(as_json: Annotated[bool, option("--json", "Print a JSON list.
 
 def explain(
     context: typer.Context,
-    words: Annotated[list[str], argument("SCENARIO|KEY=VALUE", "As for `run`; or the code of a cause.")],
+    targets: Annotated[
+        list[str],
+        argument(
+            "SCENARIO|KEY=VALUE", "A scenario and settings, as for `run`; or a cause, such as rank0_only_collective."
+        ),
+    ],
 ) -> None:
     """Explain the settings of a scenario, or a cause.
 
-    Shows the resolved YAML and where each value comes from; or what a cause means and what to try.
+    For a scenario: the resolved YAML, and where each value comes from. For a cause: its meaning, and what to try.
     """
     from nsa_harness.cli.text import cause_lines, explanation, kind_lines
     from nsa_harness.core.diagnosis.causes import Cause
     from nsa_harness.core.report import HangKind
     from nsa_harness.supervisor.launch.machine import machine_facts
 
-    if len(words) == 1 and words[0] in list(HangKind):
-        _print(kind_lines(HangKind(words[0]), _columns()))
-    elif causes := [cause for cause in Cause if [cause.value] == words]:
+    if len(targets) == 1 and targets[0] in list(HangKind):
+        _print(kind_lines(HangKind(targets[0]), _columns()))
+    elif causes := [cause for cause in Cause if [cause.value] == targets]:
         _print(cause_lines(causes[0], _columns()))
     else:
         try:
-            _print(explanation(invocation_from_args(context, words), machine_facts()))
+            _print(explanation(invocation_from_args(context, targets), machine_facts()))
         except UsageError as error:
-            similar = [cause.value for cause in Cause if words[0] in cause.value]
-            more = f"\ncauses of that name: {', '.join(similar)}" if similar else ""
+            similar = [cause.value for cause in Cause if targets[0] in cause.value]
+            more = f"\ncauses with a similar name: {', '.join(similar)}" if similar else ""
             raise UsageError(f"{error}{more}") from None
 
 
 def schema(
     document: Annotated[
-        str, argument("[DOCUMENT]", "plan, report, bisect or events. Default: scenario files.")
+        str, argument("[DOCUMENT]", "scenario, plan, report, bisect or events. Default: scenario.")
     ] = "scenario",
 ) -> None:
     """Print the JSON schema of a file.
 
-    Editors use the schemas of scenario and plan files; programs use those of report, bisect and events.
+    Editors use the schemas of scenario and plan files; programs use the schemas of report.json, bisect.json and events.
     """
     from nsa_harness.errors import did_you_mean
     from nsa_harness.render.documents.schemas import Document, json_schema
 
     if document not in list(Document):
-        known = ", ".join(Document)
-        raise UsageError(f"no schema of {document!r}{did_you_mean(document, list(Document))}; known: {known}")
+        names = ", ".join(Document)
+        raise UsageError(f"no schema for {document!r}{did_you_mean(document, list(Document))}; known: {names}")
     print(json.dumps(json_schema(Document(document)), indent=2))
 
 

@@ -1,4 +1,4 @@
-"""`nsa-harness ci`: one summary of the runs of many jobs."""
+"""`nsa-harness ci`: summarize the runs of many CI jobs."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from nsa_harness.errors import UsageError
 if TYPE_CHECKING:
     from nsa_harness.core.ci import NightSummary, StoredReport, Unread
 
-_MATRIX = "Workflow with the jobs as rows of its matrix, so that a missing job is noticed."
+_MATRIX = "Workflow file whose matrix lists the expected jobs. A job without a report is then reported as missing."
 
 app = typer.Typer(name="ci", help="Summarize the runs of many CI jobs.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command(cls=GroupedCommand)
 def summary(
-    directories: Annotated[list[Path], argument("DIR...", "Directories that contain the runs, at any depth.")],
+    directories: Annotated[list[Path], argument("DIR...", "Directories with runs, at any depth.")],
     matrix_file: Annotated[
         Path | None,
         option("--matrix FILE", _MATRIX, envvar="NSA_HARNESS_CI_MATRIX"),
     ] = None,
     out: Annotated[
-        Path | None, option("--out FILE", "Write the whole summary to this file as well.", envvar="NSA_HARNESS_CI_OUT")
+        Path | None, option("--out FILE", "Also write the full summary to this file.", envvar="NSA_HARNESS_CI_OUT")
     ] = None,
     as_json: Annotated[bool, option("--json", "Print the summary as JSON.")] = False,
 ) -> None:
     """Merge the reports of many runs into one summary.
 
-    The summary is Markdown. The exit code is that of all runs together.
+    The summary is Markdown. The exit code is the exit code of all runs together, as of one `nsa-harness run`.
     """
     from nsa_harness.render.ci_summary import ci_summary_json, ci_summary_md, cut
 
@@ -47,18 +47,19 @@ def summary(
 
 
 def _night(directories: Sequence[Path], matrix_file: Path | None) -> NightSummary:
+    """Read the reports below `directories`, and compare them with the jobs of the workflow's matrix, if given."""
     from nsa_harness.core.ci import Unread, night_summary
     from nsa_harness.supervisor.storage.reports import matrix_jobs, stored_reports
 
     jobs = () if matrix_file is None else matrix_jobs(matrix_file)
-    lost = (jobs,) if isinstance(jobs, Unread) else ()
-    expected = () if isinstance(jobs, Unread) else jobs
-    stored = stored_reports(directories, expected)
-    parsed = [_parse_report(item.job, item.file, item.text) for item in stored.reports]
+    unread_matrix = (jobs,) if isinstance(jobs, Unread) else ()
+    expected_jobs = () if isinstance(jobs, Unread) else jobs
+    files = stored_reports(directories, expected_jobs)
+    reports = [_parse_report(item.job, item.file, item.text) for item in files.reports]
     return night_summary(
-        [item for item in parsed if not isinstance(item, Unread)],
-        [*lost, *stored.unread, *(item for item in parsed if isinstance(item, Unread))],
-        expected,
+        [item for item in reports if not isinstance(item, Unread)],
+        [*unread_matrix, *files.unread, *(item for item in reports if isinstance(item, Unread))],
+        expected_jobs,
     )
 
 
@@ -70,7 +71,7 @@ def _parse_report(job: str, file: str, text: str) -> StoredReport | Unread:
     try:
         return StoredReport(job=job, file=file, report=from_json(text, file))
     except StoredRunError as error:
-        # The first line of the message repeats the file, and the last line explains how to repeat a run.
+        # The first line of the message repeats the file name, and the last line explains how to repeat the run.
         return Unread(file=file, why="no report: " + "; ".join(str(error).splitlines()[1:-1]).strip())
 
 
@@ -80,25 +81,25 @@ def _write(file: Path, text: str) -> None:
     try:
         write_document(file, text)
     except OSError as error:
-        raise UsageError(f"--out {file}: {error.strerror}; name a file in a directory that can be written") from None
+        raise UsageError(f"--out {file}: {error.strerror}; name a file in a writable directory") from None
 
 
-# Commands that are gone: they take any words, and answer with what to do instead.
+# Removed commands. They accept any arguments and only print what to do instead.
 
-_GONE = {
-    "matrix": "the jobs of a nightly are rows of its workflow, as in .github/workflows/nightly-gpu.yml, and"
-    " `ci summary --matrix WORKFLOW` reads them there",
-    "matcher": "`run` annotates verdicts if GITHUB_ACTIONS is set; pass this variable into your container",
+_REMOVED = {
+    "matrix": "list the jobs in the matrix of the workflow, as in .github/workflows/nightly-gpu.yml;"
+    " `ci summary --matrix WORKFLOW` reads them from there",
+    "matcher": "`run` prints annotations if GITHUB_ACTIONS is set; pass this variable into your container",
 }
 
 
-def _declare_gone(name: str, instead: str) -> None:
+def _declare_removed(name: str, instead: str) -> None:
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-    @app.command(name, cls=GroupedCommand, hidden=True, context_settings=settings, help=f"Gone: {instead}.")
-    def gone() -> None:
-        raise UsageError(f"ci {name} is gone: {instead}")
+    @app.command(name, cls=GroupedCommand, hidden=True, context_settings=settings, help=f"Removed: {instead}.")
+    def fail() -> None:
+        raise UsageError(f"`nsa-harness ci {name}` was removed: {instead}")
 
 
-for _name, _instead in _GONE.items():
-    _declare_gone(_name, _instead)
+for _name, _instead in _REMOVED.items():
+    _declare_removed(_name, _instead)

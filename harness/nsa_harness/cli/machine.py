@@ -1,4 +1,4 @@
-"""`nsa-harness doctor` and `selftest`: whether this machine, and nsa-harness on it, can be trusted."""
+"""`nsa-harness doctor` and `selftest`: check this machine, and check that nsa-harness works on it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ import typer
 from nsa_harness.cli.options import Out, argument, option, typed_command
 from nsa_harness.errors import UsageError
 
-_OVERHEAD = "doctor starts no program; in a checkout, python benchmarks/timing_pairs.py -- COMMAND measures one"
+_OVERHEAD = (
+    "doctor runs no program; to measure what nsa-harness costs a command, run `python benchmarks/timing_pairs.py --"
+    " COMMAND` in a checkout"
+)
 _CORPUS = (
-    "selftest plants its own faults only; in a checkout, python -m evaluation run corpus runs programs with a known"
-    " fault, and make evaluate scores them"
+    "selftest plants only its own faults; in a checkout, `python -m evaluation run corpus` runs programs with known"
+    " faults, and `make evaluate` scores the answers"
 )
 
 
 def doctor(
     context: typer.Context,
     overhead: Annotated[bool, option("--overhead", _OVERHEAD, hidden=True)] = False,
-    as_json: Annotated[bool, option("--json", "Print JSON on stdout, progress on stderr.")] = False,
+    as_json: Annotated[bool, option("--json", "Print the result as JSON.")] = False,
 ) -> None:
-    """Check this machine: what works, what is missing, what to do."""
+    """Check this machine: what works, what is missing, what to do.
+
+    The exit code is 1 if runs cannot work here or would lose evidence.
+    """
     if overhead or context.obj:
         raise UsageError(_OVERHEAD)
     from nsa_harness.core.doctor import healthy, judged, lines_text, values
@@ -39,12 +45,14 @@ def selftest(
     programs: Annotated[list[str] | None, argument("[PROGRAM...]", _CORPUS, hidden=True)] = None,
     full: Annotated[bool, option("--full", _CORPUS, hidden=True)] = False,
     score: Annotated[bool, option("--score", _CORPUS, hidden=True)] = False,
-    seed: Annotated[int | None, option("--seed", "Use the places of an earlier selftest.", min=0)] = None,
+    seed: Annotated[
+        int | None, option("--seed N", "Plant the faults at the same places as an earlier selftest.", min=0)
+    ] = None,
     out: Out = None,
 ) -> None:
     """Plant faults under torchrun and check that each is found.
 
-    The places are drawn at random; rank, layer and step of each fault must be named.
+    Each fault is planted at a random rank, layer and step, and the report of its run must name them.
     """
     if programs or full or score:
         raise UsageError(_CORPUS)
@@ -53,5 +61,5 @@ def selftest(
     from nsa_harness.commands.selftest import SelftestRequest
     from nsa_harness.commands.selftest import selftest as run_selftest
 
-    chosen = secrets.randbelow(1_000_000) if seed is None else seed
-    raise typer.Exit(run_selftest(SelftestRequest(seed=chosen, out=out, command=typed_command())))
+    used_seed = secrets.randbelow(1_000_000) if seed is None else seed
+    raise typer.Exit(run_selftest(SelftestRequest(seed=used_seed, out=out, command=typed_command())))

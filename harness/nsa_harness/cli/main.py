@@ -1,4 +1,7 @@
-"""The command line: its commands, its exit codes, and its errors. Imports nothing heavy until a command runs."""
+"""Entry point of `nsa-harness`: its commands, exit codes and error messages.
+
+Heavy modules are imported only when a command runs, so that --help and shell completion stay fast.
+"""
 
 from __future__ import annotations
 
@@ -19,60 +22,88 @@ from nsa_harness.cli.ci import app as ci_app
 from nsa_harness.cli.options import GroupedCommand
 from nsa_harness.errors import HarnessError, UsageError
 
-# Options that take a value only after `=`. Typer would take the next word, so such a bare option becomes `=auto` first.
-_BARE_MEANS_AUTO = ("--gc-range", "--layers", "--seq-len", "--world-size", "--env", "--resume")
+# Options whose value must follow `=`. Typer would read the next argument as the value of a bare option, so `--resume`
+# is rewritten to `--resume=auto` first.
+_AUTO_WITHOUT_VALUE = ("--gc-range", "--layers", "--seq-len", "--world-size", "--env", "--resume")
 _DEBUG = "NSA_HARNESS_DEBUG"
-# Options that are gone; their variables are still accepted, as long as the schema number is 1.
-_GONE = {f"NSA_HARNESS_{name}" for name in ("SHARDS", "TORCH", "GPUS", "BACKEND", "CPU", "RUNNER")}
-_NOT_JUDGED = 125
-_USAGE = 2
+# Environment variables of removed options. They are accepted and ignored while the schema number is 1.
+_REMOVED_VARIABLES = {f"NSA_HARNESS_{name}" for name in ("SHARDS", "TORCH", "GPUS", "BACKEND", "CPU", "RUNNER")}
+_NOT_JUDGED = 125  # exit code of ERROR: there is no verdict
+_USAGE = 2  # exit code of a usage error
 
 _EXAMPLES = {
     "run": """
-nsa-harness run train.py --ranks 2 -- --steps 5    a script with arguments
-nsa-harness run -m pkg.train --repeat 10           a module, ten times
-nsa-harness run ddp_onestep train.steps=3          a scenario, one key changed
-nsa-harness run -t plan --jobs 2                   all scenarios with a tag
-nsa-harness run --verify reports/latest            after an edit: is it fixed?""",
+# a script with arguments
+nsa-harness run train.py --ranks 2 -- --steps 5
+# a module, ten times
+nsa-harness run -m pkg.train --repeat 10
+# a scenario with one setting changed
+nsa-harness run ddp_onestep train.steps=3
+# all scenarios with a tag, two at a time
+nsa-harness run -t plan --jobs 2
+# after an edit: is the failure fixed?
+nsa-harness run --verify reports/latest""",
     "ready": """
-nsa-harness ready ci                                  on a laptop, in minutes
-nsa-harness ready production --checklist ours.readiness.yaml""",
+# the smallest model: minutes on a laptop
+nsa-harness ready ci
+# your own checklist
+nsa-harness ready production --checklist my.readiness.yaml""",
     "watch": """
 nsa-harness watch -- torchrun --nproc-per-node 8 train.py
+# end the job after a proven HANG
 nsa-harness watch --on-hang=kill -- python train.py""",
     "attach": """
-nsa-harness attach 4711             torchrun, a rank, or what started them
-nsa-harness attach 4711 --for 300   observe for five minutes""",
+# a process ID: torchrun, a rank, or a process above them
+nsa-harness attach 4711
+# observe for up to five minutes
+nsa-harness attach 4711 --for 300""",
     "read": """
-nsa-harness read ./logs                          every file below it
+# every file below a directory
+nsa-harness read ./logs
 nsa-harness read slurm-4711.out /tmp/nccl_trace_rank_*
+# also write a report
 nsa-harness read logs stacks/rank3.txt --out reports""",
     "fit": """
-nsa-harness fit                              the latest sweep
-nsa-harness fit --tokens 8192                the cost of such a step
-nsa-harness fit SWEEP CHECK --tokens 8192    and check by a half-size run""",
+# how the cost grows in the latest sweep
+nsa-harness fit
+# predict a step with sequences of 8192 tokens
+nsa-harness fit --tokens 8192
+# also check the prediction with a run at half the size
+nsa-harness fit SWEEP CHECK --tokens 8192""",
     "export": """
-nsa-harness export                                the latest run, as one file
-nsa-harness export reports/latest --as prompt     the worst failure, as text
+# the latest run as one archive
+nsa-harness export
+# the worst failure as text
+nsa-harness export reports/latest --as prompt
+# a wrong answer, with the line and rank really at fault
 nsa-harness export --as misdiagnosis --line train.py:41 --rank 0""",
     "schema": """
-nsa-harness schema report > report.schema.json    of report.json
-nsa-harness schema events                         of a line of events.jsonl and --json""",
+# of report.json
+nsa-harness schema report > report.schema.json
+# of one line of events.jsonl, and of `run --json`
+nsa-harness schema events""",
     "bisect": """
+# which checkpointed layers make a scenario fail
 nsa-harness bisect fault_gc_layer --gc-range
+# the same for your own script
 nsa-harness bisect train.py --gc-range=0:8 --arg '--gc-layers={layers}'""",
     "claim": """
+# one key with two values
 nsa-harness claim ddp_onestep parallel.find_unused_parameters=false,true
+# one argument of a script, with and without the change
 nsa-harness claim train.py --ranks 2 --arg=--fp16,--bf16 -- --steps 5
+# two scenarios, and the claim in your own words
 nsa-harness claim before.yaml after.yaml --text 'the new loader fixes it'
+# two commits, for at most 20 minutes
 nsa-harness claim ddp_onestep --commits main~3..main --budget 20m
+# all earlier claims
 nsa-harness claim --list""",
 }
 
 
 app = typer.Typer(
     name="nsa-harness",
-    help="Run training scenarios, distinguish a hang from a slow run, and report the rank, line and collective.",
+    help="Run PyTorch training under torchrun, tell a hang from a slow run, and report its cause, rank and line.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
@@ -98,15 +129,16 @@ _COMMANDS: dict[str, Callable[..., None]] = {
 for _name, _command in _COMMANDS.items():
     _examples = f"Examples:\n\n\b{_EXAMPLES[_name]}" if _name in _EXAMPLES else None
     app.command(_name, cls=GroupedCommand, epilog=_examples)(_command)
-# The earlier names of export, as long as the schema number is 1.
+# Earlier names of `export`, accepted while the schema number is 1.
 app.command(cls=GroupedCommand, hidden=True)(stored.bundle)
 app.command(cls=GroupedCommand, hidden=True)(stored.wrong)
 app.add_typer(ci_app)
 
 
 def main() -> NoReturn:
+    """Run the command line of this process and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal's encoding lacks must not end the program.
+        # A character that the terminal's encoding lacks must not raise UnicodeEncodeError.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     from nsa_harness.supervisor.launch.umask import keep_private
@@ -114,11 +146,11 @@ def main() -> NoReturn:
     keep_private()
     code = run_command_line(sys.argv[1:])
     _flush_output()
-    sys.exit(_NOT_JUDGED if code == _USAGE and _for_git_bisect(sys.argv[1:]) else code)
+    sys.exit(_NOT_JUDGED if code == _USAGE and _is_for_git_bisect(sys.argv[1:]) else code)
 
 
 def _flush_output() -> None:
-    """Flush stdout and stderr. If that fails, drop the output: at exit Python would replace the exit code by 120."""
+    """Flush stdout and stderr. If a flush fails, discard the output, or Python would exit with code 120 instead."""
     for stream in (sys.stdout, sys.stderr):
         if stream.closed:
             continue
@@ -130,17 +162,17 @@ def _flush_output() -> None:
             os.close(null)
 
 
-def _for_git_bisect(argv: Sequence[str]) -> bool:
-    """Whether a usage error must exit with 125: git would take another code for a bad commit."""
+def _is_for_git_bisect(argv: Sequence[str]) -> bool:
+    """Whether a usage error must exit with 125, because `git bisect run` takes code 2 for a bad commit."""
     return "--git-bisect" in argv or os.environ.get("NSA_HARNESS_GIT_BISECT", "") not in ("", "0")
 
 
 def run_command_line(argv: Sequence[str]) -> int:
-    """Run one command line and return its exit code. An error of the user goes to stderr without a traceback."""
-    words, program_args = _split(argv)
+    """Run the command in `argv` and return its exit code. A user's error is printed to stderr, without a traceback."""
+    own_args, program_args = _split(argv)
     try:
         _check_environment(os.environ)
-        app(args=words, prog_name="nsa-harness", obj=program_args)
+        app(args=own_args, prog_name="nsa-harness", obj=program_args)
     except SystemExit as ended:
         if ended.code == _USAGE and (hint := _hint_for_foreign_options(argv)):
             print(hint, file=sys.stderr)
@@ -148,38 +180,40 @@ def run_command_line(argv: Sequence[str]) -> int:
     except HarnessError as error:
         if os.environ.get(_DEBUG) == "1":
             raise
-        return _report_error(str(error), error.exit_code, as_json="--json" in words)
-    except Exception as error:  # a bug of nsa-harness is reported in one line, and is never a verdict
+        return _report_error(str(error), error.exit_code, as_json="--json" in own_args)
+    except Exception as error:  # a bug of nsa-harness: one line, and never an exit code of a verdict
         if os.environ.get(_DEBUG) == "1":
             raise
-        text = f"nsa-harness itself failed: {type(error).__name__}: {error}; {_DEBUG}=1 shows where"
-        return _report_error(text, _NOT_JUDGED, as_json="--json" in words)
+        text = f"nsa-harness itself failed: {type(error).__name__}: {error}; set {_DEBUG}=1 to see the traceback"
+        return _report_error(text, _NOT_JUDGED, as_json="--json" in own_args)
     return 0
 
 
 def _hint_for_foreign_options(argv: Sequence[str]) -> str | None:
-    """Return the line that works, if options of a program or a launcher were typed as options of nsa-harness."""
+    """Return a hint with a correct command line if an option belongs to the user's program or launcher, or None."""
     if "--" in argv or argv[:1] not in (["run"], ["watch"]):
         return None
     params = typer.main.get_command(app).commands[argv[0]].params  # type: ignore[attr-defined]
-    known = {name for param in params for name in param.opts}
-    typed = [word.partition("=")[0] for word in argv[1:] if word.startswith("--")]
-    if all(name in known or get_close_matches(name, known) for name in typed):
+    own_options = {name for param in params for name in param.opts}
+    typed_options = [word.partition("=")[0] for word in argv[1:] if word.startswith("--")]
+    if all(name in own_options or get_close_matches(name, own_options) for name in typed_options):
         return None
     if argv[0] == "watch":
         command = "COMMAND..." if argv[1].startswith("-") else shlex.join(argv[1:])
-        return f"the command follows `--`: nsa-harness watch -- {command}"
+        return f"your command must follow `--`: nsa-harness watch -- {command}"
     file = next((word for word in argv if word.endswith(".py")), "FILE.py")
-    return f"options of the program follow `--`, and --ranks says how many: nsa-harness run {file} --ranks 2 -- ..."
+    example = f"nsa-harness run {file} --ranks 2 -- ..."
+    return f"options of your program must follow `--`; --ranks sets the number of ranks: {example}"
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the words for nsa-harness, and the words after the first `--`."""
+    """Return the arguments for nsa-harness, and those after the first `--`, which are for the user's program."""
     end = argv.index("--") if "--" in argv else len(argv)
-    return [f"{word}=auto" if word in _BARE_MEANS_AUTO else word for word in argv[:end]], tuple(argv[end + 1 :])
+    return [f"{word}=auto" if word in _AUTO_WITHOUT_VALUE else word for word in argv[:end]], tuple(argv[end + 1 :])
 
 
 def _report_error(text: str, code: int, *, as_json: bool) -> int:
+    """Print an error to stderr and, with --json, as an event to stdout. Return `code`."""
     print(text, file=sys.stderr)
     if as_json:
         event = {"schema": 1, "event": "error", "t_s": None, "run_id": None, "scenario": None, "message": text}
@@ -188,23 +222,27 @@ def _report_error(text: str, code: int, *, as_json: bool) -> int:
 
 
 def _check_environment(environ: os._Environ[str]) -> None:
-    """Refuse a name NSA_HARNESS_<OPTION> of no option: a typing error must not go unnoticed."""
-    given = sorted(name for name in environ if name.startswith("NSA_HARNESS_") and name != _DEBUG)
-    if not given:
+    """Raise UsageError if a variable NSA_HARNESS_<NAME> belongs to no option, because it may be misspelled."""
+    variables = sorted(name for name in environ if name.startswith("NSA_HARNESS_") and name != _DEBUG)
+    if not variables:
         return
     from nsa_harness.errors import did_you_mean
 
-    known = sorted({_DEBUG, *_option_variables()})
-    accepted = {*known, *_GONE}
-    unknown = [name for name in given if name not in accepted]
+    option_variables = sorted({_DEBUG, *_option_variables()})
+    valid = {*option_variables, *_REMOVED_VARIABLES}
+    unknown = [name for name in variables if name not in valid]
     if unknown:
-        hints = {name: did_you_mean(name, known) or f"; known: {', '.join(known)}" for name in unknown}
+        hints = {
+            name: did_you_mean(name, option_variables) or f"; known: {', '.join(option_variables)}" for name in unknown
+        }
         raise UsageError(
-            "\n".join(f"environment {name}: no option has this name{hint}" for name, hint in hints.items())
+            "\n".join(f"environment variable {name}: no option has this name{hint}" for name, hint in hints.items())
         )
 
 
 def _option_variables() -> set[str]:
+    """Return the environment variables of all options of all commands."""
+
     def below(command: object) -> Iterator[object]:
         yield from (param.envvar for param in getattr(command, "params", ()))
         for inner in getattr(command, "commands", {}).values():
@@ -213,8 +251,8 @@ def _option_variables() -> set[str]:
     return {variable for variable in below(typer.main.get_command(app)) if isinstance(variable, str)}
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         from nsa_harness import __version__
 
         typer.echo(f"nsa-harness {__version__}")
@@ -227,4 +265,6 @@ def _options(
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     if context.obj and context.invoked_subcommand not in ("run", "bisect", "claim", "watch", "doctor"):
-        raise UsageError(f"`--` passes words on to a program; {context.invoked_subcommand} starts none")
+        raise UsageError(
+            f"`--` passes arguments to a program, but `nsa-harness {context.invoked_subcommand}` starts no program"
+        )

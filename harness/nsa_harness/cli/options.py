@@ -1,4 +1,4 @@
-"""Options: how a command declares them, how its help shows them, and those that several commands have."""
+"""Command-line options: how they are declared and shown in --help, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ if TYPE_CHECKING:
     from nsa_harness.supervisor.storage.rundir import RunOptions
 
 AUTO = "auto"
-# The groups of options in a command's help.
+# Headings of the groups of options in a command's help.
 PROGRAM = "Your program"
 SELECTION = "Which scenarios"
 ATTEMPTS = "How often"
 REPORT = "Report"
 
 _OTHERS = "Options"
-_COLUMNS = 26  # widest left column of a help text: an option and its metavar
-_VARIABLES = "Every option is also an environment variable: --dry-run is NSA_HARNESS_DRY_RUN."
+_MAX_NAME_COLUMNS = 26  # widest left column of a help text; it has the option and its metavar
+_VARIABLES = "Every option can also be set in the environment: --dry-run is NSA_HARNESS_DRY_RUN=1."
 
 
 def option(form: str, text: str, group: str | None = None, **more: Any) -> Any:
-    """Declare an option in the form that help shows: "-t --tag TAG", "--out DIR" or "--json"."""
+    """Return the typer declaration of an option. `form` is written as help shows it, such as "-t --tag TAG"."""
     names, metavar = re.fullmatch(r"((?:-\S+ ?)+)(.*)", form).groups()  # type: ignore[union-attr]
     return typer.Option(*names.split(), metavar=metavar or None, help=text, rich_help_panel=group, **more)
 
 
 def argument(form: str, text: str, **more: Any) -> Any:
-    """Declare an argument in the form that help shows: "[RUN]" is optional."""
+    """Return the typer declaration of an argument. `form` is written as help shows it, such as "[RUN]"."""
     return typer.Argument(metavar=form, help=text, **more)
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help groups its options, and whose options are also environment variables."""
+    """A command whose help shows its options in groups. Each option can also be set by an environment variable."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -63,11 +63,13 @@ class GroupedCommand(TyperCommand):
             if isinstance(param, TyperOption) and (record := _without_variable(param).get_help_record(ctx)):
                 groups.setdefault(param.rich_help_panel or _OTHERS, []).append(record)
         groups[_OTHERS] = groups.pop(_OTHERS)  # last, with --help
-        column = max(len(name) for records in groups.values() for name, _ in records if len(name) <= _COLUMNS)
+        column = max(len(name) for records in groups.values() for name, _ in records if len(name) <= _MAX_NAME_COLUMNS)
         for name, records in groups.items():
             if records:
                 with formatter.section(name):
-                    formatter.write_dl([(f"{left:<{column}}", text) for left, text in records], col_max=_COLUMNS)
+                    formatter.write_dl(
+                        [(f"{left:<{column}}", text) for left, text in records], col_max=_MAX_NAME_COLUMNS
+                    )
         formatter.write_paragraph()
         formatter.write_text(_VARIABLES)
 
@@ -76,7 +78,7 @@ class GroupedCommand(TyperCommand):
 
 
 def _variable(names: Sequence[str]) -> str:
-    """Return the environment name of an option, by its first long name: --dry-run is NSA_HARNESS_DRY_RUN."""
+    """Return the environment variable of an option, from its first long name: --dry-run is NSA_HARNESS_DRY_RUN."""
     name = next((name for name in names if name.startswith("--")), names[0])
     return f"NSA_HARNESS_{name.lstrip('-').replace('-', '_').upper()}"
 
@@ -88,13 +90,13 @@ def _in_usage(param: TyperArgument) -> str:
 
 
 def _without_variable(param: TyperOption) -> TyperOption:
-    """Return a copy whose help omits the environment name, which the last line of the help explains."""
+    """Return a copy whose help omits the environment variable, which the last line of the help explains."""
     plain = copy.copy(param)
     plain.show_envvar = False
     return plain
 
 
-# Options that several commands have.
+# Options that several commands share.
 
 
 class Probe(StrEnum):
@@ -103,25 +105,29 @@ class Probe(StrEnum):
     FULL = "full"
 
 
-Script = Annotated[str | None, option("--script FILE", "Same as FILE.py; its arguments follow `--`.", PROGRAM)]
+_STRICT = "Exit with 125 if anything was skipped, and with 1 if a run passed with a silent fault, such as NaN."
+_PROBE = "Instrumentation in the ranks: full, board (progress events only) or off."
+Script = Annotated[
+    str | None, option("--script FILE", "Your script, like FILE.py. Its arguments follow `--`.", PROGRAM)
+]
 Ranks = Annotated[int, option("--ranks N", "Number of ranks for your script.", PROGRAM, min=1)]
-JsonLines = Annotated[bool, option("--json", "Print JSON lines on stdout, text on stderr.", REPORT)]
+JsonLines = Annotated[bool, option("--json", "Print events as JSON lines to stdout, and text to stderr.", REPORT)]
 Out = Annotated[Path | None, option("--out DIR", "Directory for reports. Default: ./reports.", REPORT)]
-Strict = Annotated[bool, option("--strict", "Exit with 125 after a SKIP, with 1 after a silent fault.", REPORT)]
-ProbeMode = Annotated[Probe, option("--probe", "How much instrumentation the ranks load.", REPORT)]
-Verbose = Annotated[bool, option("-v --verbose", "Show the evidence above the answer.", REPORT)]
-NoRedact = Annotated[bool, option("--no-redact", "Leave secrets unredacted.", REPORT)]
-GitDiff = Annotated[bool, option("--git-diff", "Store uncommitted changes in env.json.", REPORT)]
+Strict = Annotated[bool, option("--strict", _STRICT, REPORT)]
+ProbeMode = Annotated[Probe, option("--probe", _PROBE, REPORT)]
+Verbose = Annotated[bool, option("-v --verbose", "Also print the evidence, above the answer.", REPORT)]
+NoRedact = Annotated[bool, option("--no-redact", "Do not remove secrets from the reports.", REPORT)]
+GitDiff = Annotated[bool, option("--git-diff", "Store the diff of uncommitted changes in env.json.", REPORT)]
 StoredRun = Annotated[Path | None, argument("[RUN]", "A run directory. Default: the latest run.")]
 
 
 def typed_command() -> str:
-    """Return the command line as the user typed it."""
+    """Return the command line of this process, quoted for a shell."""
     return shlex.join(["nsa-harness", *sys.argv[1:]])
 
 
 def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: bool, git_diff: bool) -> RunOptions:
-    """Return the options that every command which launches runs has, with the command as it was typed."""
+    """Return the options that all commands that launch runs share, together with the typed command line."""
     from nsa_harness.supervisor.storage.rundir import RunOptions
 
     return RunOptions(
@@ -130,13 +136,13 @@ def run_options(out: Path | None, probe: Probe, *, as_json: bool, no_redact: boo
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """Whether the command line or the environment gives the option, even with its default value."""
+    """Whether the user set the option, on the command line or in the environment, even to its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
 
 
 def parse_jobs(text: str) -> int | None:
-    """Return the number of parallel runs, or None for auto. Raises UsageError."""
+    """Parse --jobs. Return the number of parallel runs, or None for "auto". Raises UsageError."""
     if text == AUTO:
         return None
     if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
@@ -145,7 +151,7 @@ def parse_jobs(text: str) -> int | None:
 
 
 def parse_budget(text: str | None) -> float | None:
-    """Return the seconds that --budget allows, or None without a budget. Raises UsageError."""
+    """Parse --budget. Return the budget in seconds, or None if there is no budget. Raises UsageError."""
     if text is None:
         return None
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([smh]?)", text)
@@ -158,24 +164,24 @@ def parse_budget(text: str | None) -> float | None:
 
 
 def scenario_names(incomplete: str) -> list[str]:
-    """Return the scenarios that a shell may complete a word to."""
+    """Return the names of scenarios that begin with `incomplete`, for shell completion."""
     return [item.name for item in _catalog() if item.name.startswith(incomplete)]
 
 
 def scenario_tags(incomplete: str) -> list[str]:
-    """Return the tags that a shell may complete a word to."""
+    """Return the tags of scenarios that begin with `incomplete`, for shell completion."""
     return sorted({tag for item in _catalog() for tag in item.tags if tag.startswith(incomplete)})
 
 
 def shape_names(incomplete: str) -> list[str]:
-    """Return the shapes of nsa.train that a shell may complete a word to."""
+    """Return the model configurations of nsa.train that begin with `incomplete`, for shell completion."""
     from nsa_harness.subject.options import SHAPES
 
     return [name for name in SHAPES if name.startswith(incomplete)]
 
 
 def _catalog() -> Sequence[SelectedScenario]:
-    """Return every scenario, or none if a scenario file is broken: a shell has no place for an error."""
+    """Return every scenario, or () if a scenario file is invalid, because shell completion cannot show an error."""
     from nsa_harness.errors import HarnessError
     from nsa_harness.supervisor.launch.planning import every_scenario
 

@@ -1,4 +1,4 @@
-"""`nsa-harness run`: its options, and the launches that they request."""
+"""`nsa-harness run`: its options, and how they are turned into launches."""
 
 from __future__ import annotations
 
@@ -40,21 +40,25 @@ if TYPE_CHECKING:
     from nsa_harness.commands.scheduler import RunRequest
     from nsa_harness.supervisor.launch.planning import Invocation, Plan
 
-_WORDS = "Your script; or scenarios by name, glob, YAML file, plan file or spec.json; and keys to change."
-_PYTHON = (
-    "Interpreter for your script. Default: that of the active environment or the python on PATH, if it has torch; else"
-    " that of nsa-harness."
+_TARGETS = (
+    "Your script; or scenarios, by name, glob, YAML file, plan file or stored spec.json. KEY=VALUE changes a setting,"
+    " such as train.steps=3."
 )
-_VERIFY = 'After an edit, repeat what failed in a stored run, as often as it takes to say "fixed".'
+_PYTHON = (
+    "Python interpreter for your script. Default: the active environment's, or the python on PATH, if it has torch;"
+    " otherwise the interpreter of nsa-harness."
+)
+_VERIFY = "After an edit, repeat what failed in a stored run until it fails again or counts as fixed."
+_JOBS = "Runs in parallel, if memory allows. auto: as many as cores, GPUs and memory allow."
 
 
 def run(
     context: typer.Context,
-    words: Annotated[
-        list[str] | None, argument("[FILE.py|PATTERN|KEY=VALUE]", _WORDS, autocompletion=scenario_names)
+    targets: Annotated[
+        list[str] | None, argument("[FILE.py|PATTERN|KEY=VALUE]", _TARGETS, autocompletion=scenario_names)
     ] = None,
     script: Script = None,
-    module: Annotated[str | None, option("-m MODULE", "Run a module, like python -m.", PROGRAM)] = None,
+    module: Annotated[str | None, option("-m MODULE", "Run a module, like `python -m MODULE`.", PROGRAM)] = None,
     ranks: Ranks = 2,
     python: Annotated[str | None, option("--python PATH", _PYTHON, PROGRAM)] = None,
     tag: Annotated[
@@ -62,26 +66,39 @@ def run(
         option("-t --tag TAG", "Select scenarios with this tag.", SELECTION, autocompletion=scenario_tags),
     ] = None,
     expression: Annotated[
-        str | None, option("-k EXPR", "Select names and tags that match, as in pytest: 'ddp and not nccl'.", SELECTION)
+        str | None, option("-k EXPR", "Select by name and tag, as in pytest: 'ddp and not nccl'.", SELECTION)
     ] = None,
-    matrix: Annotated[list[str] | None, option("--matrix KEY=A,B", "Run once per value.", SELECTION)] = None,
+    matrix: Annotated[
+        list[str] | None, option("--matrix KEY=A,B", "Run once for each value of this key.", SELECTION)
+    ] = None,
     shard: Annotated[
-        str | None, option("--shard K/N", "Select every N-th scenario, starting with the K-th.", SELECTION)
+        str | None,
+        option(
+            "--shard K/N", "Run every N-th scenario, starting with the K-th, to split a plan over N jobs.", SELECTION
+        ),
     ] = None,
-    last_failed: Annotated[bool, option("--lf", "Select only what failed in the latest run.", SELECTION)] = False,
-    resume: Annotated[str | None, option("--resume [=RUN]", "Continue a run that was interrupted.", SELECTION)] = None,
+    last_failed: Annotated[
+        bool, option("--lf", "Repeat what did not end as expected in the latest run.", SELECTION)
+    ] = False,
+    resume: Annotated[
+        str | None, option("--resume [=RUN]", "Continue an interrupted run. Default: the latest run.", SELECTION)
+    ] = None,
     verify: Annotated[Path | None, option("--verify RUN", _VERIFY, SELECTION)] = None,
     repeat: Annotated[int, option("--repeat N", "Attempts per scenario.", ATTEMPTS, min=1)] = 1,
     retries: Annotated[
-        int, option("--retries N", "Up to N more attempts while the result is not as expected.", ATTEMPTS, min=0)
+        int, option("--retries N", "Repeat a scenario up to N more times until it ends as expected.", ATTEMPTS, min=0)
     ] = 0,
     deepen: Annotated[
         bool,
-        option("--deepen", "If a run leaves a question open, launch up to 3 more, with one change each.", ATTEMPTS),
+        option(
+            "--deepen",
+            "If a failure is not fully explained, run it up to 3 more times, with one change each.",
+            ATTEMPTS,
+        ),
     ] = False,
     maxfail: Annotated[int | None, option("--maxfail N", "Stop after N failures.", ATTEMPTS, min=1)] = None,
-    jobs: Annotated[str, option("--jobs N|auto", "Runs in parallel, as memory allows.", ATTEMPTS)] = "1",
-    dry_run: Annotated[bool, option("--dry-run", "Print the commands; launch nothing.", ATTEMPTS)] = False,
+    jobs: Annotated[str, option("--jobs N|auto", _JOBS, ATTEMPTS)] = "1",
+    dry_run: Annotated[bool, option("--dry-run", "Print the commands and launch nothing.", ATTEMPTS)] = False,
     as_json: JsonLines = False,
     out: Out = None,
     strict: Strict = False,
@@ -89,14 +106,19 @@ def run(
     verbose: Verbose = False,
     no_redact: NoRedact = False,
     git_diff: GitDiff = False,
-    # main chooses the exit code by --git-bisect, also if typer refuses another option.
+    # `main` reads --git-bisect itself, because it must also apply if typer rejects another option.
     git_bisect: Annotated[  # noqa: ARG001
-        bool, option("--git-bisect", "For `git bisect run`: exit with 125 on a usage error.", REPORT)
+        bool,
+        option(
+            "--git-bisect",
+            "For `git bisect run`: exit with 125 after a usage error, so that git skips the commit.",
+            REPORT,
+        ),
     ] = False,
 ) -> None:
     """Run a script or scenarios under torchrun and judge each run.
 
-    The verdict is PASS, FAIL or HANG, with the cause, the rank and the line.
+    Each run gets a verdict: PASS, FAIL or HANG. A FAIL or HANG is reported with its cause, rank and line.
     """
     from dataclasses import replace
 
@@ -113,20 +135,25 @@ def run(
         deepen=deepen,
     )
     request = replace(request, options=replace(request.options, strict=strict, verbose=verbose))
-    selects = [*(words or ()), *(tag or ()), *(matrix or ()), *filter(None, (expression, script, module, shard))]
+    selection_args = [
+        *(targets or ()),
+        *(tag or ()),
+        *(matrix or ()),
+        *filter(None, (expression, script, module, shard)),
+    ]
     if verify is not None:
-        others = ["--lf"] * last_failed + ["--resume"] * (resume is not None)
-        _refuse_others("--verify repeats what failed in a stored run", [*selects, *others])
+        other_modes = ["--lf"] * last_failed + ["--resume"] * (resume is not None)
+        _refuse_others("--verify repeats what failed in a stored run", [*selection_args, *other_modes])
         _verify(request, verify, dry_run=dry_run)
     if resume is not None:
-        others = ["--lf"] * last_failed
-        _refuse_others("--resume goes on with the plan of a stored run", [*selects, *others])
+        other_modes = ["--lf"] * last_failed
+        _refuse_others("--resume continues a stored run with its own scenarios", [*selection_args, *other_modes])
         _resume(request, resume, dry_run=dry_run)
     if last_failed:
-        _refuse_others("--lf repeats what a stored run did not end as expected", selects)
+        _refuse_others("--lf repeats what did not end as expected in the latest run", selection_args)
         _repeat_failures(request, dry_run=dry_run)
     invocation = replace(
-        invocation_from_args(context, words, script=script, module=module, ranks=ranks),
+        invocation_from_args(context, targets, script=script, module=module, ranks=ranks),
         tags=tuple(tag or ()), expression=expression, matrix=tuple(matrix or ()), shard=_parse_shard(shard),
         python=python,
     )  # fmt: skip
@@ -135,59 +162,63 @@ def run(
 
 def invocation_from_args(
     context: typer.Context,
-    words: Sequence[str] | None,
+    targets: Sequence[str] | None,
     *,
     script: str | None = None,
     module: str | None = None,
     ranks: int = 2,
 ) -> Invocation:
-    """Return what to launch: the scenarios among `words`, or the one program that a word, `script` or `module` names.
+    """Return the invocation that the command line describes.
 
-    Raises UsageError if several programs are named, or if words follow `--` and no program is named.
+    It launches the one program that `targets`, `script` or `module` names, or else the scenarios that `targets` select.
+    Arguments after `--` are in `context.obj`. Raises UsageError if several programs are named, or if arguments follow
+    `--` but no program is named.
     """
     from nsa_harness.supervisor.launch.planning import Invocation, Script
 
     program_args: tuple[str, ...] = context.obj or ()
-    files = [word for word in words or () if word.endswith(".py") and "=" not in word]
+    files = [word for word in targets or () if word.endswith(".py") and "=" not in word]
     programs = [*files, *filter(None, (script, module))]
     if len(programs) > 1:
-        raise UsageError(f"one program a run; {programs[0]} and {programs[1]} were named")
+        raise UsageError(f"{programs[0]} and {programs[1]}: only one program can run at a time; name one of them")
     if program_args and not programs:
-        raise UsageError("`--` passes words on to a program; name it: nsa-harness run FILE.py -- ARGS")
+        raise UsageError("`--` passes arguments to your program, but none is named: nsa-harness run FILE.py -- ARGS")
     program = Script(file=programs[0], ranks=ranks, args=program_args, module=module is not None) if programs else None
-    scenarios = tuple(word for word in words or () if word not in files)
+    scenarios = tuple(word for word in targets or () if word not in files)
     return Invocation(words=scenarios, script=program, working_dir=Path.cwd(), environ=os.environ)
 
 
 def _repeat_failures(request: RunRequest, *, dry_run: bool) -> NoReturn:
+    """Launch the failed scenarios of the latest run again, and exit."""
     from nsa_harness.commands.run import agreed_before, failed_specs
     from nsa_harness.supervisor.launch.planning import Plan
 
     specs = failed_specs(None, request.options.out)
     if not specs:
-        print("the newest run ended as expected in every scenario: nothing to repeat", file=sys.stderr)
+        print("nothing to repeat: every scenario of the latest run ended as expected", file=sys.stderr)
         raise typer.Exit
     _launch(request, Plan(specs=specs, notes=(), agreed=agreed_before(None, request.options.out)), dry_run=dry_run)
 
 
-def _verify(request: RunRequest, stored: Path, *, dry_run: bool) -> NoReturn:
+def _verify(request: RunRequest, run_path: Path, *, dry_run: bool) -> NoReturn:
     from nsa_harness.commands.verify import VerifyRequest, run_verify
 
-    verification = VerifyRequest(stored=stored, least=request.policy.repeat, dry_run=dry_run, options=request.options)
+    verification = VerifyRequest(stored=run_path, least=request.policy.repeat, dry_run=dry_run, options=request.options)
     raise typer.Exit(run_verify(verification))
 
 
-def _resume(request: RunRequest, stored: str, *, dry_run: bool) -> NoReturn:
+def _resume(request: RunRequest, run_name: str, *, dry_run: bool) -> NoReturn:
     from nsa_harness.commands.run import resumed_request, run_all
     from nsa_harness.supervisor.launch.planning import Plan
 
-    resumed = resumed_request(None if stored == AUTO else Path(stored), request)
+    resumed_run_request = resumed_request(None if run_name == AUTO else Path(run_name), request)
     if dry_run:
-        _launch(resumed, Plan(specs=resumed.specs, notes=()), dry_run=True)
-    raise typer.Exit(run_all(resumed))
+        _launch(resumed_run_request, Plan(specs=resumed_run_request.specs, notes=()), dry_run=True)
+    raise typer.Exit(run_all(resumed_run_request))
 
 
 def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
+    """Launch the plan, or print it if `dry_run` is set, and exit with the code of the run."""
     if dry_run:
         from nsa_harness.cli.text import command_events, command_lines
         from nsa_harness.supervisor.storage.redaction import Redaction
@@ -205,12 +236,14 @@ def _launch(request: RunRequest, plan: Plan, *, dry_run: bool) -> NoReturn:
     raise typer.Exit(run_all(replace(request, specs=plan.specs, agreed=plan.agreed)))
 
 
-def _refuse_others(reason: str, others: Sequence[str]) -> None:
-    if others:
-        raise UsageError(f"{reason}; {others[0]} cannot go with it")
+def _refuse_others(reason: str, conflicting: Sequence[str]) -> None:
+    """Raise UsageError naming the first of `conflicting`, the arguments that an option excludes."""
+    if conflicting:
+        raise UsageError(f"{reason}; remove {conflicting[0]}")
 
 
 def _parse_shard(text: str | None) -> tuple[int, int] | None:
+    """Parse --shard. Return (K, N), or None if the option is not set. Raises UsageError."""
     if text is None:
         return None
     parts = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)

@@ -11,26 +11,31 @@ import typer
 from nsa_harness.cli.options import REPORT, NoRedact, Out, StoredRun, Strict, Verbose, argument, option
 from nsa_harness.errors import UsageError
 
-TRUTH = "What is true (with --as misdiagnosis)"
-_PROMPT = "The worst failure as a text to paste, 6 kB at most."
+TRUTH = "The correct answer (with --as misdiagnosis)"
+_PROMPT = "Print the worst failure as text to paste, at most 6 kB."
 
 
 def report(
-    stored: StoredRun = None,
+    run_path: StoredRun = None,
     out: Out = None,
-    as_json: Annotated[bool, option("--json", "Print report.json on stdout.", REPORT)] = False,
+    as_json: Annotated[bool, option("--json", "Print report.json to stdout.", REPORT)] = False,
     strict: Strict = False,
     prompt: Annotated[bool, option("--prompt", _PROMPT, REPORT, hidden=True)] = False,
     verbose: Verbose = False,
     no_redact: NoRedact = False,
 ) -> None:
-    """Judge a stored run again, from its files."""
+    """Judge a stored run again, from its files.
+
+    Prints the answer and writes the report again. The exit code is the one that `run` returned.
+    """
     from nsa_harness.commands.run import ReportFormat, rejudge
 
     if as_json and prompt:
-        raise UsageError("--json and --prompt are two forms of one report; ask for one of them")
-    telling = ReportFormat.JSON if as_json else ReportFormat.PROMPT if prompt else ReportFormat.LINES
-    raise typer.Exit(rejudge(stored, telling=telling, strict=strict, out=out, redact=not no_redact, verbose=verbose))
+        raise UsageError("--json and --prompt cannot be combined; choose one of them")
+    report_format = ReportFormat.JSON if as_json else ReportFormat.PROMPT if prompt else ReportFormat.LINES
+    raise typer.Exit(
+        rejudge(run_path, telling=report_format, strict=strict, out=out, redact=not no_redact, verbose=verbose)
+    )
 
 
 class Form(StrEnum):
@@ -39,18 +44,21 @@ class Form(StrEnum):
     PROMPT = "prompt"
 
 
-_FORM = "bundle: all files; misdiagnosis: a wrong answer with the truth; prompt: the worst failure as text, on stdout."
-_TO = "File to write. Default: ./RUN.tar.gz, or RUN.ATTEMPT.wrong.tar.gz next to the run."
+_FORM = (
+    "bundle: all files in one archive; misdiagnosis: a wrong answer and the correct one; prompt: the worst failure as"
+    " text, on stdout."
+)
+_TO = "File to write. Default: ./RUN.tar.gz; for a misdiagnosis RUN.ATTEMPT.wrong.tar.gz next to the run."
 To = Annotated[Path | None, option("--to FILE", _TO)]
-Line = Annotated[str | None, option("--line FILE:LINE", "The line that must be changed.", TRUTH)]
-CauseCode = Annotated[str | None, option("--cause CAUSE", "A code of docs/findings.md.", TRUTH)]
-Ranks = Annotated[list[int] | None, option("--rank N", "A rank at fault; may be repeated.", TRUTH)]
-Verdict = Annotated[str | None, option("--verdict V", "PASS, FAIL or HANG, if the verdict is wrong.", TRUTH)]
-Note = Annotated[str, option("--note TEXT", "How you know.", TRUTH)]
+Line = Annotated[str | None, option("--line FILE:LINE", "The line that has to be changed.", TRUTH)]
+CauseCode = Annotated[str | None, option("--cause CAUSE", "The true cause, a code from docs/findings.md.", TRUTH)]
+Ranks = Annotated[list[int] | None, option("--rank N", "A rank that is at fault; may be repeated.", TRUTH)]
+Verdict = Annotated[str | None, option("--verdict V", "The true verdict, if the reported one is wrong.", TRUTH)]
+Note = Annotated[str, option("--note TEXT", "How you found out.", TRUTH)]
 
 
 def export(
-    stored: Annotated[
+    run_path: Annotated[
         Path | None, argument("[RUN]", "A run directory, or one attempt in it. Default: the latest run.")
     ] = None,
     form: Annotated[Form, option("--as", _FORM)] = Form.BUNDLE,
@@ -63,37 +71,37 @@ def export(
     out: Out = None,
     no_redact: NoRedact = False,
 ) -> None:
-    """Export a stored run, without secrets, to pass it on.
+    """Export a stored run, without secrets, to share it.
 
-    A bundle has all its files but those that repeat the run. A misdiagnosis keeps a wrong answer with the truth, for an
-    issue and to be judged again. A prompt is text to paste, and exits like `report`.
+    A bundle has all files of the run except its launch settings. A misdiagnosis has a wrong answer, its evidence and
+    the correct answer, and is meant for a bug report. A prompt is text to paste; its exit code is that of `report`.
     """
-    truth = {"--line": line, "--cause": cause, "--rank": rank, "--verdict": verdict, "--note": note}
-    given = [name for name, value in truth.items() if value]
+    truth_options = {"--line": line, "--cause": cause, "--rank": rank, "--verdict": verdict, "--note": note}
+    options_in_use = [name for name, value in truth_options.items() if value]
     if form is Form.MISDIAGNOSIS:
-        wrong(stored, line, cause, rank, verdict, note, to, out, no_redact)
-    elif given:
-        raise UsageError(f"{given[0]} says what is true instead; it goes with --as misdiagnosis")
+        wrong(run_path, line, cause, rank, verdict, note, to, out, no_redact)
+    elif options_in_use:
+        raise UsageError(f"{options_in_use[0]} states the correct answer; it needs --as misdiagnosis")
     elif form is Form.BUNDLE:
-        bundle(stored, to, out, no_redact)
+        bundle(run_path, to, out, no_redact)
     elif to is not None:
-        raise UsageError("--to names a file, and --as prompt prints; send its output to a file with >")
+        raise UsageError("--to has no effect with --as prompt, which prints to stdout; redirect it with > FILE")
     else:
-        report(stored, out, prompt=True, no_redact=no_redact)
+        report(run_path, out, prompt=True, no_redact=no_redact)
 
 
-def bundle(stored: StoredRun = None, to: To = None, out: Out = None, no_redact: NoRedact = False) -> None:
-    """Pack a stored run to pass it on: the earlier name of `export`."""
+def bundle(run_path: StoredRun = None, to: To = None, out: Out = None, no_redact: NoRedact = False) -> None:
+    """Pack a stored run into one file: the earlier name of `export`."""
     from nsa_harness.supervisor.storage.redacted_files import write_bundle
     from nsa_harness.supervisor.storage.rundir import find_run
 
-    run = find_run(stored, out or Path("reports"), redact=not no_redact)
+    run = find_run(run_path, out or Path("reports"), redact=not no_redact)
     target = to or Path(f"{run.run_id}.tar.gz")
-    print(f"{target}: {write_bundle(run, target)} files; look at them before you pass them on")
+    print(f"{target}: {write_bundle(run, target)} files; check them before you share them")
 
 
 def wrong(
-    stored: StoredRun = None,
+    run_path: StoredRun = None,
     line: Line = None,
     cause: CauseCode = None,
     rank: Ranks = None,
@@ -103,17 +111,18 @@ def wrong(
     out: Out = None,
     no_redact: NoRedact = False,
 ) -> None:
-    """Keep a wrong answer with the truth in one file: the earlier name of `export --as misdiagnosis`."""
+    """Pack a wrong answer and the correct one: the earlier name of `export --as misdiagnosis`."""
     from nsa_harness.commands.misdiagnosis import StatedTruth, record_misdiagnosis
 
     truth = StatedTruth(line=line, cause=cause, ranks=tuple(rank or ()), verdict=verdict, note=note)
-    for text in record_misdiagnosis(stored, truth, to=to, out=out, redact=not no_redact):
+    for text in record_misdiagnosis(run_path, truth, to=to, out=out, redact=not no_redact):
         print(text)
 
 
 def fit(
-    stored: Annotated[
-        list[Path] | None, argument("[RUN...]", "Run directories with a sweep. Default: the latest run.")
+    run_paths: Annotated[
+        list[Path] | None,
+        argument("[RUN...]", "Runs with a sweep over sequence lengths or layers. Default: the latest run."),
     ] = None,
     tokens: Annotated[int | None, option("--tokens N", "Predict a step with sequences of N tokens.", min=2)] = None,
     layers: Annotated[int | None, option("--layers N", "Predict a step with N layers.", min=1)] = None,
@@ -121,12 +130,12 @@ def fit(
 ) -> None:
     """Predict the cost of a larger step from stored sweeps.
 
-    Shows how a step's time, memory and graph grow. Exits with 1 if a run at half the size contradicts the prediction,
-    and with 125 if the runs do not decide it.
+    Shows how the time, memory and autograd graph of a step grow. Exits with 1 if a run at half the size contradicts the
+    prediction, and with 125 if the runs are not enough to decide.
     """
     from nsa_harness.commands.fit import RequestedSize
-    from nsa_harness.commands.fit import fit as answered
+    from nsa_harness.commands.fit import fit as fit_runs
 
-    answer = answered(stored or (), RequestedSize(tokens=tokens, layers=layers), out or Path("reports"))
+    answer = fit_runs(run_paths or (), RequestedSize(tokens=tokens, layers=layers), out or Path("reports"))
     print("\n".join(answer.lines).lstrip("\n"))
     raise typer.Exit(answer.code)

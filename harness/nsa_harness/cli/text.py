@@ -30,15 +30,18 @@ _NAME_COLUMNS = 22
 
 
 def catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterator[str]:
-    """Yield the directories, and for each family its name, question, tags, other names and members."""
-    by_folder: dict[str, dict[str, list[SelectedScenario]]] = {}
+    """Yield the lines of `list`: each directory with its scenarios, their descriptions, tags, aliases and variants.
+
+    The variants of a matrix share the lines of their family. `width`: columns of the terminal.
+    """
+    by_directory: dict[str, dict[str, list[SelectedScenario]]] = {}
     for item in sorted(items, key=lambda item: (-item.priority, item.family)):
-        by_folder.setdefault(item.file.rpartition("/")[0] or ".", {}).setdefault(item.family, []).append(item)
+        by_directory.setdefault(item.file.rpartition("/")[0] or ".", {}).setdefault(item.family, []).append(item)
     column = min(max((len(item.family) for item in items), default=0), _NAME_COLUMNS) + 4
-    for number, (folder, families) in enumerate(by_folder.items()):
+    for number, (directory, families) in enumerate(by_directory.items()):
         if number:
             yield ""
-        yield f"{folder}/"
+        yield f"{directory}/"
         for family, members in families.items():
             yield from _family_lines(family, members, column, width)
 
@@ -46,17 +49,22 @@ def catalog_lines(items: Sequence[SelectedScenario], width: int) -> Iterator[str
 def _family_lines(family: str, members: Sequence[SelectedScenario], column: int, width: int) -> Iterator[str]:
     first = members[0]
     names = [", ".join(member.name.removeprefix(family) for member in members)] if first.name != family else []
-    marks = "; ".join([*filter(None, (", ".join(first.tags),)), *(f"also {alias}" for alias in first.aliases)])
-    texts = [f"{_about(first)} [{marks}]" if marks else _about(first), *names]
+    tags_and_aliases = "; ".join(
+        [*filter(None, (", ".join(first.tags),)), *(f"also {alias}" for alias in first.aliases)]
+    )
+    texts = [f"{_about(first)} [{tags_and_aliases}]" if tags_and_aliases else _about(first), *names]
     indent = " " * (column if width >= NARROW else 4)
-    beside = width >= NARROW and len(family) <= column - 4
-    if not beside:
+    fits_beside_name = width >= NARROW and len(family) <= column - 4
+    if not fits_beside_name:
         yield f"  {family}"
     for number, text in enumerate(texts):
-        yield from paragraph(text, width, f"  {family:<{column - 2}}" if beside and number == 0 else indent, indent)
+        yield from paragraph(
+            text, width, f"  {family:<{column - 2}}" if fits_beside_name and number == 0 else indent, indent
+        )
 
 
 def catalog_json(items: Sequence[SelectedScenario]) -> str:
+    """Return the output of `list --json`: one object per scenario and variant."""
     fields = [
         {
             "name": item.name,
@@ -71,15 +79,15 @@ def catalog_json(items: Sequence[SelectedScenario]) -> str:
     return json.dumps(fields, indent=2)
 
 
-def explanation(question: Invocation, facts: MachineFacts) -> Iterator[str]:
+def explanation(invocation: Invocation, facts: MachineFacts) -> Iterator[str]:
     """Yield the resolved YAML of each selected scenario, with `---` between documents."""
-    asked, notes = selected_scenarios(question)
+    items, notes = selected_scenarios(invocation)
     yield from (f"# {note}" for note in notes)
-    for number, (item, scenario) in enumerate(zip(asked, checked(asked), strict=True)):
+    for number, (item, scenario) in enumerate(zip(items, checked(items), strict=True)):
         if number:
             yield "---"
         yield from scenario_lines(scenario, item.tree)
-        spec = resolved(item, scenario, question, facts)
+        spec = resolved(item, scenario, invocation, facts)
         yield from resolved_lines(spec, "" if isinstance(spec, Skip) else shell_command(spec, Redaction()))
 
 
@@ -94,11 +102,16 @@ def kind_lines(kind: HangKind, width: int) -> Iterator[str]:
     """Yield the meaning of a kind of HANG, and its causes."""
     yield kind.value
     yield from labelled("means", MEANING[kind], width, len("causes") + 2)
-    yield from labelled("causes", " · ".join(one for one in Cause if kind in one.row.kinds), width, len("causes") + 2)
+    yield from labelled(
+        "causes", " · ".join(cause for cause in Cause if kind in cause.row.kinds), width, len("causes") + 2
+    )
 
 
 def command_lines(plan: Plan, redaction: Redaction) -> Iterator[str]:
-    """Yield the exact commands, each with its choices; for a scenario that cannot run, the reason."""
+    """Yield the lines of `run --dry-run`: each exact command below comments with its settings.
+
+    For a scenario that cannot run on this machine, the comment shows the reason.
+    """
     yield from (f"# {note}" for note in plan.notes)
     for spec in map(redaction.spec, plan.specs):
         if isinstance(spec, Skip):
@@ -107,15 +120,15 @@ def command_lines(plan: Plan, redaction: Redaction) -> Iterator[str]:
         yield f"# {spec.scenario}: {spec.ranks} ranks · {spec.backend} · {visible(spec.subject)}"
         yield from (f"#   {note}" for note in spec.notes)
         if spec.fault:
-            who = "every rank" if spec.fault.rank is None else f"rank {spec.fault.rank}"
-            yield f"#   planted fault: {spec.fault.kind} on {who} (only `nsa-harness run` plants it)"
+            ranks = "every rank" if spec.fault.rank is None else f"rank {spec.fault.rank}"
+            yield f"#   planted fault: {spec.fault.kind} on {ranks} (planted only by `nsa-harness run`)"
         command = shell_command(spec, redaction)
         yield from (f"#   {line.removeprefix('# ')}" for line in where_to_set(command, "what you typed"))
         yield command
 
 
 def command_events(plan: Plan, redaction: Redaction) -> Iterator[str]:
-    """Yield a `plan` event per scenario, as in the event stream."""
+    """Yield one `plan` event per scenario as a JSON line, for `run --dry-run --json`."""
     for spec in map(redaction.spec, plan.specs):
         event = {"schema": 1, "event": "plan", "t_s": 0.0, "run_id": None, "scenario": spec.scenario, "dry_run": True}
         if isinstance(spec, Skip):
@@ -133,13 +146,14 @@ def command_events(plan: Plan, redaction: Redaction) -> Iterator[str]:
 
 
 def shell_command(spec: RunSpec, redaction: Redaction) -> str:
-    """Return the command as one line to paste into a shell."""
+    """Return the command of a launch, with its environment, as one line to paste into a shell."""
     words = command_line(spec, sys.executable, None)
-    declared = [f"{name}={value}" for name, value in spec.env]
-    return redaction.command(["env", *declared, *words] if declared else words)
+    variables = [f"{name}={value}" for name, value in spec.env]
+    return redaction.command(["env", *variables, *words] if variables else words)
 
 
 def _about(item: SelectedScenario) -> str:
+    """Return the description of a scenario on one line, or ""."""
     value = plain(item.tree)
     assert isinstance(value, dict)
     return visible(str(value.get("about") or ""))

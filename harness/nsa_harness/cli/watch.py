@@ -27,24 +27,33 @@ from nsa_harness.errors import UsageError
 if TYPE_CHECKING:
     from nsa_harness.commands.watch import OnHang
 
-_ON_HANG = "What to do at a proven HANG, in addition to the report; `exec CMD` gives CMD the outcome on stdin."
+_ON_HANG = (
+    "What to do after a proven HANG, besides the report. exec CMD: run CMD with the verdict as JSON on stdin. kill: end"
+    " the job."
+)
 
 
 def watch(
     context: typer.Context,
-    words: Annotated[
+    limits: Annotated[
         list[str] | None,
         argument(
-            "[limits.KEY=SECONDS]... -- COMMAND...", "Limits such as limits.stall_s=60; your command follows `--`."
+            "[limits.KEY=SECONDS]... -- COMMAND...", "Limits, such as limits.stall_s=60. Your command follows `--`."
         ),
     ] = None,
     on_hang: Annotated[str, option("--on-hang report|exec CMD|kill", _ON_HANG)] = "report",
     deadline: Annotated[
         float | None,
-        option("--deadline SECONDS", "A job that takes longer counts as a hang. Default: no deadline.", min=0.001),
+        option(
+            "--deadline SECONDS",
+            "If the job takes longer, report it and apply --on-hang. Default: no deadline.",
+            min=0.001,
+        ),
     ] = None,
-    quiet: Annotated[bool, option("--quiet", "Print nothing but a hang.")] = False,
-    as_json: Annotated[bool, option("--json", "Print events on stderr; stdout is the command's.", REPORT)] = False,
+    quiet: Annotated[bool, option("--quiet", "Print only stalls, recoveries and hangs.")] = False,
+    as_json: Annotated[
+        bool, option("--json", "Print events as JSON lines to stderr. stdout stays the command's.", REPORT)
+    ] = False,
     out: Out = None,
     probe: ProbeMode = Probe.FULL,
     no_redact: NoRedact = False,
@@ -52,24 +61,25 @@ def watch(
 ) -> None:
     """Run a command unchanged, observe it, and report a hang.
 
-    The command is ended only with --on-hang=kill.
+    nsa-harness never ends the command, except with --on-hang=kill.
     """
     command: tuple[str, ...] = context.obj or ()
     if not command:
-        raise UsageError("watch runs a command, which follows `--`: nsa-harness watch -- torchrun train.py")
+        raise UsageError("no command to watch; it must follow `--`: nsa-harness watch -- torchrun train.py")
     from nsa_harness.commands.watch import WatchRequest
     from nsa_harness.commands.watch import watch as run_watch
     from nsa_harness.core.scenario.observed_job import observed_limits
 
     kind, hook = _parse_on_hang(on_hang)
     request = WatchRequest(
-        command=command, limits=observed_limits(words or (), deadline), out=out, on_hang=kind, hook=hook,
+        command=command, limits=observed_limits(limits or (), deadline), out=out, on_hang=kind, hook=hook,
         probe=probe.value, json=as_json, quiet=quiet, typed=typed_command(), redact=not no_redact, git_diff=git_diff,
     )  # fmt: skip
     raise typer.Exit(run_watch(request))
 
 
 def _parse_on_hang(text: str) -> tuple[OnHang, str]:
+    """Parse --on-hang. Return the action, and the command of `exec` or "". Raises UsageError."""
     from nsa_harness.commands.watch import OnHang
 
     kind, _, hook = text.strip().partition(" ")
@@ -81,10 +91,14 @@ def _parse_on_hang(text: str) -> tuple[OnHang, str]:
 def attach(
     pid: Annotated[
         int | None,
-        argument("PID", "torchrun, a rank, or a process above them. Default: your only job on this machine.", min=1),
+        argument(
+            "PID",
+            "Process ID of torchrun, a rank, or a process above them. Default: your only job on this machine.",
+            min=1,
+        ),
     ] = None,
-    words: Annotated[list[str] | None, argument("[limits.KEY=SECONDS]...", "Limits, as for watch.")] = None,
-    for_s: Annotated[float, option("--for SECONDS", "How long to observe at most.", min=1.0)] = 30.0,
+    limits: Annotated[list[str] | None, argument("[limits.KEY=SECONDS]...", "Limits, as for `watch`.")] = None,
+    for_s: Annotated[float, option("--for SECONDS", "Longest time to observe the job.", min=1.0)] = 30.0,
     as_json: JsonLines = False,
     out: Out = None,
     verbose: Verbose = False,
@@ -92,40 +106,42 @@ def attach(
 ) -> None:
     """Report whether a running job makes progress or hangs.
 
-    Nothing is done to the job.
+    The job is not ended and gets no signal. py-spy reads its stacks, and a job with NCCL may be asked to write its
+    flight recorder.
     """
     from nsa_harness.commands.watch import AttachRequest, chosen_job
     from nsa_harness.commands.watch import attach as run_attach
     from nsa_harness.core.scenario.observed_job import observed_limits
 
     request = AttachRequest(
-        pid=chosen_job(_choose_job) if pid is None else pid, for_s=for_s, limits=observed_limits(words or ()), out=out,
+        pid=chosen_job(_choose_job) if pid is None else pid, for_s=for_s, limits=observed_limits(limits or ()), out=out,
         json=as_json, typed=typed_command(), redact=not no_redact, verbose=verbose,
     )  # fmt: skip
     raise typer.Exit(run_attach(request))
 
 
 def _choose_job(jobs: Sequence[str]) -> int | None:
-    """Ask the user which of several jobs to inspect; None without a terminal."""
+    """Ask the user for the process ID of one of several jobs. Return None without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
     for job in jobs:
         typer.echo(f"  {job}", err=True)
-    return int(typer.prompt("PID of the job to look at", type=int, err=True))
+    return int(typer.prompt("PID of the job to attach to", type=int, err=True))
 
 
 def read(
-    paths: Annotated[list[Path], argument("PATH...", "Logs and dumps, or directories that contain some.")],
-    as_json: Annotated[bool, option("--json", "Print report.json on stdout.")] = False,
+    paths: Annotated[list[Path], argument("PATH...", "Logs and dumps, or directories that contain them.")],
+    as_json: Annotated[bool, option("--json", "Print report.json to stdout.")] = False,
     out: Annotated[
-        Path | None, option("--out DIR", "Write a report below this directory. Default: write none.")
+        Path | None, option("--out DIR", "Also write a report below this directory. Default: write no report.")
     ] = None,
     verbose: Verbose = False,
     no_redact: NoRedact = False,
 ) -> None:
     """Judge a dead job from its logs and dumps.
 
-    Files of torchrun, Slurm, NCCL and py-spy are read; nsa-harness need not have watched the job.
+    Reads logs of torchrun and Slurm, flight recorder dumps of NCCL, and stacks of py-spy, faulthandler and pystack. The
+    job need not have been observed.
     """
     from nsa_harness.commands.read import ReadRequest
     from nsa_harness.commands.read import read as read_files

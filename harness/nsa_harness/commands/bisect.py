@@ -25,12 +25,12 @@ from nsa_harness.core.experiment.trial import SLOW, Signature, counts_as, line_w
 from nsa_harness.core.plan import Launcher, RunSpec
 from nsa_harness.core.report import MachineFacts, Outcome, Status
 from nsa_harness.core.schedule import side_by_side
-from nsa_harness.core.search.effort import Costs, Stage, costs, time_left_s, worst_case
-from nsa_harness.core.search.plan import find
+from nsa_harness.core.search.effort import ProbeCosts, Stage, costs, time_left_s, worst_case_stages
+from nsa_harness.core.search.plan import find_smallest_difference
 from nsa_harness.core.search.question import (
     AnswerKind,
-    CountsAs,
     OutOfBudget,
+    ProbeResult,
     Purpose,
     Round,
     SearchAnswer,
@@ -40,7 +40,7 @@ from nsa_harness.core.search.question import (
     spans_of,
 )
 from nsa_harness.core.search.report import ProbeReport, contradicted_fork, ended_s, with_outcome, without_forks
-from nsa_harness.core.search.subject import Form, in_its_words
+from nsa_harness.core.search.subject import SubjectForm, answer_for_subject
 from nsa_harness.core.search.waits import EarlyStop, WaitSignature, early_after_s
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.experiments.bisect_json import answer_event, probe_event
@@ -111,7 +111,7 @@ def _open(request: BisectRequest, folder: SearchFolder, launches: Launches, fact
             run, options, (), screen=screen, side_by_side=request.jobs != 1, facts=facts, agreed=shipped_plan()
         )
         running = stack.enter_context(opened)
-        if request.subject.form is Form.COMMIT:
+        if request.subject.form is SubjectForm.COMMIT:
             trees = Worktrees(repository=request.question.working_dir, home=run.worktrees.resolve())
             launches.enter_trees(stack.enter_context(closing(trees)))
         launches.enter_mixtures(Mixtures(home=run.mixtures.resolve()))
@@ -154,7 +154,7 @@ class Bisection(SearchProgress):
     def carry_out(self) -> int:
         """Search, prove the answer and write it. Return the exit code."""
         self.screen.begun(report_so_far(self))
-        answer = in_its_words(self.request.subject, self._search())
+        answer = answer_for_subject(self.request.subject, self._search())
         if not self.interrupted:
             self._confirm_commands(answer)
         if changed := self.folder.edited():
@@ -168,16 +168,16 @@ class Bisection(SearchProgress):
 
     def _search(self) -> SearchAnswer:
         question = self._question()
-        self.stages = worst_case(question)
+        self.stages = worst_case_stages(question)
         try:
-            return find(question, self.probe)
+            return find_smallest_difference(question, self.probe)
         except _LauncherDecides:
             self.forks = False
             self.journal.begin_anew()
             self.probes = without_forks(self.probes)
             self.signature = None
             self.waits.clear()
-            return find(question, self.probe)
+            return find_smallest_difference(question, self.probe)
 
     def _question(self) -> SearchQuestion:
         return replace(question_of(self.request, self.earlier), bad_cost=self._bad_cost, at_once=self._at_once())
@@ -196,11 +196,11 @@ class Bisection(SearchProgress):
 
     # Probes.
 
-    def probe(self, round_: Round) -> list[CountsAs]:
+    def probe(self, round_: Round) -> list[ProbeResult]:
         """Launch each subset of the round, or take the stored probe of an earlier session."""
         self._show_round(round_)
         single_rounds = [
-            replace(round_, subsets=(subset,), purpose=purpose, each=())
+            replace(round_, subsets=(subset,), purpose=purpose, purpose_of_each=())
             for subset, purpose in zip(round_.subsets, round_.purposes, strict=True)
         ]
         numbers = [next(self._numbers) for _ in single_rounds]
@@ -215,7 +215,7 @@ class Bisection(SearchProgress):
 
     def _probe_again(self, subset: Subset, purpose: Purpose, *, in_full: bool = True) -> ProbeReport:
         """Launch a subset again. `in_full`: under torchrun, and with the limits of the command that is printed."""
-        round_ = Round(subsets=(subset,), purpose=purpose, open=(0, len(self.request.subject.items)), left=0)
+        round_ = Round(subsets=(subset,), purpose=purpose, open=(0, len(self.request.subject.items)), probes_left=0)
         self._show_round(round_)
         return self._probe(next(self._numbers), round_, in_full=in_full)
 
@@ -246,9 +246,9 @@ class Bisection(SearchProgress):
             self.out_of_budget = True
             raise OutOfBudget
         blank = ProbeReport(
-            n=n, subset=spans_of(subset), purpose=round_.purpose, open=round_.open, left=round_.left,
+            n=n, subset=spans_of(subset), purpose=round_.purpose, open=round_.open, left=round_.probes_left,
             in_full=in_full, launcher="none", verdict=None, kind=None, cause=None, summary="", place=None, culprits=(),
-            phase=None, counts_as=CountsAs.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
+            phase=None, counts_as=ProbeResult.UNRESOLVED, wall_s=0.0, longest_quiet_s=None, dir=None, spec_hash=None,
             started_s=time.monotonic() - self.began_s,
         )  # fmt: skip
         spec = self.launches.spec_or_reason(subset)
@@ -265,12 +265,18 @@ class Bisection(SearchProgress):
         A wait that is proven to hang here lets later probes end early.
         """
         name = self._free_name(blank.n)
-        about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.describe(blank.places)}"
+        about = f"{blank.purpose.value.replace('_', ' ')}: {self.request.subject.describe(blank.indices)}"
         spec = self.launches.limited(replace(spec, scenario=name, about=about), in_full=blank.in_full)
         spec = self._with_launcher(spec, in_full=blank.in_full)
         # A proof under torchrun never ends early, and no probe does before a good control has shown its longest pause.
         quiet_s = None if blank.in_full else self.launches.longest_quiet_s
-        early_stop = EarlyStop(n=blank.n, ranks=spec.ranks, known=self.waits, tell=self.screen.waits, quiet_s=quiet_s)
+        early_stop = EarlyStop(
+            probe_number=blank.n,
+            ranks=spec.ranks,
+            proven_hangs=self.waits,
+            report_wait=self.screen.waits,
+            longest_gap_s=quiet_s,
+        )
         with self.session.devices_of(spec) as devices:
             outcome = self.session.launch(spec, devices=devices, server=self.server, enough=early_stop)
         self._leave_if_interrupted()
@@ -286,9 +292,9 @@ class Bisection(SearchProgress):
             )  # fmt: skip
             launched = replace(blank, launcher=spec.launcher.value, counts_as=counts, step_s=step_s)
             probe = with_outcome(launched, outcome)
-            if early_stop.early and outcome.verdict.status is Status.ERROR:
-                return replace(probe, early=True, verdict=None, counts_as=CountsAs.BAD)
-            if counts is CountsAs.BAD and outcome.verdict.status is Status.HANG and early_stop.signature:
+            if early_stop.stopped_early and outcome.verdict.status is Status.ERROR:
+                return replace(probe, early=True, verdict=None, counts_as=ProbeResult.BAD)
+            if counts is ProbeResult.BAD and outcome.verdict.status is Status.HANG and early_stop.signature:
                 self.waits.add(early_stop.signature)
         return probe
 
@@ -322,13 +328,13 @@ class Bisection(SearchProgress):
         if forked is None or forked.subset in self.confirmed or len(self.confirmed) == _MOST_CONFIRMED:
             return
         self.confirmed.add(forked.subset)
-        again = self._probe_again(forked.places, Purpose.REPEAT)
-        if again.counts_as in (forked.counts_as, CountsAs.UNRESOLVED):
+        again = self._probe_again(forked.indices, Purpose.REPEAT)
+        if again.counts_as in (forked.counts_as, ProbeResult.UNRESOLVED):
             return
-        if self._probe_again(forked.places, Purpose.REPEAT, in_full=False).counts_as is not forked.counts_as:
+        if self._probe_again(forked.indices, Purpose.REPEAT, in_full=False).counts_as is not forked.counts_as:
             return  # the result changes under one launcher, so the launcher does not explain it
         self.note(
-            f"with {self.request.subject.describe(forked.places)} a forked probe counts as {forked.counts_as.value} "
+            f"with {self.request.subject.describe(forked.indices)} a forked probe counts as {forked.counts_as.value} "
             f"and one of torchrun as {again.counts_as.value}: torchrun throughout from here, and what forks showed is "
             "discounted"
         )
@@ -340,8 +346,8 @@ class Bisection(SearchProgress):
         A command is printed only if its last launch under torchrun had the result that the answer states.
         """
         wanted = (
-            (answer.failing, CountsAs.BAD, Purpose.PROOF_BAD),
-            (answer.passing, CountsAs.GOOD, Purpose.PROOF_GOOD),
+            (answer.failing, ProbeResult.BAD, Purpose.PROOF_BAD),
+            (answer.passing, ProbeResult.GOOD, Purpose.PROOF_GOOD),
         )
         for subset, counts, purpose in wanted:
             if subset is None or shown_in_full(self.probes, subset, counts):
@@ -358,10 +364,10 @@ class Bisection(SearchProgress):
 
     def _learn(self, made: ProbeReport) -> None:
         """Learn from a control the longest time without progress in a sound run, and the signature of the failure."""
-        if made.purpose is Purpose.CONTROL_GOOD and made.counts_as is CountsAs.GOOD:
+        if made.purpose is Purpose.CONTROL_GOOD and made.counts_as is ProbeResult.GOOD:
             self.launches.longest_quiet_s = made.longest_quiet_s or self.launches.longest_quiet_s
             self._learn_step_time(made)
-        if self.signature is None and made.counts_as is CountsAs.BAD and made.verdict is not None:
+        if self.signature is None and made.counts_as is ProbeResult.BAD and made.verdict is not None:
             slow = self.request.wanted.how == SLOW
             verdict, cause, place = (SLOW, None, None) if slow else (made.verdict, made.cause, line_word(made.place))
             self.signature = Signature(verdict=verdict, cause=cause, place=place)
@@ -401,6 +407,6 @@ class Bisection(SearchProgress):
         each = self._costs()
         return max(0.1, each.bad_s / each.good_s) if each and each.good_s else 1.0
 
-    def _costs(self) -> Costs | None:
+    def _costs(self) -> ProbeCosts | None:
         quiet_s = self.launches.longest_quiet_s
         return costs(self.probes, early_after_s(quiet_s) if self.waits and quiet_s is not None else None)

@@ -14,10 +14,10 @@ from nsa_harness.core.experiment.trial import BAD_ENDS, Signature
 from nsa_harness.core.outcome.reproduction import NAME, repro_command, repro_script
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Status
-from nsa_harness.core.search.effort import Case, cases, worst_case
-from nsa_harness.core.search.question import CONTROLS, PROOFS, AnswerKind, CountsAs, SearchAnswer, Subset, spans_of
+from nsa_harness.core.search.effort import EffortCase, possible_cases, worst_case_stages
+from nsa_harness.core.search.question import CONTROLS, PROOFS, AnswerKind, ProbeResult, SearchAnswer, Subset, spans_of
 from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport, floor_probes
-from nsa_harness.core.search.subject import Form
+from nsa_harness.core.search.subject import SubjectForm
 from nsa_harness.errors import HarnessError
 from nsa_harness.render.experiments.bisect_json import stored_search
 from nsa_harness.render.experiments.screen import BisectScreen, Control, Expected, plan_lines, stored_lines
@@ -104,7 +104,7 @@ def _any_spec(launches: Launches) -> RunSpec | None:
 
 
 def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) -> Commands:
-    def command(subset: Subset | None, counts: CountsAs) -> str | None:
+    def command(subset: Subset | None, counts: ProbeResult) -> str | None:
         """Return the command of this configuration, if its last launch under torchrun counted as `counts`."""
         if subset is None or not shown_in_full(state.probes, subset, counts):
             return None
@@ -112,11 +112,11 @@ def _commands(state: SearchProgress, answer: SearchAnswer, alone: str | None) ->
         stored = state.run.attempt(last.dir).spec if state.run and last and last.dir else None
         return state.launches.command(subset, stored, starved=last is not None and last.kind in _BY_LIMIT)
 
-    bad, good = command(answer.failing, CountsAs.BAD), command(answer.passing, CountsAs.GOOD)
+    bad, good = command(answer.failing, ProbeResult.BAD), command(answer.passing, ProbeResult.GOOD)
     return Commands(bad=bad, good=good, alone=alone)
 
 
-def shown_in_full(probes: Sequence[ProbeReport], subset: Subset, counts: CountsAs) -> bool:
+def shown_in_full(probes: Sequence[ProbeReport], subset: Subset, counts: ProbeResult) -> bool:
     """Whether the last launch of this configuration under torchrun, with the full limits, counted as `counts`."""
     last = _last_in_full(probes, subset)
     return last is not None and last.counts_as is counts
@@ -129,7 +129,7 @@ def _last_in_full(probes: Sequence[ProbeReport], subset: Subset) -> ProbeReport 
 
 def _write_repro(state: SearchProgress, run: RunDir, answer: SearchAnswer) -> str | None:
     """Write the run's repro/, a script of the failing configuration, and return the command that starts it."""
-    if answer.failing is None or state.request.subject.form is Form.COMMIT:  # its worktree will be removed
+    if answer.failing is None or state.request.subject.form is SubjectForm.COMMIT:  # its worktree will be removed
         return None
     spec = state.launches.spec_or_reason(answer.failing)
     if isinstance(spec, str):
@@ -162,12 +162,12 @@ def show_plan(request: BisectRequest) -> int:
     state = SearchProgress(request=request, launches=launches, facts=facts, earlier=earlier, notes=[*earlier.notes])
     question, everything = question_of(request, earlier), range(len(subject.items))
     ends: list[tuple[str, Sequence[int]]] = [("good", ()), ("up to" if subject.open_end else "bad", everything)]
-    if subject.form is Form.CHOICE:
+    if subject.form is SubjectForm.CHOICE:
         ends = [("" if place else "each", (place,)) for place in everything]
     controls = [_control(launches, name, subset) for name, subset in ends]
-    expected = [Expected(case=case, takes_s=_takes_s(case, earlier, request.jobs)) for case in cases(question)]
+    expected = [Expected(case=case, takes_s=_takes_s(case, earlier, request.jobs)) for case in possible_cases(question)]
     known = _known_by(earlier)
-    report, stages = report_so_far(state), worst_case(question)
+    report, stages = report_so_far(state), worst_case_stages(question)
     BisectScreen.print_lines(lambda width: plan_lines(report, stages, expected, controls, width, known))
     return ANSWERED
 
@@ -179,13 +179,13 @@ def _control(launches: Launches, name: str, subset: Sequence[int]) -> Control:
     return Control(name=name, config=config, command=launches.command(subset, None) or f"{config}, as stored")
 
 
-def _takes_s(case: Case, earlier: Earlier, jobs: int) -> float | None:
+def _takes_s(case: EffortCase, earlier: Earlier, jobs: int) -> float | None:
     """Return the expected time of a case, from the mean times of stored runs that passed and that failed."""
     passing = earlier.run_s((Status.PASS,)) or earlier.run_s()
     failing = earlier.run_s(BAD_ENDS) or passing
     if passing is None or failing is None:
         return None
-    return case.probes * ((1 - case.fails) * passing + case.fails * failing) / jobs
+    return case.probes * ((1 - case.failing_share) * passing + case.failing_share * failing) / jobs
 
 
 def _known_by(earlier: Earlier) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nsa_harness.core.scenario.scenario import Attention, Loss, Scenario
-from nsa_harness.core.search.subject import Form, Subject
+from nsa_harness.core.search.subject import Subject, SubjectForm
 from nsa_harness.errors import UsageError
 from nsa_harness.texts.words import noun_for
 
@@ -62,7 +62,7 @@ def branches_of(scenario: Scenario) -> Subject:
         raise UsageError("--branch: only nsa.train with model.attention: nsa has branches")
     branch = scenario.model.branch
     return Subject(
-        form=Form.PARTS,
+        form=SubjectForm.PARTS,
         key="model.branch",
         noun="branch",
         items=("cmp", "sel", "win") if branch == "all" else tuple(branch.split("+")),

@@ -5,6 +5,7 @@ If a template fails, the verdict stands: the finding then shows its cause with t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,11 +13,11 @@ from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, stored_facts
 from nsa_harness.core.diagnosis.stall_note import StalledRanks, StallNote
-from nsa_harness.core.outcome.wording import shorten
+from nsa_harness.core.outcome.wording import Meshes, located_rank, shorten
 from nsa_harness.core.report import Finding, Outcome, Place, Trouble
 from nsa_harness.texts.causes import LEFT_OPEN, remedy, sections, text_of
 from nsa_harness.texts.templates import rendered
-from nsa_harness.texts.words import agree, duration, place_name, ranks, with_coordinates, without_steps
+from nsa_harness.texts.words import duration, place_name, ranks, verb_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,25 +74,25 @@ def _rerun_claim(outcome: Outcome, worded: Sequence[Outcome]) -> str | None:
 
 
 def stall_text(note: StallNote) -> str:
-    """Return "rank 1 is blocked in a read of data.fifo at loader.py:13; ...; HANG in 4 min 52 s unless it moves"."""
-    kinds = sections()["could_end"]
-    ends = [kinds.get(kind, kinds["unknown"]) for kind in note.open_waits]
+    """Return "rank 1 is blocked in read (loader.py:13) on data.fifo; ...; HANG in 4 min 52 s unless ..."."""
+    reasons = sections()["could_end"]
+    possible_ends = [reasons.get(kind, reasons["unknown"]) for kind in note.open_waits]
     if note.moving:
-        ends = [f"{ranks(note.moving)} still {agree('moves', note.moving)}"]
-    parts = [*map(_stalled_text, note.stalled), *dict.fromkeys(ends)]
-    parts += [] if note.left_s is None else [f"HANG in {duration(note.left_s)} unless it moves"]
+        possible_ends = [f"{ranks(note.moving)} still {verb_for('makes', note.moving)} progress"]
+    parts = [*map(_stalled_text, note.stalled), *dict.fromkeys(possible_ends)]
+    parts += [] if note.left_s is None else [f"HANG in {duration(note.left_s)} unless the run makes progress"]
     return "; ".join(parts)
 
 
 def _stalled_text(stalled: StalledRanks) -> str:
-    """Return "ranks 0, 2 are blocked in all_reduce #3 at train.py:18, waiting for rank 1"."""
-    # Only the verb depends on the number of ranks: "is blocked" changes its first word, "moves" its last letter.
+    """Return "ranks 0, 2 are blocked in all_reduce #3 (train.py:18), waiting for rank 1"."""
+    # Only the verb depends on the number of ranks: "is blocked" changes its first word, "computes" its last letter.
     verb, _, rest = stalled.does.partition(" ")
-    text = f"{ranks(stalled.ranks)} {agree(verb, stalled.ranks)}{rest and f' {rest}'}"
+    text = f"{ranks(stalled.ranks)} {verb_for(verb, stalled.ranks)}{rest and f' {rest}'}"
     text += f" in {stalled.blocked_in}" if stalled.blocked_in else ""
-    text += f" at {stalled.line.file.rpartition('/')[2]}:{stalled.line.line}" if stalled.line else ""
-    text += f" ({shorten(stalled.target, 80)})" if stalled.target else ""
-    text += "" if stalled.child_pid is None else f", of its child process {stalled.child_pid}"
+    text += f" ({stalled.line.file.rpartition('/')[2]}:{stalled.line.line})" if stalled.line else ""
+    text += f" on {shorten(stalled.target, 80)}" if stalled.target else ""
+    text += "" if stalled.child_pid is None else f" in its child process {stalled.child_pid}"
     return text + (f", waiting for {ranks(stalled.peers)}" if stalled.peers else "")
 
 
@@ -145,3 +146,27 @@ def _code_with_facts(code: str, facts: Mapping[str, object]) -> str:
     shown_facts = {name: value for name, value in facts.items() if name != "remedy" and value not in (None, "", ())}
     shown = ", ".join(f"{name}={place_name(v) if isinstance(v, Place) else v}" for name, v in shown_facts.items())
     return f"{code} ({shown})" if shown else code
+
+
+_MENTION = re.compile(r"\branks? (?:\d+(?:, \d+){0,3}(?: and \d+)?)(?![-\d]|\.\d)(?!, \d| and \d| \()")
+_NUMBER = re.compile(r"\d+")
+_STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? done, ")
+
+
+def with_coordinates(claim: str, places: Meshes) -> str:
+    """Return the claim with mesh coordinates after the first mention of each rank."""
+    mentioned: set[int] = set()
+
+    def located(number: re.Match[str]) -> str:
+        rank = int(number[0])
+        if rank in mentioned or rank not in places:
+            return number[0]
+        mentioned.add(rank)
+        return located_rank(rank, places)
+
+    return _MENTION.sub(lambda mention: _NUMBER.sub(located, mention[0]), claim) if places else claim
+
+
+def without_steps(claim: str) -> str:
+    """Return the claim without step numbers. They mean nothing in a program without an optimizer."""
+    return _STEP.sub("", claim)

@@ -8,7 +8,7 @@ from functools import cache
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template, UndefinedError
 
 from nsa_harness.texts.causes import SHARED, sections
-from nsa_harness.texts.words import FILTERS
+from nsa_harness.texts.template_filters import FILTERS
 
 
 def rendered(section: str, key: str, facts: Mapping[str, object]) -> str:

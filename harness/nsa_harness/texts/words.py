@@ -1,29 +1,18 @@
-"""Words for values, so that a number, place or verdict reads the same in every document."""
+"""Words of reports: a number, place or verdict reads the same in every document."""
 
 from __future__ import annotations
 
 import math
-import re
 import signal
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from string import Formatter
-from typing import Any
 
 from nsa_harness.core.comparison.contrasts import Endings
 from nsa_harness.core.comparison.hypotheses import Answer, HypothesisRow, Side
 from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.evidence.host import NcclInfo
-from nsa_harness.core.outcome.wording import (
-    Meshes,
-    at,
-    counted,
-    located_rank,
-    location,
-    ranks_text,
-    shorten,
-)
+from nsa_harness.core.outcome.wording import ranks_text
 from nsa_harness.core.report import (
     INCONCLUSIVE,
     STILL_RUNNING,
@@ -41,38 +30,38 @@ from nsa_harness.core.report import (
     Trouble,
     counts,
 )
-from nsa_harness.texts.causes import sections, text_of
+from nsa_harness.texts.causes import text_of
 
 
 def verdict(outcome: Outcome) -> str:
     """Return the verdict for readers. A job that was only inspected has no verdict, but that is not an error."""
-    return _LOOKED_AT.get(outcome.verdict.cause or "", outcome.verdict.status.value)
+    return _VERDICTS_OF_INSPECTED_JOBS.get(outcome.verdict.cause or "", outcome.verdict.status.value)
 
 
 def meaning(outcome: Outcome) -> str:
     """Return what the verdict means, and what it does not mean."""
     verdict = outcome.verdict
     if verdict.status is Status.HANG and outcome.ended == UNWATCHED:
-        return "Its ranks stood in waits for each other that, by the files, could not end. More time would not help."
+        return "Deadlock, according to the files: no rank could release the others. More time would not have helped."
     if verdict.kind is None and verdict.status in (Status.FAIL, Status.ERROR):
         return text_of(verdict.cause, "verdict_means") or MEANING[verdict.status]
     return MEANING[verdict.kind or verdict.status]
 
 
 MEANING: dict[HangKind | Status, str] = {
-    HangKind.DEADLOCK: "Proven to move no more: what it waits for cannot come. More time would not help.",
-    HangKind.LIVELOCK: "Proven to move no more: it burns CPU and finishes nothing. More time would not help.",
-    HangKind.STARVED: "Proven to move no more: it waits for data that does not come.",
-    HangKind.STOPPED: "Proven to move no more: a signal stopped it, and nothing has continued it.",
-    Status.HANG: "Proven to move no more.",
-    Status.FAIL: "The program ended wrongly.",
-    Status.PASS: "Every rank ended by itself with 0, and no expected number was missed.",
+    HangKind.DEADLOCK: "Deadlock proven: nothing in this job can release the ranks. More time would not help.",
+    HangKind.LIVELOCK: "Livelock proven: the ranks use CPU but finish nothing. More time would not help.",
+    HangKind.STARVED: "Hang proven: a rank waits for data or an event that does not come.",
+    HangKind.STOPPED: "Hang proven: a signal stopped a process, and nothing has resumed it.",
+    Status.HANG: "Hang proven: the run makes no progress.",
+    Status.FAIL: "The program failed.",
+    Status.PASS: "Every rank exited with code 0, and every expected number was met.",
     Status.SKIP: "This machine cannot run it. That says nothing about the program.",
-    Status.ERROR: "The harness could not judge. That is neither a PASS nor a FAIL of the program.",
+    Status.ERROR: "nsa-harness could not judge the run. This is neither a PASS nor a FAIL of the program.",
 }
 
 
-_LOOKED_AT = {STILL_RUNNING: "MOVES", SUSPECTED: "STALL", INCONCLUSIVE: "OPEN"}
+_VERDICTS_OF_INSPECTED_JOBS = {STILL_RUNNING: "MOVES", SUSPECTED: "STALL", INCONCLUSIVE: "OPEN"}
 UNKNOWN = "not known"
 # The order in which readers want to see the verdicts.
 LOUDEST_FIRST = (Status.HANG, Status.FAIL, Status.ERROR, Status.SKIP, Status.PASS)
@@ -505,196 +494,19 @@ def _counted(side: Side) -> str:
     return f" ({counts})" if counts else ""
 
 
-_GIB, _MIB = 1 << 30, 1 << 20
-
-
-def bytes_text(amount: float) -> str:
-    if amount >= _GIB:
-        return f"{amount / _GIB:.1f} GiB"
-    return f"{amount / _MIB:.1f} MiB" if amount >= _MIB / 10 else f"{amount / 1024:.1f} KiB"
-
-
 def duration(value_s: float) -> str:
     """Return "4 min 52 s"."""
     minutes, rest = divmod(round(value_s), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def agree(verb: str, subject: int | Sized) -> str:
+def verb_for(verb: str, subject: int | Sized) -> str:
     """Return the verb in the number of its subject: "waits" for one rank, "wait" for several."""
     count = subject if isinstance(subject, int) else len(subject)
     return verb if count == 1 else _PLURAL_VERBS.get(verb, verb.removesuffix("s"))
 
 
 _PLURAL_VERBS = {"is": "are", "was": "were", "does": "do", "has": "have"}
-
-
-def inside(function: str) -> str:
-    """Return " in step" for the function `step`; "" if the function is unknown."""
-    return f" in {function}" if function else ""
-
-
-def child_wait(kind: str) -> str:
-    """Return the text for a kind of wait of a child process, from [child_wait] of causes.toml."""
-    waits = sections()["child_wait"]
-    return waits.get(kind, waits["unknown"])
-
-
-def process(child: Mapping[str, Any]) -> str:
-    """Return "4711 (python worker.py)" for a process with pid and command."""
-    return f"{child['pid']} ({shorten(child['command'], 60)})"
-
-
-def wait(waiting: Mapping[str, Any]) -> str:
-    """Return "rank 1 is blocked in recv from rank 0 at train.py:12" for the facts of a wait in a transfer.
-
-    For any other wait, return "rank 1 is blocked in all_reduce #13 at train.py:12".
-    """
-    half = waiting.get("transfer")
-    call = f"{half['op']} {'to' if half['sends'] else 'from'} {ranks(half['peers'])}" if half else waiting["blocked_in"]
-    return f"rank {waiting['rank']} is blocked in {call}{at(waiting.get('line'))}"
-
-
-def operation(call: Mapping[str, Any]) -> str:
-    """Return "all_reduce #13 of group tp" for a collective. The group of all ranks is not named."""
-    number = "" if call["number"] is None else f" #{call['number']}"
-    group = "" if call["group"] in ("", "0") else f" of group {call['group']}"
-    return f"{call['op']}{number}{group}"
-
-
-def call_text(call: Mapping[str, Any]) -> str:
-    """Return "all_reduce #13 of group tp at own/train.py:30" for a collective."""
-    return f"{operation(call)}{at(call['line'])}"
-
-
-def last_seen(seen: Mapping[str, Any]) -> str:
-    """Return "last seen in forward blocks.0, step 3", or the text of [unseen] that shows why a rank was not seen."""
-    if "unseen" in seen:
-        return sections()["unseen"][seen["unseen"]]
-    name = f" {seen['name']}" if seen["name"] else ""
-    return f"last seen in {seen['in']}{name}, step {seen['step']}"
-
-
-def last_line(seen: Mapping[str, Any] | None) -> str:
-    """Return "; its last line seen, 0.25 s before the end, is own/train.py:12"; "" for None."""
-    if seen is None:
-        return ""
-    line = at(seen["line"]).removeprefix(" at ")
-    return f"; its last line seen, {seen['before_end_s']:.2f} s before the end, is {line}"
-
-
-def blocked(waiting: Mapping[str, Any] | None) -> str:
-    """Return "; ranks 0, 2 are blocked in all_reduce at own/train.py:18"; "" for None."""
-    if waiting is None:
-        return ""
-    those, call = waiting["ranks"], waiting["blocked_in"] or "calls to other ranks"
-    return f"; {ranks(those)} {agree('is', those)} blocked in {call}{at(waiting['line'])}"
-
-
-_SHORT_S = 0.1  # shorter steps are shown in milliseconds
-
-
-def pace(speed: Mapping[str, Any]) -> str:
-    """Return "3 steps done, 4.0 s a step, 20 s more for all 8"."""
-    text, step_s = f"{counted(speed['steps_done'], 'step')} done", speed["step_s"]
-    if step_s is not None:
-        text += f", {step_s * 1000:.1f} ms a step" if step_s < _SHORT_S else f", {step_s:.1f} s a step"
-    if speed["left_s"] is not None:
-        text += f", {speed['left_s']:.0f} s more for all {speed['steps_planned']}"
-    return text
-
-
-def hot_part(part: Mapping[str, Any]) -> str:
-    """Return "step at own/train.py:12, in the loop of line 10, (90 %)" for a part of a profile and its samples."""
-    loop = "" if part["loop_line"] is None else f", in the loop of line {part['loop_line']},"
-    return f"{part['function']}{at(part['line'])}{loop} ({100 * part['samples'] // part['of']} %)"
-
-
-def refused(code: str) -> str:
-    """Return the text for what the machine refused, from [refused] of causes.toml."""
-    return sections()["refused"][code]
-
-
-def ended_there(end: Mapping[str, Any]) -> str:
-    """Return "2 hang at own/train.py:12" for attempts that ended in the same way on the same line."""
-    return f"{end['count']} {agree(end['verb'], end['count'])} at {location(end['line'])}"
-
-
-def what_follows(change: str, ended: str) -> str:
-    """Return ": " and what the end of a diagnostic rerun with this change shows; "" if it shows nothing."""
-    text = sections()["what_follows"].get(f"{change}, {ended}")
-    return f": {text}" if text else ""
-
-
-def gpu(seen: Mapping[str, Any]) -> str:
-    """Return "GPU 1 is at 97 % and holds 512 MiB"."""
-    return f"GPU {seen['index']} is at {100 * seen['utilisation']:.0f} % and holds {seen['used_bytes'] >> 20} MiB"
-
-
-def in_step(step: int | None) -> str:
-    """Return " in step 3" with its leading space; "" for None."""
-    return "" if step is None else f" in step {step}"
-
-
-def of_step(step: int | None) -> str:
-    """Return " of step 3" with its leading space; "" for None."""
-    return "" if step is None else f" of step {step}"
-
-
-def first_few(names: Sequence[str], count: int | None = None, *, shown: int = 3, of: str = "") -> str:
-    """Return "a, b, c and 2 more". `count` is the number of all names, if `names` has only the first ones."""
-    count = len(names) if count is None else count
-    return ", ".join(names[:shown]) + (f" and {count - shown} more{of}" if count > shown else "")
-
-
-def parameter_names(names: Sequence[str]) -> str:
-    """Return "a.weight" for one parameter and "2 parameters (a.weight, a.bias)" for several."""
-    if not names:
-        return "some of its parameters"
-    return f"{counted(len(names), 'parameter')} ({first_few(names)})" if len(names) > 1 else names[0]
-
-
-def callers(entered: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str:
-    """Return "rank 0 called all_reduce #6, rank 1 called barrier #6". Default: for all ranks."""
-    texts = [(rank, call_text(call)) for call in entered for rank in call["ranks"] if ranks is None or rank in ranks]
-    return ", ".join(f"{names} called {text}" for names, text in ranks_by_text(texts))
-
-
-_MAX_CYCLE_LINKS = 4  # waits that a sentence spells out; all others are counted
-
-
-def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
-    """Return "rank 0 is blocked in all_reduce #3 for rank 1, rank 1 is blocked in barrier #9 for rank 0"."""
-    texts = []
-    for link in waits[:_MAX_CYCLE_LINKS]:
-        never = ", which never entered that group" if link["never_entered"] else ""
-        texts.append(f"rank {link['rank']} is blocked in {call_text(link['call'])} for rank {link['waits_for']}{never}")
-    return first_few(texts, len(waits), shown=_MAX_CYCLE_LINKS)
-
-
-def on_ranks(values: Sequence[Mapping[str, Any]], *patterns: str) -> str:
-    """Return "4 elements on rank 0, 2 elements on rank 1" for values from `ranks_by_facts`.
-
-    A pattern such as "{elements} elements" names facts of a value. Each value uses the first pattern all of whose facts
-    it has, else the last pattern. `{line}` becomes " at own/train.py:12".
-    """
-    texts = [(rank, _fill_pattern(patterns, value)) for value in values for rank in value["ranks"]]
-    return ", ".join(f"{text} on {names}" for names, text in ranks_by_text(texts))
-
-
-def _fill_pattern(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
-    """Return the first pattern whose names all are in `facts`, else the last pattern, with the facts filled in."""
-    *earlier, last = patterns
-    for pattern in earlier:
-        if all(name is None or name in facts for _, name, _, _ in Formatter().parse(pattern)):
-            return _fill_pattern([pattern], facts)
-    return last.format(**{**facts, "line": at(facts.get("line"))})
-
-
-def counts_by_rank(counts: Sequence[Mapping[str, Any]]) -> str:
-    """Return "rank 0 x1 · rank 1 x0"."""
-    texts = [(rank, f"x{count['count']}") for count in counts for rank in count["ranks"]]
-    return " · ".join(f"{names} {text}" for names, text in ranks_by_text(texts))
 
 
 _MAX_TEXTS = 4  # texts that a sentence spells out; the ranks of the other texts are counted
@@ -711,66 +523,3 @@ def ranks_by_text(texts: Iterable[tuple[int, str]], most: int | None = _MAX_TEXT
     groups = [(ranks_text(numbers), text) for text, numbers in by_text.items()]
     rest = sum(map(len, list(by_text.values())[most:])) if most is not None else 0
     return [*groups[:most], (f"{rest} more ranks", "something else")] if rest else groups
-
-
-_MENTION = re.compile(r"\branks? (?:\d+(?:, \d+){0,3}(?: and \d+)?)(?![-\d]|\.\d)(?!, \d| and \d| \()")
-_NUMBER = re.compile(r"\d+")
-_STEP = re.compile(r",? (?:(?:in|of|since|after|to) )?step \d+\b|\b\d+ steps? done, ")
-
-
-def with_coordinates(claim: str, places: Meshes) -> str:
-    """Return the claim with mesh coordinates after the first mention of each rank."""
-    mentioned: set[int] = set()
-
-    def located(number: re.Match[str]) -> str:
-        rank = int(number[0])
-        if rank in mentioned or rank not in places:
-            return number[0]
-        mentioned.add(rank)
-        return located_rank(rank, places)
-
-    return _MENTION.sub(lambda mention: _NUMBER.sub(located, mention[0]), claim) if places else claim
-
-
-def without_steps(claim: str) -> str:
-    """Return the claim without step numbers. They mean nothing in a program without an optimizer."""
-    return _STEP.sub("", claim)
-
-
-# The filters that templates may apply to a fact.
-FILTERS: dict[str, Callable[..., str]] = {
-    "agree": agree,
-    "at": at,
-    "blocked": blocked,
-    "bytes": bytes_text,
-    "call": call_text,
-    "callers": callers,
-    "child_wait": child_wait,
-    "counted": counted,
-    "counts_by_rank": counts_by_rank,
-    "ended_there": ended_there,
-    "first_few": first_few,
-    "fixed": lambda value, decimals: f"{value:.{decimals}f}",
-    "general": lambda value, digits=6: f"{value:.{digits}g}",
-    "gib": lambda value: f"{value / 2**30:.1f} GiB",
-    "gpu": gpu,
-    "hot_part": hot_part,
-    "in_step": in_step,
-    "inside": inside,
-    "last_line": last_line,
-    "last_seen": last_seen,
-    "location": location,
-    "missing_gradients": lambda seen: f"rank {seen['rank']}: {seen['missing']}",
-    "of_step": of_step,
-    "on_ranks": on_ranks,
-    "operation": operation,
-    "pace": pace,
-    "parameter_names": parameter_names,
-    "process": process,
-    "ranks": ranks,
-    "refused": refused,
-    "shorten": shorten,
-    "wait_cycle": wait_cycle,
-    "wait": wait,
-    "what_follows": what_follows,
-}

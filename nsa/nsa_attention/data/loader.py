@@ -17,7 +17,7 @@ from torch import Tensor
 from ..config import Attention
 from ..settings import Settings
 from ..values import Data, Packing
-from ..world import NUMBERS, CannotRunError, World
+from ..world import MAX_COMPARED, CannotRunError, World
 from .maps import Maps
 from .named import shards_of
 from .packing import Row
@@ -108,8 +108,8 @@ class Batches:
         return {"version": VERSION, **self._identity(), "row": self._row, "position": dict(self._position)}
 
     def digest(self) -> int:
-        """Of that position, below NUMBERS: one on all ranks as long as they read the same."""
-        return zlib.crc32(repr(sorted(self._position.items())).encode()) % NUMBERS
+        """Of that position, below MAX_COMPARED: one on all ranks as long as they read the same."""
+        return zlib.crc32(repr(sorted(self._position.items())).encode()) % MAX_COMPARED
 
     def where(self) -> str:
         """The same for people."""

@@ -20,18 +20,18 @@ from torch import Tensor
 
 from . import NAMESPACE
 from .blockwise import blockwise
-from .cpu_threads import shares, side_by_side
+from .cpu_threads import run_in_threads, split_work
 from .kernels import (
     KERNELS,
     BlockwiseKernel,
     Kernel,
     TileState,
+    autocast_disabled,
     compute_dtype,
-    exactly_in_the_dtype_of,
-    nothing_seen,
+    fully_masked_output,
     tiles,
 )
-from .packed import compressed_starts, selection_starts, sequence_of
+from .packed import compressed_starts, selection_starts, sequence_numbers
 
 _NOT_SEEN = -torch.inf
 
@@ -39,7 +39,7 @@ _NOT_SEEN = -torch.inf
 class Pattern(Protocol):
     """What a branch lets a query see. `indices` is what the selection chose, or tells packed sequences apart."""
 
-    def longest_tile(self) -> int:
+    def max_tile_queries(self) -> int:
         """Queries per tile: more of them look at more keys in vain, fewer of them are slower for each key."""
 
     def keys(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
@@ -63,7 +63,7 @@ class CompletedBlocks:
         """Blocks that are complete after `tokens` tokens."""
         return max(0, (tokens - self.block_len) // self.block_stride + 1)
 
-    def longest_tile(self) -> int:
+    def max_tile_queries(self) -> int:
         return 512
 
     def keys(self, _start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
@@ -89,7 +89,7 @@ class LastTokens:
 
     window: int
 
-    def longest_tile(self) -> int:
+    def max_tile_queries(self) -> int:
         # Each tile looks at w + C - 1 keys, of which a query sees w.
         return max(64, self.window // 8)
 
@@ -110,7 +110,7 @@ class SelectedBlocks:
 
     select_len: int
 
-    def longest_tile(self) -> int:
+    def max_tile_queries(self) -> int:
         return 256
 
     def keys(self, _start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
@@ -141,7 +141,7 @@ class Spans:
     Both numbers rise with the query.
     """
 
-    def longest_tile(self) -> int:
+    def max_tile_queries(self) -> int:
         return 256
 
     def keys(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
@@ -160,13 +160,13 @@ class Spans:
 
 
 @dataclass(frozen=True)
-class SelectedOfPacked:
+class PackedSelectedBlocks:
     """As SelectedBlocks, for packed sequences: blocks are numbered along the row, none has tokens of two sequences.
 
     The first two columns of the indices are of the row's tokens: where the sequence begins, the block of the token.
     """
 
-    def longest_tile(self) -> int:
+    def max_tile_queries(self) -> int:
         return 256
 
     def keys(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
@@ -195,7 +195,7 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
     "sliding": LastTokens,
     "selected": SelectedBlocks,
     "spans": Spans,
-    "selected_of_packed": SelectedOfPacked,
+    "selected_of_packed": PackedSelectedBlocks,
 }
 
 
@@ -346,7 +346,7 @@ class _Row:
 
     @classmethod
     def of(cls, starts: Tensor, tokens: int) -> _Row:
-        sequence_T = sequence_of(starts, tokens)
+        sequence_T = sequence_numbers(starts, tokens)
         begin_T = starts[sequence_T]
         place_T = torch.arange(tokens, device=starts.device, dtype=starts.dtype)
         return cls(sequence_T=sequence_T, begin_T=begin_T, position_T=place_T - begin_T)
@@ -398,13 +398,13 @@ def _attend(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     form, run = PATTERNS[pattern](*lengths), KERNELS[kernel]
-    o_NhTE, lse_NhT = nothing_seen(q_NhTD, v_NSE)
+    o_NhTE, lse_NhT = fully_masked_output(q_NhTD, v_NSE)
 
     def piece(rows: slice, heads: slice) -> None:
         tensors = (q_NhTD[rows, heads], k_NSD[rows], v_NSE[rows], None if indices is None else indices[rows])
         _attend_tiles(form, run, *tensors, o_NhTE[rows, heads], lse_NhT[rows, heads], scale)
 
-    side_by_side([partial(piece, *share) for share in shares(q_NhTD.device, *q_NhTD.shape[:2])])
+    run_in_threads([partial(piece, *share) for share in split_work(q_NhTD.device, *q_NhTD.shape[:2])])
     return o_NhTE, lse_NhT
 
 
@@ -420,7 +420,7 @@ def _attend_tiles(
     scale: float,
 ) -> None:
     """Fill in output and log-sum-exp, which are those of queries that see nothing."""
-    with exactly_in_the_dtype_of(q_NhTD):
+    with autocast_disabled(q_NhTD):
         for start, stop in _tiles(q_NhTD, form, run, indices):
             first, last = form.keys(start, stop, indices)
             if first == last:
@@ -459,10 +459,10 @@ def _attend_backward(
             form, run, grad, q, o, lse, k_NSD[rows], v_NSE[rows], chosen, dq[rows, heads], scale
         )
 
-    cut = shares(q_NhTD.device, *q_NhTD.shape[:2])
+    cut = split_work(q_NhTD.device, *q_NhTD.shape[:2])
     # In the order of the pieces, whichever ends first: the same sum each time.
     for (rows, _), (piece_dk, piece_dv) in zip(
-        cut, side_by_side([partial(piece, *share) for share in cut]), strict=True
+        cut, run_in_threads([partial(piece, *share) for share in cut]), strict=True
     ):
         dk[rows] += piece_dk
         dv[rows] += piece_dv
@@ -486,7 +486,7 @@ def _differentiate_tiles(
     """Gradients of keys and values from these heads; that of the queries is filled in."""
     dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
     dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
-    with exactly_in_the_dtype_of(q_NhTD):
+    with autocast_disabled(q_NhTD):
         for start, stop in _tiles(q_NhTD, form, run, indices):
             first, last = form.keys(start, stop, indices)
             if first == last:
@@ -502,7 +502,7 @@ def _differentiate_tiles(
 
 @_attend.register_fake
 def _(q_NhTD: Tensor, _k: Tensor, v_NSE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return nothing_seen(q_NhTD, v_NSE)
+    return fully_masked_output(q_NhTD, v_NSE)
 
 
 @_attend_backward.register_fake
@@ -531,4 +531,4 @@ _attend.register_autograd(_differentiate, setup_context=_keep)
 def _tiles(q_NhTD: Tensor, pattern: Pattern, kernel: Kernel, indices: Tensor | None) -> Iterator[tuple[int, int]]:
     rows, heads, queries, _ = q_NhTD.shape
     first, last = pattern.keys(queries - 1, queries, indices) if queries else (0, 0)
-    return tiles(queries, kernel.widest(rows, heads, last - first), pattern.longest_tile())
+    return tiles(queries, kernel.widest(rows, heads, last - first), pattern.max_tile_queries())

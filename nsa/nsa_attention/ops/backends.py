@@ -24,33 +24,36 @@ from .attend import (
 )
 from .kernels import BlockwiseKernel, Kernel
 from .mixing import mix_by_tiles
-from .packed import one_by_one
-from .rotary import is_worth_it
+from .packed import apply_per_sequence
+from .rotary import is_eager_on_cpu
 from .selection import Selection, select_blocks
 
-Attended = tuple[Tensor, Tensor]
+OutputAndLse = tuple[Tensor, Tensor]
 Starts: TypeAlias = Tensor | None
 
 
 class Backend(Protocol):
-    """Outputs are [B, H, T, E] with log-sum-exp [B, H, T]; what a query sees is told in docs/internals/nsa/mathematics.md."""
+    """Implementations of the operator. Outputs are [B, H, T, E] with log-sum-exp [B, H, T].
+
+    docs/internals/nsa/mathematics.md defines which keys a query sees.
+    """
 
     @property
     def name(self) -> str: ...
 
-    def compressed(
+    def attend_compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
-    ) -> Attended:
+    ) -> OutputAndLse:
         """Keys and values [B, G, S, *] of the complete blocks."""
 
-    def selected(
+    def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
-    ) -> Attended:
+    ) -> OutputAndLse:
         """Indices [B, G, T, n] int32."""
 
-    def sliding(
+    def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
-    ) -> Attended: ...
+    ) -> OutputAndLse: ...
 
     def select(
         self,
@@ -63,25 +66,25 @@ class Backend(Protocol):
     ) -> Tensor:
         """Indices [B, G, T, n] of the blocks with the highest compressed scores (ops/selection.py)."""
 
-    def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+    def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
         """Sum of gate times output over the branches, [B, T, H, E] (paper, eq. 5)."""
 
 
-class Sliding(Protocol):
+class SlidingAttention(Protocol):
     """What computes the sliding branch: any backend, or the flash attention of others, without log-sum-exp."""
 
-    def sliding(
+    def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
-class Selected(Protocol):
+class SelectedAttention(Protocol):
     """What computes the selected branch: any backend, or the loop over tokens, without log-sum-exp."""
 
     @property
     def name(self) -> str: ...
 
-    def selected(
+    def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
     ) -> tuple[Tensor, Tensor | None]: ...
 
@@ -96,9 +99,9 @@ class TiledBackend:
     def name(self) -> str:
         return self.kernel.name
 
-    def compressed(
+    def attend_compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
-    ) -> Attended:
+    ) -> OutputAndLse:
         numbers: dict[str, Any] = {
             "block_len": block_len,
             "block_stride": block_stride,
@@ -109,20 +112,22 @@ class TiledBackend:
             return compressed_attention(q, k, v, **numbers)
         return packed_compressed_attention(q, k, v, **numbers, starts=starts)
 
-    def selected(
+    def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
-    ) -> Attended:
-        def alone(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> Attended:
+    ) -> OutputAndLse:
+        def attend_one_sequence(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> OutputAndLse:
             return selected_attention(q, k, v, indices, select_len=select_len, scale=scale, kernel=self.kernel)
 
         if starts is None:
-            return alone(q, k, v, indices)
+            return attend_one_sequence(q, k, v, indices)
         if self.kernel.name == BlockwiseKernel.name:  # taken where sequences are long, so that there are few of them
-            return one_by_one(alone, (q, starts), (k, starts), (v, starts), (indices, starts))
+            return apply_per_sequence(attend_one_sequence, (q, starts), (k, starts), (v, starts), (indices, starts))
         numbers: dict[str, Any] = {"select_len": select_len, "scale": scale, "kernel": self.kernel}
         return packed_selected_attention(q, k, v, indices, **numbers, starts=starts)
 
-    def sliding(self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None) -> Attended:
+    def attend_sliding(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
+    ) -> OutputAndLse:
         if starts is None:
             return sliding_attention(q, k, v, window=window, scale=scale, kernel=self.kernel)
         return packed_sliding_attention(q, k, v, window=window, scale=scale, kernel=self.kernel, starts=starts)
@@ -138,15 +143,15 @@ class TiledBackend:
     ) -> Tensor:
         return select_blocks(q, k, selection, memo_number, starts=starts)
 
-    def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+    def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
         # In the dtype of the branches, as of the fused kernel: gates may be of another.
-        if is_worth_it(outputs[0]):
+        if is_eager_on_cpu(outputs[0]):
             return mix_by_tiles(outputs, gates_cBHT).to(outputs[0].dtype)
         gates = gates_cBHT.unsqueeze(-1)
-        mixed = outputs[0] * gates[0]
+        mixed_BHTE = outputs[0] * gates[0]
         for output, gate in zip(outputs[1:], gates[1:], strict=True):
-            mixed = torch.addcmul(mixed, output, gate)
-        return mixed.to(outputs[0].dtype).transpose(1, 2)
+            mixed_BHTE = torch.addcmul(mixed_BHTE, output, gate)
+        return mixed_BHTE.to(outputs[0].dtype).transpose(1, 2)
 
 
 @dataclass(frozen=True)
@@ -155,16 +160,16 @@ class SlidingBackend:
 
     attend: Callable[..., Tensor]
 
-    def sliding(
+    def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
     ) -> tuple[Tensor, None]:
         return self.attend(q, k, v, window=window, scale=scale, starts=starts), None
 
 
-InOneRow = Callable[..., Tensor]
+SlidingFunction = Callable[..., Tensor]
 
 
-def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> InOneRow:
+def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> SlidingFunction:
     """By flash-attn 2, which knows groups of query heads."""
 
     def attend(
@@ -183,26 +188,26 @@ def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> InOneRo
             window_size=(window - 1, 0),
         )
 
-    return _in_one_row(attend)
+    return _as_one_row(attend)
 
 
-def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> InOneRow:
+def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> SlidingFunction:
     """By torch.nn.attention.varlen, whose groups came with torch 2.12: before, keys are repeated for each head."""
-    knows_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
+    supports_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
     def attend(
         q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float
     ) -> Tensor:
         options = {"scale": scale, "window_size": (window - 1, 0)}
-        if knows_groups:
+        if supports_groups:
             return varlen_attn(q_NHD, k_NGD, v_NGD, starts, starts, longest, longest, enable_gqa=True, **options)
         k, v = (tensor.repeat_interleave(q_NHD.shape[1] // k_NGD.shape[1], 1) for tensor in (k_NGD, v_NGD))
         return varlen_attn(q_NHD, k, v, starts, starts, longest, longest, **options)
 
-    return _in_one_row(attend)
+    return _as_one_row(attend)
 
 
-def _in_one_row(attend: Callable[..., Tensor]) -> InOneRow:
+def _as_one_row(attend: Callable[..., Tensor]) -> SlidingFunction:
     """From [B, H, T, D] to one row of tokens and back; without `starts` each sequence of the batch is one."""
 
     def sliding(

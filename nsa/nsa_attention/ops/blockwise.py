@@ -24,23 +24,23 @@ import torch
 from torch import Tensor
 
 from . import NAMESPACE
-from .cpu_threads import shares, side_by_side
+from .cpu_threads import run_in_threads, split_work
 from .kernels import (
     TileState,
+    autocast_disabled,
     causal_backward,
     causal_forward,
     compute_dtype,
-    exactly_in_the_dtype_of,
+    fully_masked_output,
     fused_cpu_reason,
-    nothing_seen,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Readers:
+class BlockReaders:
     """Who reads which block. A query that named a block twice, or one that begins after it, is not counted for that."""
 
-    all_seeing: int  # the first so many queries see every block up to their own: plain causal attention
+    unmasked_queries: int  # the first so many queries see every block up to their own: plain causal attention
     select_len: int
     keys: int
     rows: int
@@ -48,22 +48,22 @@ class Readers:
     queries: Tensor
     ends: list[int]  # where each block's queries end, row by row
 
-    def rows_left(self, rows: slice) -> range:
+    def rows_with_readers(self, rows: slice) -> range:
         """Of these rows the ones in which somebody is not all-seeing."""
         return range(self.rows if len(self.queries) else 0)[rows]
 
-    def chunks(self, row: int, longest: int) -> Iterator[Chunk]:
+    def chunks(self, row: int, max_queries: int) -> Iterator[Chunk]:
         """The row's blocks with their queries, at most `longest` at a time and about as many each time."""
         blocks = -(-self.keys // self.select_len)
         for block in range(blocks):
-            place = row * blocks + block
-            begin, end = self.ends[place - 1] if place else 0, self.ends[place]
+            position = row * blocks + block
+            begin, end = self.ends[position - 1] if position else 0, self.ends[position]
             first = block * self.select_len
             last = min(first + self.select_len, self.keys)
-            parts = -(-(end - begin) // longest)
+            parts = -(-(end - begin) // max_queries)
             cuts = [begin + (end - begin) * part // parts for part in range(parts + 1)] if parts else []
             for start, stop in pairwise(cuts):
-                yield Chunk(queries=self.queries[start:stop], before=self.all_seeing, first=first, last=last)
+                yield Chunk(queries=self.queries[start:stop], before=self.unmasked_queries, first=first, last=last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,39 +84,39 @@ class Chunk:
         scores_mhL[: len(own)].masked_fill_(later[:, None], -torch.inf)
 
 
-def readers(indices_NTn: Tensor, select_len: int, keys: int, *, set_apart: bool) -> Readers:
+def block_readers(indices_NTn: Tensor, select_len: int, keys: int, *, separate_leading: bool) -> BlockReaders:
     """Turn the selection round. `set_apart`: leave the first queries out as long as all of them see everything."""
     rows, queries, _ = indices_NTn.shape
     blocks = -(-keys // select_len)
-    pair = _pairs(indices_NTn, select_len, blocks)
-    all_seeing = _all_seeing(pair, rows, queries, select_len, blocks) if set_apart else 0
+    pair = _unique_reads(indices_NTn, select_len, blocks)
+    unmasked_queries = _count_unmasked(pair, rows, queries, select_len, blocks) if separate_leading else 0
     query = pair % max(1, queries)
-    left = query >= all_seeing
-    ends = torch.bincount(pair[left] // max(1, queries), minlength=rows * blocks).cumsum(0)
-    return Readers(
-        all_seeing=all_seeing,
+    is_listed = query >= unmasked_queries
+    ends = torch.bincount(pair[is_listed] // max(1, queries), minlength=rows * blocks).cumsum(0)
+    return BlockReaders(
+        unmasked_queries=unmasked_queries,
         select_len=select_len,
         keys=keys,
         rows=rows,
-        queries=query[left] - all_seeing,
+        queries=query[is_listed] - unmasked_queries,
         ends=ends.tolist(),
     )
 
 
-def _pairs(indices_NTn: Tensor, select_len: int, blocks: int) -> Tensor:
+def _unique_reads(indices_NTn: Tensor, select_len: int, blocks: int) -> Tensor:
     """(row, block, query) as one number each, ascending, every one once."""
     rows, queries, _ = indices_NTn.shape
     block = indices_NTn.long()
     query = torch.arange(queries)[:, None]
     row = torch.arange(rows)[:, None, None]
-    seen = (block >= 0) & (block * select_len <= query)
-    pair = torch.where(seen, (row * blocks + block) * queries + query, -1).flatten().sort().values
+    is_read = (block >= 0) & (block * select_len <= query)
+    pair = torch.where(is_read, (row * blocks + block) * queries + query, -1).flatten().sort().values
     first_of_its_kind = torch.ones_like(pair, dtype=torch.bool)
     torch.ne(pair[1:], pair[:-1], out=first_of_its_kind[1:])
     return pair[first_of_its_kind & (pair >= 0)]
 
 
-def _all_seeing(pair: Tensor, rows: int, queries: int, select_len: int, blocks: int) -> int:
+def _count_unmasked(pair: Tensor, rows: int, queries: int, select_len: int, blocks: int) -> int:
     of_row = torch.div(pair, queries * blocks, rounding_mode="floor") * queries + pair % queries
     seen_NT = torch.bincount(of_row, minlength=rows * queries).view(rows, queries)
     sees_all = (seen_NT == torch.arange(queries) // select_len + 1).all(0)
@@ -124,11 +124,11 @@ def _all_seeing(pair: Tensor, rows: int, queries: int, select_len: int, blocks: 
 
 
 # Rows, queries times heads, that share a matrix product. Fewer waste calls, more of them leave the cache.
-LONGEST_CHUNK = 3072
+MAX_CHUNK_ROWS = 3072
 # Of scores up to this size exponentials, their sums and the inverses of these are well inside the range of float32.
-SMALL = 40.0
+SAFE_SCORE = 40.0
 # Below, the calls per block cost more than the keys that a mask hides.
-SHORTEST = 1024
+MIN_TOKENS = 1024
 
 
 def blockwise(
@@ -149,40 +149,40 @@ def blockwise(
     return o_NhTE.reshape(batch, heads, queries, v_BGSE.shape[3]), lse_NhT.reshape(batch, heads, queries)
 
 
-def slower_reason(queries: int, places: int, select_len: int) -> str | None:
+def reason_blockwise_is_slower(queries: int, places: int, select_len: int) -> str | None:
     """Why a mask over all keys is faster than block by block; None if it is not. Measured on two cores."""
-    if queries < SHORTEST:
-        return f"{queries} tokens are fewer than {SHORTEST}"
+    if queries < MIN_TOKENS:
+        return f"{queries} tokens are fewer than {MIN_TOKENS}"
     if queries < 2 * places * select_len:
         return f"{places} blocks of {select_len} tokens are more than half of {queries} tokens"
     return None
 
 
-def shortest(places: int, select_len: int) -> int:
+def minimum_tokens(places: int, select_len: int) -> int:
     """From how many tokens on it is not slower."""
-    return max(SHORTEST, 2 * places * select_len)
+    return max(MIN_TOKENS, 2 * places * select_len)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::blockwise", mutates_args=())
 def _blockwise(
     q_NhTD: Tensor, k_NSD: Tensor, v_NSE: Tensor, indices_NTn: Tensor, select_len: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    o, lse = nothing_seen(q_NhTD, v_NSE)
+    o, lse = fully_masked_output(q_NhTD, v_NSE)
     reads = _readers(q_NhTD, k_NSD, v_NSE, indices_NTn, select_len)
-    first = reads.all_seeing
-    with exactly_in_the_dtype_of(q_NhTD):
+    first = reads.unmasked_queries
+    with autocast_disabled(q_NhTD):
         if first:
             causal = causal_forward(q_NhTD[:, :, :first], k_NSD[:, :first], v_NSE[:, :first], scale)
             o[:, :, :first], lse[:, :, :first] = causal
 
     def piece(rows: slice, heads: slice) -> None:
-        for number in reads.rows_left(rows):
-            row = _Row.of(q_NhTD[number, heads, first:], k_NSD[number], v_NSE[number], scale)
-            o_ThE, lse_Th = _row_forward(row, reads.chunks(number, row.longest))
+        for number in reads.rows_with_readers(rows):
+            row = _Group.from_tensors(q_NhTD[number, heads, first:], k_NSD[number], v_NSE[number], scale)
+            o_ThE, lse_Th = _row_forward(row, reads.chunks(number, row.max_chunk_queries))
             o[number, heads, first:], lse[number, heads, first:] = o_ThE.transpose(0, 1), lse_Th.t()
 
-    with exactly_in_the_dtype_of(q_NhTD):
-        side_by_side([partial(piece, *share) for share in shares(q_NhTD.device, *q_NhTD.shape[:2])])
+    with autocast_disabled(q_NhTD):
+        run_in_threads([partial(piece, *share) for share in split_work(q_NhTD.device, *q_NhTD.shape[:2])])
     return o, lse
 
 
@@ -202,8 +202,8 @@ def _blockwise_backward(
     dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
     dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
     reads = _readers(q_NhTD, k_NSD, v_NSE, indices_NTn, select_len)
-    first = reads.all_seeing
-    with exactly_in_the_dtype_of(q_NhTD):
+    first = reads.unmasked_queries
+    with autocast_disabled(q_NhTD):
         if first:
             grad, q, o, lse = (tensor[:, :, :first] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
             state = TileState(q=q, k=k_NSD[:, :first], v=v_NSE[:, :first], output=o, lse=lse)
@@ -211,18 +211,18 @@ def _blockwise_backward(
 
     def piece(rows: slice, heads: slice) -> list[tuple[int, Tensor, Tensor]]:
         gradients = []
-        for number in reads.rows_left(rows):
+        for number in reads.rows_with_readers(rows):
             grad, q, o, lse = (tensor[number, heads, first:] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
-            row = _Row.of(q, k_NSD[number], v_NSE[number], scale)
-            dq_ThD, dk_SD, dv_SE = _row_backward(row, grad, o, lse, reads.chunks(number, row.longest))
+            row = _Group.from_tensors(q, k_NSD[number], v_NSE[number], scale)
+            dq_ThD, dk_SD, dv_SE = _row_backward(row, grad, o, lse, reads.chunks(number, row.max_chunk_queries))
             dq[number, heads, first:] = dq_ThD.mul_(scale).transpose(0, 1)
             gradients.append((number, dk_SD, dv_SE))
         return gradients
 
-    with exactly_in_the_dtype_of(q_NhTD):
-        cut = [partial(piece, *share) for share in shares(q_NhTD.device, *q_NhTD.shape[:2])]
+    with autocast_disabled(q_NhTD):
+        cut = [partial(piece, *share) for share in split_work(q_NhTD.device, *q_NhTD.shape[:2])]
         # In the order of the pieces, whichever ends first: the same sum each time.
-        for number, dk_SD, dv_SE in chain.from_iterable(side_by_side(cut)):
+        for number, dk_SD, dv_SE in chain.from_iterable(run_in_threads(cut)):
             dk[number] += dk_SD
             dv[number] += dv_SE
     # The operator may return none of its inputs, and no view; `to` returns what needs no change as it is.
@@ -231,7 +231,7 @@ def _blockwise_backward(
 
 @_blockwise.register_fake
 def _(q_NhTD: Tensor, _k: Tensor, v_NSE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return nothing_seen(q_NhTD, v_NSE)
+    return fully_masked_output(q_NhTD, v_NSE)
 
 
 @_blockwise_backward.register_fake
@@ -258,76 +258,78 @@ _blockwise.register_autograd(_differentiate, setup_context=_keep)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Row:
+class _Group:
     """One batch and group, in the dtype of the sums. A query's heads stand side by side: one gather takes them all."""
 
     q: Tensor  # [T, h * D], times the scale
     k: Tensor  # [S, D]
     v: Tensor  # [S, E]
     heads: int
-    small: bool  # no score is beyond SMALL
-    room: _Room
+    scores_are_safe: bool  # no score is beyond SMALL
+    scratch: _Scratch
 
     @classmethod
-    def of(cls, q_hTD: Tensor, k_SD: Tensor, v_SE: Tensor, scale: float) -> _Row:
+    def from_tensors(cls, q_hTD: Tensor, k_SD: Tensor, v_SE: Tensor, scale: float) -> _Group:
         k_SD, v_SE = (tensor.to(compute_dtype(q_hTD)) for tensor in (k_SD, v_SE))
-        q = _by_query(q_hTD).mul_(scale)
-        largest = _longest(q.view(-1, q_hTD.shape[2])) * _longest(k_SD)
-        return cls(q=q, k=k_SD, v=v_SE, heads=q_hTD.shape[0], small=largest <= SMALL, room=_Room(k_SD))
+        q = _query_major(q_hTD).mul_(scale)
+        largest = _largest_norm(q.view(-1, q_hTD.shape[2])) * _largest_norm(k_SD)
+        return cls(
+            q=q, k=k_SD, v=v_SE, heads=q_hTD.shape[0], scores_are_safe=largest <= SAFE_SCORE, scratch=_Scratch(k_SD)
+        )
 
     @property
-    def longest(self) -> int:
+    def max_chunk_queries(self) -> int:
         """Queries of a chunk."""
-        return max(1, LONGEST_CHUNK // self.heads)
+        return max(1, MAX_CHUNK_ROWS // self.heads)
 
-    def taken(self, name: str, x_Tw: Tensor, chunk: Chunk, like_SX: Tensor) -> Tensor:
+    def gather(self, name: str, x_Tw: Tensor, chunk: Chunk, like_SX: Tensor) -> Tensor:
         """The chunk's rows, one for each query and head, as wide as `like`."""
-        rows = self.room.named(name, len(chunk.queries), x_Tw.shape[1])
+        rows = self.scratch.buffer(name, len(chunk.queries), x_Tw.shape[1])
         return torch.index_select(x_Tw, 0, chunk.queries, out=rows).view(-1, like_SX.shape[-1])
 
-    def times(self, name: str, left_rX: Tensor, right_XY: Tensor) -> Tensor:
-        return torch.mm(left_rX, right_XY, out=self.room.named(name, left_rX.shape[0], right_XY.shape[1]))
+    def matmul(self, name: str, left_rX: Tensor, right_XY: Tensor) -> Tensor:
+        return torch.mm(left_rX, right_XY, out=self.scratch.buffer(name, left_rX.shape[0], right_XY.shape[1]))
 
     def add_to(self, sums_Tw: Tensor, chunk: Chunk, left_rL: Tensor, right_LX: Tensor) -> None:
         """The product, to the rows of the chunk's queries. None of them stands twice in it: the order is no matter."""
-        sums_Tw.index_add_(0, chunk.queries, self.times("product", left_rL, right_LX).view(-1, sums_Tw.shape[1]))
+        sums_Tw.index_add_(0, chunk.queries, self.matmul("product", left_rL, right_LX).view(-1, sums_Tw.shape[1]))
 
     def scores(self, q_rD: Tensor, chunk: Chunk) -> Tensor:
         """[r, L], a row for each query and head."""
-        scores = self.times("scores", q_rD, self.k[chunk.first : chunk.last].t())
+        scores = self.matmul("scores", q_rD, self.k[chunk.first : chunk.last].t())
         chunk.hide_later_(scores.view(len(chunk.queries), self.heads, -1))
         return scores
 
 
-class _Room:
+class _Scratch:
     """Memory of intermediates, used again by each chunk: fresh memory of this size costs a page fault every 4 KiB."""
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
-        self._held: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
-    def named(self, name: str, rows: int, columns: int) -> Tensor:
+    def buffer(self, name: str, rows: int, columns: int) -> Tensor:
         """What is written there stays until the name is asked for again."""
-        held = self._held.get(name)
-        if held is None or held.numel() < rows * columns:
-            held = self._held[name] = self._like.new_empty(rows * columns)
-        return held[: rows * columns].view(rows, columns)
+        storage = self._buffers.get(name)
+        if storage is None or storage.numel() < rows * columns:
+            storage = self._buffers[name] = self._like.new_empty(rows * columns)
+        return storage[: rows * columns].view(rows, columns)
 
 
-def _row_forward(row: _Row, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
+def _row_forward(row: _Group, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
     """Output [T, h, E] and log-sum-exp [T, h]."""
     queries = row.q.shape[0]
     o = row.q.new_zeros(queries, row.heads * row.v.shape[-1])
     total = row.q.new_zeros(queries, row.heads)
     # No chunk leaves it there for its own queries: each of them sees the first key of the block.
-    highest = None if row.small else row.q.new_full((queries, row.heads), -torch.inf)
+    highest = None if row.scores_are_safe else row.q.new_full((queries, row.heads), -torch.inf)
     for chunk in chunks:
-        weights = row.scores(row.taken("q", row.q, chunk, row.k), chunk)
+        weights = row.scores(row.gather("q", row.q, chunk, row.k), chunk)
         if highest is not None:
             before = highest.index_select(0, chunk.queries)
             after = torch.maximum(before, weights.amax(-1).view_as(before))
             weights.sub_(after.view(-1, 1))
-            _shrink(o, total, chunk, before.sub_(after).exp_())
+            _rescale(o, total, chunk, before.sub_(after).exp_())
             highest.index_copy_(0, chunk.queries, after)
         weights.exp_()
         total.index_add_(0, chunk.queries, weights.sum(-1).view(-1, row.heads))
@@ -337,54 +339,54 @@ def _row_forward(row: _Row, chunks: Iterator[Chunk]) -> tuple[Tensor, Tensor]:
     return o.view(queries, row.heads, -1).div_(total.masked_fill(total == 0, 1.0).unsqueeze(-1)), lse
 
 
-def _shrink(o: Tensor, total: Tensor, chunk: Chunk, kept_mh: Tensor) -> None:
+def _rescale(o: Tensor, total: Tensor, chunk: Chunk, factor_mh: Tensor) -> None:
     """Of the chunk's queries what was summed relative to a smaller maximum."""
-    o_mhE = o.index_select(0, chunk.queries).view(*kept_mh.shape, -1).mul_(kept_mh.unsqueeze(-1))
+    o_mhE = o.index_select(0, chunk.queries).view(*factor_mh.shape, -1).mul_(factor_mh.unsqueeze(-1))
     o.index_copy_(0, chunk.queries, o_mhE.flatten(1))
-    total.index_copy_(0, chunk.queries, total.index_select(0, chunk.queries).mul_(kept_mh))
+    total.index_copy_(0, chunk.queries, total.index_select(0, chunk.queries).mul_(factor_mh))
 
 
 def _row_backward(
-    row: _Row, grad_hTE: Tensor, o_hTE: Tensor, lse_hT: Tensor, chunks: Iterator[Chunk]
+    row: _Group, grad_hTE: Tensor, o_hTE: Tensor, lse_hT: Tensor, chunks: Iterator[Chunk]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the queries times the scale [T, h, D], of the keys [S, D] and of the values [S, E]."""
-    grad = _by_query(grad_hTE)
+    grad = _query_major(grad_hTE)
     lse = lse_hT.t().contiguous()
     delta = (grad_hTE.to(grad.dtype) * o_hTE).sum(-1).t().contiguous()
-    if row.small:
+    if row.scores_are_safe:
         # What a weight is divided by goes into what it is multiplied with. A query that sees nothing is in no chunk.
-        shares = lse.neg().exp_()
-        grad.view(*shares.shape, -1).mul_(shares.unsqueeze(-1))
-        delta.mul_(shares)
+        inverse_totals_Th = lse.neg().exp_()
+        grad.view(*inverse_totals_Th.shape, -1).mul_(inverse_totals_Th.unsqueeze(-1))
+        delta.mul_(inverse_totals_Th)
     dq, dk, dv = torch.zeros_like(row.q), torch.zeros_like(row.k), torch.zeros_like(row.v)
     for chunk in chunks:
         keys = slice(chunk.first, chunk.last)
-        q_rD, grad_rE = row.taken("q", row.q, chunk, row.k), row.taken("grad", grad, chunk, row.v)
+        q_rD, grad_rE = row.gather("q", row.q, chunk, row.k), row.gather("grad", grad, chunk, row.v)
         weights = row.scores(q_rD, chunk)
-        if not row.small:
-            weights.sub_(_column(lse, chunk))
+        if not row.scores_are_safe:
+            weights.sub_(_gather_column(lse, chunk))
         weights.exp_()
-        d_scores = row.times("d_scores", grad_rE, row.v[keys].t()).sub_(_column(delta, chunk)).mul_(weights)
+        d_scores = row.matmul("d_scores", grad_rE, row.v[keys].t()).sub_(_gather_column(delta, chunk)).mul_(weights)
         dv[keys].addmm_(weights.t(), grad_rE)
         dk[keys].addmm_(d_scores.t(), q_rD)
         row.add_to(dq, chunk, d_scores, row.k[keys])
     return dq.view(dq.shape[0], row.heads, -1), dk, dv
 
 
-def _by_query(x_hTD: Tensor) -> Tensor:
+def _query_major(x_hTD: Tensor) -> Tensor:
     """A copy [T, h * D] in the dtype of the sums."""
     rows = x_hTD.new_empty((x_hTD.shape[1], x_hTD.shape[0], x_hTD.shape[2]), dtype=compute_dtype(x_hTD))
     return rows.copy_(x_hTD.transpose(0, 1)).flatten(1)
 
 
-def _longest(rows_rD: Tensor) -> float:
+def _largest_norm(rows_rD: Tensor) -> float:
     return float(rows_rD.norm(dim=-1).amax()) if rows_rD.numel() else 0.0
 
 
-def _column(x_Th: Tensor, chunk: Chunk) -> Tensor:
+def _gather_column(x_Th: Tensor, chunk: Chunk) -> Tensor:
     return x_Th.index_select(0, chunk.queries).view(-1, 1)
 
 
-def _readers(q_NhTD: Tensor, k_NSD: Tensor, v_NSE: Tensor, indices_NTn: Tensor, select_len: int) -> Readers:
+def _readers(q_NhTD: Tensor, k_NSD: Tensor, v_NSE: Tensor, indices_NTn: Tensor, select_len: int) -> BlockReaders:
     causal = fused_cpu_reason(q_NhTD, v_NSE) is None
-    return readers(indices_NTn, select_len, k_NSD.shape[1], set_apart=causal)
+    return block_readers(indices_NTn, select_len, k_NSD.shape[1], separate_leading=causal)

@@ -14,10 +14,10 @@ from typing import TypeVar
 import torch
 
 _T = TypeVar("_T")
-Share = tuple[slice, slice]
+WorkShare = tuple[slice, slice]
 
 
-def side_by_side(pieces: Sequence[Callable[[], _T]]) -> list[_T]:
+def run_in_threads(pieces: Sequence[Callable[[], _T]]) -> list[_T]:
     """What the pieces return, in their order. The calling thread takes the first one; no thread stays behind."""
     cores = torch.get_num_threads()
     if cores == 1 or len(pieces) < 2:
@@ -25,28 +25,28 @@ def side_by_side(pieces: Sequence[Callable[[], _T]]) -> list[_T]:
     first, *others = pieces
     try:
         with ThreadPoolExecutor(min(cores - 1, len(others)), thread_name_prefix="nsa-core") as pool:
-            futures = [pool.submit(_on_one_core, piece) for piece in others]
-            return [_on_one_core(first), *(future.result() for future in futures)]
+            futures = [pool.submit(_run_single_threaded, piece) for piece in others]
+            return [_run_single_threaded(first), *(future.result() for future in futures)]
     finally:
         # The number is a thread's own, but the last one set is what new threads of torch begin with.
         torch.set_num_threads(cores)
 
 
-def shares(device: torch.device, rows: int, heads: int = 1) -> list[Share]:
+def split_work(device: torch.device, rows: int, heads: int = 1) -> list[WorkShare]:
     """Runs of rows and heads that keep all cores busy; everything at once where they cannot, or on another device."""
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     parts = min(heads, -(-cores // max(1, rows)))
     if cores == 1 or rows * parts < cores:
         return [(slice(0, rows), slice(0, heads))]
-    return list(product(_runs(rows, min(rows, cores)), _runs(heads, parts)))
+    return list(product(_even_slices(rows, min(rows, cores)), _even_slices(heads, parts)))
 
 
-def _runs(length: int, count: int) -> list[slice]:
+def _even_slices(length: int, count: int) -> list[slice]:
     """So many runs of about equal length."""
     return [slice(*cut) for cut in pairwise(length * number // count for number in range(count + 1))]
 
 
-def _on_one_core(piece: Callable[[], _T]) -> _T:
+def _run_single_threaded(piece: Callable[[], _T]) -> _T:
     torch.set_num_threads(1)
     with torch.no_grad():  # a new thread would record a graph
         return piece()

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from .attend import CompletedBlocks, LastTokens, Pattern, SelectedBlocks
-from .backends import Attended, Starts, TiledBackend
+from .backends import OutputAndLse, Starts, TiledBackend
 from .kernels import compute_dtype
-from .packed import compressed_starts, one_by_one
+from .packed import apply_per_sequence, compressed_starts
 
 
 @dataclass(frozen=True)
@@ -26,37 +26,43 @@ class DenseBackend(TiledBackend):
 
     name = "dense"
 
-    def compressed(
+    def attend_compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
-    ) -> Attended:
-        def alone(q: Tensor, k: Tensor, v: Tensor) -> Attended:
+    ) -> OutputAndLse:
+        def attend_one_sequence(q: Tensor, k: Tensor, v: Tensor) -> OutputAndLse:
             return dense(CompletedBlocks(block_len, block_stride), q, k, v, None, scale)
 
         if starts is None:
-            return alone(q, k, v)
+            return attend_one_sequence(q, k, v)
         blocks = compressed_starts(starts, block_len, block_stride)
-        return one_by_one(alone, (q, starts), (k, blocks), (v, blocks))
+        return apply_per_sequence(attend_one_sequence, (q, starts), (k, blocks), (v, blocks))
 
-    def selected(
+    def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
-    ) -> Attended:
-        def alone(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> Attended:
+    ) -> OutputAndLse:
+        def attend_one_sequence(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> OutputAndLse:
             return dense(SelectedBlocks(select_len), q, k, v, indices, scale)
 
         if starts is None:
-            return alone(q, k, v, indices)
-        return one_by_one(alone, (q, starts), (k, starts), (v, starts), (indices, starts))
+            return attend_one_sequence(q, k, v, indices)
+        return apply_per_sequence(attend_one_sequence, (q, starts), (k, starts), (v, starts), (indices, starts))
 
-    def sliding(self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None) -> Attended:
-        def alone(q: Tensor, k: Tensor, v: Tensor) -> Attended:
+    def attend_sliding(
+        self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
+    ) -> OutputAndLse:
+        def attend_one_sequence(q: Tensor, k: Tensor, v: Tensor) -> OutputAndLse:
             return dense(LastTokens(window), q, k, v, None, scale)
 
-        return alone(q, k, v) if starts is None else one_by_one(alone, (q, starts), (k, starts), (v, starts))
+        return (
+            attend_one_sequence(q, k, v)
+            if starts is None
+            else apply_per_sequence(attend_one_sequence, (q, starts), (k, starts), (v, starts))
+        )
 
 
 def dense(
     pattern: Pattern, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, indices_BGTn: Tensor | None, scale: float
-) -> Attended:
+) -> OutputAndLse:
     """Output [B, H, T, E] and log-sum-exp [B, H, T] (no gradient) of one softmax over all keys; blind rows give 0."""
     batch, heads, queries, _ = q_BHTD.shape
     rows = batch * k_BGSD.shape[1]

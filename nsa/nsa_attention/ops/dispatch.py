@@ -12,18 +12,18 @@ from torch import Tensor
 from ..config import Implementation, NSAConfig, implementation_mistake
 from .backends import (
     Backend,
-    Selected,
-    Sliding,
+    SelectedAttention,
+    SlidingAttention,
     SlidingBackend,
     TiledBackend,
     flash_attn_sliding,
     torch_flash_sliding,
 )
-from .blockwise import shortest, slower_reason
+from .blockwise import minimum_tokens, reason_blockwise_is_slower
 from .dense import DenseBackend
 from .fused import MOST_HEADS, WIDEST
 from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
-from .paged_attention import Numbers, PagedRows, outputs_of_branches
+from .paged_attention import PagedAttentionConfig, PagedRows, outputs_of_branches
 from .per_token import PerTokenLoop
 
 _LEAST_CAPABILITY = (8, 0)
@@ -37,7 +37,7 @@ class UsedImplementation:
 
     name: str
     reason: str
-    until: int | None = None  # sequences of so many tokens go another way
+    until_tokens: int | None = None  # sequences of so many tokens go another way
 
 
 class MissingImplementationError(Exception):
@@ -51,32 +51,32 @@ _DENSE = DenseBackend(KERNELS[EagerKernel.name])
 
 
 def implementation_for(
-    wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
+    requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[Backend, UsedImplementation]:
     """What computes a branch on these tensors: what was asked for, or the fastest that can take them.
 
     Raises MissingImplementationError for an implementation asked for by name that cannot.
     """
-    if wanted is Implementation.EAGER:
+    if requested is Implementation.EAGER:
         return _EAGER, UsedImplementation("eager", "asked for")
-    if wanted is Implementation.DENSE:
+    if requested is Implementation.DENSE:
         return _DENSE, UsedImplementation("dense", "asked for")
-    if wanted is Implementation.TRITON:
-        _reject("triton", triton_reason(q_BHTD, k_BGSD, v_BGSE))
+    if requested is Implementation.TRITON:
+        _raise_if_unavailable("triton", triton_reason(q_BHTD, k_BGSD, v_BGSE))
         return _triton(), UsedImplementation("triton", "asked for")
     # Of the flash attention of others this branch has nothing, but what asked for it would not get it either.
-    if wanted is Implementation.FLASH:
-        _reject("flash", flash_reason(q_BHTD, v_BGSE))
-    if wanted is Implementation.TORCH:
-        _reject("torch", torch_flash_reason(q_BHTD, v_BGSE))
+    if requested is Implementation.FLASH:
+        _raise_if_unavailable("flash", flash_reason(q_BHTD, v_BGSE))
+    if requested is Implementation.TORCH:
+        _raise_if_unavailable("torch", torch_flash_reason(q_BHTD, v_BGSE))
     return _fastest(q_BHTD, k_BGSD, v_BGSE)
 
 
-def implementation_around(
-    wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
+def implementation_for_select_and_mix(
+    requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[Backend, UsedImplementation]:
     """The same for what is around the attention, selecting blocks and mixing: plain torch, or fused kernels."""
-    backend, used = implementation_for(wanted, q_BHTD, k_BGSD, v_BGSE)
+    backend, used = implementation_for(requested, q_BHTD, k_BGSD, v_BGSE)
     return (
         (_EAGER, UsedImplementation("eager", "auto: the only one on a CPU"))
         if backend is _FUSED_CPU
@@ -84,87 +84,87 @@ def implementation_around(
     )
 
 
-def implementation_of_selected(
-    wanted: Implementation,
+def implementation_for_selected(
+    requested: Implementation,
     q_BHTD: Tensor,
     k_BGTD: Tensor,
     v_BGTE: Tensor,
-    places: int,
+    select_count: int,
     select_len: int,
     longest: int | None = None,
-) -> tuple[Selected, UsedImplementation]:
+) -> tuple[SelectedAttention, UsedImplementation]:
     """The same for the selected branch, which on a CPU goes by blocks of keys where sequences are long.
 
     `longest`: tokens of the longest of packed sequences; without it there is one a row. The loop over tokens runs on
     every device, and only where it was asked for.
     """
-    if wanted is Implementation.PER_TOKEN:
+    if requested is Implementation.PER_TOKEN:
         return PerTokenLoop(), UsedImplementation(PerTokenLoop.name, "asked for")
-    backend, used = implementation_for(wanted, q_BHTD, k_BGTD, v_BGTE)
+    backend, used = implementation_for(requested, q_BHTD, k_BGTD, v_BGTE)
     if backend is not _FUSED_CPU:
         return backend, used
     tokens = q_BHTD.shape[2] if longest is None else longest
-    if reason := slower_reason(tokens, places, select_len):
-        until = shortest(places, select_len)
-        return backend, UsedImplementation(used.name, f"{used.reason}: {reason}", until)
+    if reason := reason_blockwise_is_slower(tokens, select_count, select_len):
+        until_tokens = minimum_tokens(select_count, select_len)
+        return backend, UsedImplementation(used.name, f"{used.reason}: {reason}", until_tokens)
     return _BLOCKWISE, UsedImplementation("blockwise", f"{used.reason}: {tokens} tokens")
 
 
-def implementation_of_sliding(
-    wanted: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
-) -> tuple[Sliding, UsedImplementation]:
+def implementation_for_sliding(
+    requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
+) -> tuple[SlidingAttention, UsedImplementation]:
     """The same for the sliding branch, which the flash attention of others can compute as well."""
-    backend, used = implementation_for(wanted, q_BHTD, k_BGSD, v_BGSE)
-    if wanted is Implementation.FLASH:
+    backend, used = implementation_for(requested, q_BHTD, k_BGSD, v_BGSE)
+    if requested is Implementation.FLASH:
         return SlidingBackend(flash_attn_sliding(_flash_attn())), UsedImplementation("flash_attn", "asked for")
-    if wanted is Implementation.TORCH:
+    if requested is Implementation.TORCH:
         return SlidingBackend(torch_flash_sliding(_varlen_attn())), UsedImplementation("torch_flash", "asked for")
     return backend, used
 
 
-def one_operator(*used: UsedImplementation) -> Callable[..., Tensor] | None:
+def combined_operator(*used: UsedImplementation) -> Callable[..., Tensor] | None:
     """For all branches and their gates at once, where it is the fused kernels that compute all of them."""
-    if any(one.name != "triton" for one in used):
+    if any(implementation.name != "triton" for implementation in used):
         return None
-    gated: Callable[..., Tensor] = importlib.import_module(".fused.gated_attention", __package__).gated_attention
-    return gated
+    operator: Callable[..., Tensor] = importlib.import_module(".fused.gated_attention", __package__).gated_attention
+    return operator
 
 
-def insist(wanted: Implementation, config: NSAConfig) -> None:
+def require_implementation(requested: Implementation, config: NSAConfig) -> None:
     """Raises MissingImplementationError where nothing of a layer would be computed by what was asked for."""
-    if mistake := implementation_mistake(config, wanted):
+    if mistake := implementation_mistake(config, requested):
         raise MissingImplementationError(mistake)
 
 
-def _reject(implementation: str, reason: str | None) -> None:
+def _raise_if_unavailable(implementation: str, reason: str | None) -> None:
     if reason is not None:
         raise MissingImplementationError(f"--impl {implementation}: {reason}; use --impl auto")
 
 
-PagedAttention = Callable[[Tensor, Tensor, PagedRows, Numbers], Tensor]
+PagedAttention = Callable[[Tensor, Tensor, PagedRows, PagedAttentionConfig], Tensor]
 
 
-def implementation_of_paged(
-    wanted: Implementation, q_1HRD: Tensor, k_pGPD: Tensor, v_pGPE: Tensor
+def implementation_for_paged(
+    requested: Implementation, q_1HRD: Tensor, k_pGPD: Tensor, v_pGPE: Tensor
 ) -> tuple[PagedAttention, UsedImplementation]:
     """What computes tokens whose keys and values lie in pages: the sum of gates times branches, [1, R, H, E].
 
     Raises MissingImplementationError for an implementation asked for by name that cannot.
     """
-    if wanted not in (Implementation.AUTO, Implementation.EAGER, Implementation.TRITON):
-        _reject(wanted, "pages are read by plain torch or by the fused kernels")
-    _, used = implementation_around(wanted, q_1HRD, k_pGPD, v_pGPE)
+    if requested not in (Implementation.AUTO, Implementation.EAGER, Implementation.TRITON):
+        _raise_if_unavailable(requested, "pages are read by plain torch or by the fused kernels")
+    _, used = implementation_for_select_and_mix(requested, q_1HRD, k_pGPD, v_pGPE)
     if used.name != "triton":
-        return _mixed_by_torch, used
+        return _attend_pages_in_torch, used
     attend: PagedAttention = importlib.import_module(".fused.paged_attention", __package__).attend_pages
     return attend, used
 
 
-def _mixed_by_torch(q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: Numbers) -> Tensor:
-    return _EAGER.mixed(outputs_of_branches(q_1HRD, rows, numbers), gates_c1HR)
+def _attend_pages_in_torch(q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig) -> Tensor:
+    return _EAGER.mix(outputs_of_branches(q_1HRD, rows, config), gates_c1HR)
 
 
-def like_a_layer(config: NSAConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def example_tensors(config: NSAConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of one token, of the heads and widths that a layer has: enough to decide by."""
     return (
         torch.empty(1, config.heads, 1, config.d_k, device=device, dtype=dtype),
@@ -195,8 +195,8 @@ def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
         return reason
     if widest > WIDEST:
         return f"keys or values of width {widest}, and the kernels take up to {WIDEST}"
-    if len(kinds := {str(tensor.dtype) for tensor in (q_BHTD, k_BGSD, v_BGSE)}) > 1:
-        return f"queries, keys and values are {', '.join(sorted(kinds))}"
+    if len(dtypes := {str(tensor.dtype) for tensor in (q_BHTD, k_BGSD, v_BGSE)}) > 1:
+        return f"queries, keys and values are {', '.join(sorted(dtypes))}"
     if heads > MOST_HEADS:
         return f"{heads} query heads share a key head, and the kernels take up to {MOST_HEADS}"
     return None

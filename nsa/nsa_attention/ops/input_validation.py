@@ -18,14 +18,14 @@ from ..config import FORCED_BLOCKS
 from . import NAMESPACE
 from .packed import compressed_starts
 from .selection import Selection
-from .table_cache import kept
+from .table_cache import cached_table
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 BRANCHES = ("compressed", "selected", "sliding")
 Pair = tuple[Tensor, Tensor]
 
 
-def checked(
+def validate_inputs(
     q_BHTD: Tensor,
     pairs: Sequence[Pair],
     gates_cBHT: Tensor,
@@ -39,35 +39,39 @@ def checked(
     in each pass: there the device itself asserts them, once for a tensor and its version, and a wrong one ends the
     process with the message of torch._assert_async instead of reading behind a tensor.
     """
-    problems = _of_numbers(selection, window)
+    problems = _selection_problems(selection, window)
     if q_BHTD.dim() != 4 or q_BHTD.dtype not in _FLOATS or 0 in (q_BHTD.shape[1], q_BHTD.shape[-1]):
-        problems.append(f"q_BHTD: expected floats [B, H, T, D] with a head and a width, got {_told(q_BHTD)}")
-        raise ValueError(_joined(problems))
+        problems.append(f"q_BHTD: expected floats [B, H, T, D] with a head and a width, got {_describe(q_BHTD)}")
+        raise ValueError(_error_message(problems))
     blocks = pairs[0][0].shape[2] if pairs[0][0].dim() == 4 else 0
-    problems += [*_of_pairs(q_BHTD, pairs), *_of_gates(q_BHTD, gates_cBHT)]
-    problems += _of_blocks(q_BHTD, blocks, selection) if cu_seqlens is None else _of_starts(q_BHTD, cu_seqlens)
+    problems += [*_pair_problems(q_BHTD, pairs), *_gate_problems(q_BHTD, gates_cBHT)]
+    problems += (
+        _block_count_problems(q_BHTD, blocks, selection) if cu_seqlens is None else _layout_problems(q_BHTD, cu_seqlens)
+    )
     numbers = (q_BHTD.shape[2], blocks, selection.block_len, max(1, selection.block_stride))
-    if cu_seqlens is not None and _readable(cu_seqlens):
-        problems += values_problems(cu_seqlens.tolist(), *numbers)
+    if cu_seqlens is not None and _is_readable_on_host(cu_seqlens):
+        problems += cu_seqlens_problems(cu_seqlens.tolist(), *numbers)
     if problems:
-        raise ValueError(_joined(problems))
+        raise ValueError(_error_message(problems))
     if cu_seqlens is None:
         return None
     if torch.compiler.is_compiling() or type(cu_seqlens) is not Tensor:
-        return _checked_starts(cu_seqlens, *numbers)
+        return _validated_starts(cu_seqlens, *numbers)
     if cu_seqlens.is_cuda:
-        kept(cu_seqlens, cu_seqlens.device, ("asserted", *numbers), lambda: assert_values(cu_seqlens, *numbers))
+        cached_table(
+            cu_seqlens, cu_seqlens.device, ("asserted", *numbers), lambda: assert_cu_seqlens_async(cu_seqlens, *numbers)
+        )
     return cu_seqlens
 
 
-def _readable(starts: Tensor) -> bool:
+def _is_readable_on_host(starts: Tensor) -> bool:
     """Numbers in a row that are on this side: reading them waits for nobody."""
     if torch.compiler.is_compiling() or type(starts) is not Tensor:
         return False
     return starts.device.type == "cpu" and starts.dim() == 1 and starts.shape[0] > 1 and not starts.is_floating_point()
 
 
-def _of_numbers(selection: Selection, window: int) -> list[str]:
+def _selection_problems(selection: Selection, window: int) -> list[str]:
     sizes = {f"selection.{name}": getattr(selection, name) for name in ("block_len", "block_stride", "select_len")}
     sizes["window"] = window
     problems = [f"{name}: expected at least 1, got {size}" for name, size in sizes.items() if size < 1]
@@ -86,7 +90,7 @@ def _of_numbers(selection: Selection, window: int) -> list[str]:
     return problems
 
 
-def _of_pairs(q_BHTD: Tensor, pairs: Sequence[Pair]) -> list[str]:
+def _pair_problems(q_BHTD: Tensor, pairs: Sequence[Pair]) -> list[str]:
     problems = []
     (batch, heads, tokens, width), (_, selected) = q_BHTD.shape, pairs[1]
     groups, value_width = (selected.shape[1], selected.shape[3]) if selected.dim() == 4 else (1, 1)
@@ -97,12 +101,12 @@ def _of_pairs(q_BHTD: Tensor, pairs: Sequence[Pair]) -> list[str]:
     for name, (k, v) in zip(BRANCHES, pairs, strict=True):
         # How many compressed blocks there must be is told apart: it depends on more than on a shape.
         length = k.shape[2] if name == "compressed" and k.dim() == 4 else tokens
-        problems += _unlike(f"branches.{name} keys", k, (batch, groups, length, width), q_BHTD)
-        problems += _unlike(f"branches.{name} values", v, (batch, groups, length, value_width), q_BHTD)
+        problems += _mismatches(f"branches.{name} keys", k, (batch, groups, length, width), q_BHTD)
+        problems += _mismatches(f"branches.{name} values", v, (batch, groups, length, value_width), q_BHTD)
     return problems
 
 
-def _of_blocks(q_BHTD: Tensor, blocks: int, selection: Selection) -> list[str]:
+def _block_count_problems(q_BHTD: Tensor, blocks: int, selection: Selection) -> list[str]:
     length, stride, tokens = selection.block_len, max(1, selection.block_stride), q_BHTD.shape[2]
     expected = (tokens - length) // stride + 1 if tokens >= length else 0
     if blocks == expected:
@@ -113,7 +117,7 @@ def _of_blocks(q_BHTD: Tensor, blocks: int, selection: Selection) -> list[str]:
     ]
 
 
-def _unlike(name: str, tensor: Tensor, shape: tuple[int, ...], q_BHTD: Tensor) -> list[str]:
+def _mismatches(name: str, tensor: Tensor, shape: tuple[int, ...], q_BHTD: Tensor) -> list[str]:
     problems = []
     if tensor.shape != shape:
         problems.append(f"{name}: expected the shape {list(shape)}, got {list(tensor.shape)}")
@@ -124,7 +128,7 @@ def _unlike(name: str, tensor: Tensor, shape: tuple[int, ...], q_BHTD: Tensor) -
     return problems
 
 
-def _of_gates(q_BHTD: Tensor, gates_cBHT: Tensor) -> list[str]:
+def _gate_problems(q_BHTD: Tensor, gates_cBHT: Tensor) -> list[str]:
     problems = []
     shape = (len(BRANCHES), *q_BHTD.shape[:3])
     if gates_cBHT.shape != shape:
@@ -136,7 +140,7 @@ def _of_gates(q_BHTD: Tensor, gates_cBHT: Tensor) -> list[str]:
     return problems
 
 
-def _of_starts(q_BHTD: Tensor, starts: Tensor) -> list[str]:
+def _layout_problems(q_BHTD: Tensor, starts: Tensor) -> list[str]:
     problems = []
     if q_BHTD.shape[0] != 1:
         problems.append(f"cu_seqlens: expected a batch of 1, all sequences in one row, got {q_BHTD.shape[0]}")
@@ -151,7 +155,7 @@ def _of_starts(q_BHTD: Tensor, starts: Tensor) -> list[str]:
     return problems
 
 
-def values_problems(starts: list[int], tokens: int, blocks: int, block_len: int, block_stride: int) -> list[str]:
+def cu_seqlens_problems(starts: list[int], tokens: int, blocks: int, block_len: int, block_stride: int) -> list[str]:
     """What is wrong with starts that were read."""
     lengths = [stop - start for start, stop in pairwise(starts)]
     problems = []
@@ -172,7 +176,7 @@ def values_problems(starts: list[int], tokens: int, blocks: int, block_len: int,
     return problems
 
 
-def assert_values(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> None:
+def assert_cu_seqlens_async(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> None:
     """The same on the device of the values, which nobody waits for."""
     fits = (starts[0] == 0) & (starts[-1] == tokens) & (starts.diff() >= 0).all()
     fits &= compressed_starts(starts, block_len, block_stride)[-1] == blocks
@@ -186,23 +190,23 @@ def assert_values(starts: Tensor, tokens: int, blocks: int, block_len: int, bloc
 # A compiler knows no values: an operator reads them when it runs. What comes out is what the pass computes with, so
 # that no compiler drops it.
 @torch.library.custom_op(f"{NAMESPACE}::checked_starts", mutates_args=())
-def _checked_starts(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> Tensor:
+def _validated_starts(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> Tensor:
     numbers = (tokens, blocks, block_len, block_stride)
     if starts.device.type != "cpu":
-        assert_values(starts, *numbers)
-    elif problems := values_problems(starts.tolist(), *numbers):
-        raise ValueError(_joined(problems))
+        assert_cu_seqlens_async(starts, *numbers)
+    elif problems := cu_seqlens_problems(starts.tolist(), *numbers):
+        raise ValueError(_error_message(problems))
     return starts.clone()
 
 
-@_checked_starts.register_fake
+@_validated_starts.register_fake
 def _(starts: Tensor, *_: int) -> Tensor:
     return torch.empty_like(starts)
 
 
-def _told(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-def _joined(problems: Sequence[str]) -> str:
+def _error_message(problems: Sequence[str]) -> str:
     return "sparse_attention: " + "; ".join(problems)

@@ -58,14 +58,14 @@ def compute_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
 
 
-def nothing_seen(q_NhTD: Tensor, v_NSE: Tensor) -> tuple[Tensor, Tensor]:
+def fully_masked_output(q_NhTD: Tensor, v_NSE: Tensor) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of queries that see no key: 0, and minus infinity."""
     shape = q_NhTD.shape[:3]
     lse_NhT = q_NhTD.new_full(shape, -torch.inf, dtype=compute_dtype(q_NhTD))
     return q_NhTD.new_zeros((*shape, v_NSE.shape[-1])), lse_NhT
 
 
-def exactly_in_the_dtype_of(tensor: Tensor) -> AbstractContextManager[Any]:
+def autocast_disabled(tensor: Tensor) -> AbstractContextManager[Any]:
     """Without autocast: what is computed here says its dtypes itself."""
     return torch.autocast(tensor.device.type, enabled=False)
 

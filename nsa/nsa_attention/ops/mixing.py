@@ -16,50 +16,50 @@ import torch
 from torch import Tensor
 
 from . import NAMESPACE
-from .cpu_threads import shares, side_by_side
+from .cpu_threads import run_in_threads, split_work
 from .rotary import TILE_ELEMENTS
 
 
 def mix_by_tiles(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
     """[B, T, H, E], contiguous."""
-    mixed: Tensor = _mixed(list(outputs), gates_cBHT)
-    return mixed
+    mixed_BTHE: Tensor = _mix(list(outputs), gates_cBHT)
+    return mixed_BTHE
 
 
 @torch.library.custom_op(f"{NAMESPACE}::mixed_by_tiles", mutates_args=())
-def _mixed(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+def _mix(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
     out_BTHE = _empty(outputs[0], gates_cBHT)
 
     def tile(place: slice) -> None:
         gates = gates_cBHT[:, :, :, place].transpose(2, 3).unsqueeze(-1)
         parts = (output[:, :, place].transpose(1, 2) for output in outputs)
-        mixed = torch.mul(next(parts), gates[0], out=out_BTHE[:, place])
+        mixed_BtHE = torch.mul(next(parts), gates[0], out=out_BTHE[:, place])
         for output, gate in zip(parts, gates[1:], strict=True):
-            mixed.addcmul_(output, gate)
+            mixed_BtHE.addcmul_(output, gate)
 
-    _for_tiles(outputs[0], tile)
+    _run_tiles(outputs[0], tile)
     return out_BTHE
 
 
 @torch.library.custom_op(f"{NAMESPACE}::mixed_by_tiles_backward", mutates_args=())
-def _mixed_backward(grad_BTHE: Tensor, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> list[Tensor]:
+def _mix_backward(grad_BTHE: Tensor, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> list[Tensor]:
     """Of the outputs, [B, H, T, E] each, then of the gates, [c, B, H, T]."""
-    of_outputs = [_contiguous(output) for output in outputs]
-    of_gates = _contiguous(gates_cBHT)
+    output_grads = [_contiguous(output) for output in outputs]
+    gate_grads = _contiguous(gates_cBHT)
 
     def tile(place: slice) -> None:
         grad = grad_BTHE[:, place].transpose(1, 2)
         product = torch.empty_like(grad)
         for number, output in enumerate(outputs):
-            torch.mul(grad, gates_cBHT[number, :, :, place].unsqueeze(-1), out=of_outputs[number][:, :, place])
+            torch.mul(grad, gates_cBHT[number, :, :, place].unsqueeze(-1), out=output_grads[number][:, :, place])
             torch.mul(grad, output[:, :, place], out=product)
-            of_gates[number, :, :, place] = product.sum(-1)
+            gate_grads[number, :, :, place] = product.sum(-1)
 
-    _for_tiles(outputs[0], tile)
-    return [*of_outputs, of_gates]
+    _run_tiles(outputs[0], tile)
+    return [*output_grads, gate_grads]
 
 
-def _for_tiles(like_BHTE: Tensor, tile: Callable[[slice], None]) -> None:
+def _run_tiles(like_BHTE: Tensor, tile: Callable[[slice], None]) -> None:
     batch, heads, tokens, width = like_BHTE.shape
     length = max(1, TILE_ELEMENTS // max(1, batch * heads * width))
 
@@ -67,15 +67,15 @@ def _for_tiles(like_BHTE: Tensor, tile: Callable[[slice], None]) -> None:
         for start in range(tiles.start * length, min(tiles.stop * length, tokens), length):
             tile(slice(start, min(start + length, tokens)))
 
-    side_by_side([partial(piece, *share) for share in shares(like_BHTE.device, -(-tokens // length))])
+    run_in_threads([partial(piece, *share) for share in split_work(like_BHTE.device, -(-tokens // length))])
 
 
-@_mixed.register_fake
+@_mix.register_fake
 def _(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
     return _empty(outputs[0], gates_cBHT)
 
 
-@_mixed_backward.register_fake
+@_mix_backward.register_fake
 def _(_grad: Tensor, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> list[Tensor]:
     return [_contiguous(tensor) for tensor in (*outputs, gates_cBHT)]
 
@@ -97,8 +97,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], **_output: Tensor) -> None:
 
 def _differentiate(ctx: Any, grad_BTHE: Tensor) -> tuple[list[Tensor], Tensor]:
     *outputs, gates_cBHT = ctx.saved_tensors
-    *of_outputs, of_gates = _mixed_backward(grad_BTHE, outputs, gates_cBHT)
-    return of_outputs, of_gates
+    *output_grads, gate_grads = _mix_backward(grad_BTHE, outputs, gates_cBHT)
+    return output_grads, gate_grads
 
 
-_mixed.register_autograd(_differentiate, setup_context=_keep)
+_mix.register_autograd(_differentiate, setup_context=_keep)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Packed(NamedTuple):
+class PackedLayout(NamedTuple):
     """The documents of one row, as a layer needs them. A plain tuple, so that any wrapper may carry it."""
 
     lengths: tuple[int, ...]  # known to the host, so that nobody has to ask the device
@@ -26,15 +26,15 @@ class Packed(NamedTuple):
         return max(self.lengths)
 
 
-def packed(lengths: Sequence[int], block_len: int, block_stride: int, device: torch.device) -> Packed:
+def packed_layout(lengths: Sequence[int], block_len: int, block_stride: int, device: torch.device) -> PackedLayout:
     """Documents of these lengths, each at least 1, behind each other."""
     lengths_D = torch.tensor(lengths)
     starts = torch.nn.functional.pad(lengths_D.cumsum(0), (1, 0))
     positions_T = torch.arange(int(starts[-1])) - starts[:-1].repeat_interleave(lengths_D)
     # A block begins every d tokens of its document, and lies in it whole.
-    left_T = lengths_D.repeat_interleave(lengths_D) - positions_T
-    first_S = ((positions_T % block_stride == 0) & (left_T >= block_len)).nonzero().flatten()
-    return Packed(
+    remaining_T = lengths_D.repeat_interleave(lengths_D) - positions_T
+    first_S = ((positions_T % block_stride == 0) & (remaining_T >= block_len)).nonzero().flatten()
+    return PackedLayout(
         lengths=tuple(lengths),
         starts=starts.to(device, torch.int32),
         positions_T=positions_T.to(device),
@@ -42,35 +42,37 @@ def packed(lengths: Sequence[int], block_len: int, block_stride: int, device: to
     )
 
 
-def alone(tokens: int, device: torch.device) -> Tensor:
+def single_sequence_starts(tokens: int, device: torch.device) -> Tensor:
     """The starts of one sequence that fills the row."""
     return torch.arange(2, dtype=torch.int32, device=device) * tokens
 
 
-def sequence_of(starts: Tensor, places: int) -> Tensor:
+def sequence_numbers(starts: Tensor, count: int) -> Tensor:
     """The number of the sequence that each place [places] belongs to; an empty sequence has none."""
-    place = torch.arange(places, device=starts.device, dtype=starts.dtype)
-    return torch.searchsorted(starts[1:].contiguous(), place, right=True).clamp_max(starts.shape[0] - 2)
+    position = torch.arange(count, device=starts.device, dtype=starts.dtype)
+    return torch.searchsorted(starts[1:].contiguous(), position, right=True).clamp_max(starts.shape[0] - 2)
 
 
 def compressed_starts(starts: Tensor, block_len: int, block_stride: int) -> Tensor:
     """The same for compressed blocks, of which a sequence has its complete ones."""
     lengths = starts.diff()
     counts = torch.div(lengths - block_len, block_stride, rounding_mode="floor") + 1
-    return _summed(torch.where(lengths < block_len, 0, counts), starts)
+    return _cumulative_starts(torch.where(lengths < block_len, 0, counts), starts)
 
 
 def selection_starts(starts: Tensor, select_len: int) -> Tensor:
     """The same for selection blocks, of which the last of a sequence may be short."""
-    return _summed(torch.div(starts.diff() + select_len - 1, select_len, rounding_mode="floor"), starts)
+    return _cumulative_starts(torch.div(starts.diff() + select_len - 1, select_len, rounding_mode="floor"), starts)
 
 
-def _summed(counts: Tensor, starts: Tensor) -> Tensor:
+def _cumulative_starts(counts: Tensor, starts: Tensor) -> Tensor:
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(starts.dtype)
 
 
-def one_by_one(operation: Callable[..., tuple[Tensor, ...]], *packed: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+def apply_per_sequence(
+    operation: Callable[..., tuple[Tensor, ...]], *packed_tensors: tuple[Tensor, Tensor]
+) -> tuple[Any, ...]:
     """The operation on each sequence's part of the tensors [1, *, rows, *], each with its own starts."""
-    parts = [tensor.split(starts.diff().tolist(), 2) for tensor, starts in packed]
+    parts = [tensor.split(starts.diff().tolist(), 2) for tensor, starts in packed_tensors]
     results = [operation(*sequence) for sequence in zip(*parts, strict=True) if sequence[0].shape[2]]
     return tuple(torch.cat(tensors, 2) for tensors in zip(*results, strict=True))

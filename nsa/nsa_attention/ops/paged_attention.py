@@ -16,7 +16,13 @@ from torch import Tensor
 
 from ..config import Branch
 from .attend import CompletedBlocks
-from .kv_cache_attention import attention, chosen_blocks, compressed, shares_of_blocks, tokens_of_blocks
+from .kv_cache_attention import (
+    block_probabilities,
+    compressed_output,
+    masked_attention,
+    selected_block_indices,
+    tokens_of_blocks,
+)
 from .selection import Selection
 
 # Places of the tables: rows of these kinds (nsa/nsa_attention/pages.py).
@@ -38,7 +44,7 @@ class PagedRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Numbers:
+class PagedAttentionConfig:
     """What decides which rows a token sees."""
 
     selection: Selection
@@ -54,45 +60,51 @@ class Numbers:
         return CompletedBlocks(self.selection.block_len, self.selection.block_stride).count(tokens)
 
 
-def outputs_of_branches(q_1HRD: Tensor, rows: PagedRows, numbers: Numbers) -> list[Tensor]:
+def outputs_of_branches(q_1HRD: Tensor, rows: PagedRows, config: PagedAttentionConfig) -> list[Tensor]:
     """Output [1, H, R, E] of each branch that there is: compressed, selected, sliding."""
     groups = rows.keys.shape[1]
     q_NhCD = q_1HRD[0].unflatten(0, (groups, -1)).permute(2, 0, 1, 3).flatten(0, 1).unsqueeze(2)
     positions_N1 = (rows.lengths.long() - 1).repeat_interleave(groups)[:, None]
     outputs: dict[Branch, Tensor] = {}
-    if numbers.branches != (Branch.WIN,):
-        outputs |= _by_blocks(q_NhCD, positions_N1, rows, numbers)
-    if Branch.WIN in numbers.branches:
-        outputs[Branch.WIN] = _sliding(q_NhCD, positions_N1, rows, numbers)
-    return [_side_by_side(outputs[branch], groups) for branch in Branch if branch in outputs]
+    if config.branches != (Branch.WIN,):
+        outputs |= _attend_blocks(q_NhCD, positions_N1, rows, config)
+    if Branch.WIN in config.branches:
+        outputs[Branch.WIN] = _attend_window(q_NhCD, positions_N1, rows, config)
+    return [_as_one_row(outputs[branch], groups) for branch in Branch if branch in outputs]
 
 
-def _by_blocks(q_NhCD: Tensor, positions_N1: Tensor, rows: PagedRows, numbers: Numbers) -> dict[Branch, Tensor]:
-    selection = numbers.selection
+def _attend_blocks(
+    q_NhCD: Tensor, positions_N1: Tensor, rows: PagedRows, config: PagedAttentionConfig
+) -> dict[Branch, Tensor]:
+    selection = config.selection
     outputs: dict[Branch, Tensor] = {}
-    block_NS = torch.arange(numbers.blocks(rows.longest), device=q_NhCD.device).expand(len(q_NhCD), -1)
-    shares_NShC = shares_of_blocks(q_NhCD, _gathered(rows.keys, rows, BLOCKS, block_NS), positions_N1, selection)
-    if Branch.CMP in numbers.branches:
+    block_NS = torch.arange(config.blocks(rows.longest), device=q_NhCD.device).expand(len(q_NhCD), -1)
+    probs_NShC = block_probabilities(q_NhCD, _gather_rows(rows.keys, rows, BLOCKS, block_NS), positions_N1, selection)
+    if Branch.CMP in config.branches:
         # What lies behind the blocks of a sequence counts nothing, but it may be no number.
-        v_NSE = _gathered(rows.values, rows, BLOCKS, block_NS)
-        outputs[Branch.CMP] = compressed(shares_NShC, v_NSE.masked_fill(shares_NShC.sum((2, 3))[..., None] == 0, 0.0))
-    if numbers.ranks_blocks:
-        indices_NCn = chosen_blocks(shares_NShC, positions_N1, -(-rows.longest // selection.select_len), selection)
-        tokens_NCs, seen_NCs = tokens_of_blocks(indices_NCn, positions_N1, selection.select_len)
-        k, v = (_gathered(tensor, rows, TOKENS, tokens_NCs[:, 0]) for tensor in (rows.keys, rows.values))
-        outputs[Branch.SEL] = attention(q_NhCD, k, v, seen_NCs, selection.scale)
+        v_NSE = _gather_rows(rows.values, rows, BLOCKS, block_NS)
+        outputs[Branch.CMP] = compressed_output(
+            probs_NShC, v_NSE.masked_fill(probs_NShC.sum((2, 3))[..., None] == 0, 0.0)
+        )
+    if config.ranks_blocks:
+        indices_NCn = selected_block_indices(
+            probs_NShC, positions_N1, -(-rows.longest // selection.select_len), selection
+        )
+        tokens_NCs, visible_NCs = tokens_of_blocks(indices_NCn, positions_N1, selection.select_len)
+        k, v = (_gather_rows(tensor, rows, TOKENS, tokens_NCs[:, 0]) for tensor in (rows.keys, rows.values))
+        outputs[Branch.SEL] = masked_attention(q_NhCD, k, v, visible_NCs, selection.scale)
     return outputs
 
 
-def _sliding(q_NhCD: Tensor, positions_N1: Tensor, rows: PagedRows, numbers: Numbers) -> Tensor:
-    reach = min(numbers.window, rows.longest)
+def _attend_window(q_NhCD: Tensor, positions_N1: Tensor, rows: PagedRows, config: PagedAttentionConfig) -> Tensor:
+    reach = min(config.window, rows.longest)
     token_Ns = positions_N1 - torch.arange(reach - 1, -1, -1, device=q_NhCD.device)
-    seen_NCs = (token_Ns >= 0)[:, None]
-    k, v = (_gathered(tensor, rows, WINDOW, token_Ns.clamp_min(0)) for tensor in (rows.keys, rows.values))
-    return attention(q_NhCD, k, v, seen_NCs, numbers.selection.scale)
+    visible_NCs = (token_Ns >= 0)[:, None]
+    k, v = (_gather_rows(tensor, rows, WINDOW, token_Ns.clamp_min(0)) for tensor in (rows.keys, rows.values))
+    return masked_attention(q_NhCD, k, v, visible_NCs, config.selection.scale)
 
 
-def _gathered(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor) -> Tensor:
+def _gather_rows(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor) -> Tensor:
     """These rows of a kind, [N, s, W]."""
     _, groups, page_len, _ = tensor_pGPW.shape
     tables_Nc = rows.tables[:, kind].repeat_interleave(groups, 0)
@@ -101,6 +113,6 @@ def _gathered(tensor_pGPW: Tensor, rows: PagedRows, kind: int, row_Ns: Tensor) -
     return tensor_pGPW[page_Ns, group_N1, row_Ns % page_len]
 
 
-def _side_by_side(output_NhCE: Tensor, groups: int) -> Tensor:
+def _as_one_row(output_NhCE: Tensor, groups: int) -> Tensor:
     """[1, H, R, E]: the tokens as those of one row."""
     return output_NhCE.squeeze(2).unflatten(0, (-1, groups)).flatten(1, 2).transpose(0, 1)[None]

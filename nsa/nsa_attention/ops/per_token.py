@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .backends import Starts
-from .packed import one_by_one
+from .packed import apply_per_sequence
 
 NAME = "per_token"
 
@@ -26,15 +26,15 @@ class PerTokenLoop:
 
     name = "per_token"
 
-    def selected(
+    def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
     ) -> tuple[Tensor, None]:
-        def alone(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> tuple[Tensor]:
+        def attend_one_sequence(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> tuple[Tensor]:
             return (per_token(q, k, v, indices, select_len=select_len, scale=scale),)
 
         if starts is None:
-            return alone(q, k, v, indices)[0], None
-        (output,) = one_by_one(alone, (q, starts), (k, starts), (v, starts), (indices, starts))
+            return attend_one_sequence(q, k, v, indices)[0], None
+        (output,) = apply_per_sequence(attend_one_sequence, (q, starts), (k, starts), (v, starts), (indices, starts))
         return output, None
 
 

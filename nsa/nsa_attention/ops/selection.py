@@ -19,10 +19,10 @@ from torch import Tensor
 
 from . import NAMESPACE
 from .attend import CompletedBlocks
-from .cpu_threads import shares, side_by_side
-from .kernels import compute_dtype, exactly_in_the_dtype_of, tiles
-from .packed import compressed_starts, sequence_of
-from .table_cache import kept
+from .cpu_threads import run_in_threads, split_work
+from .kernels import autocast_disabled, compute_dtype, tiles
+from .packed import compressed_starts, sequence_numbers
+from .table_cache import cached_table
 
 EMPTY = -1
 LONGEST_TILE = 512
@@ -47,17 +47,17 @@ class SelectionMemo:
     """
 
     _next = itertools.count()
-    _living: ClassVar[WeakValueDictionary[int, SelectionMemo]] = WeakValueDictionary()
+    _memos: ClassVar[WeakValueDictionary[int, SelectionMemo]] = WeakValueDictionary()
 
     def __init__(self) -> None:
         number = next(self._next)
         self.number = torch.tensor(number)  # on the CPU: reading it waits for no device
         self.indices: Tensor | None = None
-        self._living[number] = self
+        self._memos[number] = self
 
     @classmethod
-    def found(cls, number: Tensor | None) -> SelectionMemo | None:
-        return None if number is None else cls._living[int(number)]
+    def lookup(cls, number: Tensor | None) -> SelectionMemo | None:
+        return None if number is None else cls._memos[int(number)]
 
 
 def select_blocks(
@@ -107,7 +107,7 @@ def _select(
     starts: Tensor | None,
     ranked_by: str,
 ) -> Tensor:
-    memo = SelectionMemo.found(memo_number)
+    memo = SelectionMemo.lookup(memo_number)
     if memo is not None and memo.indices is not None:
         return memo.indices.clone()
     selection = Selection(
@@ -124,11 +124,11 @@ def _(q_BHTD: Tensor, k_BGSD: Tensor, _l: int, _d: int, _size: int, count: int, 
     return q_BHTD.new_empty((q_BHTD.shape[0], k_BGSD.shape[1], q_BHTD.shape[2], count), dtype=torch.int32)
 
 
-def _by_tiles(
+def _select_by_tiles(
     q_BHTD: Tensor, k_BGSD: Tensor, selection: Selection, _lse: Tensor | None, starts: Tensor | None
 ) -> Tensor:
     if starts is not None:
-        return _of_packed(q_BHTD, k_BGSD, selection, starts)
+        return _select_packed(q_BHTD, k_BGSD, selection, starts)
     batch, _, queries, width = q_BHTD.shape
     groups = k_BGSD.shape[1]
     rows = batch * groups
@@ -139,13 +139,13 @@ def _by_tiles(
     def piece(rows: slice, _heads: slice) -> None:
         _fill_tiles(q_NhTD[rows], k_NSD[rows], selection, indices[rows])
 
-    side_by_side([partial(piece, *share) for share in shares(q_BHTD.device, rows)])
+    run_in_threads([partial(piece, *share) for share in split_work(q_BHTD.device, rows)])
     return indices.reshape(batch, groups, queries, selection.select_count)
 
 
-def _of_packed(q_1HTD: Tensor, k_1GSD: Tensor, selection: Selection, starts: Tensor) -> Tensor:
+def _select_packed(q_1HTD: Tensor, k_1GSD: Tensor, selection: Selection, starts: Tensor) -> Tensor:
     """A sequence of no more blocks than a query may choose needs no ranking: it takes all that begin before it."""
-    sequence_T = sequence_of(starts, q_1HTD.shape[2])
+    sequence_T = sequence_numbers(starts, q_1HTD.shape[2])
     current_T = (torch.arange(len(sequence_T), device=starts.device) - starts[sequence_T]) // selection.select_len
     place_n = torch.arange(selection.select_count, device=starts.device)
     taken_Tn = torch.where(place_n <= current_T[:, None], place_n, EMPTY).to(torch.int32)
@@ -155,7 +155,7 @@ def _of_packed(q_1HTD: Tensor, k_1GSD: Tensor, selection: Selection, starts: Ten
     for number, (begin, end) in enumerate(pairwise(bounds)):
         if end - begin > selection.select_count * selection.select_len:
             keys = k_1GSD[:, :, blocks[number] : blocks[number + 1]]
-            indices[:, :, begin:end] = _by_tiles(q_1HTD[:, :, begin:end], keys, selection, None, None)
+            indices[:, :, begin:end] = _select_by_tiles(q_1HTD[:, :, begin:end], keys, selection, None, None)
     return indices
 
 
@@ -170,7 +170,9 @@ def _fill_tiles(q_NhTD: Tensor, k_NSD: Tensor, selection: Selection, indices_NTn
 
 
 # What computes a selection from queries, keys, numbers, log-sum-exp and starts. The fused kernels add theirs.
-RANKERS: dict[str, Callable[[Tensor, Tensor, Selection, Tensor | None, Tensor | None], Tensor]] = {"tiles": _by_tiles}
+RANKERS: dict[str, Callable[[Tensor, Tensor, Selection, Tensor | None, Tensor | None], Tensor]] = {
+    "tiles": _select_by_tiles
+}
 
 
 def best_blocks(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection) -> Tensor:
@@ -178,13 +180,13 @@ def best_blocks(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection)
 
     `k_NSD` are the compressed keys from the first on, at least those that the last of these queries sees.
     """
-    with exactly_in_the_dtype_of(q_NhCD):
+    with autocast_disabled(q_NhCD):
         importance_NbC = _importance(q_NhCD, k_NSD, start, selection)
     positions_1C = torch.arange(start, start + q_NhCD.shape[2], device=q_NhCD.device)[None]
-    return _best(importance_NbC.transpose(1, 2), positions_1C, selection)
+    return _forced_and_best(importance_NbC.transpose(1, 2), positions_1C, selection)
 
 
-def shares_of_keys(q_NhCD: Tensor, k_NSD: Tensor, seen_XSC: Tensor, scale: float) -> Tensor:
+def key_probabilities(q_NhCD: Tensor, k_NSD: Tensor, seen_XSC: Tensor, scale: float) -> Tensor:
     """Each query's softmax over the keys that it sees, [N, S, h, C], in float32 at least; X is N or 1.
 
     Of a query that sees none all are 0.
@@ -195,20 +197,22 @@ def shares_of_keys(q_NhCD: Tensor, k_NSD: Tensor, seen_XSC: Tensor, scale: float
     return _softmax_over_keys_(scores_NShC.masked_fill_(~seen_XSC[:, :, None], -torch.inf))
 
 
-def best_of_shares(shares_NSC: Tensor, positions_XC: Tensor, blocks: int, selection: Selection) -> Tensor:
+def best_blocks_from_probabilities(
+    shares_NSC: Tensor, positions_XC: Tensor, blocks: int, selection: Selection
+) -> Tensor:
     """What `best_blocks` gives, from the sum over heads of `shares_of_keys`, for queries at these places.
 
     No place is beyond the last of `blocks` selection blocks. X is N, or 1 where all rows are at the same places.
     """
     keys, dtype, device = shares_NSC.shape[1], shares_NSC.dtype, shares_NSC.device
     # The layers ask for it one after the other, and it stays the same until a block is complete.
-    overlap = kept(
+    overlap = cached_table(
         None,
         device,
         ("overlap weights", blocks, keys, selection, dtype),
         lambda: overlap_weights(blocks, keys, selection, dtype, device),
     )
-    return _best(_collected(shares_NSC, *overlap).transpose(1, 2), positions_XC, selection)
+    return _forced_and_best(_sum_overlapping(shares_NSC, *overlap).transpose(1, 2), positions_XC, selection)
 
 
 def overlap_weights(
@@ -249,7 +253,7 @@ def _importance(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection)
     unseen_SC = ~pattern.seen(start, stop, q_NhCD.device)[:, seen_by_all:keys].t()
     scores_NShC[:, seen_by_all:].masked_fill_(unseen_SC[:, None], -torch.inf)
     shares_NSC = _softmax_over_keys_(scores_NShC).sum(2)
-    return _collected(shares_NSC, *overlap_weights(blocks, keys, selection, dtype, q_NhCD.device))
+    return _sum_overlapping(shares_NSC, *overlap_weights(blocks, keys, selection, dtype, q_NhCD.device))
 
 
 def _scores(q_NhCD: Tensor, k_NSD: Tensor, scale: float) -> Tensor:
@@ -259,7 +263,7 @@ def _scores(q_NhCD: Tensor, k_NSD: Tensor, scale: float) -> Tensor:
     return (k_NSD.to(dtype) @ q_NDr).unflatten(2, q_NhCD.shape[1:3])
 
 
-def _collected(shares_NSC: Tensor, overlapping_bK: Tensor, weight_bK: Tensor) -> Tensor:
+def _sum_overlapping(shares_NSC: Tensor, overlapping_bK: Tensor, weight_bK: Tensor) -> Tensor:
     """Importance [N, b, C]: what each selection block gets from the compressed blocks that overlap it."""
     rows, keys, queries = shares_NSC.shape
     importance_NbC = shares_NSC.new_zeros(rows, len(overlapping_bK), queries)
@@ -278,25 +282,25 @@ def _softmax_over_keys_(scores_NShC: Tensor) -> Tensor:
     return weights.mul_(total.masked_fill_(total == 0, 1.0).reciprocal_())
 
 
-def _best(importance_NCb: Tensor, positions_XC: Tensor, selection: Selection) -> Tensor:
+def _forced_and_best(importance_NCb: Tensor, positions_XC: Tensor, selection: Selection) -> Tensor:
     """The forced blocks and the most important visible ones, best first, at most n of them."""
     blocks = importance_NCb.shape[-1]
     current = positions_XC[:, :, None] // selection.select_len
     block = torch.arange(blocks, device=importance_NCb.device)
     forced = (block == 0) | (block == current) | (block == current - 1)
     ranked = importance_NCb.masked_fill(forced, torch.inf).masked_fill(block > current, -torch.inf)
-    best = _first_of_packed if ranked.dtype is torch.float32 else _first_of_sorted
+    best = _top_by_packed_keys if ranked.dtype is torch.float32 else _top_by_sort
     score, order = best(ranked, min(blocks, selection.select_count))
     return torch.where(score < 0, EMPTY, order).to(torch.int32)
 
 
-def _first_of_sorted(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _top_by_sort(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Scores and indices of the first `count`. A stable sort promises ties to the lower index; topk does not."""
     score, order = torch.sort(ranked_NCb, dim=-1, descending=True, stable=True)
     return score[..., :count], order[..., :count]
 
 
-def _first_of_packed(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _top_by_packed_keys(ranked_NCb: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The same by topk, which sorts only what it returns: no two numbers are equal with the index in their low half.
 
     The bits of floats of one sign rise with their value; minus infinity, the only negative one, stays negative.

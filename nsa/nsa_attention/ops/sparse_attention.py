@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..config import Implementation
-from .dispatch import implementation_for, implementation_of_selected, implementation_of_sliding, one_operator
-from .input_validation import checked
+from .dispatch import combined_operator, implementation_for, implementation_for_selected, implementation_for_sliding
+from .input_validation import validate_inputs
 from .selection import Selection
 
 
@@ -44,27 +44,27 @@ def sparse_attention(
     here.
     """
     pairs = (branches.compressed, branches.selected, branches.sliding)
-    starts = checked(q_BHTD, pairs, gates_cBHT, selection, window, cu_seqlens)
+    starts = validate_inputs(q_BHTD, pairs, gates_cBHT, selection, window, cu_seqlens)
     places, select_len, scale = selection.select_count, selection.select_len, selection.scale
     # All three before any of them computes: what was asked for and cannot be is said at once.
     backend, around = implementation_for(implementation, q_BHTD, *branches.compressed)
-    reader, reads = implementation_of_selected(implementation, q_BHTD, *branches.selected, places, select_len)
-    slider, slides = implementation_of_sliding(implementation, q_BHTD, *branches.sliding)
+    reader, reads = implementation_for_selected(implementation, q_BHTD, *branches.selected, places, select_len)
+    slider, slides = implementation_for_sliding(implementation, q_BHTD, *branches.sliding)
     if not q_BHTD.numel():
-        return _of_no_token(q_BHTD, pairs, gates_cBHT)
-    if (gated := one_operator(around, reads, slides)) is not None:
+        return _empty_output(q_BHTD, pairs, gates_cBHT)
+    if (gated := combined_operator(around, reads, slides)) is not None:
         return gated(q_BHTD, pairs, gates_cBHT, selection, window=window, starts=starts)
     lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
-    compressed, lse_BHT = backend.compressed(q_BHTD, *branches.compressed, **lengths, scale=scale, starts=starts)
+    compressed, lse_BHT = backend.attend_compressed(q_BHTD, *branches.compressed, **lengths, scale=scale, starts=starts)
     indices = backend.select(q_BHTD.detach(), branches.compressed[0].detach(), lse_BHT, selection, starts=starts)
-    selected, _ = reader.selected(
+    selected, _ = reader.attend_selected(
         q_BHTD, *branches.selected, indices, select_len=select_len, scale=scale, starts=starts
     )
-    sliding, _ = slider.sliding(q_BHTD, *branches.sliding, window=window, scale=scale, starts=starts)
-    return backend.mixed((compressed, selected, sliding), gates_cBHT)
+    sliding, _ = slider.attend_sliding(q_BHTD, *branches.sliding, window=window, scale=scale, starts=starts)
+    return backend.mix((compressed, selected, sliding), gates_cBHT)
 
 
-def _of_no_token(q_BHTD: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...], gates_cBHT: Tensor) -> Tensor:
+def _empty_output(q_BHTD: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...], gates_cBHT: Tensor) -> Tensor:
     """[B, T, H, E] without an element, and connected to the graph: every input gets a gradient without an element."""
     batch, heads, tokens, _ = q_BHTD.shape
     nothing = torch.stack([tensor.sum().to(q_BHTD.dtype) for pair in ((q_BHTD, gates_cBHT), *pairs) for tensor in pair])

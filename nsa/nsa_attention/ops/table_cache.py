@@ -15,52 +15,54 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
-Computed = TypeVar("Computed")
+Table = TypeVar("Table")
 
-MOST = 64  # lengths and patterns of one sequence: a table is four numbers a token
+MAX_ENTRIES = 64  # lengths and patterns of one sequence: a table is four numbers a token
 _MISSING: Any = object()
-_of_numbers: OrderedDict[Hashable, Any] = OrderedDict()
-_of_tensors = WeakIdKeyDictionary()  # tensor -> (its version, {numbers: what was computed})
+_by_arguments: OrderedDict[Hashable, Any] = OrderedDict()
+_by_starts = WeakIdKeyDictionary()  # tensor -> (its version, {numbers: what was computed})
 
 
-def kept(starts: Tensor | None, device: torch.device, numbers: Hashable, compute: Callable[[], Computed]) -> Computed:
+def cached_table(
+    starts: Tensor | None, device: torch.device, arguments: Hashable, compute: Callable[[], Table]
+) -> Table:
     """What `compute` gave for these starts, unchanged since, and these numbers; it waits for no device.
 
     The numbers begin with a name of what is computed. A compiler, and a CUDA graph that is being captured, compute it
     anew: what they compute has its values only when they run.
     """
-    if not _may_keep(starts, device):
+    if not _may_cache(starts, device):
         return compute()
-    key = (numbers, device, _stream(device), torch.is_inference_mode_enabled())
+    key = (arguments, device, _stream(device), torch.is_inference_mode_enabled())
     if starts is not None:
-        return _of_this_version(starts, key, compute)
+        return _table_for_starts(starts, key, compute)
     # One step: the backward pass runs in a thread of its own.
-    computed: Computed = _of_numbers.pop(key, _MISSING)
-    if computed is _MISSING:
-        computed = compute()
-    _of_numbers[key] = computed  # the newest last
-    if len(_of_numbers) > MOST:
-        _of_numbers.popitem(last=False)
-    return computed
+    table: Table = _by_arguments.pop(key, _MISSING)
+    if table is _MISSING:
+        table = compute()
+    _by_arguments[key] = table  # the newest last
+    if len(_by_arguments) > MAX_ENTRIES:
+        _by_arguments.popitem(last=False)
+    return table
 
 
-def forget() -> None:
+def clear_cache() -> None:
     """As in a new process."""
-    _of_numbers.clear()
-    _of_tensors.clear()
+    _by_arguments.clear()
+    _by_starts.clear()
 
 
-def _of_this_version(starts: Tensor, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-    version, computed = _of_tensors.get(starts, (None, {}))
+def _table_for_starts(starts: Tensor, key: Hashable, compute: Callable[[], Table]) -> Table:
+    version, tables = _by_starts.get(starts, (None, {}))
     if version != starts._version:
-        version, computed = starts._version, {}
-        _of_tensors[starts] = (version, computed)
-    if key not in computed:
-        computed[key] = compute()
-    return computed[key]
+        version, tables = starts._version, {}
+        _by_starts[starts] = (version, tables)
+    if key not in tables:
+        tables[key] = compute()
+    return tables[key]
 
 
-def _may_keep(starts: Tensor | None, device: torch.device) -> bool:
+def _may_cache(starts: Tensor | None, device: torch.device) -> bool:
     if torch.compiler.is_compiling() or detect_fake_mode() is not None:
         return False
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():

@@ -98,11 +98,11 @@ def apart(of: Inputs, backend: Any = None) -> Tensor:
     """By an operator for each branch, and one for the sum."""
     backend, (compressed, chosen, sliding) = backend or FusedBackend(), of.pairs
     lengths, numbers = {"block_len": 6, "block_stride": 3}, {"scale": SELECTION.scale, "starts": of.starts}
-    first, lse = backend.compressed(of.q, *compressed, **lengths, **numbers)
+    first, lse = backend.attend_compressed(of.q, *compressed, **lengths, **numbers)
     indices = backend.select(of.q.detach(), compressed[0].detach(), lse, SELECTION, starts=of.starts)
-    second, _ = backend.selected(of.q, *chosen, indices, select_len=5, **numbers)
-    third, _ = backend.sliding(of.q, *sliding, window=WINDOW, **numbers)
-    return backend.mixed((first, second, third), of.gates)
+    second, _ = backend.attend_selected(of.q, *chosen, indices, select_len=5, **numbers)
+    third, _ = backend.attend_sliding(of.q, *sliding, window=WINDOW, **numbers)
+    return backend.mix((first, second, third), of.gates)
 
 
 def with_gradients(operation: Callable[[Inputs], Tensor], of: Inputs, upstream: Tensor) -> list[Tensor]:

@@ -24,7 +24,7 @@ from benchmarks.roofline import Shape
 from nsa_attention.config import CI, Implementation
 from nsa_attention.model import Recompute, TinyLM
 from nsa_attention.ops.backends import Backend
-from nsa_attention.ops.dispatch import implementation_for, implementation_of_sliding, torch_flash_reason
+from nsa_attention.ops.dispatch import implementation_for, implementation_for_sliding, torch_flash_reason
 from nsa_attention.ops.fused import launch, tuning
 from nsa_attention.ops.fused.gated_attention import gated_attention
 from nsa_attention.ops.selection import Selection
@@ -84,11 +84,11 @@ class Problem:
         shape, scale = self.shape, self.selection.scale
         if branch == "compressed":
             lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
-            output, _ = backend.compressed(q, k, v, **lengths, scale=scale)
+            output, _ = backend.attend_compressed(q, k, v, **lengths, scale=scale)
         elif branch == "selected":
-            output, _ = backend.selected(q, k, v, self.indices, select_len=shape.select_len, scale=scale)
+            output, _ = backend.attend_selected(q, k, v, self.indices, select_len=shape.select_len, scale=scale)
         else:
-            output, _ = backend.sliding(q, k, v, window=shape.window, scale=scale)
+            output, _ = backend.attend_sliding(q, k, v, window=shape.window, scale=scale)
         return [output.detach(), *torch.autograd.grad(output, (q, k, v), self.upstream.to(dtype))]
 
 
@@ -111,7 +111,7 @@ def all_at_once(problem: Problem) -> None:
     plain, _ = implementation_for(Implementation.EAGER, problem.q, problem.k, problem.v)
     shape, selection = problem.shape, problem.selection
     lengths, scale = {"block_len": shape.block_len, "block_stride": shape.block_stride}, selection.scale
-    _, lse = fused.compressed(problem.q, problem.k_blocks, problem.v_blocks, **lengths, scale=scale)
+    _, lse = fused.attend_compressed(problem.q, problem.k_blocks, problem.v_blocks, **lengths, scale=scale)
     indices = fused.select(problem.q, problem.k_blocks, lse, selection)
     gates = torch.randn(3, *problem.q.shape[:3], device=problem.q.device).to(problem.dtype)
     tensors = (problem.q, problem.k_blocks, problem.v_blocks, problem.k, problem.v, problem.k, problem.v, gates)
@@ -124,10 +124,10 @@ def all_at_once(problem: Problem) -> None:
             pairs = ((k_blocks, v_blocks), (k, v), (k_last, v_last))
             output = gated_attention(q, pairs, weights, selection, window=shape.window)
         else:
-            first, _ = plain.compressed(q, k_blocks, v_blocks, **lengths, scale=scale)
-            second, _ = plain.selected(q, k, v, indices, select_len=shape.select_len, scale=scale)
-            third, _ = plain.sliding(q, k_last, v_last, window=shape.window, scale=scale)
-            output = plain.mixed((first, second, third), weights)
+            first, _ = plain.attend_compressed(q, k_blocks, v_blocks, **lengths, scale=scale)
+            second, _ = plain.attend_selected(q, k, v, indices, select_len=shape.select_len, scale=scale)
+            third, _ = plain.attend_sliding(q, k_last, v_last, window=shape.window, scale=scale)
+            output = plain.mix((first, second, third), weights)
         return [output.detach(), *torch.autograd.grad(output, leaves, upstream.to(dtype))]
 
     ours, theirs, truth = results(problem.dtype, at_once=True), results(problem.dtype), results(torch.float64)
@@ -198,8 +198,8 @@ def test_elements_beyond_two_to_the_31_are_read_and_written() -> None:
     shape = replace(LARGE, tokens=131072, heads=132, groups=132, width=128, value_width=128)
     q, k, v = (torch.randn(1, 132, shape.tokens, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     fused, _ = implementation_for(Implementation.TRITON, q, k, v)
-    whole, _ = fused.sliding(q, k, v, window=shape.window, scale=0.1)
-    alone, _ = fused.sliding(q[:, -1:], k[:, -1:], v[:, -1:], window=shape.window, scale=0.1)
+    whole, _ = fused.attend_sliding(q, k, v, window=shape.window, scale=0.1)
+    alone, _ = fused.attend_sliding(q[:, -1:], k[:, -1:], v[:, -1:], window=shape.window, scale=0.1)
     assert whole.numel() > 2**31
     assert torch.equal(whole[:, -1:], alone)
 
@@ -224,7 +224,7 @@ def test_the_chosen_blocks_are_as_important_as_those_of_plain_torch(dtype: torch
     fused, _ = implementation_for(Implementation.TRITON, problem.q, problem.k, problem.v)
     shape, scale = problem.shape, problem.selection.scale
     lengths = {"block_len": shape.block_len, "block_stride": shape.block_stride}
-    _, lse = fused.compressed(problem.q, problem.k_blocks, problem.v_blocks, **lengths, scale=scale)
+    _, lse = fused.attend_compressed(problem.q, problem.k_blocks, problem.v_blocks, **lengths, scale=scale)
     ours = fused.select(problem.q, problem.k_blocks, lse, problem.selection)
     same = (ours.sort(-1).values == problem.indices.sort(-1).values).float().mean()
     assert float(same) > 0.999
@@ -236,11 +236,11 @@ def test_torch_s_flash_attention_with_a_window_says_the_same() -> None:
     problem = Problem(replace(LARGE, tokens=3000), torch.bfloat16, "cuda")
     if reason := torch_flash_reason(problem.q, problem.v):
         pytest.skip(reason)
-    theirs, used = implementation_of_sliding(Implementation.TORCH, problem.q, problem.k, problem.v)
+    theirs, used = implementation_for_sliding(Implementation.TORCH, problem.q, problem.k, problem.v)
     assert used.name == "torch_flash"
-    output, _ = theirs.sliding(problem.q, problem.k, problem.v, window=512, scale=0.125)
+    output, _ = theirs.attend_sliding(problem.q, problem.k, problem.v, window=512, scale=0.125)
     fused, _ = implementation_for(Implementation.TRITON, problem.q, problem.k, problem.v)
-    ours, _ = fused.sliding(problem.q, problem.k, problem.v, window=512, scale=0.125)
+    ours, _ = fused.attend_sliding(problem.q, problem.k, problem.v, window=512, scale=0.125)
     torch.testing.assert_close(ours, output, rtol=2e-2, atol=2e-2)
 
 

@@ -73,7 +73,7 @@ class Host(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    table_cache.forget()
+    table_cache.clear_cache()
     for module in (importance, lists, mix, selected, spanned):
         monkeypatch.setattr(module, "launch", lambda *_, **__: None)
     monkeypatch.setattr(dispatch, "triton_reason", lambda *_: None)
@@ -130,7 +130,7 @@ def test_a_dimension_of_one_is_no_variant_of_a_kernel() -> None:
 
 def test_checking_starts_on_a_gpu_waits_for_none_of_their_values() -> None:
     with Host() as host:
-        input_validation.assert_values(torch.empty(3, dtype=torch.int32, device=META), TOKENS, 9, L, D)
+        input_validation.assert_cu_seqlens_async(torch.empty(3, dtype=torch.int32, device=META), TOKENS, 9, L, D)
     assert host.asked["_assert_async"] == 1
 
 

@@ -15,7 +15,7 @@ from nsa_attention.ops.fused import paged_attention as fused
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
 from nsa_attention.ops.fused.paged_attention import attend_pages, attended_and_chosen
 from nsa_attention.ops.kernels import EagerKernel
-from nsa_attention.ops.paged_attention import Numbers, PagedRows, outputs_of_branches
+from nsa_attention.ops.paged_attention import PagedAttentionConfig, PagedRows, outputs_of_branches
 from nsa_attention.ops.selection import EMPTY, Selection, best_blocks
 
 SUBSETS = [subset for size in (1, 2, 3) for subset in combinations(ALL_BRANCHES, size)]
@@ -30,10 +30,10 @@ CASES = [
 ]
 
 
-def numbers(case: tuple, branches: tuple[Branch, ...] = ALL_BRANCHES) -> Numbers:
+def numbers(case: tuple, branches: tuple[Branch, ...] = ALL_BRANCHES) -> PagedAttentionConfig:
     _, length, stride, size, count, window, *_ = case
     selection = Selection(block_len=length, block_stride=stride, select_len=size, select_count=count, scale=0.4)
-    return Numbers(selection=selection, window=window, branches=branches)
+    return PagedAttentionConfig(selection=selection, window=window, branches=branches)
 
 
 def pages(
@@ -59,8 +59,8 @@ def pages(
     return q, gates, rows
 
 
-def by_torch(q: Tensor, gates: Tensor, rows: PagedRows, decided: Numbers) -> Tensor:
-    return TiledBackend(EagerKernel()).mixed(outputs_of_branches(q, rows, decided), gates)
+def by_torch(q: Tensor, gates: Tensor, rows: PagedRows, decided: PagedAttentionConfig) -> Tensor:
+    return TiledBackend(EagerKernel()).mix(outputs_of_branches(q, rows, decided), gates)
 
 
 def as_dtype(rows: PagedRows, dtype: torch.dtype) -> PagedRows:

@@ -61,7 +61,7 @@ def specified(inputs: Inputs, indices: Tensor, select_len: int) -> tuple[Tensor,
     blocks = -(-indices.shape[2] // select_len)
     known = indices.masked_fill((indices < 0) | (indices >= blocks), EMPTY)
     each = [
-        reference.selected(*(tensor[b] for tensor in inputs), known[b], select_len=select_len)
+        reference.selected_attention(*(tensor[b] for tensor in inputs), known[b], select_len=select_len)
         for b in range(indices.shape[0])
     ]
     return torch.stack([o for o, _ in each]), torch.stack([lse for _, lse in each])

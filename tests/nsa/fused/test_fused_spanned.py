@@ -72,7 +72,7 @@ def compressed(numbers: tuple[int, ...], starts: Tensor | None = None) -> Case:
         k=leaf(1, groups, blocks, width),
         v=leaf(1, groups, blocks, value_width),
         ours=lambda q, k, v: spanned_attention(q, k, v, seen, width**-0.5),
-        theirs=lambda q, k, v: of_one(reference.compressed(q[0], k[0], v[0], **lengths)),
+        theirs=lambda q, k, v: of_one(reference.compressed_attention(q[0], k[0], v[0], **lengths)),
     )
 
 
@@ -84,7 +84,7 @@ def sliding(numbers: tuple[int, ...]) -> Case:
         k=leaf(1, groups, tokens, width),
         v=leaf(1, groups, tokens, value_width),
         ours=lambda q, k, v: spanned_attention(q, k, v, seen, width**-0.5),
-        theirs=lambda q, k, v: of_one(reference.sliding(q[0], k[0], v[0], window=window)),
+        theirs=lambda q, k, v: of_one(reference.sliding_attention(q[0], k[0], v[0], window=window)),
     )
 
 

@@ -205,9 +205,9 @@ def asked(seen: list[Situation], **numbers: int) -> set[Situation]:
     selection = Selection(**numbers_of_cmp, select_len=of["size"], select_count=of["n"], scale=1.0)
     fused, indices = FusedBackend(), torch.zeros(1, 1, tokens, of["n"], dtype=torch.int32)
     outputs = [
-        fused.compressed(q, cmp, cmp, **numbers_of_cmp, scale=1.0)[0],
-        fused.selected(q, sel, sel, indices, select_len=of["size"], scale=1.0)[0],
-        fused.sliding(q, sel, sel, window=of["w"], scale=1.0)[0],
+        fused.attend_compressed(q, cmp, cmp, **numbers_of_cmp, scale=1.0)[0],
+        fused.attend_selected(q, sel, sel, indices, select_len=of["size"], scale=1.0)[0],
+        fused.attend_sliding(q, sel, sel, window=of["w"], scale=1.0)[0],
     ]
     fused.select(q.detach(), cmp.detach(), torch.zeros(1, 1, tokens), selection)
     torch.stack(outputs).sum().backward()

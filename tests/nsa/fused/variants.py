@@ -92,11 +92,13 @@ def apart(
     q: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], gates: Tensor, selection: Selection, starts: Tensor | None
 ) -> Tensor:
     backend, scale, (of_blocks, chosen, last) = FusedBackend(), selection.scale, pairs
-    output, lse = backend.compressed(q, *of_blocks, block_len=L, block_stride=D_STRIDE, scale=scale, starts=starts)
+    output, lse = backend.attend_compressed(
+        q, *of_blocks, block_len=L, block_stride=D_STRIDE, scale=scale, starts=starts
+    )
     indices = backend.select(q.detach(), of_blocks[0].detach(), lse, selection, starts=starts)
-    selected, _ = backend.selected(q, *chosen, indices, select_len=SELECT_LEN, scale=scale, starts=starts)
-    sliding, _ = backend.sliding(q, *last, window=WINDOW, scale=scale, starts=starts)
-    return backend.mixed((output, selected, sliding), gates)
+    selected, _ = backend.attend_selected(q, *chosen, indices, select_len=SELECT_LEN, scale=scale, starts=starts)
+    sliding, _ = backend.attend_sliding(q, *last, window=WINDOW, scale=scale, starts=starts)
+    return backend.mix((output, selected, sliding), gates)
 
 
 def main(words: list[str]) -> None:

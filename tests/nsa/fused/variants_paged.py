@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from nsa_attention.config import ALL_BRANCHES
 from nsa_attention.ops.fused.paged_attention import attend_pages
-from nsa_attention.ops.paged_attention import Numbers, PagedRows
+from nsa_attention.ops.paged_attention import PagedAttentionConfig, PagedRows
 from nsa_attention.ops.selection import Selection
 
 SEQUENCES = (1, 2, 3, 16, 17)
@@ -34,7 +34,7 @@ def step(sequences: int, longest: int, width: int, dtype: torch.dtype) -> None:
     rows = PagedRows(keys=keys, values=keys.clone(), tables=tables, lengths=lengths, longest=longest)
     q = torch.zeros(1, HEADS, sequences, width, dtype=dtype)
     gates = torch.zeros(1, sequences, 3, HEADS, dtype=dtype).permute(2, 0, 3, 1)
-    attend_pages(q, gates, rows, Numbers(selection=selection, window=20, branches=ALL_BRANCHES))
+    attend_pages(q, gates, rows, PagedAttentionConfig(selection=selection, window=20, branches=ALL_BRANCHES))
 
 
 def main(words: list[str]) -> None:

@@ -15,7 +15,7 @@ from wrapped_gradients import MICRO_BATCHES, joint, wrapped
 
 from nsa_attention.config import Implementation
 from nsa_attention.settings import read_settings
-from nsa_attention.world import World, joined
+from nsa_attention.world import World, join_ranks
 
 WAYS = {
     "ddp": ("--wrapper", "ddp"),
@@ -39,7 +39,7 @@ def distance(world: World, *options: str) -> float:
 
 def main() -> None:
     torch.set_num_threads(1)
-    with joined("cpu", "gloo", needs_group=True) as world:
+    with join_ranks("cpu", "gloo", needs_group=True) as world:
         found = {name: distance(world, *options) for name, options in WAYS.items()}
         if world.is_first:
             Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")

@@ -19,7 +19,7 @@ class StalledRanks:
     """Ranks that are in the same state on the same line."""
 
     ranks: tuple[int, ...]
-    does: str  # "moves", "computes", "is blocked"
+    does: str  # "makes progress", "computes", "is blocked"
     blocked_in: str
     line: Frame | None
     target: str  # the file or address of the call
@@ -74,7 +74,13 @@ def stall_note(
 
 def _stalled(wait: Wait) -> StalledRanks:
     inside = wait.child.deepest if wait.child else wait
-    does = "moves" if wait.motion is Motion.MOVING else "computes" if wait.kind is WaitKind.COMPUTE else "is blocked"
+    does = (
+        "makes progress"
+        if wait.motion is Motion.MOVING
+        else "computes"
+        if wait.kind is WaitKind.COMPUTE
+        else "is blocked"
+    )
     return StalledRanks(
         ranks=(),
         does=does,

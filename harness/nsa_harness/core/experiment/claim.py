@@ -15,7 +15,7 @@ from statistics import median
 
 from nsa_harness.core.experiment.statistics import Excess, Separation, interval, tries
 from nsa_harness.core.experiment.trial import Trial
-from nsa_harness.core.search.question import CountsAs
+from nsa_harness.core.search.question import ProbeResult
 
 MATTERS = 0.5  # the share of failures that a mitigation must prevent
 MOST_PAIRS = 100  # the same limit as for both ends of a bisection
@@ -415,13 +415,13 @@ def verified(trials: Sequence[Trial], needed: int) -> VerificationResult | None:
     One failure decides: if only passes counted, a long enough series would always have enough of them.
     """
     results = [trial.counts_as for trial in trials]
-    if CountsAs.BAD in results:
+    if ProbeResult.BAD in results:
         return VerificationResult.NOT_FIXED
-    if CountsAs.DIFFERENT in results:
+    if ProbeResult.DIFFERENT in results:
         return VerificationResult.FAILS_OTHERWISE
-    if results.count(CountsAs.GOOD) >= needed:
+    if results.count(ProbeResult.GOOD) >= needed:
         return VerificationResult.FIXED
-    is_stuck = results[-_MOST_UNJUDGED - 1 :] == [CountsAs.UNRESOLVED] * (_MOST_UNJUDGED + 1)
+    is_stuck = results[-_MOST_UNJUDGED - 1 :] == [ProbeResult.UNRESOLVED] * (_MOST_UNJUDGED + 1)
     return VerificationResult.UNDECIDED if is_stuck else None
 
 

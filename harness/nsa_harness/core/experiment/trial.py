@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from nsa_harness.core.report import Outcome, Place, Status
-from nsa_harness.core.search.question import CountsAs
+from nsa_harness.core.search.question import ProbeResult
 
 SAME = "same"
 ANY = "any"
@@ -39,7 +39,7 @@ class Trial:
     """One launch of a configuration. An UNRESOLVED trial could not be judged and does not count."""
 
     config: int = 0  # index among the experiment's configurations
-    counts_as: CountsAs
+    counts_as: ProbeResult
     end: str  # "HANG · deadlock · model.py:40"
     dir: str
     wall_s: float
@@ -52,11 +52,11 @@ class Trial:
 
     @property
     def passed(self) -> bool:
-        return self.counts_as is CountsAs.GOOD
+        return self.counts_as is ProbeResult.GOOD
 
     @property
     def judged(self) -> bool:
-        return self.counts_as is not CountsAs.UNRESOLVED
+        return self.counts_as is not ProbeResult.UNRESOLVED
 
 
 SameFailure = Callable[[Outcome], bool]
@@ -81,12 +81,12 @@ def trial_of(
     )  # fmt: skip
 
 
-def judged_as(outcome: Outcome, same_failure: SameFailure) -> CountsAs:
+def judged_as(outcome: Outcome, same_failure: SameFailure) -> ProbeResult:
     if outcome.verdict.status is Status.PASS:
-        return CountsAs.GOOD
+        return ProbeResult.GOOD
     if outcome.verdict.status not in BAD_ENDS:
-        return CountsAs.UNRESOLVED
-    return CountsAs.BAD if same_failure(outcome) else CountsAs.DIFFERENT
+        return ProbeResult.UNRESOLVED
+    return ProbeResult.BAD if same_failure(outcome) else ProbeResult.DIFFERENT
 
 
 # The failure that a bisection seeks.
@@ -178,15 +178,15 @@ def counts_as(
     *,
     step_s: float | None = None,
     slow_from_s: float | None = None,
-) -> CountsAs:
+) -> ProbeResult:
     """Return what a probe counts as. `signature`: the first bad failure of the search; None: there is none yet.
 
     If slow is sought, `step_s` is the time of a step, and `slow_from_s` the least time of a slow one, once it is known.
     """
     if outcome.verdict.status is Status.PASS and wanted.how == SLOW:
         if step_s is None:
-            return CountsAs.UNRESOLVED
-        return CountsAs.BAD if slow_from_s is not None and step_s >= slow_from_s else CountsAs.GOOD
+            return ProbeResult.UNRESOLVED
+        return ProbeResult.BAD if slow_from_s is not None and step_s >= slow_from_s else ProbeResult.GOOD
 
     def is_sought(failed: Outcome) -> bool:
         alike = wanted.how != SAME or signature is None or same(signature_of(failed), signature)

@@ -20,7 +20,7 @@ from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, R
 from nsa_harness.core.evidence.host import Gpu, would_act
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
-from nsa_harness.core.outcome.wording import Meshes, at, coordinates, counted, rank_names, shorten
+from nsa_harness.core.outcome.wording import Meshes, coordinates, counted, located, rank_names, shorten
 from nsa_harness.core.plan import Bound, Expect, Limits, RunSpec, Skip
 from nsa_harness.core.report import (
     RUNS_ON,
@@ -588,8 +588,8 @@ def _last_agreed(evidence: Evidence) -> str | None:
     call = last_agreed(boards) if len(boards) == len(evidence.ranks) else None
     if call is None:
         return None
-    of_step = f" in step {call.step}" if any(board.optimizer or board.steps_s for board in boards.values()) else ""
-    return f"{call.op}{at(call.place)}{of_step}"
+    counts_steps = any(board.optimizer or board.steps_s for board in boards.values())
+    return f"{call.op}{located(call.place, call.step if counts_steps else None)}"
 
 
 def _steps_done(rank: RankEvidence) -> int | None:

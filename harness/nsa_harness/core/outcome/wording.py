@@ -40,10 +40,11 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"{word} {', '.join(shown)}{more}"
 
 
-def at(place: Place | None) -> str:
+def located(place: Place | None, step: int | None = None) -> str:
+    """Return " (own/train.py:12, step 3)" with its leading space; " in step 3" without a line; "" without both."""
     if place is None or place.file is None:
-        return ""
-    return f" at {'/'.join(place.file.split('/')[-2:])}:{place.line}"
+        return "" if step is None else f" in step {step}"
+    return f" ({location(place)})" if step is None else f" ({location(place)}, step {step})"
 
 
 def location(place: Place | None) -> str:

@@ -6,10 +6,19 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 
 from nsa_harness.core.experiment.statistics import RAREST, Separation, tries
-from nsa_harness.core.search.question import BAD, GOOD, AnswerKind, CountsAs, ProbeCache, Purpose, SearchAnswer, Subset
+from nsa_harness.core.search.question import (
+    BAD,
+    GOOD,
+    AnswerKind,
+    ProbeCache,
+    ProbeResult,
+    Purpose,
+    SearchAnswer,
+    Subset,
+)
 
 _HALF = 0.5  # "each value fails" is answered once a value that passes half of its runs would have shown it
-_TWICE = 2  # a value is dropped once its unjudged launches exceed its judged ones by this many
+_MAX_EXCESS_UNJUDGED = 2  # a value is dropped once its unjudged launches exceed its judged ones by this many
 
 
 def among_values(probes: ProbeCache) -> SearchAnswer:
@@ -17,11 +26,11 @@ def among_values(probes: ProbeCache) -> SearchAnswer:
 
     Raises OutOfBudget.
     """
-    values = tuple(probes.everything)
+    values = tuple(probes.all_units)
     if not probes.question.flaky and (answer := _answer_if_steady(probes, values)):
         return answer
     proven = False
-    most = most_rounds(probes.question.confidence)
+    most = max_rounds(probes.question.confidence)
     while (judgeable := _judgeable(probes, values)) and _fewest_judged(probes, judgeable) < most:
         _launch(probes, judgeable, Purpose.REPEAT)
         answer = _answer_if_settled(probes, values, _fewest_judged(probes, judgeable))
@@ -37,7 +46,7 @@ def among_values(probes: ProbeCache) -> SearchAnswer:
     return _answer_by_rates(probes, values) or _independent_answer(probes, values)
 
 
-def most_rounds(confidence: float) -> int:
+def max_rounds(confidence: float) -> int:
     """Return the most launches of each value: a value that fails in a fifth of its runs has failed by then."""
     return tries(RAREST, confidence)
 
@@ -49,14 +58,14 @@ def _answer_if_steady(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer
     """
     _launch(probes, values, Purpose.EACH)
     for _ in range(probes.question.controls - 1):
-        if any(BAD in probes.answers(_alone(value)) for value in values):
+        if any(BAD in probes.answers(_single(value)) for value in values):
             break
         _launch(probes, values, Purpose.EACH)
     bad, good, silent = _sort_values(probes, values)
     if not bad:
         return _no_failure_answer(probes, good, silent)
     _prove(probes, bad, good)
-    if any(len(set(_judged(probes, value))) > 1 for value in values):
+    if any(len(set(_judged_results(probes, value))) > 1 for value in values):
         return None
     return _choice_answer(probes, bad, good, silent, 1.0) if good else _all_fail_answer(probes, bad, silent)
 
@@ -73,7 +82,7 @@ def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -
     bad, good, silent = _sort_values(probes, values)
     if not bad:
         return _no_failure_answer(probes, good, silent) if rounds >= probes.question.controls else None
-    if not good and all(GOOD not in probes.answers(_alone(value)) for value in bad):
+    if not good and all(GOOD not in probes.answers(_single(value)) for value in bad):
         return _all_fail_answer(probes, bad, silent) if rounds >= tries(_HALF, probes.question.confidence) else None
     answer = _answer_by_rates(probes, values)
     return answer if answer is not None and set(answer.open) <= set(silent) else None
@@ -81,14 +90,14 @@ def _answer_if_settled(probes: ProbeCache, values: Sequence[int], rounds: int) -
 
 def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer | None:
     """Return the answer with the values that fail more often than the best one; None if no value does."""
-    judged = [value for value in values if _judged(probes, value)]
-    if len(judged) < 2:
+    judged_values = [value for value in values if _judged_results(probes, value)]
+    if len(judged_values) < 2:
         return None
-    rates = {value: (runs := _judged(probes, value)).count(BAD) / len(runs) for value in judged}
-    least, most = min(judged, key=rates.__getitem__), max(judged, key=rates.__getitem__)
-    differ = {pair for pair in combinations(judged, 2) if _differ(probes, pair, len(judged))}
-    bad = [value for value in judged if _pair(value, least) in differ]
-    good = [value for value in judged if value not in bad and _pair(value, most) in differ]
+    rates = {value: (runs := _judged_results(probes, value)).count(BAD) / len(runs) for value in judged_values}
+    least, most = min(judged_values, key=rates.__getitem__), max(judged_values, key=rates.__getitem__)
+    differ = {pair for pair in combinations(judged_values, 2) if _differ(probes, pair, len(judged_values))}
+    bad = [value for value in judged_values if _pair(value, least) in differ]
+    good = [value for value in judged_values if value not in bad and _pair(value, most) in differ]
     if not bad:
         return None
     open_ = [value for value in values if value not in (*bad, *good)]
@@ -98,7 +107,7 @@ def _answer_by_rates(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer 
 def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
     """Whether the rates of two values differ. The question's confidence holds for all pairs and rounds together."""
     separation = Separation()
-    for first, second in zip(*(_judged(probes, value) for value in pair), strict=False):
+    for first, second in zip(*(_judged_results(probes, value) for value in pair), strict=False):
         separation.learn(first is BAD, second is BAD)
     pairs = values * (values - 1) // 2
     return separation.shown(1 - (1 - probes.question.confidence) / pairs)
@@ -107,39 +116,39 @@ def _differ(probes: ProbeCache, pair: tuple[int, int], values: int) -> bool:
 def _choice_answer(
     probes: ProbeCache, bad: Sequence[int], good: Sequence[int], open_: Sequence[int], confidence: float
 ) -> SearchAnswer:
-    judged = [counts_as for value in bad for counts_as in _judged(probes, value)]
+    results = [counts_as for value in bad for counts_as in _judged_results(probes, value)]
     return SearchAnswer(
         kind=AnswerKind.CHOICE,
         items=tuple(sorted(bad)),
-        groups=tuple(map(_alone, bad)) if len(bad) > 1 else (),
+        groups=tuple(map(_single, bad)) if len(bad) > 1 else (),
         confidence=confidence,
-        p_bad=judged.count(BAD) / len(judged) if GOOD in judged else None,
+        p_bad=results.count(BAD) / len(results) if GOOD in results else None,
         why="the others failed in another way, could not be judged, or lie in between" if open_ else "",
         open=tuple(sorted(open_)),
-        passing=_alone(good[0]) if good else None,
-        failing=_alone(bad[0]),
+        passing=_single(good[0]) if good else None,
+        failing=_single(bad[0]),
     )
 
 
 def _independent_answer(probes: ProbeCache, values: Sequence[int]) -> SearchAnswer:
-    judged = [counts_as for value in values for counts_as in _judged(probes, value)]
+    results = [counts_as for value in values for counts_as in _judged_results(probes, value)]
     return SearchAnswer(
         kind=AnswerKind.INDEPENDENT,
         confidence=probes.question.confidence,
-        p_bad=judged.count(BAD) / len(judged),
-        why=f"{judged.count(BAD)} of {len(judged)} runs failed, and no value so much more often than another",
-        failing=next((_alone(value) for value in values if BAD in probes.answers(_alone(value))), None),
+        p_bad=results.count(BAD) / len(results),
+        why=f"{results.count(BAD)} of {len(results)} runs failed, and no value so much more often than another",
+        failing=next((_single(value) for value in values if BAD in probes.answers(_single(value))), None),
     )
 
 
 def _all_fail_answer(probes: ProbeCache, bad: Sequence[int], silent: Sequence[int]) -> SearchAnswer:
-    times = sum(len(_judged(probes, value)) for value in bad)
+    times = sum(len(_judged_results(probes, value)) for value in bad)
     return SearchAnswer(
         kind=AnswerKind.INDEPENDENT,
         confidence=probes.question.confidence,
         why=f"each value that could be judged fails: {times} of {times} runs",
         open=tuple(silent),
-        failing=_alone(bad[0]),
+        failing=_single(bad[0]),
     )
 
 
@@ -150,25 +159,29 @@ def _no_failure_answer(probes: ProbeCache, good: Sequence[int], silent: Sequence
             confidence=0.0,
             why="no value fails in the way sought, and some could not be judged or fail in another way",
             open=tuple(silent),
-            passing=_alone(good[0]) if good else None,
+            passing=_single(good[0]) if good else None,
         )
-    times = min(len(_judged(probes, value)) for value in good)
+    times = min(len(_judged_results(probes, value)) for value in good)
     return SearchAnswer(
         kind=AnswerKind.NONE,
         confidence=probes.question.confidence,
         why=f"each value passed {times} of {times}: never seen failing",
-        passing=_alone(good[0]),
+        passing=_single(good[0]),
     )
 
 
 def _judgeable(probes: ProbeCache, values: Sequence[int]) -> list[int]:
     """Return the values without those that mostly could not be judged."""
-    counts = {value: (len(probes.answers(_alone(value))), len(_judged(probes, value))) for value in values}
-    return [value for value, (launched, judged) in counts.items() if launched - judged < judged + _TWICE]
+    counts = {value: (len(probes.answers(_single(value))), len(_judged_results(probes, value))) for value in values}
+    return [
+        value
+        for value, (launches, judged_count) in counts.items()
+        if launches - judged_count < judged_count + _MAX_EXCESS_UNJUDGED
+    ]
 
 
 def _fewest_judged(probes: ProbeCache, values: Sequence[int]) -> int:
-    return min(len(_judged(probes, value)) for value in values)
+    return min(len(_judged_results(probes, value)) for value in values)
 
 
 def _sort_values(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], list[int], list[int]]:
@@ -177,20 +190,20 @@ def _sort_values(probes: ProbeCache, values: Iterable[int]) -> tuple[list[int], 
     good: list[int] = []
     silent: list[int] = []
     for value in values:
-        judged = _judged(probes, value)
-        (bad if BAD in judged else good if judged else silent).append(value)
+        results = _judged_results(probes, value)
+        (bad if BAD in results else good if results else silent).append(value)
     return bad, good, silent
 
 
 def _launch(probes: ProbeCache, values: Sequence[int], purpose: Purpose) -> None:
-    list(probes.ask([_alone(value) for value in values], purpose, probes.everything))
+    list(probes.launch([_single(value) for value in values], purpose, probes.all_units))
 
 
-def _judged(probes: ProbeCache, value: int) -> list[CountsAs]:
-    return [counts_as for counts_as in probes.answers(_alone(value)) if counts_as in (GOOD, BAD)]
+def _judged_results(probes: ProbeCache, value: int) -> list[ProbeResult]:
+    return [counts_as for counts_as in probes.answers(_single(value)) if counts_as in (GOOD, BAD)]
 
 
-def _alone(value: int) -> Subset:
+def _single(value: int) -> Subset:
     return frozenset({value})
 
 

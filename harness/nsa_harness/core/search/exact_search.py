@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-from nsa_harness.core.search.question import BAD, GOOD, CountsAs, ProbeCache, Purpose, Subset, Zone, together
+from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult, Purpose, Subset, Zone, combine_answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Chain:
     def __len__(self) -> int:
         return len(self.order)
 
-    def at(self, length: int) -> Subset:
+    def set_at(self, length: int) -> Subset:
         return self.base | frozenset(self.order[:length])
 
     def longest_inside(self, subset: Subset) -> int:
@@ -51,12 +51,12 @@ class Chain:
 _LARGEST_EXACT = 128  # the cost table grows with the square of the gap; larger gaps use its proportions
 
 
-def depth(gap: int) -> int:
+def halvings(gap: int) -> int:
     """Return how often `gap` places must be halved until one is left."""
     return (gap - 1).bit_length()
 
 
-def probes_at_worst(gap: int, at_once: int) -> int:
+def worst_case_probes(gap: int, at_once: int) -> int:
     """Return the most probes that a search among `gap` places takes, `at_once` of them in each round."""
     total = 0
     while gap > 1:
@@ -66,7 +66,7 @@ def probes_at_worst(gap: int, at_once: int) -> int:
     return total
 
 
-def cuts(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
+def probe_points(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
     """Return where to probe among `gap` places, as distances from the good end.
 
     Several probes at once are spread evenly; a single probe goes where the expected cost is lowest. `rounds` is the
@@ -75,13 +75,13 @@ def cuts(gap: int, at_once: int, rounds: int, bad_cost: float) -> list[int]:
     probes = min(at_once, gap - 1)
     if probes > 1:
         return [gap * i // (probes + 1) for i in range(1, probes + 1)]
-    return [_scaled(gap, max(rounds, depth(gap)), round(max(bad_cost, 0.1), 1))]
+    return [_cheapest_cut(gap, max(rounds, halvings(gap)), round(max(bad_cost, 0.1), 1))]
 
 
-def _scaled(gap: int, rounds: int, bad_cost: float) -> int:
+def _cheapest_cut(gap: int, rounds: int, bad_cost: float) -> int:
     half = 1 << (rounds - 1)
     exact = min(gap, _LARGEST_EXACT)
-    cut = _cheapest(exact, depth(exact) if exact < gap else rounds, bad_cost)[1]
+    cut = _cheapest(exact, halvings(exact) if exact < gap else rounds, bad_cost)[1]
     return min(max(cut * gap // exact, gap - half, 1), half, gap - 1)
 
 
@@ -96,8 +96,8 @@ def _cheapest(gap: int, rounds: int, bad_cost: float) -> tuple[float, int]:
         return 0.0, 0
     half = 1 << (rounds - 1)
     # The middle comes first: min keeps it among cuts of equal cost.
-    allowed = sorted(range(max(1, gap - half), min(half, gap - 1) + 1), key=lambda cut: abs(2 * cut - gap))
-    return min(((_cost(gap, cut, rounds, bad_cost), cut) for cut in allowed), key=lambda option: option[0])
+    candidates = sorted(range(max(1, gap - half), min(half, gap - 1) + 1), key=lambda cut: abs(2 * cut - gap))
+    return min(((_cost(gap, cut, rounds, bad_cost), cut) for cut in candidates), key=lambda option: option[0])
 
 
 def _cost(gap: int, cut: int, rounds: int, bad_cost: float) -> float:
@@ -116,50 +116,50 @@ def points_around_zone(low: int, high: int, others: Collection[int], count: int)
     `others` are points between the two that counted as neither, and are assumed to form one zone. First both borders of
     the zone are narrowed by halves, then a few points inside it are probed: a good or bad one would refute the zone.
     """
-    ordered = sorted(others)
-    wide = max((ordered[-1] - ordered[0]) // _ZONE_PARTS, 1)
-    borders = [(low, ordered[0]), (ordered[-1], high)]
-    return _middles(borders, 1, count) or _middles(list(pairwise(ordered)), wide, count)
+    others_in_order = sorted(others)
+    wide = max((others_in_order[-1] - others_in_order[0]) // _ZONE_PARTS, 1)
+    borders = [(low, others_in_order[0]), (others_in_order[-1], high)]
+    return _halve_widest_gaps(borders, 1, count) or _halve_widest_gaps(list(pairwise(others_in_order)), wide, count)
 
 
-def zone_probes_at_worst(gap: int, at_once: int) -> int:
+def worst_case_zone_probes(gap: int, at_once: int) -> int:
     """Return the probes that a zone among `gap` places adds at worst: for its other border, and inside it."""
-    return probes_at_worst(gap, at_once) + _ZONE_PARTS + at_once
+    return worst_case_probes(gap, at_once) + _ZONE_PARTS + at_once
 
 
-def zones(low: int, high: int, end: int, between: Collection[CountsAs]) -> tuple[Zone, ...]:
+def make_zones(low: int, high: int, end: int, between: Collection[ProbeResult]) -> tuple[Zone, ...]:
     """Return the zone that passes, the zone that counts as neither, and the zone that fails.
 
     `between` are the answers inside the middle zone; `end` is the length of the bad end.
     """
-    different = all(counts_as is CountsAs.DIFFERENT for counts_as in between)
+    different = all(counts_as is ProbeResult.DIFFERENT for counts_as in between)
     return (
-        Zone(start=0, stop=low + 1, counts_as=CountsAs.GOOD),
-        Zone(start=low + 1, stop=high, counts_as=CountsAs.DIFFERENT if different else CountsAs.UNRESOLVED),
-        Zone(start=high, stop=end + 1, counts_as=CountsAs.BAD),
+        Zone(start=0, stop=low + 1, counts_as=ProbeResult.GOOD),
+        Zone(start=low + 1, stop=high, counts_as=ProbeResult.DIFFERENT if different else ProbeResult.UNRESOLVED),
+        Zone(start=high, stop=end + 1, counts_as=ProbeResult.BAD),
     )
 
 
-def _middles(gaps: Sequence[tuple[int, int]], narrow: int, count: int) -> list[int]:
+def _halve_widest_gaps(gaps: Sequence[tuple[int, int]], narrow: int, count: int) -> list[int]:
     """Return at most `count` points: each halves the widest gap left, while that is wider than `narrow`."""
-    left, chosen = list(gaps), list[int]()
-    while left and len(chosen) < count:
-        start, stop = max(left, key=lambda gap: gap[1] - gap[0])
+    remaining, points = list(gaps), list[int]()
+    while remaining and len(points) < count:
+        start, stop = max(remaining, key=lambda gap: gap[1] - gap[0])
         if stop - start <= narrow:
             break
-        left.remove((start, stop))
-        chosen.append((start + stop) // 2)
-        left += [(start, chosen[-1]), (chosen[-1], stop)]
-    return sorted(chosen)
+        remaining.remove((start, stop))
+        points.append((start + stop) // 2)
+        remaining += [(start, points[-1]), (points[-1], stop)]
+    return sorted(points)
 
 
-_LAUNCHED_AGAIN = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
+_ALWAYS_LAUNCHED = frozenset({Purpose.PROOF_BAD, Purpose.PROOF_GOOD, Purpose.RECHECK_GOOD, Purpose.RECHECK_BAD})
 # A claim about this exact set must be launched: an answer implied by other sets is not enough.
-_FOR_ITSELF = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY, Purpose.ONE_FEWER})
+_NEVER_IMPLIED = frozenset({Purpose.DROP_ONE, Purpose.ELSEWHERE, Purpose.AS_MANY, Purpose.ONE_FEWER})
 
 
 @dataclass(eq=False, kw_only=True)
-class Contradicted(Exception):
+class Contradiction(Exception):
     """`good` passed although it contains `bad`, which failed. Equal sets mean flaky runs, others no monotone order."""
 
     good: Subset
@@ -167,7 +167,7 @@ class Contradicted(Exception):
 
 
 @dataclass(eq=False, kw_only=True)
-class Unjudged(Exception):
+class UnjudgedGap(Exception):
     """No set that was launched between these two counts as good or bad."""
 
     passing: Subset
@@ -177,13 +177,13 @@ class Unjudged(Exception):
 class ExactSearch:
     """A judge that takes each answer as final. Raises Contradicted at the first answer that contradicts another."""
 
-    sure = 1.0
-    rate = None
+    confidence = 1.0
+    failure_rate = None
 
     def __init__(self, probes: ProbeCache) -> None:
         self._probes = probes
 
-    def edge(self, chain: Chain, purpose: Purpose) -> int:
+    def first_failing_length(self, chain: Chain, purpose: Purpose) -> int:
         """Return the length of the first set of the chain that fails: its base passes, and the whole chain fails.
 
         Each round probes one length or, in parallel, several, and narrows the gap. Raises Unjudged if every probe that
@@ -191,86 +191,86 @@ class ExactSearch:
         """
         low, high = self._bounds(chain)
         neither = [answer.subset for answer in self._probes.observations if answer.counts_as not in (GOOD, BAD)]
-        unresolved = {length for subset in neither if (length := chain.length_of(subset)) is not None}
-        rounds = depth(high - low)
+        unjudged_lengths = {length for subset in neither if (length := chain.length_of(subset)) is not None}
+        rounds = halvings(high - low)
         while high - low > 1:
-            points = self._points(low, high, unresolved, rounds)
+            points = self._next_points(low, high, unjudged_lengths, rounds)
             if not points:
-                raise Unjudged(passing=chain.at(low), failing=chain.at(high))
+                raise UnjudgedGap(passing=chain.set_at(low), failing=chain.set_at(high))
             rounds = max(rounds - 1, 0)
             answers = self._answers_at(chain, points, (low, high), rounds, purpose)
             for point, counts_as in zip(points, answers, strict=True):
                 low = max(low, point) if counts_as is GOOD else low
                 high = min(high, point) if counts_as is BAD else high
-                unresolved |= set() if counts_as in (GOOD, BAD) else {point}
+                unjudged_lengths |= set() if counts_as in (GOOD, BAD) else {point}
         return high
 
-    def each(
+    def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
-    ) -> Iterator[CountsAs]:
+    ) -> Iterator[ProbeResult]:
         """Yield one answer for each set, from `times` launches of it.
 
         Known and implied answers count as launches, except for purposes that launch every set again.
         """
-        known = [self._known_answers(subset, purpose, times) for subset in subsets]
-        lacking = [times - len(answers) for answers in known]
+        known_answers = [self._known_answers(subset, purpose, times) for subset in subsets]
+        lacking = [times - len(answers) for answers in known_answers]
         missing = [subset for subset, lack in zip(subsets, lacking, strict=True) for _ in range(lack)]
-        fresh = self._fresh(missing, purpose, among)
-        for answers, lack in zip(known, lacking, strict=True):
-            yield together([*answers, *(next(fresh) for _ in range(lack))])
+        fresh = self._launch_and_check(missing, purpose, among)
+        for answers, lack in zip(known_answers, lacking, strict=True):
+            yield combine_answers([*answers, *(next(fresh) for _ in range(lack))])
 
-    def failed(self) -> Iterable[Subset]:
+    def failing_sets(self) -> Iterable[Subset]:
         """Return the sets that were seen to fail."""
         return [answer.subset for answer in self._probes.observations if answer.counts_as is BAD]
 
-    def make_sure(self, confidence: float) -> None:
+    def reach_confidence(self, confidence: float) -> None:
         """Do nothing: each answer is final."""
 
     def _bounds(self, chain: Chain) -> tuple[int, int]:
         """Return the longest length that must pass and the shortest that must fail, from all answers so far."""
         answers = self._probes.observations
-        passed = (chain.longest_inside(answer.subset) for answer in answers if answer.counts_as is GOOD)
-        failed = (chain.shortest_around(answer.subset) for answer in answers if answer.counts_as is BAD)
-        return max(0, *passed), min(len(chain), *failed)
+        passing_lengths = (chain.longest_inside(answer.subset) for answer in answers if answer.counts_as is GOOD)
+        failing_lengths = (chain.shortest_around(answer.subset) for answer in answers if answer.counts_as is BAD)
+        return max(0, *passing_lengths), min(len(chain), *failing_lengths)
 
-    def _points(self, low: int, high: int, unresolved: set[int], rounds: int) -> list[int]:
+    def _next_points(self, low: int, high: int, unjudged_lengths: set[int], rounds: int) -> list[int]:
         question = self._probes.question
-        inside = [k for k in unresolved if low < k < high]
+        inside = [k for k in unjudged_lengths if low < k < high]
         if not inside:
-            return [low + cut for cut in cuts(high - low, question.at_once, rounds, question.bad_cost())]
+            return [low + cut for cut in probe_points(high - low, question.at_once, rounds, question.bad_cost())]
         return points_around_zone(low, high, inside, question.at_once)
 
     def _answers_at(
         self, chain: Chain, points: Sequence[int], bounds: tuple[int, int], rounds: int, purpose: Purpose
-    ) -> list[CountsAs]:
+    ) -> list[ProbeResult]:
         low, high = bounds
         largest = max(after - before for before, after in zip((low, *points), (*points, high), strict=True))
         at_once = self._probes.question.at_once
         # With one probe at a time, a cut that avoids costly answers may need all the rounds that are left.
-        left = max(rounds, depth(largest)) if at_once == 1 else probes_at_worst(largest, at_once)
-        subsets = [chain.at(point) for point in points]
-        return list(self._fresh(subsets, purpose, chain.order[low:high], left))
+        probes_left = max(rounds, halvings(largest)) if at_once == 1 else worst_case_probes(largest, at_once)
+        subsets = [chain.set_at(point) for point in points]
+        return list(self._launch_and_check(subsets, purpose, chain.order[low:high], probes_left))
 
-    def _known_answers(self, subset: Subset, purpose: Purpose, times: int) -> list[CountsAs]:
+    def _known_answers(self, subset: Subset, purpose: Purpose, times: int) -> list[ProbeResult]:
         """Return the answers known for the set, at most `times` of them."""
-        if purpose in _LAUNCHED_AGAIN:
+        if purpose in _ALWAYS_LAUNCHED:
             return []
         answers = self._probes.answers(subset)[-times:]
-        judged = GOOD in answers or BAD in answers
-        implied = None if judged or purpose in _FOR_ITSELF else self._probes.implied(subset)
-        return answers if implied is None else [implied] * times
+        is_judged = GOOD in answers or BAD in answers
+        implied_result = None if is_judged or purpose in _NEVER_IMPLIED else self._probes.implied_result(subset)
+        return answers if implied_result is None else [implied_result] * times
 
-    def _fresh(
-        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], left: int = 0
-    ) -> Iterator[CountsAs]:
-        answers = self._probes.ask(subsets, purpose, among, left)
+    def _launch_and_check(
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], probes_left: int = 0
+    ) -> Iterator[ProbeResult]:
+        answers = self._probes.launch(subsets, purpose, among, probes_left)
         for subset, counts_as in zip(subsets, answers, strict=True):
-            self._check(subset, counts_as)
+            self._check_against_earlier(subset, counts_as)
             yield counts_as
 
-    def _check(self, subset: Subset, counts_as: CountsAs) -> None:
-        for seen in self._probes.observations:
-            if (counts_as, seen.counts_as) == (GOOD, BAD) and seen.subset <= subset:
-                raise Contradicted(good=subset, bad=seen.subset)
-            if (counts_as, seen.counts_as) == (BAD, GOOD) and subset <= seen.subset:
-                raise Contradicted(good=seen.subset, bad=subset)
+    def _check_against_earlier(self, subset: Subset, counts_as: ProbeResult) -> None:
+        for observation in self._probes.observations:
+            if (counts_as, observation.counts_as) == (GOOD, BAD) and observation.subset <= subset:
+                raise Contradiction(good=subset, bad=observation.subset)
+            if (counts_as, observation.counts_as) == (BAD, GOOD) and subset <= observation.subset:
+                raise Contradiction(good=observation.subset, bad=subset)

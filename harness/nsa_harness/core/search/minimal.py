@@ -9,26 +9,28 @@ from math import gcd
 from typing import Protocol
 
 from nsa_harness.core.search.exact_search import Chain
-from nsa_harness.core.search.question import BAD, GOOD, CountsAs, ProbeCache, Purpose, Subset, together
+from nsa_harness.core.search.question import BAD, GOOD, ProbeCache, ProbeResult, Purpose, Subset, combine_answers
 
 
-class Literal:
+class LiteralJudge:
     """A judge of sets that launches every set, and concludes nothing from other sets."""
 
-    sure = 1.0
-    rate = None
+    confidence = 1.0
+    failure_rate = None
 
     def __init__(self, probes: ProbeCache) -> None:
         self._probes = probes
 
-    def each(
+    def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
-    ) -> Iterator[CountsAs]:
+    ) -> Iterator[ProbeResult]:
         for subset in subsets:
-            yield together(list(self._probes.ask([subset] * times, purpose, among)))
+            yield combine_answers(list(self._probes.launch([subset] * times, purpose, among)))
 
 
-_MOST_OTHERS = 24  # a reduction stops after this many probes that fail in another way: that failure is not the subject
+_MAX_OTHER_FAILURES = (
+    24  # a reduction stops after this many probes that fail in another way: that failure is not the subject
+)
 
 
 def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
@@ -37,17 +39,17 @@ def ddmin(probes: ProbeCache, failing: Subset) -> FailingSet:
     This is Zeller's delta debugging. At worst it takes the square of the size in probes; no set is launched twice. If
     too many probes fail in another way, it stops with the smallest set so far, and all members count as unjudged.
     """
-    others = _Others(probes)
+    others = _OtherFailures(probes)
     parts = 2
     while len(failing) > 1 and not others.too_many:
-        smaller, parts = _step(probes, failing, min(parts, len(failing)), others)
+        smaller, parts = _reduce_once(probes, failing, min(parts, len(failing)), others)
         if smaller is None:
             break
         failing = smaller
-    return FailingSet(members=failing, unjudged=failing if others.too_many else _unjudged(probes, failing))
+    return FailingSet(members=failing, unjudged=failing if others.too_many else _unjudged_members(probes, failing))
 
 
-class _Others:
+class _OtherFailures:
     """The probes after its creation that failed in another way."""
 
     def __init__(self, probes: ProbeCache) -> None:
@@ -56,10 +58,10 @@ class _Others:
     @property
     def too_many(self) -> bool:
         since = self._probes.observations[self._before :]
-        return sum(answer.counts_as is CountsAs.DIFFERENT for answer in since) >= _MOST_OTHERS
+        return sum(answer.counts_as is ProbeResult.DIFFERENT for answer in since) >= _MAX_OTHER_FAILURES
 
 
-def _step(probes: ProbeCache, failing: Subset, parts: int, others: _Others) -> tuple[Subset | None, int]:
+def _reduce_once(probes: ProbeCache, failing: Subset, parts: int, others: _OtherFailures) -> tuple[Subset | None, int]:
     """Return the failing set to go on with and the number of parts to cut it into; None if no smaller set fails."""
     cut = _cut(failing, parts)
     if (part := _first_failing(probes, cut, failing, others)) is not None:
@@ -69,8 +71,8 @@ def _step(probes: ProbeCache, failing: Subset, parts: int, others: _Others) -> t
     return (failing, 2 * parts) if parts < len(failing) else (None, parts)
 
 
-def _first_failing(probes: ProbeCache, subsets: list[Subset], among: Subset, others: _Others) -> Subset | None:
-    answers = probes.once(subsets, Purpose.REDUCE, among)
+def _first_failing(probes: ProbeCache, subsets: list[Subset], among: Subset, others: _OtherFailures) -> Subset | None:
+    answers = probes.launch_missing(subsets, Purpose.REDUCE, among)
     for subset in subsets:
         if others.too_many:
             break
@@ -81,38 +83,38 @@ def _first_failing(probes: ProbeCache, subsets: list[Subset], among: Subset, oth
 
 def _cut(failing: Subset, parts: int) -> list[Subset]:
     """Cut a set into parts of neighbours: items that interact are often neighbours."""
-    ordered = sorted(failing)
-    bounds = [len(ordered) * i // parts for i in range(parts + 1)]
-    return [frozenset(ordered[start:stop]) for start, stop in pairwise(bounds)]
+    members = sorted(failing)
+    bounds = [len(members) * i // parts for i in range(parts + 1)]
+    return [frozenset(members[start:stop]) for start, stop in pairwise(bounds)]
 
 
-def _unjudged(probes: ProbeCache, members: Subset) -> Subset:
+def _unjudged_members(probes: ProbeCache, members: Subset) -> Subset:
     without = [members - {member} for member in sorted(members)]
-    answers = probes.once(without, Purpose.DROP_ONE, members)
+    answers = probes.launch_missing(without, Purpose.DROP_ONE, members)
     return frozenset(member for member, answer in zip(sorted(members), answers, strict=True) if answer is not GOOD)
 
 
-_PASSES_AGAIN = 3  # launches in all before a set that passed once counts as passing
+_PASSING_LAUNCHES = 3  # launches in all before a set that passed once counts as passing
 
 
 class SetJudge(Protocol):
     """A judge that decides what sets count as: from one launch, or after repeated launches."""
 
     @property
-    def sure(self) -> float: ...  # the probability that all claims proven so far hold
+    def confidence(self) -> float: ...  # the probability that all claims proven so far hold
     @property
-    def rate(self) -> float | None: ...  # how often a failing set fails; None: always
-    def each(
+    def failure_rate(self) -> float | None: ...  # how often a failing set fails; None: always
+    def judge_sets(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], times: int = 1
-    ) -> Iterator[CountsAs]: ...  # from at least `times` launches of each set
+    ) -> Iterator[ProbeResult]: ...  # from at least `times` launches of each set
 
 
 class Judge(SetJudge, Protocol):
     """A judge that also finds the first set of a chain that fails."""
 
-    def edge(self, chain: Chain, purpose: Purpose) -> int: ...
-    def failed(self) -> Iterable[Subset]: ...  # the sets that are known to fail
-    def make_sure(self, confidence: float) -> None: ...  # until all claims proven so far hold together
+    def first_failing_length(self, chain: Chain, purpose: Purpose) -> int: ...
+    def failing_sets(self) -> Iterable[Subset]: ...  # the sets that are known to fail
+    def reach_confidence(self, confidence: float) -> None: ...  # until all claims proven so far hold together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,34 +126,40 @@ class FailingSet:
     unjudged: Subset = frozenset()
 
 
-def ask(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> CountsAs:
-    return next(judge.each([subset], purpose, among or subset, times))
+def judge_set(
+    judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1
+) -> ProbeResult:
+    return next(judge.judge_sets([subset], purpose, among or subset, times))
 
 
 def fails(judge: SetJudge, subset: Subset, purpose: Purpose, among: Iterable[int] = (), times: int = 1) -> bool:
-    return ask(judge, subset, purpose, among, times) is CountsAs.BAD
+    return judge_set(judge, subset, purpose, among, times) is ProbeResult.BAD
 
 
-def standing_out(judge: Judge, pool: tuple[int, ...]) -> Subset:
+def find_failing_part(judge: Judge, pool: tuple[int, ...]) -> Subset:
     """Return a part of a failing pool that fails: its shortest failing prefix, without the items that are not needed.
 
     A single item is tried first, then both ends alone: it is costly to reduce a wide range item by item.
     """
-    span = stretch(judge, pool)
-    return _inside(judge, span) if len(span) > 1 else frozenset(span)
+    span = shortest_failing_span(judge, pool)
+    return _reduce_span(judge, span) if len(span) > 1 else frozenset(span)
 
 
-def stretch(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
+def shortest_failing_span(judge: Judge, pool: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shortest run of neighbours in a failing pool that contains the last needed item and still fails."""
-    right = judge.edge(Chain(base=frozenset(), order=pool), Purpose.RIGHT_EDGE)
-    last = frozenset({pool[right - 1]})
-    if right == 1 or fails(judge, last, Purpose.ALONE, pool[:right]):
-        return pool[right - 1 : right]
-    left = right - 1 - judge.edge(Chain(base=last, order=pool[: right - 1][::-1]), Purpose.LEFT_EDGE)
-    return pool[left:right]
+    right_end = judge.first_failing_length(Chain(base=frozenset(), order=pool), Purpose.RIGHT_EDGE)
+    last = frozenset({pool[right_end - 1]})
+    if right_end == 1 or fails(judge, last, Purpose.ALONE, pool[:right_end]):
+        return pool[right_end - 1 : right_end]
+    left_end = (
+        right_end
+        - 1
+        - judge.first_failing_length(Chain(base=last, order=pool[: right_end - 1][::-1]), Purpose.LEFT_EDGE)
+    )
+    return pool[left_end:right_end]
 
 
-def _inside(judge: Judge, span: tuple[int, ...]) -> Subset:
+def _reduce_span(judge: Judge, span: tuple[int, ...]) -> Subset:
     """Return a part of the span that fails and contains both its ends, which are needed."""
     ends = frozenset({span[0], span[-1]})
     if fails(judge, ends, Purpose.ENDS_ONLY, span):
@@ -159,136 +167,136 @@ def _inside(judge: Judge, span: tuple[int, ...]) -> Subset:
     quarter = len(span) // 4 or 1
     outer = frozenset(span[:quarter] + span[-quarter:])
     if fails(judge, outer, Purpose.WITHOUT_MIDDLE, span):
-        return reduced(judge, outer, ends)
+        return reduce_to_needed(judge, outer, ends)
     return frozenset(span)
 
 
-def reduced(judge: Judge, failing: Subset, needed: Subset) -> Subset:
+def reduce_to_needed(judge: Judge, failing: Subset, needed_members: Subset) -> Subset:
     """Return a smallest part of a failing set that fails. Each pass finds one more member that is needed."""
-    while needed != failing and not fails(judge, needed, Purpose.REDUCE, failing):
-        order = tuple(sorted(failing - needed))
-        edge = judge.edge(Chain(base=needed, order=order), Purpose.REDUCE)
-        failing = needed | frozenset(order[:edge])
-        needed |= {order[edge - 1]}
-    return needed
+    while needed_members != failing and not fails(judge, needed_members, Purpose.REDUCE, failing):
+        order = tuple(sorted(failing - needed_members))
+        edge = judge.first_failing_length(Chain(base=needed_members, order=order), Purpose.REDUCE)
+        failing = needed_members | frozenset(order[:edge])
+        needed_members |= {order[edge - 1]}
+    return needed_members
 
 
-def minimal(judge: Judge, members: Subset, sample: int) -> FailingSet:
+def drop_unneeded(judge: Judge, members: Subset, sample: int) -> FailingSet:
     """Drop each member in turn, and continue with any part that still fails, until every member is needed.
 
     If there are many members, only both ends and a `sample` between them are dropped. If there are few, each is dropped
     more than once: a flaky run that passes by chance makes a member look needed.
     """
     while len(members) > 1:
-        dropped = _dropped(members, sample)
-        spare, kept, unjudged = first_spare(judge, members, dropped, -(-sample // len(dropped)))
-        if spare is None:
-            return FailingSet(members=members, sampled=len(dropped) < len(members), unjudged=unjudged)
-        members = reduced(judge, members - {spare}, kept)
+        candidates = _drop_candidates(members, sample)
+        unneeded, needed_members, unjudged = first_unneeded(judge, members, candidates, -(-sample // len(candidates)))
+        if unneeded is None:
+            return FailingSet(members=members, sampled=len(candidates) < len(members), unjudged=unjudged)
+        members = reduce_to_needed(judge, members - {unneeded}, needed_members)
     return FailingSet(members=members)
 
 
-def first_spare(
-    judge: SetJudge, members: Subset, dropped: Sequence[int], times: int
+def first_unneeded(
+    judge: SetJudge, members: Subset, candidates: Sequence[int], times: int
 ) -> tuple[int | None, Subset, Subset]:
     """Return the first member without which the set still fails, the needed members, and the undecided ones."""
-    without = [members - {member} for member in dropped]
-    kept, unjudged = set[int](), set[int]()
-    answers = judge.each(without, Purpose.DROP_ONE, members, times)
-    for member, counts_as in zip(dropped, answers, strict=True):
-        if counts_as is CountsAs.BAD:
-            return member, frozenset(kept), frozenset()
-        (kept if counts_as is CountsAs.GOOD else unjudged).add(member)
-    return None, frozenset(kept), frozenset(unjudged)
+    without = [members - {member} for member in candidates]
+    needed_members, unjudged = set[int](), set[int]()
+    answers = judge.judge_sets(without, Purpose.DROP_ONE, members, times)
+    for member, counts_as in zip(candidates, answers, strict=True):
+        if counts_as is ProbeResult.BAD:
+            return member, frozenset(needed_members), frozenset()
+        (needed_members if counts_as is ProbeResult.GOOD else unjudged).add(member)
+    return None, frozenset(needed_members), frozenset(unjudged)
 
 
-def _dropped(members: Subset, sample: int) -> list[int]:
+def _drop_candidates(members: Subset, sample: int) -> list[int]:
     """Return the members to drop, from the middle on: the search has already shown that both ends are needed."""
     first, *between, last = sorted(members)
     step = max(len(between) / sample, 1.0)
     return [*(between[int(step * i + step / 2)] for i in range(min(sample, len(between)))), first, last]
 
 
-def only_the_number(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
+def only_count_matters(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
     """Whether only the number of items matters, not which items they are.
 
     It is tested only if `members` are the first items: if only the number matters, a search by prefixes ends there.
     """
-    return members == frozenset(among[: len(members)]) and _any_so_many(judge, members, among, sample)
+    return members == frozenset(among[: len(members)]) and _every_set_of_size_fails(judge, members, among, sample)
 
 
-def others_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
+def other_sets_fail_too(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
     """Whether only the number of items matters, for a minimal set of several items anywhere.
 
     One other set of the size is launched first; only if it fails too are more sets launched.
     """
-    other = next(iter(_others(members, among, 1)), None)
+    other = next(iter(_other_sets(members, among, 1)), None)
     if len(members) == 1 or other is None or not fails(judge, other, Purpose.ELSEWHERE, among):
         return False
-    return _any_so_many(judge, members, among, sample)
+    return _every_set_of_size_fails(judge, members, among, sample)
 
 
-def _any_so_many(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
+def _every_set_of_size_fails(judge: Judge, members: Subset, among: tuple[int, ...], sample: int) -> bool:
     """Whether other sets of that size all fail, and all sets with one item fewer pass."""
-    others = _others(members, among, sample)
-    smaller = _scattered(among, len(members) - 1, sample) if len(members) > 1 else []
+    others = _other_sets(members, among, sample)
+    smaller = _spread_sets(among, len(members) - 1, sample) if len(members) > 1 else []
     return (
         bool(others)
-        and _fails_after_all(judge, others[0], Purpose.ELSEWHERE, among)
-        and all(_fails_after_all(judge, other, Purpose.AS_MANY, among) for other in others[1:])
-        and all(answer is CountsAs.GOOD for answer in judge.each(smaller, Purpose.ONE_FEWER, among))
+        and _fails_in_repeats(judge, others[0], Purpose.ELSEWHERE, among)
+        and all(_fails_in_repeats(judge, other, Purpose.AS_MANY, among) for other in others[1:])
+        and all(answer is ProbeResult.GOOD for answer in judge.judge_sets(smaller, Purpose.ONE_FEWER, among))
     )
 
 
-def _others(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset]:
+def _other_sets(members: Subset, among: tuple[int, ...], sample: int) -> list[Subset]:
     """Return other sets of that size, unless the members are all there are."""
     if len(members) == len(among):
         return []
-    return [other for other in _scattered(among, len(members), sample + 1) if other != members][:sample]
+    return [other for other in _spread_sets(among, len(members), sample + 1) if other != members][:sample]
 
 
-def _fails_after_all(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:
+def _fails_in_repeats(judge: Judge, subset: Subset, purpose: Purpose, among: tuple[int, ...]) -> bool:
     """Whether a set fails. A set that passes is launched again, because a flaky run may pass by chance."""
-    return fails(judge, subset, purpose, among) or fails(judge, subset, purpose, among, times=_PASSES_AGAIN)
+    return fails(judge, subset, purpose, among) or fails(judge, subset, purpose, among, times=_PASSING_LAUNCHES)
 
 
-def _scattered(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
+def _spread_sets(among: tuple[int, ...], count: int, sample: int) -> list[Subset]:
     """Return different sets of one size, spread so that they share neither a few items nor a range."""
     total = len(among)
     stride = next(step for step in range(round(total * 0.618) or 1, 2 * total) if gcd(step, total) == 1)
-    turned = [among[(1 + i * stride) % total] for i in range(total)]
-    starts = [(start * max(total // sample, 1)) % total for start in range(total)]
-    sets = [frozenset((turned + turned)[start : start + count]) for start in starts]
+    permuted = [among[(1 + i * stride) % total] for i in range(total)]
+    offsets = [(start * max(total // sample, 1)) % total for start in range(total)]
+    sets = [frozenset((permuted + permuted)[start : start + count]) for start in offsets]
     return list(dict.fromkeys(sets))[:sample]
 
 
 # Ranges: only neighbouring items can be switched on together.
 
 
-def shortest(judge: Judge, members: Subset, sample: int) -> FailingSet:
+def drop_unneeded_ends(judge: Judge, members: Subset, sample: int) -> FailingSet:
     """Shrink a failing range until its first and its last item are needed. Items between them cannot be tested."""
     while len(members) > 1:
         ends = (min(members), max(members))
-        spare, _, unjudged = first_spare(judge, members, ends, -(-sample // len(ends)))
-        if spare is None:
+        unneeded, _, unjudged = first_unneeded(judge, members, ends, -(-sample // len(ends)))
+        if unneeded is None:
             return FailingSet(members=members, unjudged=unjudged)
-        members = frozenset(stretch(judge, tuple(sorted(members - {spare}))))
+        members = frozenset(shortest_failing_span(judge, tuple(sorted(members - {unneeded}))))
     return FailingSet(members=members)
 
 
-def rests(total: int, found: Collection[Subset]) -> tuple[Subset, ...]:
+def ranges_without(total: int, culprits: Collection[Subset]) -> tuple[Subset, ...]:
     """Return the largest ranges that contain none of `found`, the last one first. If all pass, nothing else fails.
 
     No range of `found` lies inside another, so their starts and their stops are in the same order.
     """
-    ordered = sorted(found, key=min)
-    starts = [0, *(min(members) + 1 for members in ordered)]
-    stops = [*(max(members) for members in ordered), total]
+    culprits_in_order = sorted(culprits, key=min)
+    starts = [0, *(min(members) + 1 for members in culprits_in_order)]
+    stops = [*(max(members) for members in culprits_in_order), total]
     spans = [frozenset(range(start, stop)) for start, stop in zip(starts, stops, strict=True) if start < stop]
     return tuple(reversed(spans))
 
 
-def only_the_length(judge: Judge, members: Subset, total: int, sample: int) -> bool:
+def only_length_matters(judge: Judge, members: Subset, total: int, sample: int) -> bool:
     """Whether only the length of a range matters: all other ranges of the length fail, all shorter ones pass.
 
     It is tested only if `members` are the first items: if only the length matters, a search by prefixes ends there.
@@ -301,33 +309,33 @@ def only_the_length(judge: Judge, members: Subset, total: int, sample: int) -> b
     everything = range(total)
     return (
         fails(judge, farthest, Purpose.ELSEWHERE, everything)
-        and all(answer is BAD for answer in judge.each(others, Purpose.AS_MANY, everything))
-        and all(answer is GOOD for answer in judge.each(shorter, Purpose.ONE_FEWER, everything))
+        and all(answer is BAD for answer in judge.judge_sets(others, Purpose.AS_MANY, everything))
+        and all(answer is GOOD for answer in judge.judge_sets(shorter, Purpose.ONE_FEWER, everything))
     )
 
 
-def all_windows_asked(total: int, count: int, sample: int) -> bool:
+def tests_every_window(total: int, count: int, sample: int) -> bool:
     """Whether `only_the_length` launched every range of the length, and every range that is one shorter."""
     return total - count + 1 <= sample + 1 and (count == 1 or total - count + 2 <= sample)
 
 
-def shrunk(probes: ProbeCache, failing: Subset) -> FailingSet:
+def shrink_range(probes: ProbeCache, failing: Subset) -> FailingSet:
     """Shrink a failing range from either end, and launch each range; `unjudged`: ends whose removal showed nothing."""
     step = len(failing) // 2
     while step:
         shorter = _shorter_failing(probes, failing, step)
         failing, step = (failing, step // 2) if shorter is None else (shorter, min(step, len(shorter) - 1))
     ends = sorted({min(failing), max(failing)}) if len(failing) > 1 else []
-    without = probes.once([failing - {end} for end in ends], Purpose.DROP_ONE, failing)
-    unjudged = (end for end, answer in zip(ends, without, strict=True) if answer is not GOOD)
-    return FailingSet(members=failing, unjudged=frozenset(unjudged))
+    without = probes.launch_missing([failing - {end} for end in ends], Purpose.DROP_ONE, failing)
+    unjudged_ends = (end for end, answer in zip(ends, without, strict=True) if answer is not GOOD)
+    return FailingSet(members=failing, unjudged=frozenset(unjudged_ends))
 
 
 def _shorter_failing(probes: ProbeCache, failing: Subset, step: int) -> Subset | None:
-    ordered = sorted(failing)
-    shorter = [frozenset(ordered[step:]), frozenset(ordered[:-step])]
-    answers = probes.once(shorter, Purpose.REDUCE, failing)
-    return next((subset for subset, answer in zip(shorter, answers, strict=True) if answer is CountsAs.BAD), None)
+    members = sorted(failing)
+    shorter = [frozenset(members[step:]), frozenset(members[:-step])]
+    answers = probes.launch_missing(shorter, Purpose.REDUCE, failing)
+    return next((subset for subset, answer in zip(shorter, answers, strict=True) if answer is ProbeResult.BAD), None)
 
 
 def _windows(total: int, count: int, most: int) -> list[Subset]:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import chain, groupby, islice, pairwise
 
 
-class CountsAs(StrEnum):
+class ProbeResult(StrEnum):
     """The result of a probe. DIFFERENT failed in another way than the one sought; UNRESOLVED could not be judged."""
 
     GOOD = "good"
@@ -77,21 +77,21 @@ class Round:
     subsets: tuple[Subset, ...]
     purpose: Purpose
     open: tuple[int, int]
-    left: int
-    each: tuple[Purpose, ...] = ()
+    probes_left: int
+    purpose_of_each: tuple[Purpose, ...] = ()
 
     @property
     def purposes(self) -> tuple[Purpose, ...]:
-        return self.each or (self.purpose,) * len(self.subsets)
+        return self.purpose_of_each or (self.purpose,) * len(self.subsets)
 
 
-Probe = Callable[[Round], Sequence[CountsAs]]  # returns one answer per subset, in order
+Probe = Callable[[Round], Sequence[ProbeResult]]  # returns one answer per subset, in order
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeAnswer:
+class Observation:
     subset: Subset
-    counts_as: CountsAs
+    counts_as: ProbeResult
 
 
 class OutOfBudget(Exception):
@@ -161,7 +161,7 @@ class Zone:
 
     start: int
     stop: int
-    counts_as: CountsAs
+    counts_as: ProbeResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,32 +190,32 @@ class SearchAnswer:
 Spans = tuple[tuple[int, int], ...]  # ordered, none empty, no two adjacent: equal sets have equal spans
 
 
-def spans_of(places: Iterable[int]) -> Spans:
-    ordered = sorted(set(places))
-    if not ordered:
+def spans_of(indices: Iterable[int]) -> Spans:
+    indices_in_order = sorted(set(indices))
+    if not indices_in_order:
         return ()
-    if ordered[-1] - ordered[0] + 1 == len(ordered):
-        return ((ordered[0], ordered[-1] + 1),)
-    runs = (list(run) for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0]))
+    if indices_in_order[-1] - indices_in_order[0] + 1 == len(indices_in_order):
+        return ((indices_in_order[0], indices_in_order[-1] + 1),)
+    runs = (list(run) for _, run in groupby(enumerate(indices_in_order), key=lambda pair: pair[1] - pair[0]))
     return tuple((run[0][1], run[-1][1] + 1) for run in runs)
 
 
-def places_in(spans: Spans) -> frozenset[int]:
+def indices_in(spans: Spans) -> frozenset[int]:
     return frozenset(chain.from_iterable(range(start, stop) for start, stop in spans))
 
 
-def last_place(spans: Spans) -> int | None:
+def last_index(spans: Spans) -> int | None:
     """Return the last place, or None if the spans are empty."""
     return spans[-1][1] - 1 if spans else None
 
 
-def within(spans: Collection[tuple[int, int]], items: int) -> bool:
+def are_valid_spans(spans: Collection[tuple[int, int]], items: int) -> bool:
     """Whether these are valid spans of places among `items` items."""
     edges = list(chain((-1,), chain.from_iterable(spans)))
     return edges[-1] <= items and all(before < after for before, after in pairwise(edges))
 
 
-GOOD, BAD = CountsAs.GOOD, CountsAs.BAD
+GOOD, BAD = ProbeResult.GOOD, ProbeResult.BAD
 
 
 class ProbeCache:
@@ -226,57 +226,61 @@ class ProbeCache:
 
     def __init__(self, question: SearchQuestion, probe: Probe) -> None:
         self.question = question
-        self.units = units(question)
-        self.observations: list[ProbeAnswer] = []
-        self._answers: dict[Subset, list[CountsAs]] = {}
-        self._counts = Counter[tuple[Subset, CountsAs]]()
-        self._ahead: dict[tuple[Subset, Purpose], list[CountsAs]] = {}  # answers of `ahead` that `ask` has not taken
-        self._made = 0  # number of probes
+        self.units = group_units(question)
+        self.observations: list[Observation] = []
+        self._answers: dict[Subset, list[ProbeResult]] = {}
+        self._counts = Counter[tuple[Subset, ProbeResult]]()
+        self._early_answers: dict[
+            tuple[Subset, Purpose], list[ProbeResult]
+        ] = {}  # answers of `ahead` that `ask` has not taken
+        self._probe_count = 0  # number of probes
         self._probe = probe
 
     @property
-    def everything(self) -> tuple[int, ...]:
+    def all_units(self) -> tuple[int, ...]:
         return tuple(range(len(self.units)))
 
     def items(self, subset: Iterable[int]) -> Subset:
         return frozenset(item for unit in subset for item in self.units[unit])
 
-    def ask(
+    def launch(
         self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int], left: int = 0
-    ) -> Iterator[CountsAs]:
+    ) -> Iterator[ProbeResult]:
         """Yield the answers in order. Sets are launched lazily, `at_once` at a time: an unread answer launches no more.
 
         `among` are the units that are still open; `left` is the most probes still to come after these. Raises
         OutOfBudget.
         """
         span = self._span(among)
-        waiting = iter(subsets)
-        rest = len(subsets)
-        while batch := tuple(islice(waiting, self.question.at_once)):
-            rest -= len(batch)
-            yield from self._round(batch, purpose, span, left + rest)
+        pending = iter(subsets)
+        unlaunched = len(subsets)
+        while batch := tuple(islice(pending, self.question.at_once)):
+            unlaunched -= len(batch)
+            yield from self._answer_batch(batch, purpose, span, left + unlaunched)
 
-    def once(self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int]) -> Iterator[CountsAs]:
+    def launch_missing(
+        self, subsets: Sequence[Subset], purpose: Purpose, among: Iterable[int]
+    ) -> Iterator[ProbeResult]:
         """Yield the answers in order, and launch only the sets that were never launched."""
-        known = [self.answers(subset) for subset in subsets]
-        missing = [subset for subset, answers in zip(subsets, known, strict=True) if not answers]
-        fresh = self.ask(missing, purpose, among)
-        for answers in known:
-            yield together(answers) if answers else next(fresh)
+        known_answers = [self.answers(subset) for subset in subsets]
+        missing = [subset for subset, answers in zip(subsets, known_answers, strict=True) if not answers]
+        fresh = self.launch(missing, purpose, among)
+        for answers in known_answers:
+            yield combine_answers(answers) if answers else next(fresh)
 
-    def answers(self, subset: Subset) -> list[CountsAs]:
+    def answers(self, subset: Subset) -> list[ProbeResult]:
         """Return the answers of all launches of the set."""
         return list(self._answers.get(subset, ()))
 
-    def asked(self) -> Iterable[Subset]:
+    def launched_sets(self) -> Iterable[Subset]:
         """Return each set that was launched."""
         return self._answers.keys()
 
-    def count(self, subset: Subset, counts_as: CountsAs) -> int:
+    def count(self, subset: Subset, counts_as: ProbeResult) -> int:
         """Return how often the set counted as `counts_as`."""
         return self._counts[subset, counts_as]
 
-    def implied(self, subset: Subset) -> CountsAs | None:
+    def implied_result(self, subset: Subset) -> ProbeResult | None:
         """Return what the set must count as if more items never turn bad into good; None: no answer implies it."""
         if any(answer.counts_as is BAD and answer.subset <= subset for answer in self.observations):
             return BAD
@@ -284,40 +288,47 @@ class ProbeCache:
             return GOOD
         return None
 
-    def ahead(self, wanted: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
+    def launch_ahead(self, requests: Sequence[tuple[Subset, Purpose]], among: Iterable[int]) -> None:
         """Launch in parallel the sets that the search will need in any case; `ask` takes their answers later.
 
         If probes run one at a time, launch nothing: the first answer may make the others needless.
         """
-        if self.question.at_once == 1 or len(wanted) < 2:
+        if self.question.at_once == 1 or len(requests) < 2:
             return
-        span, waiting = self._span(among), iter(wanted)
-        while batch := tuple(islice(waiting, self.question.at_once)):
+        span, pending = self._span(among), iter(requests)
+        while batch := tuple(islice(pending, self.question.at_once)):
             for set_and_purpose, counts_as in zip(batch, self._launch(batch, span, 0), strict=True):
-                self._ahead.setdefault(set_and_purpose, []).append(counts_as)
+                self._early_answers.setdefault(set_and_purpose, []).append(counts_as)
 
-    def _round(self, batch: tuple[Subset, ...], purpose: Purpose, span: tuple[int, int], left: int) -> list[CountsAs]:
-        known = [
-            self._ahead[subset, purpose].pop(0) if self._ahead.get((subset, purpose)) else None for subset in batch
+    def _answer_batch(
+        self, batch: tuple[Subset, ...], purpose: Purpose, span: tuple[int, int], left: int
+    ) -> list[ProbeResult]:
+        early_answers = [
+            self._early_answers[subset, purpose].pop(0) if self._early_answers.get((subset, purpose)) else None
+            for subset in batch
         ]
-        missing = [(subset, purpose) for subset, counts_as in zip(batch, known, strict=True) if counts_as is None]
+        missing = [
+            (subset, purpose) for subset, counts_as in zip(batch, early_answers, strict=True) if counts_as is None
+        ]
         fresh = iter(self._launch(missing, span, left) if missing else ())
-        answers = [next(fresh) if counts_as is None else counts_as for counts_as in known]
+        answers = [next(fresh) if counts_as is None else counts_as for counts_as in early_answers]
         for subset, counts_as in zip(batch, answers, strict=True):
-            self.observations.append(ProbeAnswer(subset=subset, counts_as=counts_as))
+            self.observations.append(Observation(subset=subset, counts_as=counts_as))
             self._answers.setdefault(subset, []).append(counts_as)
             self._counts[subset, counts_as] += 1
         return answers
 
-    def _launch(self, batch: Sequence[tuple[Subset, Purpose]], span: tuple[int, int], left: int) -> Sequence[CountsAs]:
+    def _launch(
+        self, batch: Sequence[tuple[Subset, Purpose]], span: tuple[int, int], left: int
+    ) -> Sequence[ProbeResult]:
         limit = self.question.max_probes
-        if limit is not None and self._made + len(batch) > limit:
+        if limit is not None and self._probe_count + len(batch) > limit:
             raise OutOfBudget(f"{limit} probes are the most that one search makes, and they gave no proven answer")
-        self._made += len(batch)
+        self._probe_count += len(batch)
         purposes = tuple(purpose for _, purpose in batch)
         round_ = Round(
-            subsets=tuple(self.items(subset) for subset, _ in batch), purpose=purposes[0], open=span, left=left,
-            each=purposes if len(set(purposes)) > 1 else (),
+            subsets=tuple(self.items(subset) for subset, _ in batch), purpose=purposes[0], open=span, probes_left=left,
+            purpose_of_each=purposes if len(set(purposes)) > 1 else (),
         )  # fmt: skip
         answers = self._probe(round_)
         assert len(answers) == len(batch)
@@ -328,18 +339,18 @@ class ProbeCache:
         return (min(items), max(items) + 1) if items else (0, 0)
 
 
-def together(answers: Sequence[CountsAs]) -> CountsAs:
+def combine_answers(answers: Sequence[ProbeResult]) -> ProbeResult:
     """Return one answer for several launches of a set that do not contradict each other."""
     return next((counts_as for counts_as in answers if counts_as in (GOOD, BAD)), answers[-1])
 
 
-def units(question: SearchQuestion) -> tuple[Subset, ...]:
+def group_units(question: SearchQuestion) -> tuple[Subset, ...]:
     """Return the units: groups that share an item are one unit, and an item without a group is its own unit."""
-    joined: list[Subset] = []
+    merged: list[Subset] = []
     for group in question.together:
-        touched = [unit for unit in joined if unit & group]
-        joined = [unit for unit in joined if not unit & group]
-        joined.append(group.union(*touched))
-    grouped = frozenset[int]().union(*joined)
-    alone = (frozenset({item}) for item in range(question.items) if item not in grouped)
-    return tuple(sorted((*joined, *alone), key=min))
+        overlapping = [unit for unit in merged if unit & group]
+        merged = [unit for unit in merged if not unit & group]
+        merged.append(group.union(*overlapping))
+    grouped_items = frozenset[int]().union(*merged)
+    single_items = (frozenset({item}) for item in range(question.items) if item not in grouped_items)
+    return tuple(sorted((*merged, *single_items), key=min))

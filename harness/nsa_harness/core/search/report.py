@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from nsa_harness.core.experiment.trial import Signature
 from nsa_harness.core.plan import Launcher
 from nsa_harness.core.report import HangKind, MachineFacts, Outcome, Place
-from nsa_harness.core.search.question import AnswerKind, CountsAs, Purpose, SearchAnswer, Spans, Subset, places_in
+from nsa_harness.core.search.question import AnswerKind, ProbeResult, Purpose, SearchAnswer, Spans, Subset, indices_in
 from nsa_harness.core.search.subject import Subject
 
 
@@ -31,7 +31,7 @@ class ProbeReport:
     place: Place | None
     culprits: tuple[int, ...]  # ranks
     phase: str | None
-    counts_as: CountsAs
+    counts_as: ProbeResult
     wall_s: float
     longest_quiet_s: float | None  # of any rank; None: not observed
     dir: str | None  # of the attempt, relative to the run directory
@@ -41,11 +41,11 @@ class ProbeReport:
     step_s: float | None = None  # of the slowest rank; None: slow is not sought, or fewer than two steps were done
 
     @property
-    def places(self) -> Subset:
-        return places_in(self.subset)
+    def indices(self) -> Subset:
+        return indices_in(self.subset)
 
     @property
-    def launched(self) -> bool:
+    def was_launched(self) -> bool:
         return self.verdict is not None or self.early
 
 
@@ -87,8 +87,8 @@ class BisectReport(SearchDetail):
     @property
     def elapsed_s(self) -> float:
         """The time that the user waited, from the start of the first probe to the end of the last one."""
-        started = [probe.started_s for probe in self.probes if probe.started_s is not None]
-        return ended_s(self.probes) - min(started) if len(started) == len(self.probes) > 0 else self.wall_s
+        starts_s = [probe.started_s for probe in self.probes if probe.started_s is not None]
+        return ended_s(self.probes) - min(starts_s) if len(starts_s) == len(self.probes) > 0 else self.wall_s
 
 
 def ended_s(probes: Iterable[ProbeReport]) -> float:
@@ -99,7 +99,7 @@ def ended_s(probes: Iterable[ProbeReport]) -> float:
 def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
     """Return the probe with the verdict and the details of its launch's outcome."""
     culprit, verdict = outcome.culprit, outcome.verdict
-    quiet = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
+    gaps_s = [vital.longest_quiet_s for vital in outcome.vitals if vital.longest_quiet_s is not None]
     return replace(
         probe,
         verdict=verdict.status.value,
@@ -110,7 +110,7 @@ def with_outcome(probe: ProbeReport, outcome: Outcome) -> ProbeReport:
         culprits=culprit.ranks if culprit else (),
         phase=outcome.phase,
         wall_s=outcome.timing.wall_s,
-        longest_quiet_s=max(quiet, default=None),
+        longest_quiet_s=max(gaps_s, default=None),
         dir=outcome.dir,
         spec_hash=outcome.spec.spec_hash,
     )
@@ -136,34 +136,34 @@ def contradicted_fork(new: ProbeReport, before: Sequence[ProbeReport]) -> ProbeR
     That is a forked control with the wrong result, or the forked one of two contradictory probes of which the other was
     not forked. A configuration that passed and failed under one launcher is never returned.
     """
-    same = [probe for probe in before if (probe.subset, probe.launcher) == (new.subset, new.launcher)]
-    if any(probe.counts_as is not new.counts_as for probe in same):
+    repeats = [probe for probe in before if (probe.subset, probe.launcher) == (new.subset, new.launcher)]
+    if any(probe.counts_as is not new.counts_as for probe in repeats):
         return None
-    forked = new.launcher == Launcher.FORK
-    if forked and _END.get(new.purpose, new.counts_as) is not new.counts_as:
+    is_forked = new.launcher == Launcher.FORK
+    if is_forked and _EXPECTED_RESULT.get(new.purpose, new.counts_as) is not new.counts_as:
         return new
-    others = (probe for probe in before if probe.n != new.n and (probe.launcher == Launcher.FORK) is not forked)
-    other = next((probe for probe in others if _contradict(probe, new) or _contradict(new, probe)), None)
-    return new if other is not None and forked else other
+    candidates = (probe for probe in before if probe.n != new.n and (probe.launcher == Launcher.FORK) is not is_forked)
+    contradicting = next((probe for probe in candidates if _contradict(probe, new) or _contradict(new, probe)), None)
+    return new if contradicting is not None and is_forked else contradicting
 
 
 def without_forks(probes: Iterable[ProbeReport]) -> list[ProbeReport]:
     """Return the probes with every forked probe unresolved, because forks of this program behave differently."""
     reason = "a fork does not show here what torchrun does"
     return [
-        replace(probe, counts_as=CountsAs.UNRESOLVED, summary=reason) if probe.launcher == Launcher.FORK else probe
+        replace(probe, counts_as=ProbeResult.UNRESOLVED, summary=reason) if probe.launcher == Launcher.FORK else probe
         for probe in probes
     ]
 
 
-_END = {Purpose.CONTROL_GOOD: CountsAs.GOOD, Purpose.CONTROL_BAD: CountsAs.BAD}
+_EXPECTED_RESULT = {Purpose.CONTROL_GOOD: ProbeResult.GOOD, Purpose.CONTROL_BAD: ProbeResult.BAD}
 
 
 def _contradict(larger: ProbeReport, smaller: ProbeReport) -> bool:
     """Whether one configuration both passed and failed, or a failing one passes with more items."""
-    if CountsAs.UNRESOLVED in (larger.counts_as, smaller.counts_as) or "none" in (larger.launcher, smaller.launcher):
+    if ProbeResult.UNRESOLVED in (larger.counts_as, smaller.counts_as) or "none" in (larger.launcher, smaller.launcher):
         return False
     if larger.subset == smaller.subset:
         return larger.counts_as is not smaller.counts_as
     answers = (larger.counts_as, smaller.counts_as)
-    return answers == (CountsAs.GOOD, CountsAs.BAD) and smaller.places <= larger.places
+    return answers == (ProbeResult.GOOD, ProbeResult.BAD) and smaller.indices <= larger.indices

@@ -16,10 +16,10 @@ Config = Mapping[str, Plain]  # values by dotted key, or by the name of a placeh
 _BARE_WORD = re.compile(r"[A-Za-z_./][A-Za-z0-9_.+/-]*", re.ASCII)
 ENV = "run.env."
 PACKAGE = "package."
-_NUMBERS = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # a list of layers as scenarios keep it
+_LAYER_LIST = re.compile(r"[0-9]+(,[0-9]+)*", re.ASCII)  # a list of layers as scenarios keep it
 
 
-class Form(StrEnum):
+class SubjectForm(StrEnum):
     """The way in which a choice of items becomes a configuration."""
 
     LAYERS = "layers"  # a list of the chosen layer numbers
@@ -32,14 +32,14 @@ class Form(StrEnum):
     COMMIT = "commit"  # the latest chosen commit
 
 
-ORDERED = (Form.VALUE, Form.COMMIT)
+ORDERED = (SubjectForm.VALUE, SubjectForm.COMMIT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """The subject: its `items` are what the answer may name, in the order of the search."""
 
-    form: Form
+    form: SubjectForm
     key: str  # "gc.layers"; a human-readable name if the form has several keys
     noun: str  # the word for one item: "layer"
     items: tuple[Plain, ...]
@@ -59,53 +59,53 @@ class Subject:
     @property
     def one_value(self) -> bool:
         """Whether a configuration has exactly one of the items."""
-        return self.ordered or self.form is Form.CHOICE
+        return self.ordered or self.form is SubjectForm.CHOICE
 
     @property
     def has_keys(self) -> bool:
         """Whether each item is a key with a good and a bad value."""
-        return self.form in (Form.KEYS, Form.FILE)
+        return self.form in (SubjectForm.KEYS, SubjectForm.FILE)
 
     @property
     def is_declared(self) -> bool:
         """Whether keys of a scenario set it, and not just the program's own arguments or environment."""
-        return "." in self.key or self.form in (Form.KEYS, Form.COMMIT)
+        return "." in self.key or self.form in (SubjectForm.KEYS, SubjectForm.COMMIT)
 
     @property
     def question(self) -> str:
         """The question in short, such as "gc.layers in [0,12)" or "model.seq_len in (16, 256]"."""
         if self.open_end:
-            return f"{self.key} above {self._shown(self.good)}, at most {self.label(len(self.items) - 1)}"
+            return f"{self.key} above {self._value_text(self.good)}, at most {self.label(len(self.items) - 1)}"
         if self.ordered:
-            return f"{self.key} in ({self._shown(self.good)}, {self.label(len(self.items) - 1)}]"
-        if self.form is Form.CHOICE:
-            return f"{self.key} one of {', '.join(self.label(place) for place in range(len(self.items)))}"
-        if self.form is Form.LAYERS:
+            return f"{self.key} in ({self._value_text(self.good)}, {self.label(len(self.items) - 1)}]"
+        if self.form is SubjectForm.CHOICE:
+            return f"{self.key} one of {', '.join(self.label(index) for index in range(len(self.items)))}"
+        if self.form is SubjectForm.LAYERS:
             first, stop = _number(self.items[0]), _number(self.items[-1]) + 1
             return f"{self.key} in [{first},{stop}){', only in a row' if self.in_a_row else ''}"
-        return f"{self.key} of {', '.join(self.label(place) for place in range(len(self.items)))}"
+        return f"{self.key} of {', '.join(self.label(index) for index in range(len(self.items)))}"
 
-    def label(self, place: int) -> str:
-        return self.labels[place] if self.labels else self._shown(self.items[place])
+    def label(self, index: int) -> str:
+        return self.labels[index] if self.labels else self._value_text(self.items[index])
 
     def config(self, subset: Collection[int]) -> Config:
         """Return the configuration in which exactly these items are switched on."""
         if self.ordered:
             return {self.key: self.items[max(subset)] if subset else self.good}
-        if self.form is Form.CHOICE:
+        if self.form is SubjectForm.CHOICE:
             return {self.key: self.items[max(subset, default=0)]}
-        chosen = [self.items[place] for place in sorted(subset)]
-        if self.form is Form.PARTS:
-            if not chosen and isinstance(self.good, dict):
+        chosen_items = [self.items[index] for index in sorted(subset)]
+        if self.form is SubjectForm.PARTS:
+            if not chosen_items and isinstance(self.good, dict):
                 return self.good
-            whole = self.bad_values if len(chosen) == len(self.items) else ()
-            return {self.key: whole[0] if whole else "+".join(map(str, chosen))}
+            whole = self.bad_values if len(chosen_items) == len(self.items) else ()
+            return {self.key: whole[0] if whole else "+".join(map(str, chosen_items))}
         if self.has_keys:
             pairs = zip(self.items, self.good_values, self.bad_values, strict=True)
-            return {str(key): bad if place in subset else good for place, (key, good, bad) in enumerate(pairs)}
-        return {self.key: list(chosen)}
+            return {str(key): bad if index in subset else good for index, (key, good, bad) in enumerate(pairs)}
+        return {self.key: list(chosen_items)}
 
-    def swept_away(self, subset: Collection[int]) -> frozenset[str]:
+    def unset_variables(self, subset: Collection[int]) -> frozenset[str]:
         """Return the environment variables that the configuration leaves unset."""
         unset = [key for key, value in self.config(subset).items() if value is None and key.startswith(ENV)]
         return frozenset(key.removeprefix(ENV) for key in unset)
@@ -115,37 +115,37 @@ class Subject:
         config = self.config(subset).items()
         return {key.removeprefix(PACKAGE): value for key, value in config if key.startswith(PACKAGE)}
 
-    def words(self, subset: Collection[int]) -> tuple[str, ...]:
+    def overrides(self, subset: Collection[int]) -> tuple[str, ...]:
         """Return the configuration as overrides of a command line, which cannot unset a variable."""
-        if self.form is Form.FILE:
+        if self.form is SubjectForm.FILE:
             return ()
-        away = self.swept_away(subset)
+        unset = self.unset_variables(subset)
         config = [(key, value) for key, value in self.config(subset).items() if not key.startswith(PACKAGE)]
-        word = self._as_typed if self.one_value else override_word
-        return tuple(word(key, value) for key, value in config if key.removeprefix(ENV) not in away)
+        word = self._typed_override if self.one_value else format_override
+        return tuple(word(key, value) for key, value in config if key.removeprefix(ENV) not in unset)
 
     def describe(self, subset: Collection[int]) -> str:
         """Return a choice of items as text: "layers 0-5 [0:6]", "no layer", "model.seq_len 64"."""
         if self.ordered:
-            return f"{self.key} {self.label(max(subset)) if subset else self._shown(self.good)}"
-        places = sorted(subset)
-        if not places:
+            return f"{self.key} {self.label(max(subset)) if subset else self._value_text(self.good)}"
+        indices = sorted(subset)
+        if not indices:
             return f"no {self.noun}"
-        if len(places) == len(self.items) and len(places) > 1:
-            return f"all {len(places)} {plural(self.noun)}"
-        noun = self.noun if len(places) == 1 else plural(self.noun)
-        if self.form is Form.LAYERS:
-            return f"{noun} {layer_spans([_number(self.items[place]) for place in places])}"
-        return f"{noun} {', '.join(self.label(place) for place in places)}"
+        if len(indices) == len(self.items) and len(indices) > 1:
+            return f"all {len(indices)} {plural(self.noun)}"
+        noun = self.noun if len(indices) == 1 else plural(self.noun)
+        if self.form is SubjectForm.LAYERS:
+            return f"{noun} {describe_layers([_number(self.items[index]) for index in indices])}"
+        return f"{noun} {', '.join(self.label(index) for index in indices)}"
 
     @staticmethod
-    def _as_typed(key: str, value: Plain) -> str:
+    def _typed_override(key: str, value: Plain) -> str:
         """Return an override as the user wrote it: YAML may read it as a number, except in a variable."""
-        written = isinstance(value, str) and not key.startswith(ENV) and not isinstance(scalar(value), str)
-        return f"{key}={value}" if written else override_word(key, value)
+        is_quoted_number = isinstance(value, str) and not key.startswith(ENV) and not isinstance(scalar(value), str)
+        return f"{key}={value}" if is_quoted_number else format_override(key, value)
 
     @staticmethod
-    def _shown(value: Plain) -> str:
+    def _value_text(value: Plain) -> str:
         return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -154,47 +154,47 @@ def plural(noun: str) -> str:
 
 
 SEED = "seed"
-_OF_SEEDS = {
+_SEED_MEANINGS = {
     AnswerKind.CHOICE: "it is the data, or what else the seed draws: the same seeds fail each time, the others never",
     AnswerKind.INDEPENDENT: "it is a race, and not the data: which seed it is decides nothing",
 }
 
 
-def in_its_words(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
+def answer_for_subject(subject: Subject, answer: SearchAnswer) -> SearchAnswer:
     """Return the answer in the terms of this subject: only layers form a range, so other items become a set.
 
     For seeds, its `why` explains what the answer means.
     """
-    if subject.noun == SEED and (meaning := _meaning(answer)):
+    if subject.noun == SEED and (meaning := _seed_meaning(answer)):
         return replace(answer, why="; ".join(filter(None, (meaning, answer.why))))
-    if answer.kind is not AnswerKind.RANGE or subject.form is Form.LAYERS:
+    if answer.kind is not AnswerKind.RANGE or subject.form is SubjectForm.LAYERS:
         return answer
     return replace(answer, kind=AnswerKind.SET, items=tuple(range(*answer.items)))
 
 
-def _meaning(answer: SearchAnswer) -> str:
+def _seed_meaning(answer: SearchAnswer) -> str:
     """Return what runs with several seeds mean: the data or a race."""
     if answer.kind is AnswerKind.INDEPENDENT and answer.p_bad is None:
         return "neither the data nor a race: it fails whatever the seed"
     if answer.kind is AnswerKind.CHOICE and answer.p_bad is not None:
         return "both: some seeds fail more often than others, but not each time, so there is a race too"
-    return _OF_SEEDS.get(answer.kind, "")
+    return _SEED_MEANINGS.get(answer.kind, "")
 
 
-def override_word(key: str, value: Plain) -> str:
+def format_override(key: str, value: Plain) -> str:
     """Return `gc.layers=[2,6]`, as a command line takes it; an empty list of layers is `none`."""
     if key == "gc.layers":
-        return f"{key}={layers_word(value)}"
+        return f"{key}={format_layers(value)}"
     # YAML reads the letters of a bare word as this very text.
     is_bare = isinstance(value, str) and _BARE_WORD.fullmatch(value) and scalar(value) == value
     return f"{key}={value if is_bare else json.dumps(value)}"
 
 
-def layers_word(value: Plain) -> str:
+def format_layers(value: Plain) -> str:
     """Return a list of layer numbers as a scenario takes it: none, 2:6 or [0-1,4]."""
     numbers = sorted(map(_number, value)) if isinstance(value, list) else None
     if numbers is None:
-        return f"[{value}]" if _NUMBERS.fullmatch(str(value)) else str(value)
+        return f"[{value}]" if _LAYER_LIST.fullmatch(str(value)) else str(value)
     if not numbers:
         return "none"
     if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
@@ -202,12 +202,12 @@ def layers_word(value: Plain) -> str:
     return f"[{','.join(_spans(numbers))}]"
 
 
-def layer_spans(numbers: Collection[int]) -> str:
+def describe_layers(numbers: Collection[int]) -> str:
     """Return human-readable layers: inclusive, with Python's form after a single span: "0-5 [0:6]", "3 and 8", "7"."""
-    ordered = sorted(numbers)
-    spans = _spans(ordered)
-    if len(ordered) > 1 and len(spans) == 1:
-        return f"{spans[0]} [{ordered[0]}:{ordered[-1] + 1}]"
+    layers_in_order = sorted(numbers)
+    spans = _spans(layers_in_order)
+    if len(layers_in_order) > 1 and len(spans) == 1:
+        return f"{spans[0]} [{layers_in_order[0]}:{layers_in_order[-1] + 1}]"
     return spans[0] if len(spans) == 1 else f"{', '.join(spans[:-1])} and {spans[-1]}"
 
 

@@ -56,7 +56,7 @@ class OpenWait:
     """The state of a probe whose ranks wait, while nothing proves yet that the wait never ends."""
 
     signature: WaitSignature | None  # None: not every rank is known to wait
-    quiet_s: float  # time without progress
+    no_progress_s: float  # time without progress
     until_s: float | None  # this much time without progress proves the hang; None: no time does, because a sleep ends
     limit: str  # the limit that sets `until_s`
 
@@ -84,34 +84,36 @@ def open_wait(
         return None
     episode = StallEpisode(snapshots=snapshots, samples=samples, limits=limits, last_progress_s=last_progress_s)
     quiet_s = min(episode.no_progress_s(root) for root in open_roots)
-    left = [episode.left_s(root) for root in open_roots]
-    known_s = [left_s for left_s in left if left_s is not None]
+    left_of_roots = [episode.left_s(root) for root in open_roots]
+    finite_left_s = [left_s for left_s in left_of_roots if left_s is not None]
     return OpenWait(
         signature=_signature(graph.waits, pair[1].ranks, ranks),
-        quiet_s=quiet_s,
-        until_s=quiet_s + max(known_s) if len(known_s) == len(left) else None,
+        no_progress_s=quiet_s,
+        until_s=quiet_s + max(finite_left_s) if len(finite_left_s) == len(left_of_roots) else None,
         limit="busy_s" if any(_computes(root) for root in open_roots) else "open_wait_s",
     )
 
 
-def seen_before(now: OpenWait, known: Collection[WaitSignature], longest_quiet_s: float | None) -> bool:
+def seen_before(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> bool:
     """Whether every rank is blocked as in a `known` hang, for much longer than a sound run ever made no progress.
 
     `longest_quiet_s`: the longest time without progress in the good control; None: not observed. A sleep whose end is
     known is never cut short.
     """
-    if longest_quiet_s is None or now.until_s is None or now.signature not in known:
+    if longest_quiet_s is None or wait.until_s is None or wait.signature not in proven_hangs:
         return False
-    return now.quiet_s >= early_after_s(longest_quiet_s)
+    return wait.no_progress_s >= early_after_s(longest_quiet_s)
 
 
-def _signature(waits: Sequence[Wait], seen: Sequence[RankSnapshot], ranks: int) -> WaitSignature | None:
-    stacks = {rank.rank: stack.frames for rank in seen if (stack := rank_stack(rank)) and stack.frames}
-    blocked = [wait for wait in waits if wait.rank in stacks and not _computes(wait) and wait.kind is not WaitKind.GONE]
-    if {wait.rank for wait in blocked} != set(range(ranks)):
+def _signature(waits: Sequence[Wait], rank_snapshots: Sequence[RankSnapshot], ranks: int) -> WaitSignature | None:
+    stacks = {rank.rank: stack.frames for rank in rank_snapshots if (stack := rank_stack(rank)) and stack.frames}
+    blocked_waits = [
+        wait for wait in waits if wait.rank in stacks and not _computes(wait) and wait.kind is not WaitKind.GONE
+    ]
+    if {wait.rank for wait in blocked_waits} != set(range(ranks)):
         return None
-    ordered = sorted(blocked, key=lambda wait: wait.rank)
-    return tuple(RankWait(rank=wait.rank, kind=wait.kind, stack=_lines(stacks[wait.rank])) for wait in ordered)
+    waits_by_rank = sorted(blocked_waits, key=lambda wait: wait.rank)
+    return tuple(RankWait(rank=wait.rank, kind=wait.kind, stack=_lines(stacks[wait.rank])) for wait in waits_by_rank)
 
 
 def _computes(wait: Wait) -> bool:
@@ -121,10 +123,10 @@ def _computes(wait: Wait) -> bool:
 
 def _lines(frames: Sequence[Frame]) -> tuple[str, ...]:
     """Return the program's lines without the outer frames, in which a fork and torchrun differ."""
-    own = [number for number, frame in enumerate(frames, start=1) if _is_the_programs(frame)]
+    program_depths = [number for number, frame in enumerate(frames, start=1) if _is_the_programs(frame)]
     return tuple(
         f"{frame.file.rpartition('/')[2]}:{frame.line} {frame.function}"
-        for frame in frames[: max(own, default=0) or None]
+        for frame in frames[: max(program_depths, default=0) or None]
     )
 
 
@@ -136,38 +138,40 @@ def _is_the_programs(frame: Frame) -> bool:
 class Waiting:
     """The reason why the search still waits for a probe without progress, and until when."""
 
-    quiet_s: float  # time without progress so far
+    no_progress_s: float  # time without progress so far
     until_s: float | None  # time without progress at which it ends; None: until the probe makes progress
-    seen: bool  # this wait was proven to be a hang before
+    was_proven: bool  # this wait was proven to be a hang before
     limit: str  # the limit that a user can lower to end it sooner, if the hang has to be proven
 
     @property
     def left_s(self) -> float:
-        return 0.0 if self.until_s is None else self.until_s - self.quiet_s
+        return 0.0 if self.until_s is None else self.until_s - self.no_progress_s
 
 
-def waiting_for(now: OpenWait, known: Collection[WaitSignature], longest_quiet_s: float | None) -> Waiting:
+def waiting_for(wait: OpenWait, proven_hangs: Collection[WaitSignature], longest_quiet_s: float | None) -> Waiting:
     """Return why the search still waits for the probe. Takes the arguments of `seen_before`."""
-    if longest_quiet_s is None or now.signature not in known:
-        return Waiting(quiet_s=now.quiet_s, until_s=now.until_s, seen=False, limit=now.limit)
-    return Waiting(quiet_s=now.quiet_s, until_s=early_after_s(longest_quiet_s), seen=True, limit=now.limit)
+    if longest_quiet_s is None or wait.signature not in proven_hangs:
+        return Waiting(no_progress_s=wait.no_progress_s, until_s=wait.until_s, was_proven=False, limit=wait.limit)
+    return Waiting(
+        no_progress_s=wait.no_progress_s, until_s=early_after_s(longest_quiet_s), was_proven=True, limit=wait.limit
+    )
 
 
 @dataclass(kw_only=True)
 class EarlyStop:
     """The rule that ends one probe before its verdict, if its ranks wait as in a proven hang."""
 
-    n: int  # number of the probe
+    probe_number: int  # number of the probe
     ranks: int
-    quiet_s: float | None  # the good control's longest time without progress; None: the probe runs to its verdict
-    known: Collection[WaitSignature]
-    tell: Callable[[int, Waiting | None], None]  # called at each snapshot
+    longest_gap_s: float | None  # the good control's longest time without progress; None: the probe runs to its verdict
+    proven_hangs: Collection[WaitSignature]
+    report_wait: Callable[[int, Waiting | None], None]  # called at each snapshot
     signature: WaitSignature | None = None  # from the last snapshot
-    early: bool = False
+    stopped_early: bool = False
 
     def __call__(self, snapshots: Sequence[Snapshot], samples: Sequence[Sample], **facts: Any) -> bool:
         now = open_wait(snapshots, samples, ranks=self.ranks, **facts)
         self.signature = now.signature if now else None
-        self.early = now is not None and seen_before(now, self.known, self.quiet_s)
-        self.tell(self.n, waiting_for(now, self.known, self.quiet_s) if now else None)
-        return self.early
+        self.stopped_early = now is not None and seen_before(now, self.proven_hangs, self.longest_gap_s)
+        self.report_wait(self.probe_number, waiting_for(now, self.proven_hangs, self.longest_gap_s) if now else None)
+        return self.stopped_early

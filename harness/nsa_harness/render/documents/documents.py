@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsa_harness.core.comparison.decisions import Playbook
 from nsa_harness.core.report import Artifact, Report, Trouble
-from nsa_harness.core.search.question import CountsAs
+from nsa_harness.core.search.question import ProbeResult
 from nsa_harness.core.search.report import BisectReport
 from nsa_harness.render.documents.case_reports import junit_xml
 from nsa_harness.render.documents.code_hosts import sarif
@@ -88,7 +88,7 @@ def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
     # Only directories of the run: a name in a foreign document may lead out of it.
     attempts = {attempt.path.name: attempt for attempt in run.attempts()}
     stacks: dict[str, str] = {}
-    for counts_as in (CountsAs.BAD, CountsAs.GOOD):
+    for counts_as in (ProbeResult.BAD, ProbeResult.GOOD):
         name = next((one.dir for one in reversed(search.probes) if one.counts_as is counts_as and one.dir), None)
         if name in attempts:
             for path in run.door.files(attempts[name].dumps, "rank*.txt")[:_MAX_RANKS]:

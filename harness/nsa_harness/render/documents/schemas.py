@@ -122,7 +122,7 @@ def _events_schema() -> Schema:
     values = {event: {key: types.pop(f"{event}.{key}") for key in keys} for event, keys in _EVENTS.items()}
     probe = types["StoredProbe"]["properties"]
     values["probe"] = {key: probe[key] for key in bisect_json.ProbeEvent.__annotations__}
-    values["probe"]["counts_as"] = types["CountsAs"]
+    values["probe"]["counts_as"] = types["ProbeResult"]
     values["done (of a bisection)"] = {"answer": {"$ref": "#/$defs/Answer"}, "run_dir": {"type": "string"}}
     for event, keys in values.items():
         head = {

@@ -15,17 +15,17 @@ from pydantic_core import PydanticCustomError
 from nsa_harness.core.experiment.trial import Signature
 from nsa_harness.core.search.question import (
     AnswerKind,
-    CountsAs,
+    ProbeResult,
     Purpose,
     SearchAnswer,
     Spans,
     Subset,
-    places_in,
+    are_valid_spans,
+    indices_in,
     spans_of,
-    within,
 )
 from nsa_harness.core.search.report import BisectReport, Commands, ProbeReport, SearchDetail
-from nsa_harness.core.search.subject import Form, Subject
+from nsa_harness.core.search.subject import Subject, SubjectForm
 from nsa_harness.errors import StoredRunError
 from nsa_harness.render.experiments.words import open_places
 from nsa_harness.render.text import escape, escaped
@@ -39,13 +39,13 @@ T = TypeVar("T")
 
 def _spans(value: Spans, info: ValidationInfo) -> Spans:
     """Refuse places beyond the items: a large number would cost the reader much memory."""
-    if not within(value, items := _items(info)):
+    if not are_valid_spans(value, items := _items(info)):
         raise PydanticCustomError("places", "no spans of {items} items", {"items": items})
     return value
 
 
 def _places(value: Any, info: ValidationInfo) -> Subset:
-    return places_in(_spans(adapter(Spans).validate_python(value), info))
+    return indices_in(_spans(adapter(Spans).validate_python(value), info))
 
 
 def _within(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class ProbeEvent:
     n: int
     config: dict[str, Any]
     verdict: str | None
-    counts_as: CountsAs
+    counts_as: ProbeResult
     dir: str | None
 
 
@@ -213,7 +213,7 @@ def answer_items(subject: Subject, answer: SearchAnswer) -> list[Any]:
             return [subject.items[answer.items[0] - 1] if subject.ordered else answer.items[0]]
         case AnswerKind.RANGE:
             places = range(*answer.items)
-            if subject.form is Form.LAYERS:
+            if subject.form is SubjectForm.LAYERS:
                 return [subject.items[places[0]], int(str(subject.items[places[-1]])) + 1]
             return [subject.items[place] for place in places]
     return [subject.items[place] for place in answer.items]
@@ -269,8 +269,8 @@ def _answer(report: BisectReport) -> Answer:
 def _bounds(report: BisectReport) -> Bounds:
     """Return the largest set that passes and the smallest that fails, from the probes if the search was cut short."""
     answer, subject, open_ = report.answer, report.subject, sorted(open_places(report))
-    good = [probe.places for probe in report.probes if probe.counts_as is CountsAs.GOOD]
-    bad = [probe.places for probe in report.probes if probe.counts_as is CountsAs.BAD]
+    good = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.GOOD]
+    bad = [probe.indices for probe in report.probes if probe.counts_as is ProbeResult.BAD]
     passing = answer.passing if answer.passing is not None else max(good, key=len, default=None)
     failing = answer.failing if answer.failing is not None else min(bad, key=len, default=None)
     return Bounds(
@@ -294,14 +294,14 @@ def _without_rate(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stored_probe(subject: Subject, probe: ProbeReport) -> StoredProbe:
-    return StoredProbe(**vars(probe), config=escaped(dict(subject.config(probe.places))))
+    return StoredProbe(**vars(probe), config=escaped(dict(subject.config(probe.indices))))
 
 
 def _control(report: BisectReport, purpose: Purpose) -> str | None:
     """Return the directory of the last control with the expected result, or None."""
-    wanted = CountsAs.GOOD if purpose is Purpose.CONTROL_GOOD else CountsAs.BAD
+    wanted = ProbeResult.GOOD if purpose is Purpose.CONTROL_GOOD else ProbeResult.BAD
     # With an open end, a probe of the gallop is the one that fails first.
-    purposes = (purpose, Purpose.GALLOP) if wanted is CountsAs.BAD else (purpose,)
+    purposes = (purpose, Purpose.GALLOP) if wanted is ProbeResult.BAD else (purpose,)
     dirs = [probe.dir for probe in report.probes if probe.purpose in purposes and probe.counts_as is wanted]
     return dirs[-1] if dirs else None
 

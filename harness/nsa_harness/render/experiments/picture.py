@@ -12,9 +12,9 @@ from rich.cells import cell_len
 
 from nsa_harness.core.experiment.trial import SLOW, Signature, line_word, same
 from nsa_harness.core.report import Status
-from nsa_harness.core.search.question import CONTROLS, CountsAs, Purpose, Round, Subset
+from nsa_harness.core.search.question import CONTROLS, ProbeResult, Purpose, Round, Subset
 from nsa_harness.core.search.report import BisectReport, ProbeReport
-from nsa_harness.core.search.subject import Form, Subject, layer_spans, plural
+from nsa_harness.core.search.subject import Subject, SubjectForm, describe_layers, plural
 from nsa_harness.render.experiments import words as bisect_words
 from nsa_harness.render.terminal.layout import NARROW, cropped, padded, paragraph
 from nsa_harness.render.text import escape
@@ -39,7 +39,7 @@ class Row:
     config: str
     launched: bool
     verdict: str  # EARLY if it was ended before its verdict, NO_VERDICT if it was not launched
-    counts_as: CountsAs
+    counts_as: ProbeResult
     took: str
     remark: str  # whether it is the failure that is sought, or why it could not be judged
     dir: str | None
@@ -71,14 +71,14 @@ def row(report: BisectReport, probe: ProbeReport, following: Next | None) -> Row
         n=probe.n,
         step=_step(report, probe, following),
         why=f"{probe.purpose.value.replace('_', ' ')}, {probe.launcher}",
-        chosen=probe.places,
+        chosen=probe.indices,
         open=probe.open,
         value=bisect_words.last_value(subject, probe) if subject.ordered else "",
-        config=bisect_words.config_words(subject.config(probe.places)),
-        launched=probe.launched,
+        config=bisect_words.config_words(subject.config(probe.indices)),
+        launched=probe.was_launched,
         verdict=EARLY if probe.early else probe.verdict or NO_VERDICT,
         counts_as=probe.counts_as,
-        took=words.seconds(probe.wall_s) if probe.launched else "",
+        took=words.seconds(probe.wall_s) if probe.was_launched else "",
         remark=", ".join(filter(None, (pace, _result_text(report, probe), _repeats_text(report, probe)))),
         dir=probe.dir,
     )
@@ -117,9 +117,9 @@ def _purpose(subject: Subject, probe: ProbeReport) -> str:
         case Purpose.CONTROL_GOOD | Purpose.CONTROL_BAD:
             return "control"
         case Purpose.ALONE:
-            return f"shape: {_few(subject, sorted(probe.places))} alone"
+            return f"shape: {_few(subject, sorted(probe.indices))} alone"
         case Purpose.DROP_ONE:
-            missing = sorted(set(range(*probe.open)) - probe.places)
+            missing = sorted(set(range(*probe.open)) - probe.indices)
             return f"proof: without {_few(subject, missing)}" if len(missing) == 1 else "proof: one removed"
         case Purpose.PROOF_BAD | Purpose.PROOF_GOOD:
             return f"proof, {probe.launcher}"
@@ -128,8 +128,8 @@ def _purpose(subject: Subject, probe: ProbeReport) -> str:
 
 def _few(subject: Subject, places: Sequence[int]) -> str:
     """Return items for a narrow column: numbers, or names if they are short."""
-    if subject.form is Form.LAYERS:
-        shorter = layer_spans([int(str(subject.items[place])) for place in places])
+    if subject.form is SubjectForm.LAYERS:
+        shorter = describe_layers([int(str(subject.items[place])) for place in places])
         return shorter if len(shorter) <= 8 else f"{len(places)}"
     return ", ".join(str(place + 1) for place in places) if len(places) <= 3 else f"{len(places)}"
 
@@ -138,18 +138,18 @@ def _result_text(report: BisectReport, probe: ProbeReport) -> str:
     """Return whether the probe shows the failure that is sought, or why it could not be judged; "" if it passed."""
     if probe.early:
         return "same wait, ended early"
-    if probe.counts_as is CountsAs.UNRESOLVED and probe.verdict == Status.PASS:
+    if probe.counts_as is ProbeResult.UNRESOLVED and probe.verdict == Status.PASS:
         return "not judged: fewer than two optimizer steps were seen, so it has no time a step"
-    if probe.counts_as is CountsAs.UNRESOLVED:
-        reason = "not judged" if probe.launched else "could not be launched"
+    if probe.counts_as is ProbeResult.UNRESOLVED:
+        reason = "not judged" if probe.was_launched else "could not be launched"
         return f"{reason}: {probe.summary}" if probe.summary else reason
-    if probe.counts_as is CountsAs.DIFFERENT:
+    if probe.counts_as is ProbeResult.DIFFERENT:
         return f"another failure: {probe.cause or 'cause not known'}, {probe.summary}"
-    if probe.counts_as is CountsAs.GOOD:
+    if probe.counts_as is ProbeResult.GOOD:
         return ""
     if report.signature is not None and report.signature.verdict == SLOW:
         return "slow"
-    seen_before = any(other.n < probe.n and other.counts_as is CountsAs.BAD for other in report.probes)
+    seen_before = any(other.n < probe.n and other.counts_as is ProbeResult.BAD for other in report.probes)
     if probe.purpose in CONTROLS or not seen_before:
         return _where(probe)
     seen = Signature(verdict=probe.verdict or "", cause=probe.cause, place=line_word(probe.place))
@@ -239,7 +239,7 @@ class Grid:
     @property
     def _name(self) -> str:
         """The name before a value; a commit needs none."""
-        return "" if self.subject.form is Form.COMMIT else f"{self.subject.key.rpartition('.')[2]} "
+        return "" if self.subject.form is SubjectForm.COMMIT else f"{self.subject.key.rpartition('.')[2]} "
 
     @property
     def _narrow(self) -> bool:
@@ -273,7 +273,7 @@ class Grid:
     def _labels(self) -> tuple[str, ...]:
         """The names of the items above their columns, or numbers that the legend explains."""
         fits = sum(map(cell_len, self._names)) + len(self._names) - 1 <= self._room
-        if self.subject.form is Form.LAYERS or fits:
+        if self.subject.form is SubjectForm.LAYERS or fits:
             return self._names
         return tuple(str(place + 1) for place in range(len(self._names)))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from nsa_harness.core.search.effort import Case, Stage, at_most
+from nsa_harness.core.search.effort import EffortCase, Stage, total_probes
 from nsa_harness.core.search.question import AnswerKind, Round
 from nsa_harness.core.search.report import BisectReport, ProbeReport
 from nsa_harness.core.search.subject import plural
@@ -45,7 +45,7 @@ def header_lines(report: BisectReport, width: int) -> Iterator[str]:
 class Expected:
     """A case of the plan, and the time that it would take."""
 
-    case: Case
+    case: EffortCase
     takes_s: float | None  # None: the time of a run is not known
 
 
@@ -73,7 +73,7 @@ def plan_lines(
     yield ""
     always = [f"{part.name} {part.probes}" for part in parts if not part.only_if]
     yield from labelled(
-        "at most", f"{words.plural(at_most(tuple(parts)), 'probe')}: {' · '.join(always)}", width, _LABEL
+        "at most", f"{words.plural(total_probes(tuple(parts)), 'probe')}: {' · '.join(always)}", width, _LABEL
     )
     longest = max((len(case.case.name) for case in cases), default=0)
     for number, expected in enumerate(cases):
@@ -85,8 +85,8 @@ def plan_lines(
 
 def _case_words(expected: Expected, longest: int) -> str:
     case = expected.case
-    how = "about" if case.about else "" if case.more else "at most"
-    probes = f"{case.probes} more" if case.more else words.plural(case.probes, "probe")
+    how = "about" if case.is_estimate else "" if case.is_additional else "at most"
+    probes = f"{case.probes} more" if case.is_additional else words.plural(case.probes, "probe")
     takes = "" if expected.takes_s is None else f"   {words.seconds(expected.takes_s)}"
     return f"{case.name:<{longest}}   {f'{how} {probes}'.strip()}{takes}"
 
@@ -103,11 +103,11 @@ def progress_line(
 
 def waiting_text(waiting: Waiting, since_s: float = 0.0) -> str:
     """Return why the search still waits for a probe without progress, until when, and which limit shortens the wait."""
-    quiet = f"no progress for {_round_seconds(waiting.quiet_s + since_s)}"
+    quiet = f"no progress for {_round_seconds(waiting.no_progress_s + since_s)}"
     if waiting.until_s is None:
         return f"{quiet}: a sleep that ends by itself; limits.deadline_s=60 bounds it"
     until = _round_seconds(waiting.until_s)
-    if waiting.seen:
+    if waiting.was_proven:
         return f"{quiet}: waits until {until} as this wait was proven to hang before; then it counts as bad early"
     shorter = f"limits.{waiting.limit}={max(round(waiting.until_s / 2), 1)}"
     return f"{quiet}: waits until {until} to prove the hang; {shorter} shortens it"
@@ -151,7 +151,7 @@ def _state_text(report: BisectReport, running: Round, left_s: float | None) -> s
     rest = "" if left_s is None else f"; {_round_seconds(left_s)} left in all"
     if not searching:
         return f"{text}, {bisect_words.round_word(running.purpose)}{rest}"
-    about = f"about {words.plural(running.left + len(running.subsets), 'probe')}"
+    about = f"about {words.plural(running.probes_left + len(running.subsets), 'probe')}"
     return f"{text}, {about}{rest or ' left'}"
 
 

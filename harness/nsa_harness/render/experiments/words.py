@@ -14,16 +14,25 @@ from nsa_harness.core.scenario.yaml_tree import Plain
 from nsa_harness.core.search.question import (
     CONTROLS,
     AnswerKind,
-    CountsAs,
+    ProbeResult,
     Purpose,
     SearchAnswer,
     Subset,
     Zone,
-    last_place,
+    last_index,
     spans_of,
 )
 from nsa_harness.core.search.report import BisectReport, ProbeReport
-from nsa_harness.core.search.subject import ENV, PACKAGE, Config, Form, Subject, layer_spans, override_word, plural
+from nsa_harness.core.search.subject import (
+    ENV,
+    PACKAGE,
+    Config,
+    Subject,
+    SubjectForm,
+    describe_layers,
+    format_override,
+    plural,
+)
 from nsa_harness.texts import words
 
 SEARCHING = (Purpose.RIGHT_EDGE, Purpose.LEFT_EDGE)
@@ -37,15 +46,15 @@ def question(report: BisectReport) -> str:
     does_it = "is it slow" if fail == SLOW else f"does it {fail}"
     nouns = plural(subject.noun)
     match subject.form:
-        case Form.LAYERS if subject.key == GC_LAYERS:
+        case SubjectForm.LAYERS if subject.key == GC_LAYERS:
             return f"which checkpointed layers make it {fail}?"
-        case Form.VALUE:
+        case SubjectForm.VALUE:
             return f"from which {subject.noun} on {does_it}?"
-        case Form.COMMIT:
+        case SubjectForm.COMMIT:
             return f"since which {subject.noun} {does_it}?"
-        case Form.PARTS:
+        case SubjectForm.PARTS:
             return f"which {nouns} of the attention make it {fail}?"
-        case Form.KEYS | Form.FILE:
+        case SubjectForm.KEYS | SubjectForm.FILE:
             return f"which of {counted(len(subject.items), subject.noun)} make it {fail}?"
     return f"which {nouns} make it {fail}?"
 
@@ -66,9 +75,9 @@ def span(subject: Subject, open_: tuple[int, int]) -> str:
     first, stop = open_
     if stop <= first:
         return "none"
-    if subject.form is Form.VALUE:
+    if subject.form is SubjectForm.VALUE:
         return f"({value_before(subject, first)}, {subject.label(stop - 1)}]"
-    if subject.form is Form.LAYERS:
+    if subject.form is SubjectForm.LAYERS:
         low, high = subject.label(first), subject.items[stop - 1]
         return low if stop - first == 1 else f"[{low},{int(str(high)) + 1})"
     return str(first + 1) if stop - first == 1 else f"{first + 1}-{stop}"
@@ -83,7 +92,7 @@ def value_before(subject: Subject, place: int) -> str:
 
 def last_value(subject: Subject, probe: ProbeReport) -> str:
     """Return the value that was launched, for items in order."""
-    last = last_place(probe.subset)
+    last = last_index(probe.subset)
     return value_before(subject, 0) if last is None else subject.label(last)
 
 
@@ -131,7 +140,7 @@ def sentence(report: BisectReport) -> str:
             return f"It is not decided where it begins: it {zones(report)}."
         case AnswerKind.UNDECIDED:
             return f"It is not decided: {answer.why or open_word(report)}."
-        case AnswerKind.THRESHOLD if report.subject.form is Form.COMMIT:
+        case AnswerKind.THRESHOLD if report.subject.form is SubjectForm.COMMIT:
             return f"It {verb} since {report.subject.label(answer.items[0] - 1)}."
     return f"It {verb} with {headline(report)}."
 
@@ -160,9 +169,9 @@ def how_often(report: BisectReport) -> str:
 
 def seen_bad(report: BisectReport, places: Subset) -> tuple[int, int]:
     """Return how often this configuration failed in the way sought, and how many of its runs could be judged."""
-    spans, judged = spans_of(places), (CountsAs.GOOD, CountsAs.BAD)
+    spans, judged = spans_of(places), (ProbeResult.GOOD, ProbeResult.BAD)
     seen = [probe.counts_as for probe in report.probes if probe.subset == spans and probe.counts_as in judged]
-    return seen.count(CountsAs.BAD), len(seen)
+    return seen.count(ProbeResult.BAD), len(seen)
 
 
 def zones(report: BisectReport) -> str:
@@ -203,7 +212,7 @@ def open_places(report: BisectReport) -> Collection[int]:
 def open_word(report: BisectReport) -> str:
     """Return "layer 2 is needed; layers 6-11 [6:12] are still open"; for ordered items the possible first ones."""
     places = sorted(open_places(report))
-    if report.answer.zones or report.subject.form is Form.COMMIT:
+    if report.answer.zones or report.subject.form is SubjectForm.COMMIT:
         return f"the first {report.subject.noun} that {fails_word(report.signature)} can be {_any_of(report, places)}"
     if report.subject.ordered:
         return f"{report.subject.key} {span(report.subject, (min(places), max(places) + 1))} is still open"
@@ -227,7 +236,7 @@ def _any_of(report: BisectReport, places: Sequence[int]) -> str:
     first, *others = [report.subject.label(place) for place in places]
     if not others:
         return first
-    if report.subject.form is not Form.COMMIT:
+    if report.subject.form is not SubjectForm.COMMIT:
         return f"any of {first} to {others[-1]}"
     more = [f"{len(others) - _MOST_NAMED} more"] if len(others) > _MOST_NAMED else []
     return f"any of: {'; '.join([first, *others[:_MOST_NAMED], *more])}"
@@ -237,13 +246,13 @@ def left_open(probe: ProbeReport, report: BisectReport) -> tuple[int, int]:
     """Return the items that one probe leaves open; in a search among flaky runs one probe decides nothing."""
     good, bad = (
         {other.subset for other in report.probes if other.counts_as is counts_as}
-        for counts_as in (CountsAs.GOOD, CountsAs.BAD)
+        for counts_as in (ProbeResult.GOOD, ProbeResult.BAD)
     )
     flaky = report.answer.p_bad is not None or bool(good & bad)
-    if flaky or probe.counts_as not in (CountsAs.GOOD, CountsAs.BAD):
+    if flaky or probe.counts_as not in (ProbeResult.GOOD, ProbeResult.BAD):
         return probe.open
     inside = set(range(*probe.open))
-    left = inside & probe.places if probe.counts_as is CountsAs.BAD else inside - probe.places
+    left = inside & probe.indices if probe.counts_as is ProbeResult.BAD else inside - probe.indices
     return (min(left), max(left) + 1) if left else probe.open
 
 
@@ -251,8 +260,8 @@ def named(subject: Subject, places: Collection[int]) -> str:
     """Return items as text: "layers 4-8 [4:9]", "variable NCCL_P2P_DISABLE", "keys gc.mode and train.batch"."""
     ordered = sorted(places)
     noun = subject.noun if len(ordered) == 1 else plural(subject.noun)
-    if subject.form is Form.LAYERS:
-        return f"{noun} {layer_spans([int(str(subject.items[place])) for place in ordered])}"
+    if subject.form is SubjectForm.LAYERS:
+        return f"{noun} {describe_layers([int(str(subject.items[place])) for place in ordered])}"
     return f"{noun} {_listed([subject.label(place) for place in ordered])}"
 
 
@@ -270,12 +279,12 @@ def item_word(subject: Subject, place: int) -> str:
 
 
 def shown(value: Plain) -> str:
-    return override_word("", value)[1:]
+    return format_override("", value)[1:]
 
 
 def config_words(config: Config) -> str:
     """Return "gc.layers=4:9", or "nothing set" for a configuration that changes nothing."""
-    return " ".join(override_word(key, value) for key, value in config.items()) or "nothing set"
+    return " ".join(format_override(key, value) for key, value in config.items()) or "nothing set"
 
 
 def round_word(purpose: Purpose) -> str:
@@ -287,7 +296,7 @@ def round_word(purpose: Purpose) -> str:
 
 def _threshold(subject: Subject, length: int) -> str:
     place = length - 1
-    if subject.form is Form.COMMIT:
+    if subject.form is SubjectForm.COMMIT:
         return f"{subject.noun} {subject.label(place)} is the first one"
     if subject.ordered:
         return f"{subject.noun} {subject.label(place)} and above, not {value_before(subject, place)}"
@@ -296,14 +305,16 @@ def _threshold(subject: Subject, length: int) -> str:
 
 def _zone_word(report: BisectReport, zone: Zone) -> str:
     match zone.counts_as:
-        case CountsAs.GOOD:
+        case ProbeResult.GOOD:
             return "passes"
-        case CountsAs.BAD:
+        case ProbeResult.BAD:
             return fails_word(report.signature)
-        case CountsAs.UNRESOLVED:
+        case ProbeResult.UNRESOLVED:
             return "cannot be judged"
     inside = range(zone.start, zone.stop)
-    others = [probe for probe in report.probes if probe.counts_as is CountsAs.DIFFERENT and len(probe.places) in inside]
+    others = [
+        probe for probe in report.probes if probe.counts_as is ProbeResult.DIFFERENT and len(probe.indices) in inside
+    ]
     names = dict.fromkeys(filter(None, map(_failure_name, others)))
     return f"fails otherwise ({', '.join(names)})" if names else "fails otherwise"
 
@@ -324,7 +335,7 @@ def _zone_span(subject: Subject, zone: Zone, last: Zone) -> str:
 def _short(subject: Subject, length: int) -> str:
     """Return the value of a prefix of this length, for a commit its hash."""
     whole = value_before(subject, length)
-    return whole.partition(" ")[0] if subject.form is Form.COMMIT else whole
+    return whole.partition(" ")[0] if subject.form is SubjectForm.COMMIT else whole
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -396,8 +407,8 @@ def facts(report: BisectReport) -> Iterator[Fact]:
 
 
 def _unjudged(report: BisectReport) -> str:
-    unjudged = sum(probe.counts_as is CountsAs.UNRESOLVED for probe in report.probes)
-    other = sum(probe.counts_as is CountsAs.DIFFERENT for probe in report.probes)
+    unjudged = sum(probe.counts_as is ProbeResult.UNRESOLVED for probe in report.probes)
+    other = sum(probe.counts_as is ProbeResult.DIFFERENT for probe in report.probes)
     counts = ((unjudged, " not judged"), (other, " with another failure"))
     return " · ".join(f"{words.plural(count, 'probe')}{what}" for count, what in counts if count)
 
@@ -443,7 +454,7 @@ def failing_probe(report: BisectReport) -> ProbeReport | None:
 
     Probes that were ended early have no details, so they come last.
     """
-    bad = [probe for probe in report.probes if probe.counts_as is CountsAs.BAD]
+    bad = [probe for probe in report.probes if probe.counts_as is ProbeResult.BAD]
     bad = [probe for probe in bad if not probe.early] or bad
     spans = None if report.answer.failing is None else spans_of(report.answer.failing)
     exact = [probe for probe in bad if probe.subset == spans]
@@ -460,15 +471,15 @@ def proven(report: BisectReport) -> Iterator[str]:
         yield from _each_value(report, verb)
         return
     groups = answer.groups or ((answer.failing,) if answer.failing is not None else ())
-    yield from (_claim(report, group, CountsAs.BAD, verb) for group in groups)
+    yield from (_claim(report, group, ProbeResult.BAD, verb) for group in groups)
     rests = [] if answer.passing is None else [answer.passing]
     if report.subject.in_a_row:  # the rest without a range is several ranges
         proofs = [probe for probe in report.probes if probe.purpose is Purpose.PROOF_GOOD]
-        rests += [probe.places for probe in proofs if probe.counts_as is CountsAs.GOOD]
-    yield from (_claim(report, rest, CountsAs.GOOD, "passes") for rest in dict.fromkeys(rests))
+        rests += [probe.indices for probe in proofs if probe.counts_as is ProbeResult.GOOD]
+    yield from (_claim(report, rest, ProbeResult.GOOD, "passes") for rest in dict.fromkeys(rests))
     dropped = {probe.subset for probe in report.probes if probe.purpose is Purpose.DROP_ONE}
     if dropped:
-        good = {p.subset for p in report.probes if p.subset in dropped and p.counts_as is CountsAs.GOOD}
+        good = {p.subset for p in report.probes if p.subset in dropped and p.counts_as is ProbeResult.GOOD}
         yield f"without one member it passes: {len(good)} of {len(dropped)} asked"
     if answer.why:
         yield answer.why
@@ -478,9 +489,9 @@ def _each_value(report: BisectReport, verb: str) -> Iterator[str]:
     answer = report.answer
     for place in range(len(report.subject.items)):
         if place in answer.items:
-            yield _claim(report, (place,), CountsAs.BAD, verb)
+            yield _claim(report, (place,), ProbeResult.BAD, verb)
         elif place not in answer.open:
-            yield _claim(report, (place,), CountsAs.GOOD, "passes")
+            yield _claim(report, (place,), ProbeResult.GOOD, "passes")
         else:
             yield f"{report.subject.describe((place,))}: open"
     if answer.why:
@@ -493,20 +504,20 @@ def what_decides(report: BisectReport) -> str:
         return "a rarer failure shows where it is run more often: give --confidence 0.95, or a higher one"
     causes = {probe.counts_as for probe in report.probes}
     good_ends = [probe for probe in report.probes if probe.purpose is Purpose.CONTROL_GOOD]
-    if good_ends and good_ends[-1].counts_as is not CountsAs.GOOD and not report.interrupted:
+    if good_ends and good_ends[-1].counts_as is not ProbeResult.GOOD and not report.interrupted:
         if good_ends[-1].verdict == Status.PASS:
             return "let the program do three optimizer steps or more: with fewer it has no time a step"
         return f"name a good end that passes; this one: {good_ends[-1].summary}"
     if report.interrupted:
         return "give the same command again: finished probes are not repeated"
-    if CountsAs.UNRESOLVED in causes:
+    if ProbeResult.UNRESOLVED in causes:
         return "look at the probes that could not be judged; when they can, give the same command again"
-    if CountsAs.DIFFERENT in causes:
+    if ProbeResult.DIFFERENT in causes:
         return "mend the other failure first, or let it count: --outcome any"
     return "give the same command again with a larger --budget, or with --repeat"
 
 
-def _claim(report: BisectReport, subset: Collection[int], counts_as: CountsAs, verb: str) -> str:
+def _claim(report: BisectReport, subset: Collection[int], counts_as: ProbeResult, verb: str) -> str:
     """Return a claim about one configuration, with its counts: "with layer 7 it hangs: 3 of 3 under torchrun"."""
     spans = spans_of(subset)
     same = [probe for probe in report.probes if probe.subset == spans]

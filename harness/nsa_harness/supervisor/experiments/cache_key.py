@@ -24,7 +24,7 @@ from pathlib import Path
 from nsa_harness.core.plan import RunSpec
 from nsa_harness.core.redaction import Secrets, redacted, secrets_of_environment
 from nsa_harness.supervisor.launch.launcher import SUBJECT, shared_environment
-from nsa_harness.texts.words import agree, listing
+from nsa_harness.texts.words import listing, verb_for
 
 CacheKey = Mapping[str, str]  # what it is, as people call it: its version or a digest
 WRITTEN = "written by the program"  # in place of a digest: whatever it holds, nothing follows from it
@@ -346,4 +346,4 @@ def names_text(names: Collection[str]) -> str:
     """Return "helper.py and config.yaml have" or "helper.py, model.py, config.yaml and 3 more have"."""
     own = [name for name in names if name != LAUNCHED] or list(names)  # a launch is another one where its file is
     listed = own if len(own) <= _TOLD else [*own[: _TOLD - 1], f"{len(own) - _TOLD + 1} more"]
-    return f"{listing(listed)} {agree('has', listed)}"
+    return f"{listing(listed)} {verb_for('has', listed)}"

@@ -20,7 +20,7 @@ from nsa_harness.core.report import MachineFacts, Status
 from nsa_harness.core.scenario.overrides import is_override
 from nsa_harness.core.scenario.yaml_tree import Plain, shown
 from nsa_harness.core.search.question import QuestionKind, SearchQuestion, Spans, spans_of
-from nsa_harness.core.search.subject import SEED, Form, Subject
+from nsa_harness.core.search.subject import SEED, Subject, SubjectForm
 from nsa_harness.core.search.waits import proof_after_s, stall_after_s
 from nsa_harness.errors import HarnessError, UsageError, did_you_mean
 from nsa_harness.protocol import ENV_PREFIX
@@ -37,11 +37,11 @@ _READ_BY_US = re.compile(
     r"|NO_COLOR|COLUMNS|LINES|SLURM_.*"
 )
 PLACEHOLDERS = {
-    Form.LAYERS: ("layers", "items", "range"),
-    Form.VALUE: ("value",),
-    Form.WORDS: ("value",),
-    Form.CHOICE: ("value",),
-    Form.FILE: ("file",),
+    SubjectForm.LAYERS: ("layers", "items", "range"),
+    SubjectForm.VALUE: ("value",),
+    SubjectForm.WORDS: ("value",),
+    SubjectForm.CHOICE: ("value",),
+    SubjectForm.FILE: ("file",),
 }
 
 
@@ -103,7 +103,7 @@ class Templates:
         """Return the templates with the choice filled in. `file`: the config file of the choice."""
         if not self:
             return self
-        value = file if subject.form is Form.FILE else subject.config(subset)[subject.key]
+        value = file if subject.form is SubjectForm.FILE else subject.config(subset)[subject.key]
         listed = ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
         def fill(text: str) -> str:
@@ -171,7 +171,7 @@ class Launches:
 
     def hashes(self, subset: Collection[int]) -> frozenset[str]:
         """Return the hash of the launch and, if a command line can express it, the hash under `nsa-harness run`."""
-        elsewhere = self.subject.form in (Form.COMMIT, Form.FILE) or self.subject.packages(subset)
+        elsewhere = self.subject.form in (SubjectForm.COMMIT, SubjectForm.FILE) or self.subject.packages(subset)
         try:
             typed = () if elsewhere else planned(self._question(subset), self.facts).specs
             by_hand = (spec.spec_hash for spec in typed if isinstance(spec, RunSpec))
@@ -184,10 +184,10 @@ class Launches:
 
         `starved`: only a limit proves its hang, so the command names the limit.
         """
-        if self.subject.swept_away(subset) or self.subject.packages(subset):
+        if self.subject.unset_variables(subset) or self.subject.packages(subset):
             return None if stored is None else shlex.join(["nsa-harness", "run", str(stored)])
         limits = self._named_limits(subset) if starved else []
-        if self.subject.form is Form.COMMIT:
+        if self.subject.form is SubjectForm.COMMIT:
             return f"git checkout {self.subject.config(subset)['commit']} && {self._typed(self.question, limits)}"
         try:
             before, question = self._shell_variables(subset), self._question(subset)
@@ -198,7 +198,7 @@ class Launches:
 
     def _shell_variables(self, subset: Collection[int]) -> tuple[str, ...]:
         """Return the variables to set in front of the command; none if they would have other effects there."""
-        file = self._file(subset) if self.subject.form is Form.FILE else ""
+        file = self._file(subset) if self.subject.form is SubjectForm.FILE else ""
         env = self.request.templates.filled(self.subject, subset, file).env
         typed = {word.partition("=")[0].removeprefix("run.env.") for word in self.question.words}  # these override it
         if self.question.script is None or any(name in typed or _is_read_by_us(name) for name, _ in env):
@@ -227,12 +227,12 @@ class Launches:
         spec = specs[0]
         if isinstance(spec, Skip):
             raise CannotLaunch(f"this machine cannot: {spec.reason}")
-        away = self.subject.swept_away(subset)
+        away = self.subject.unset_variables(subset)
         spec = replace(spec, env=tuple(pair for pair in spec.env if pair[0] not in away))
         spec = self._with_packages(spec, subset)
         if self.trees is not None:
             spec = in_checkout(spec, self._tree(subset))
-        files = [digest(path) for _, path in self._both_files()] if self.subject.form is Form.FILE else ""
+        files = [digest(path) for _, path in self._both_files()] if self.subject.form is SubjectForm.FILE else ""
         text = f"{spec.spec_hash} {self.subject.config(subset)}{files}"
         notes = (*spec.notes, *filter(None, (self.request.templates.note,)))
         return replace(spec, notes=notes, spec_hash=hashlib.sha256(text.encode()).hexdigest()[:12])
@@ -241,9 +241,9 @@ class Launches:
         question = self.question
         if self.trees is not None:
             question = replace(question, working_dir=self._tree(subset))
-        if self.subject.is_declared and self.subject.form is not Form.COMMIT:
-            question = replace(question, words=(*question.words, *self.subject.words(subset)))
-        file = self._file(subset) if self.subject.form is Form.FILE else ""
+        if self.subject.is_declared and self.subject.form is not SubjectForm.COMMIT:
+            question = replace(question, words=(*question.words, *self.subject.overrides(subset)))
+        file = self._file(subset) if self.subject.form is SubjectForm.FILE else ""
         filled = self.request.templates.filled(self.subject, subset, file)
         words = (*question.words, *(f"run.env.{name}={_quoted(text)}" for name, text in filled.env))
         if question.script is None:
@@ -325,7 +325,7 @@ def check_outcome(wanted: Wanted, subject: Subject, jobs: int) -> None:
         return
     if jobs > 1:
         raise UsageError("--outcome slow: probes side by side slow each other down; leave --jobs out")
-    if subject.form is Form.CHOICE and wanted.step_s is None:
+    if subject.form is SubjectForm.CHOICE and wanted.step_s is None:
         raise UsageError("--outcome slow: no value of a choice is the good one; say what is slow, as in slow:200ms")
 
 
@@ -349,7 +349,11 @@ class BisectRequest:
     insistent: bool = False  # a confidence was asked for: a bad end that passes is run as often as that takes
 
 
-_KINDS = {Form.VALUE: QuestionKind.ORDERED, Form.COMMIT: QuestionKind.ORDERED, Form.CHOICE: QuestionKind.CHOICE}
+_KINDS = {
+    SubjectForm.VALUE: QuestionKind.ORDERED,
+    SubjectForm.COMMIT: QuestionKind.ORDERED,
+    SubjectForm.CHOICE: QuestionKind.CHOICE,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,7 +398,7 @@ def earlier_of(launches: Launches, parent: Path, but: str = "") -> Earlier:
     """Return the stored runs below `parent` of both ends of this question, without those of run `but`."""
     subject = launches.subject
     everything = range(len(subject.items))
-    bad = [(place,) for place in everything] if subject.form is Form.CHOICE else [tuple(everything)]
+    bad = [(place,) for place in everything] if subject.form is SubjectForm.CHOICE else [tuple(everything)]
     good_hashes, bad_hashes = (frozenset().union(*map(launches.hashes, subsets)) for subsets in ([()], bad))
     runs = tuple(ended_before(parent, good_hashes | bad_hashes, but))
     return Earlier(
@@ -431,7 +435,7 @@ def program_of(request: BisectRequest, launches: Launches) -> Program:
         with suppress(CannotLaunch):
             filled = request.templates.filled(request.subject, frozenset({place}))
             words += [*filled.args, *(value for _, value in filled.env)]
-    if request.subject.form is Form.COMMIT:
+    if request.subject.form is SubjectForm.COMMIT:
         words = [word for word in words if _names_a_root(word)]
         specs = [replace(spec, program=tuple(filter(_names_a_root, spec.program))) for spec in specs]
     working_dir = request.question.working_dir
@@ -460,7 +464,7 @@ def _in_hash(subject: Subject, spec: RunSpec | str) -> object:
     """
     if isinstance(spec, str):
         return spec
-    return replace(spec, spec_hash="") if subject.form is Form.COMMIT else spec.spec_hash
+    return replace(spec, spec_hash="") if subject.form is SubjectForm.COMMIT else spec.spec_hash
 
 
 def _names_a_root(word: str) -> bool:

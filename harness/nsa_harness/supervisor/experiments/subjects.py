@@ -11,7 +11,7 @@ from nsa_harness.core.scenario.checks import as_plain, dotted
 from nsa_harness.core.scenario.overrides import is_override, parse_override
 from nsa_harness.core.scenario.scenario import OUR_PROGRAM, Scenario
 from nsa_harness.core.scenario.yaml_tree import Plain, as_written, plain, shown
-from nsa_harness.core.search.subject import ENV, PACKAGE, SEED, Form, Subject
+from nsa_harness.core.search.subject import ENV, PACKAGE, SEED, Subject, SubjectForm
 from nsa_harness.errors import UsageError
 from nsa_harness.subject.options import WITH_THEIR_HEAD, branches_of
 from nsa_harness.subject.program import machine_choice
@@ -163,7 +163,7 @@ def _gc_range(option: _Option) -> Subject:
     if count is not None and stop > count:
         raise UsageError(f"--gc-range={option.value}: the model has layers 0-{count - 1}; set model.layers")
     key = "gc.layers" if option.scenario.is_ours else "layers"
-    return Subject(form=Form.LAYERS, key=key, noun="layer", items=tuple(range(start, stop)))
+    return Subject(form=SubjectForm.LAYERS, key=key, noun="layer", items=tuple(range(start, stop)))
 
 
 def _layers(option: _Option) -> Subject:
@@ -198,11 +198,13 @@ def _values(option: str, key: str, value: str, *, lowest: int, most: int | None)
     if open_from := re.fullmatch(r"([0-9]{1,9}):", value):
         good = int(open_from[1])
         stop = min(max(good, 1) * _REACH, good + _REACH_VALUES) + 1
-        return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(range(good + 1, stop)), good=good, open_end=True)
+        return Subject(
+            form=SubjectForm.VALUE, key=key, noun=key, items=tuple(range(good + 1, stop)), good=good, open_end=True
+        )
     good, bad = (lowest, most or 0) if value == AUTO else _span(option, value)
     if good >= bad:
         raise UsageError(f"{option}: from {good} to {bad} is nothing to search; say {option}=GOOD:BAD")
-    return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(range(good + 1, bad + 1)), good=good)
+    return Subject(form=SubjectForm.VALUE, key=key, noun=key, items=tuple(range(good + 1, bad + 1)), good=good)
 
 
 def _env(option: _Option) -> Subject:
@@ -217,7 +219,7 @@ def _env(option: _Option) -> Subject:
     values = tuple(declared[name] for name in names)
     keys = tuple(f"{ENV}{name}" for name in names)
     return Subject(
-        form=Form.KEYS, key="run.env", noun="variable", items=keys, bad_values=values,
+        form=SubjectForm.KEYS, key="run.env", noun="variable", items=keys, bad_values=values,
         good_values=(None,) * len(keys), labels=tuple(names),
     )  # fmt: skip
 
@@ -228,7 +230,7 @@ def _commits(option: _Option) -> Subject:
         raise UsageError(f"--commits: expected GOOD..BAD, got {shown(option.value)}")
     found = commits_between(option.question.working_dir, good, bad)
     return Subject(
-        form=Form.COMMIT,
+        form=SubjectForm.COMMIT,
         key="commit",
         noun="commit",
         items=tuple(commit.sha for commit in found.later),
@@ -245,19 +247,21 @@ def _any(option: _Option) -> Subject:
     if len({repr(value) for value in values}) < len(values):
         raise UsageError(f"--any: {override.key}: a value is given twice")
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        return Subject(form=Form.VALUE, key=override.key, noun=override.key, items=tuple(values[1:]), good=values[0])
-    return Subject(form=Form.WORDS, key=override.key, noun="value", items=tuple(values))
+        return Subject(
+            form=SubjectForm.VALUE, key=override.key, noun=override.key, items=tuple(values[1:]), good=values[0]
+        )
+    return Subject(form=SubjectForm.WORDS, key=override.key, noun="value", items=tuple(values))
 
 
 def _ordered(option: _Option) -> Subject:
     """Return the subject of values in the order given, which the search takes as their order."""
     key, written = _as_given("--ordered", option.value, "v=[1.9,2.0,2.0.1,2.1], the good one first")
-    return Subject(form=Form.VALUE, key=key, noun=key, items=tuple(written[1:]), good=written[0])
+    return Subject(form=SubjectForm.VALUE, key=key, noun=key, items=tuple(written[1:]), good=written[0])
 
 
 def _choice(option: _Option) -> Subject:
     key, written = _as_given("--choice", option.value, "parallel.wrapper=[ddp,fsdp]")
-    return Subject(form=Form.CHOICE, key=key, noun="value", items=tuple(written))
+    return Subject(form=SubjectForm.CHOICE, key=key, noun="value", items=tuple(written))
 
 
 def _as_given(option: str, value: str, example: str) -> tuple[str, list[Plain]]:
@@ -290,7 +294,7 @@ def _seeds(option: _Option) -> Subject:
     if not 2 <= len(seeds) <= _MOST_SEEDS:
         raise UsageError(f"--seeds={option.value}: 2 to {_MOST_SEEDS} seeds tell the data from a race; say --seeds=0:4")
     return Subject(
-        form=Form.CHOICE, key="train.seed" if option.scenario.is_ours else "seed", noun=SEED, items=tuple(seeds)
+        form=SubjectForm.CHOICE, key="train.seed" if option.scenario.is_ours else "seed", noun=SEED, items=tuple(seeds)
     )
 
 
@@ -303,7 +307,7 @@ def _items(option: _Option) -> Subject:
     noun = key.rpartition(".")[2]
     # A key of a list has its plural: data.shards.
     noun = noun.removesuffix("s") if "." in key and len(noun) > 1 else noun
-    return Subject(form=Form.LAYERS, key=key, noun=noun, items=tuple(range(start, stop)))
+    return Subject(form=SubjectForm.LAYERS, key=key, noun=noun, items=tuple(range(start, stop)))
 
 
 _MAKERS: Mapping[str, Callable[[_Option], Subject]] = {
@@ -331,7 +335,7 @@ def _of_two(value: str, question: Invocation) -> tuple[Invocation, Subject]:
     if not keys:
         raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key that decides what runs")
     return good, Subject(
-        form=Form.KEYS,
+        form=SubjectForm.KEYS,
         key="keys",
         noun="key",
         items=tuple(keys),
@@ -357,7 +361,7 @@ def _of_two_files(value: str, question: Invocation) -> Subject:
     if not keys:
         raise UsageError(f"--set: {names[0]} and {names[1]} differ in no key")
     return Subject(
-        form=Form.FILE, key="keys", noun="key", items=tuple(key.label for key in keys), good=list(names),
+        form=SubjectForm.FILE, key="keys", noun="key", items=tuple(key.label for key in keys), good=list(names),
         good_values=tuple(key.good for key in keys), bad_values=tuple(key.bad for key in keys),
     )  # fmt: skip
 
@@ -374,7 +378,7 @@ def _of_environments(value: str, question: Invocation) -> tuple[Invocation, Subj
     packages = [key.startswith(PACKAGE) for key, _, _ in found]
     noun = "package" if all(packages) else "difference" if any(packages) else "variable"
     subject = Subject(
-        form=Form.KEYS,
+        form=SubjectForm.KEYS,
         key="environment",
         noun=noun,
         items=tuple(key if key.startswith(PACKAGE) else f"{ENV}{key}" for key, _, _ in found),

@@ -18,7 +18,7 @@ class FusedBackend:
 
     name = "triton"
 
-    def compressed(
+    def attend_compressed(
         self,
         q: Tensor,
         k: Tensor,
@@ -42,7 +42,7 @@ class FusedBackend:
     ) -> Tensor:
         return select_blocks(q, k, selection, memo_number, lse_BHT=lse, starts=starts, ranked_by=self.name)
 
-    def selected(
+    def attend_selected(
         self,
         q: Tensor,
         k: Tensor,
@@ -55,12 +55,12 @@ class FusedBackend:
     ) -> tuple[Tensor, Tensor]:
         return selected(q, k, v, indices, select_len=select_len, scale=scale, starts=starts)
 
-    def sliding(
+    def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         return spanned_attention(q, k, v, kept_last_tokens(q, window, starts), scale)
 
-    def mixed(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+    def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
         return mixed(outputs, gates_cBHT)
 
 
@@ -68,7 +68,7 @@ def _ranked(q: Tensor, k: Tensor, selection: Selection, lse: Tensor | None, star
     """Without a log-sum-exp the compressed attention runs for it alone."""
     if lse is None:
         lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
-        _, lse = FusedBackend().compressed(q, k, k, **lengths, scale=selection.scale, starts=starts)
+        _, lse = FusedBackend().attend_compressed(q, k, k, **lengths, scale=selection.scale, starts=starts)
     return select_by_importance(q, k, lse, selection, starts=starts)
 
 

@@ -23,7 +23,7 @@ from triton.language.core import constexpr
 
 from ..packed import compressed_starts
 from ..selection import Selection
-from ..table_cache import kept
+from ..table_cache import cached_table
 from .device import as_exponent, load_heads, load_rows, power
 from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, for_any_length, launch, padded, strided
 from .sorting import merged
@@ -115,7 +115,7 @@ def _launch(
     table = None
     if starts is not None:
         numbers = ("ranked tiles", tiles, queries, blocks, selection)
-        table = kept(starts, starts.device, numbers, lambda: _table(starts, tiles, queries, blocks, selection))
+        table = cached_table(starts, starts.device, numbers, lambda: _table(starts, tiles, queries, blocks, selection))
     sizes = constants(q_BHTD, k_BGSD, k_BGSD, selection.scale)
     for unused in ("SCALE", "E", "E_PADDED"):
         del sizes[unused]

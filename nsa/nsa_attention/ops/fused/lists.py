@@ -20,8 +20,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.core import constexpr
 
-from ..packed import selection_starts, sequence_of
-from ..table_cache import kept
+from ..packed import selection_starts, sequence_numbers
+from ..table_cache import cached_table
 from .launch import for_any_length, launch, padded
 from .sorting import ascending
 
@@ -43,10 +43,10 @@ class Sequences:
     @classmethod
     def of(cls, starts: Tensor, tokens: int, select_len: int) -> Sequences:
         def compute() -> Sequences:
-            own_T = sequence_of(starts, tokens)
+            own_T = sequence_numbers(starts, tokens)
             return cls(first_T=starts[own_T].int(), block_T=selection_starts(starts, select_len)[own_T].int())
 
-        return kept(starts, starts.device, ("sequences", tokens, select_len), compute)
+        return cached_table(starts, starts.device, ("sequences", tokens, select_len), compute)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
     first_b = None
     if starts is not None:
         numbers = ("first tokens of blocks", tokens, select_len)
-        first_b = kept(starts, starts.device, numbers, lambda: _first_tokens(starts, select_len, tokens))
+        first_b = cached_table(starts, starts.device, numbers, lambda: _first_tokens(starts, select_len, tokens))
     blocks = triton.cdiv(tokens, select_len) if first_b is None else first_b.shape[0] - 1
     # Half as wide a sort where 32 bits hold every key.
     kind = torch.int32 if (blocks + 1) * tokens < 1 << 31 else torch.int64
@@ -157,7 +157,7 @@ def _first_tokens(starts: Tensor, select_len: int, tokens: int) -> Tensor:
     """[b + 1]: blocks beyond the last begin, and end, at the end of the row."""
     block_begins = selection_starts(starts, select_len)
     bound = (tokens + (starts.shape[0] - 1) * (select_len - 1)) // select_len
-    own_b = sequence_of(block_begins, bound + 1)
+    own_b = sequence_numbers(block_begins, bound + 1)
     number_b = torch.arange(bound + 1, device=starts.device, dtype=starts.dtype)
     return (starts[own_b] + (number_b - block_begins[own_b]) * select_len).clamp_max(tokens).int()
 

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...config import Branch
-from ..paged_attention import BLOCKS, TOKENS, WINDOW, Numbers, PagedRows
+from ..paged_attention import BLOCKS, TOKENS, WINDOW, PagedAttentionConfig, PagedRows
 from .device import load_heads, load_rows, power, store_heads
 from .importance import LAST_INDEX, block_of_tap, taps, weight_of_tap, with_chunk
 from .launch import (
@@ -44,14 +44,14 @@ _INFINITE = tl.constexpr(float("inf"))
 
 
 def attend_pages(
-    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: Numbers, *, tile: Tile | None = None
+    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> Tensor:
     """The branches weighed by their gates, [1, R, H, E], in the dtype of the values. Raises CannotLaunchError."""
     return attended_and_chosen(q_1HRD, gates_c1HR, rows, numbers, tile=tile)[0]
 
 
 def attended_and_chosen(
-    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: Numbers, *, tile: Tile | None = None
+    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
     """The same, and the blocks that were chosen: [R, G, n] int32, of a layer that chooses none whatever was there."""
     check_attention(cached_parts, q_1HRD, rows.keys, rows.values)
@@ -72,7 +72,7 @@ def attended_and_chosen(
     return output, indices
 
 
-def _pattern(numbers: Numbers) -> str:
+def _pattern(numbers: PagedAttentionConfig) -> str:
     selection = numbers.selection
     lengths = f"l={selection.block_len} d={selection.block_stride} l'={selection.select_len} w={numbers.window}"
     return f"paged {'+'.join(numbers.branches)} {lengths} n={selection.select_count}"
@@ -88,7 +88,7 @@ def _launch(
     q_1HRD: Tensor,
     gates_c1HR: Tensor,
     rows: PagedRows,
-    numbers: Numbers,
+    numbers: PagedAttentionConfig,
     indices: Tensor,
     output: Tensor,
 ) -> None:
@@ -149,7 +149,7 @@ def _rows_of_a_part(programs: int, rows: int, keys: int) -> int:
     return max(LEAST_ROWS, -(-rows // parts // keys) * keys)
 
 
-def _lengths(rows: PagedRows, numbers: Numbers) -> dict[str, int]:
+def _lengths(rows: PagedRows, numbers: PagedAttentionConfig) -> dict[str, int]:
     """The constants of both kernels."""
     return {
         "BLOCK_LEN": numbers.selection.block_len,
@@ -160,7 +160,7 @@ def _lengths(rows: PagedRows, numbers: Numbers) -> dict[str, int]:
     }
 
 
-def _choice(numbers: Numbers) -> dict[str, int]:
+def _choice(numbers: PagedAttentionConfig) -> dict[str, int]:
     """The constants of the second kernel alone."""
     selection = numbers.selection
     return {

@@ -19,8 +19,8 @@ import triton
 from torch import Tensor
 
 from .. import NAMESPACE
-from ..packed import alone, compressed_starts, sequence_of
-from ..table_cache import kept
+from ..packed import compressed_starts, sequence_numbers, single_sequence_starts
+from ..table_cache import cached_table
 from . import tuning
 from .descriptors import describable, described
 from .gates import GatedBranch, gated_queries, gates_of, kernel_of, no_gradients
@@ -66,12 +66,12 @@ def spans_of_completed_blocks(
     queries: int, blocks: int, block_len: int, block_stride: int, starts: Tensor | None, device: torch.device
 ) -> Spans:
     """Query t sees block i of its sequence when the block's last token i*d + l - 1 is not after t."""
-    starts = alone(queries, device) if starts is None else starts
+    starts = single_sequence_starts(queries, device) if starts is None else starts
     first_block = compressed_starts(starts, block_len, block_stride)
-    sequence_T, query_T = sequence_of(starts, queries), _places(queries, device)
+    sequence_T, query_T = sequence_numbers(starts, queries), _places(queries, device)
     inside_T = query_T - starts[sequence_T]
     complete_T = (torch.div(inside_T + 1 - block_len, block_stride, rounding_mode="floor") + 1).clamp_min(0)
-    sequence_S = sequence_of(first_block, blocks)
+    sequence_S = sequence_numbers(first_block, blocks)
     inside_S = _places(blocks, device) - first_block[sequence_S]
     return Spans(
         first_key_T=first_block[sequence_T],
@@ -84,8 +84,8 @@ def spans_of_completed_blocks(
 
 def spans_of_last_tokens(tokens: int, window: int, starts: Tensor | None, device: torch.device) -> Spans:
     """Query t sees the tokens of its sequence in (t - w, t]."""
-    starts = alone(tokens, device) if starts is None else starts
-    sequence_T, token_T = sequence_of(starts, tokens), _places(tokens, device)
+    starts = single_sequence_starts(tokens, device) if starts is None else starts
+    sequence_T, token_T = sequence_numbers(starts, tokens), _places(tokens, device)
     return Spans(
         first_key_T=torch.maximum(starts[sequence_T], token_T - window + 1),
         stop_key_T=token_T + 1,
@@ -101,7 +101,7 @@ def kept_completed_blocks(
     """The same for tensors, computed once for all layers and steps of these lengths."""
     numbers = q_BHTD.shape[2], k_BGSD.shape[2], block_len, block_stride
     device = q_BHTD.device
-    return kept(
+    return cached_table(
         starts, device, ("completed blocks", *numbers), lambda: spans_of_completed_blocks(*numbers, starts, device)
     )
 
@@ -109,7 +109,9 @@ def kept_completed_blocks(
 def kept_last_tokens(q_BHTD: Tensor, window: int, starts: Tensor | None) -> Spans:
     """The same for tensors, computed once for all layers and steps of these lengths."""
     numbers, device = (q_BHTD.shape[2], window), q_BHTD.device
-    return kept(starts, device, ("last tokens", *numbers), lambda: spans_of_last_tokens(*numbers, starts, device))
+    return cached_table(
+        starts, device, ("last tokens", *numbers), lambda: spans_of_last_tokens(*numbers, starts, device)
+    )
 
 
 def pattern_of_completed_blocks(block_len: int, block_stride: int) -> str:

@@ -1,0 +1,260 @@
+"""Filters of the templates in causes.toml: facts of a finding as parts of a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from string import Formatter
+from typing import Any
+
+from nsa_harness.core.outcome.wording import counted, located, location, shorten
+from nsa_harness.texts.causes import sections
+from nsa_harness.texts.words import listing, ranks, ranks_by_text, verb_for
+
+_GIB, _MIB = 1 << 30, 1 << 20
+_WORLD_GROUPS = ("", "0")  # the unknown group and the group of all ranks; sentences do not name them
+
+
+def gibibytes(size_bytes: float) -> str:
+    return f"{size_bytes / _GIB:.1f} GiB"
+
+
+def binary_size(size_bytes: float) -> str:
+    """Return "9.1 GiB", "1.4 MiB" or "12.0 KiB"."""
+    if size_bytes >= _GIB:
+        return gibibytes(size_bytes)
+    return f"{size_bytes / _MIB:.1f} MiB" if size_bytes >= _MIB / 10 else f"{size_bytes / 1024:.1f} KiB"
+
+
+def in_function(function: str) -> str:
+    """Return " in step" for the function `step`; "" if the function is unknown or the module itself."""
+    return "" if function in ("", "<module>") else f" in {function}"
+
+
+def error_text(error: str) -> str:
+    """Return "MemoryError" for the error "MemoryError: ", which has no message, and at most 200 characters."""
+    return shorten(error.rstrip(": "))
+
+
+def in_step(step: int | None) -> str:
+    """Return " in step 3" with its leading space; "" for None."""
+    return "" if step is None else f" in step {step}"
+
+
+def of_step(step: int | None) -> str:
+    """Return " of step 3" with its leading space; "" for None."""
+    return "" if step is None else f" of step {step}"
+
+
+def of_group(group: str) -> str:
+    """Return " of group tp" with its leading space; "" for the group of all ranks."""
+    return "" if group in _WORLD_GROUPS else f" of group {group}"
+
+
+def child_wait(kind: str) -> str:
+    """Return what a child process does during a wait of this kind, from [child_wait] of causes.toml."""
+    waits = sections()["child_wait"]
+    return waits.get(kind, waits["unknown"])
+
+
+def child_process(child: Mapping[str, Any]) -> str:
+    """Return "4711 (python worker.py)" for a process with pid and command."""
+    return f"{child['pid']} ({shorten(child['command'], 60)})"
+
+
+# States of a rank that are no calls, by their name in core/verdict/wait_graph.py.
+_NOT_BLOCKED = {"has left": "has exited", "stopped by a signal": "is stopped by a signal"}
+
+
+def blocked_rank(wait: Mapping[str, Any]) -> str:
+    """Return "rank 1 is blocked in recv from rank 0 (train.py:12)" for the facts of a wait in a transfer.
+
+    For any other wait, return "rank 1 is blocked in all_reduce #13 (train.py:12)".
+    """
+    if wait["blocked_in"] in _NOT_BLOCKED:
+        return f"rank {wait['rank']} {_NOT_BLOCKED[wait['blocked_in']]}{located(wait.get('line'))}"
+    half = wait.get("transfer")
+    call = f"{half['op']} {'to' if half['sends'] else 'from'} {ranks(half['peers'])}" if half else wait["blocked_in"]
+    return f"rank {wait['rank']} is blocked in {call}{located(wait.get('line'))}"
+
+
+def blocked_ranks(wait: Mapping[str, Any] | None) -> str:
+    """Return "; ranks 0, 2 are blocked in all_reduce (own/train.py:18)"; "" for None."""
+    if wait is None:
+        return ""
+    call = wait["blocked_in"] or "calls to other ranks"
+    return f"; {ranks(wait['ranks'])} {verb_for('is', wait['ranks'])} blocked in {call}{located(wait['line'])}"
+
+
+def operation(call: Mapping[str, Any]) -> str:
+    """Return "all_reduce #13 of group tp" for a collective. The group of all ranks is not named."""
+    number = "" if call["number"] is None else f" #{call['number']}"
+    return f"{call['op']}{number}{of_group(call['group'])}"
+
+
+def located_call(call: Mapping[str, Any], step: int | None = None) -> str:
+    """Return "all_reduce #13 of group tp (own/train.py:30, step 3)" for a collective."""
+    return f"{operation(call)}{located(call['line'], step)}"
+
+
+def common_call(entered: Sequence[Mapping[str, Any]], step: int | None = None) -> str:
+    """Return the collective that all ranks called, with its line if they called it on the same line."""
+    call, *other_calls = entered
+    line = call["line"] if all(other["line"] == call["line"] for other in other_calls) else None
+    return located_call({**call, "line": line}, step)
+
+
+def callers(entered: Sequence[Mapping[str, Any]], ranks: Sequence[int] | None = None) -> str:
+    """Return "rank 0 called all_reduce #6 and rank 1 called barrier #6". Default: for all ranks."""
+    texts = [(rank, located_call(call)) for call in entered for rank in call["ranks"] if ranks is None or rank in ranks]
+    return listing([f"{names} called {text}" for names, text in ranks_by_text(texts)])
+
+
+_MAX_CYCLE_LINKS = 4  # waits that a sentence spells out; all others are counted
+
+
+def wait_cycle(waits: Sequence[Mapping[str, Any]]) -> str:
+    """Return "rank 0 waits for rank 1 in all_reduce #3, rank 1 waits for rank 0 in barrier #9"."""
+    texts = []
+    for link in waits[:_MAX_CYCLE_LINKS]:
+        never = ", which never called a collective of that group" if link["never_entered"] else ""
+        texts.append(f"rank {link['rank']} waits for rank {link['waits_for']} in {located_call(link['call'])}{never}")
+    return first_few(texts, len(waits), shown=_MAX_CYCLE_LINKS)
+
+
+def on_ranks(values: Sequence[Mapping[str, Any]], *patterns: str) -> str:
+    """Return "4 elements on rank 0, 2 elements on rank 1" for values from `ranks_by_facts`.
+
+    A pattern such as "{elements} elements" names facts of a value. Each value uses the first pattern all of whose facts
+    it has, else the last pattern. `{own_line}` becomes " (own/train.py:12)" if the lines of the values differ, else "".
+    """
+    lines_differ = any(value.get("line") != values[0].get("line") for value in values)
+    own_lines = [located(value.get("line")) if lines_differ else "" for value in values]
+    texts = [
+        (rank, _fill_pattern(patterns, {**value, "own_line": own_line}))
+        for value, own_line in zip(values, own_lines, strict=True)
+        for rank in value["ranks"]
+    ]
+    return ", ".join(f"{text} on {names}" for names, text in ranks_by_text(texts))
+
+
+def _fill_pattern(patterns: Sequence[str], facts: Mapping[str, Any]) -> str:
+    """Return the first pattern whose names all are in `facts`, else the last pattern, with the facts filled in."""
+    *earlier, last = patterns
+    for pattern in earlier:
+        if all(name is None or name in facts for _, name, _, _ in Formatter().parse(pattern)):
+            return pattern.format(**facts)
+    return last.format(**facts)
+
+
+def last_progress(seen: Mapping[str, Any]) -> str:
+    """Return "; last progress event: forward blocks.0, step 3", or the text of [unseen] if none was seen."""
+    if "unseen" in seen:
+        return sections()["unseen"][seen["unseen"]]
+    name = f" {seen['name']}" if seen["name"] else ""
+    return f"; last progress event: {seen['in']}{name}, step {seen['step']}"
+
+
+def last_line(seen: Mapping[str, Any] | None) -> str:
+    """Return "; 0.25 s before its end it was at own/train.py:12"; "" for None."""
+    if seen is None:
+        return ""
+    return f"; {seen['before_end_s']:.2f} s before its end it was at {location(seen['line'])}"
+
+
+_SHORT_S = 0.1  # shorter steps are shown in milliseconds
+
+
+def pace(speed: Mapping[str, Any]) -> str:
+    """Return "3 steps done, 4.0 s per step, 20 s more for all 8"."""
+    text, step_s = f"{counted(speed['steps_done'], 'step')} done", speed["step_s"]
+    if step_s is not None:
+        text += f", {step_s * 1000:.1f} ms per step" if step_s < _SHORT_S else f", {step_s:.1f} s per step"
+    if speed["left_s"] is not None:
+        text += f", {speed['left_s']:.0f} s more for all {speed['steps_planned']}"
+    return text
+
+
+def hot_part(part: Mapping[str, Any]) -> str:
+    """Return "90 % in step (own/train.py:12), in the loop at line 10" for a part of a profile and its samples."""
+    loop = "" if part["loop_line"] is None else f", in the loop at line {part['loop_line']}"
+    return f"{100 * part['samples'] // part['of']} % in {part['function']}{located(part['line'])}{loop}"
+
+
+def refused_resource(code: str) -> str:
+    """Return the text for what the machine refused, from [refused] of causes.toml."""
+    return sections()["refused"][code]
+
+
+def attempts_on_line(end: Mapping[str, Any]) -> str:
+    """Return "2 hang at own/train.py:12" for attempts that ended in the same way on the same line."""
+    return f"{end['count']} {verb_for(end['verb'], end['count'])} at {location(end['line'])}"
+
+
+def what_follows(change: str, ended: str) -> str:
+    """Return ", " and the conclusion from how a diagnostic rerun with this change ended; "" if there is none."""
+    text = sections()["what_follows"].get(f"{change}, {ended}")
+    return f", {text}" if text else ""
+
+
+def gpu_use(seen: Mapping[str, Any]) -> str:
+    """Return "GPU 1 is at 97 % with 512 MiB in use"."""
+    return f"GPU {seen['index']} is at {100 * seen['utilisation']:.0f} % with {seen['used_bytes'] >> 20} MiB in use"
+
+
+def missing_on_rank(trace: Mapping[str, Any]) -> str:
+    """Return "2 on rank 1" for the number of parameters without a gradient on a rank."""
+    return f"{trace['missing']} on rank {trace['rank']}"
+
+
+def first_few(names: Sequence[str], count: int | None = None, *, shown: int = 3, of: str = "") -> str:
+    """Return "a, b, c and 2 more". `count` is the number of all names, if `names` has only the first ones."""
+    count = len(names) if count is None else count
+    return ", ".join(names[:shown]) + (f" and {count - shown} more{of}" if count > shown else "")
+
+
+def parameter_names(names: Sequence[str]) -> str:
+    """Return "a.weight" for one parameter and "2 parameters (a.weight, a.bias)" for several."""
+    if not names:
+        return "some of its parameters"
+    return f"{counted(len(names), 'parameter')} ({first_few(names)})" if len(names) > 1 else names[0]
+
+
+# The filters that templates may apply to a fact.
+FILTERS: dict[str, Callable[..., str]] = {
+    "agree": verb_for,
+    "blocked": blocked_ranks,
+    "bytes": binary_size,
+    "call": located_call,
+    "callers": callers,
+    "child_wait": child_wait,
+    "common_call": common_call,
+    "counted": counted,
+    "ended_there": attempts_on_line,
+    "error_text": error_text,
+    "first_few": first_few,
+    "fixed": lambda value, decimals: f"{value:.{decimals}f}",
+    "general": lambda value, digits=6: f"{value:.{digits}g}",
+    "gib": gibibytes,
+    "gpu": gpu_use,
+    "hot_part": hot_part,
+    "in_step": in_step,
+    "inside": in_function,
+    "last_line": last_line,
+    "last_progress": last_progress,
+    "located": located,
+    "location": location,
+    "missing_gradients": missing_on_rank,
+    "of_group": of_group,
+    "of_step": of_step,
+    "on_ranks": on_ranks,
+    "operation": operation,
+    "pace": pace,
+    "parameter_names": parameter_names,
+    "process": child_process,
+    "ranks": ranks,
+    "refused": refused_resource,
+    "shorten": shorten,
+    "wait": blocked_rank,
+    "wait_cycle": wait_cycle,
+    "what_follows": what_follows,
+}
