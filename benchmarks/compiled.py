@@ -125,10 +125,10 @@ def without_kernels(
         )
 
     def run_first(
-        run: Callable[[Tile], None], situation: Any, candidates: Callable[[Any], Sequence[Tile]], _trial: Any = None
+        run: Callable[[Tile], None], tuning_key: Any, candidates: Callable[[Any], Sequence[Tile]], _trial: Any = None
     ) -> None:
-        before, part = len(found), _part_of(situation.pattern)
-        for tile in candidates(situation)[:tried]:
+        before, part = len(found), _part_of(tuning_key.pattern)
+        for tile in candidates(tuning_key)[:tried]:
             chosen[:] = [(part, tile)]
             run(tile)
         # What a kernel is called is known once it is launched.
@@ -139,10 +139,10 @@ def without_kernels(
             run(wanted)
         chosen.clear()
 
-    def copied_by_tiles(tensor: Tensor) -> bool:
+    def supports_descriptors(tensor: Tensor) -> bool:
         return capability >= 90 and tensor.element_size() == 2
 
-    with _replaced(launch=note, run_best=run_first, copied_by_tiles=copied_by_tiles):
+    with _replaced(launch=note, run_best=run_first, supports_descriptors=supports_descriptors):
         yield found
 
 
@@ -237,7 +237,7 @@ def _replaced(**functions: Callable[..., Any]) -> Iterator[None]:
     own = {
         "launch": launching.launch,
         "run_best": tuning.run_best,
-        "copied_by_tiles": descriptors.copied_by_tiles,
+        "supports_descriptors": descriptors.supports_descriptors,
     }
     package = launching.__name__.rpartition(".")[0]
     modules = [module for name, module in sys.modules.items() if name.startswith(package)]

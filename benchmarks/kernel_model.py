@@ -125,7 +125,7 @@ def _row_of(launch: Launch, capability: int) -> dict[str, Any]:
     try:
         return code_row(compiled(launch, capability), launch.stages)
     except RuntimeError as error:
-        if f"sm_{capability}" == told.ARCHITECTURE or not tuning.refused(error):
+        if f"sm_{capability}" == told.ARCHITECTURE or not tuning.is_unsupported_tile(error):
             raise
         return {"refused": str(error)}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.roofline import Shape
 from nsa_attention.ops.fused.selected import FAIR_SHARE
-from nsa_attention.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens
+from nsa_attention.ops.fused.spanned import Spans, block_spans, window_spans
 
 if TYPE_CHECKING:
     from benchmarks.compiled import Launch
@@ -236,7 +236,7 @@ _KERNELS: dict[str, Callable[[Launch, Shape, Tensor], Work]] = {
 
 
 def spans_walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int = 1) -> tuple[Tensor, Tensor]:
-    """Passes of each program over a tile of `width` spans, and those of them that must mask (spanned_kernels.walk_of).
+    """Passes of each program over a tile of `width` spans, and those of them that must mask (spanned_kernels.plan_walk).
 
     Both are shared out to `parts` programs, each by itself.
     """
@@ -340,9 +340,9 @@ def _queries(launch: Launch) -> int:
 @cache
 def _spans(part: str, shape: Shape) -> Spans:
     if part == "sliding":
-        return spans_of_last_tokens(shape.tokens, shape.window, None, torch.device("cpu"))
+        return window_spans(shape.tokens, shape.window, None, torch.device("cpu"))
     lengths = (shape.block_len, shape.block_stride)
-    return spans_of_completed_blocks(shape.tokens, shape.blocks, *lengths, None, torch.device("cpu"))
+    return block_spans(shape.tokens, shape.blocks, *lengths, None, torch.device("cpu"))
 
 
 def _chosen_pairs(indices: Tensor, shape: Shape) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 from evaluation.experiments import PROGRAMS as FOLDERS
 from evaluation.experiments import Cell, Experiment, Results, digest_of, truths_of
 from evaluation.launching import Place, scratch, without_paths
-from evaluation.scoring import Row
+from evaluation.scoring import Row, paragraph
 
 HOME = FOLDERS / "bisected"
 COMMAND_S = 120  # limit of a printed command
@@ -287,21 +287,26 @@ EXPERIMENT = Experiment(
 
 
 def section(results: Results) -> list[str]:
-    """The section of accuracy.md: a row a program, and each answer that is not right."""
+    """Return the section of accuracy.md: a row per program, and each answer that is not right."""
     cells = _known(results)
     verdicts = [judged(case, cell) for case, cell in cells.items()]
     lines = [
         "<!-- bisections -->",
-        "## Bisections of known truth",
+        "## Bisections with a known answer",
         "",
-        "Programs whose truth is known (`evaluation/programs/bisected`), searched by the command as a person gives it,",
-        "with limits as they are by default, on two cores. Each command that was printed was then given as it stands:",
-        "how many did what they say is counted in the last column. `python -m evaluation run bisections` runs them.",
+        *paragraph(
+            """
+            `nsa-harness bisect` searched programs with a known answer (`evaluation/programs/bisected`), with default
+            limits, on two cores. The commands that each search printed as proof were then run unchanged. The last
+            column counts how many of them ended as printed. `python -m evaluation run bisections` repeats the
+            searches.
+            """
+        ),
         "",
         f"{len(cells)} of {len(EXPERIMENT.cases)} searches run:"
         f" {', '.join(f'{verdicts.count(word)} {word}' for word in VERDICTS)}.",
         "",
-        "| program | what is varied | true | said | right | probes (floor) | seconds | commands |",
+        "| program | what is varied | right answer | answer | right | probes (minimum) | seconds | commands |",
         "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
         *(_row(program, cells) for program in PROGRAMS.values()),
         "",
@@ -319,7 +324,7 @@ def _row(program: Program, cells: Mapping[str, Cell]) -> str:
         return f"| {program.name} | {program.what} | {program.true} | not run | | | | |"
     right = sum(judged(case, cell) == "right" for case, cell in run.items())
     answers = dict.fromkeys(said(cell) for cell in run.values())
-    answer = next(iter(answers)) if len(answers) == 1 else f"{right} as true" if right else "; ".join([*answers][:2])
+    answer = next(iter(answers)) if len(answers) == 1 else f"{right} right" if right else "; ".join([*answers][:2])
     commands = [command["true"] for cell in run.values() for command in cell["commands"].values()]
     probes, seconds = ([cell[key] for cell in run.values()] for key in ("probes", "seconds"))
     floors = [cell["floor"] for cell in run.values() if cell["floor"] is not None]
@@ -341,10 +346,10 @@ def _not_right(cells: Mapping[str, Cell]) -> Iterator[str]:
         verdict = judged(case, cell)
         if verdict != "right":
             sure = f", {cell['confidence']:.0%} sure" if verdict == "wrong" else ""
-            yield f"- `{case}` is {verdict}: said {said(cell)}{sure}, exit {cell['code']}."
+            yield f"- `{case}` is {verdict}: answer {said(cell)}{sure}, exit code {cell['code']}."
         for which, command in cell["commands"].items():
             if not command["true"]:
                 counts = Counter(map(str, command.get("verdicts", command.get("codes", []))))
                 did = ", ".join(f"{count} x {ending}" for ending, count in counts.items())
                 wanted = command["wanted"]
-                yield f"- `{case}`, command `{which}`: wanted {wanted}, did {did}: `{command['command']}`."
+                yield f"- `{case}`, command `{which}`: expected {wanted}, got {did}: `{command['command']}`."

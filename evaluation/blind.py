@@ -35,20 +35,26 @@ from typing import Any
 from nsa_harness.core.evidence.evidence import (
     Call,
     CaughtException,
-    Debugged,
+    DebugMessage,
     EarlierError,
     Evidence,
     Frame,
     Hint,
-    KeySet,
     ProgressEvent,
-    Raised,
+    RaisedException,
     RankEvidence,
     Source,
     Stack,
     StatusFile,
+    StoreKeyWrites,
 )
-from nsa_harness.core.evidence.health_samples import Broken, HealthSamples, LastMessages, OverwrittenFile, Replica
+from nsa_harness.core.evidence.health_samples import (
+    HealthSamples,
+    NonFiniteValue,
+    OverwrittenFile,
+    PrintedMessage,
+    Replica,
+)
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.report import Outcome, Place
 from nsa_harness.core.source_code.collection import program_sources
@@ -268,34 +274,37 @@ class Blindfold:
                 return {"name": (self._parameter if value.kind == "forward" else self._dotted)(value.name)}
             case StatusFile():
                 return {"mesh": tuple((self._literal(axis), at) for axis, at in value.mesh)}
-            case Call() | KeySet():
+            case Call() | StoreKeyWrites():
                 return {"key": self._literal(value.key)}
             case CaughtException():
                 return {"type": self._dotted(value.type)}
-            case Raised() | EarlierError():
+            case RaisedException() | EarlierError():
                 own = value.frames and value.frames[0].line in self._raises.get(value.frames[0].file, ())
                 message = ("x" if value.message else "") if own else self._machine(value.message)
                 return {"type": self._dotted(value.type), "message": message}
             case Hint():
                 return {"name": self._parameter(value.name)}
-            case Debugged():
+            case DebugMessage():
                 return {"operation": self._dotted(value.operation), "instead": self._dotted(value.instead)}
             case Stack():
                 return {"thread": self._thread(value.thread), "loop": self.code(value.loop)}
             case Task():
                 return {"target": self._machine(value.target)}
             case Process():
-                return {"command": self._command(value.command), "holds": tuple(map(self._machine, value.holds))}
+                return {
+                    "command": self._command(value.command),
+                    "open_ends": tuple(map(self._machine, value.open_ends)),
+                }
             case Replica():
                 names = tuple((self._parameter(first), self._parameter(last)) for first, last in value.names)
                 return {"names": names, "hook": self._dotted(value.hook)}
             case OverwrittenFile():
                 return {"path": self.path(value.path)}
-            case Broken():
+            case NonFiniteValue():
                 return {"names": tuple(map(self._parameter, value.names))}
             case HealthSamples():
-                return {"never": tuple(map(self._parameter, value.never))}
-            case LastMessages():
+                return {"without_gradient": tuple(map(self._parameter, value.without_gradient))}
+            case PrintedMessage():
                 return {"name": self._thread(value.name), "error": self._error(value.error, ())}
             case RankEvidence():
                 return {"error_lines": tuple(self._line(one, value) for one in value.error_lines)}
@@ -367,10 +376,10 @@ class Blindfold:
             return self.code(line)
         if _OF_THE_MACHINE.match(line):
             return self._machine(line)
-        raised = [known.raised] if isinstance(known, RankEvidence) and known.raised else []
+        raised = [known.exception] if isinstance(known, RankEvidence) and known.exception else []
         return self._error(line, tuple(raised))
 
-    def _error(self, line: str, raised: tuple[Raised, ...]) -> str:
+    def _error(self, line: str, raised: tuple[RaisedException, ...]) -> str:
         """ "ValueError: no such file" """
         found = _ERROR_LINE.match(line)
         kind = found[1] if found else ""

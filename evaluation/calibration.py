@@ -18,7 +18,7 @@ from typing import Any
 
 from evaluation import experiments
 from evaluation.experiments import Experiment
-from evaluation.scoring import Row, chance_of_as_many
+from evaluation.scoring import Row, chance_of_as_many, paragraph
 from nsa_harness.core.experiment.statistics import tries
 from nsa_harness.core.search.plan import find_smallest_difference
 from nsa_harness.core.search.question import (
@@ -365,37 +365,75 @@ def lines(results: Mapping[Cell, Result]) -> Iterator[str]:
     apart = {cell: result for cell, result in results.items() if cell.apart}
     too_few = [str(cell) for cell, result in apart.items() if result.answered < ANSWERED]
     searches = sum(result.searches for result in results.values())
-    yield from f"""# Is a search that says 95 % right 95 times of 100?
-
-```text
-python -m evaluation run calibration
-python -m evaluation score --write
-```
-
-{searches:,} simulated searches in {len(results)} of {len(list(cells()))} cells:
-six shapes of answer, {len(RATES)} rates of failure, {len(BACKGROUNDS)} backgrounds (how often a run fails for another
-reason than what is varied), {", ".join(map(str, SIZES))} items. [bisect.md](../bisect.md) says what confidence means.
-
-- Named something, said to be at least 95 % sure: {named[1]:,}; wrong: {named[0]:,} ({named[0] / max(named[1], 1):.2%}).
-- Said that the bad end was never seen failing, which may be so in less than {NEVER_BELOW:.0%} of its runs, where it
-  fails more often: in {none[0]:,} of all searches ({none[0] / max(none[1], 1):.2%}).
-- Said that it does not depend, where the rates are {ALIKE:.0%} apart or more: in {independent[0]:,} of all searches
-  ({independent[0] / max(independent[1], 1):.2%}).
-- Cells in which one of these statements is wrong more often than once in twenty (one-sided binomial test for each,
-  Holm's correction over all): {", ".join(refuted(chances_of(results))) or "none"}.
-- Cells with the rate at least {APART} above the background: {len(apart)}. Answered, not undecided, in less than
-  {ANSWERED:.0%} of searches: {", ".join(too_few) or "none"}.
-- Where the rate is not above the background nothing may be named; that it does not depend is right there. Two rates
-  less than {ALIKE:.0%} apart may be told as ones that do not differ: the answer says what would have shown.
-- A search makes {MOST_PROBES:,} probes at most, and {MOST_OF_CLOSE_RATES} where the rates are closer than {APART}.
-
-![wrong answers among those that name something and are said to be 95 % sure](calibration.svg)
-
-## By rate and background
-
-Over all shapes and sizes: wrong of those that name something and are 95 % sure; answered; probes on average, and at
-most.
-""".splitlines()
+    yield from (
+        "# Is a bisection with 95 % confidence right in 95 of 100 cases?",
+        "",
+        "```text",
+        "python -m evaluation run calibration",
+        "python -m evaluation score --write",
+        "```",
+        "",
+    )
+    yield from paragraph(
+        f"""
+        `nsa-harness bisect` states a confidence with each answer ([bisect.md](../bisect.md)). This page tests that
+        number with {searches:,} simulated searches in {len(results)} of {len(list(cells()))} cases. A case combines
+        one of six kinds of answer, one of {len(RATES)} failure rates (how often a bad configuration fails), one of
+        {len(BACKGROUNDS)} background rates (how often a run fails for an unrelated reason), and
+        {", ".join(map(str, SIZES[:-1]))} or {SIZES[-1]} items. `pair/0.8-0.1/12` means: two items together fail in 80
+        % of the runs, other runs fail in 10 %, and there are 12 items.
+        """
+    )
+    bullets = (
+        f"""
+        Answers that name items with at least 95 % confidence: {named[1]:,}. Wrong: {named[0]:,}
+        ({named[0] / max(named[1], 1):.2%}).
+        """,
+        f"""
+        Searches that report that the bad end never failed, and so fails in less than {NEVER_BELOW:.0%} of its runs,
+        although it fails more often: {none[0]:,} ({none[0] / max(none[1], 1):.2%} of all).
+        """,
+        f"""
+        Searches that report that the failure does not depend on the items, although the two rates differ by
+        {ALIKE:.0%} or more: {independent[0]:,} ({independent[0] / max(independent[1], 1):.2%} of all).
+        """,
+        f"""
+        Cases in which one of these statements is wrong more often than once in twenty, by a one-sided binomial test
+        with Holm's correction over all cases: {", ".join(refuted(chances_of(results))) or "none"}.
+        """,
+        f"""
+        Cases with a failure rate at least {APART} above the background: {len(apart)}. In these, a search should end
+        with an answer and not with `undecided`. Cases in which less than {ANSWERED:.0%} of the searches did:
+        {", ".join(too_few) or "none"}.
+        """,
+        f"""
+        If the failure rate is not above the background, every named item is wrong, and "it does not depend on the
+        items" is right. If two rates differ by less than {ALIKE:.0%}, a search may report that they do not differ;
+        its answer states which difference it would have found.
+        """,
+        f"""
+        A search was limited to {MOST_PROBES:,} probes, and to {MOST_OF_CLOSE_RATES} if the rates differ by less than
+        {APART}.
+        """,
+    )
+    yield ""
+    for bullet in bullets:
+        first, *more = paragraph(bullet)
+        yield from (f"- {first}", *(f"  {line}" for line in more))
+    yield from (
+        "",
+        "![Share of wrong answers among those that name items with at least 95 % confidence](calibration.svg)",
+        "",
+        "## By failure rate and background",
+        "",
+    )
+    yield from paragraph(
+        """
+        Each cell covers all kinds of answer and all numbers of items. It shows the wrong answers among those that
+        name items with at least 95 % confidence, the share of searches with an answer, and the mean and the largest
+        number of probes.
+        """
+    )
     yield ""
     yield f"| rate | {' | '.join(f'background {background:g}' for background in BACKGROUNDS)} |"
     yield f"| --- | {' | '.join('---' for _ in BACKGROUNDS)} |"
@@ -405,15 +443,18 @@ most.
             for back in BACKGROUNDS
         ]
         yield f"| {rate:g} | {' | '.join(map(_summary, found))} |"
-    yield from """
-## Probes
-
-On average (at most), beside what no search does without on average: the bits of the answer by the most that a run can
-tell at these rates. Both ends, the proofs and what makes the answer 95 % sure come on top of that.
-""".splitlines()
+    yield from ("", "## Probes", "")
+    yield from paragraph(
+        """
+        Each cell shows the mean number of probes and, in parentheses, the largest. The last number is a lower bound
+        for the mean of any search: the bits of the answer divided by the bits that one run can give at these rates.
+        It does not include the tests of both ends, the proofs, and the runs that raise the confidence to 95 %. `0.8
+        over 0.1` means a failure rate of 0.8 and a background of 0.1.
+        """
+    )
     yield ""
     quiet = ((1.0, 0.0), (0.8, 0.0), (0.5, 0.0), (0.8, 0.1), (1.0, 0.2))
-    yield f"| shape, items | {' | '.join(f'{rate:g} over {back:g}' for rate, back in quiet)} |"
+    yield f"| answer, items | {' | '.join(f'{rate:g} over {back:g}' for rate, back in quiet)} |"
     yield f"| --- | {' | '.join('---' for _ in quiet)} |"
     for shape, items in product(SHAPES, SIZES):
         row = [Cell(shape=shape, rate=rate, background=back, items=items) for rate, back in quiet]
@@ -421,14 +462,16 @@ tell at these rates. Both ends, the proofs and what makes the answer 95 % sure c
 
 
 def beside_others() -> Iterator[str]:
-    yield from """
-## Beside others
-
-On the same programs: right answers, and probes on average. The others believe every answer, look at no ends, and prove
-nothing; `git bisect` finds one item.
-""".splitlines()
+    yield from ("", "## Compared with other searches", "")
+    yield from paragraph(
+        """
+        All searches ran on the same simulated programs. Each cell shows the share of right answers and the mean
+        number of probes. The other searches trust every run, do not test the two ends, and prove nothing. `git
+        bisect` finds only a single item.
+        """
+    )
     yield ""
-    yield f"| shape, items | search | {' | '.join(f'{rate:g} over {back:g}' for rate, back in COMPARED)} |"
+    yield f"| answer, items | search | {' | '.join(f'{rate:g} over {back:g}' for rate, back in COMPARED)} |"
     yield f"| --- | --- | {' | '.join('---' for _ in COMPARED)} |"
     for shape, items in product(("single", "pair"), (12, 48)):
         yield from compared(shape, items)

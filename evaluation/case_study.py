@@ -1,4 +1,4 @@
-"""The seeds' two weeks as the tool tells them: what was believed as claims, what it was, and the minutes it took.
+"""The case study: what a team believed during two weeks of hangs, each belief tested by one command.
 
 Each chapter is one command of truth/case_study.toml. Its output, its line of the ledger and its outcome are stored, and
 the page takes every number from them.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,10 @@ from typing import Any
 from evaluation.experiments import Cell, Experiment, Results, truths_of
 from evaluation.launching import Ran, harness, scratch, without_paths
 from evaluation.plan_truth import REFUTED, ending
-from evaluation.scoring import Row
+from evaluation.scoring import Row, paragraph
 
 LIMIT_S = 1800.0
 NOT_COMPARABLE = "not comparable"
-WIDTH = 118
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +97,7 @@ EXPERIMENT = Experiment(
 
 
 def page(results: Results) -> list[str]:
-    """The lines of case-study.md: what was believed as a table, then each command with what it said."""
+    """Return the lines of case-study.md: a table of all commands, then each command with the answer it printed."""
     seen = _seen(results)
     minutes = sum(cell["seconds"] for _, cell in seen) / 60
     versions = results["versions"]
@@ -111,38 +109,55 @@ def page(results: Results) -> list[str]:
         "nsa-harness claim seed_token_loop parallel.wrapper=ddp,manual --text='DDP is the cause'",
         "```",
         "",
-        "A team trained a 125M model with Native Sparse Attention, and its first step never seemed to end. In two",
-        "weeks it named six causes, none with a control run. Most of it was slow and not stuck: a loop over tokens.",
-        "One failure was real and had nothing to do with it. Here both are planted into nsa.train, and what was",
-        "believed is tested:",
-        f"{len(seen)} commands, {minutes:.0f} minutes on {results['cpus']} cores without a GPU (torch"
-        f" {versions['torch']}, Python {versions['python']}).",
+        *paragraph(
+            """
+            A team trained a model of 125 million parameters with Native Sparse Attention, and the first step never
+            seemed to end. In two weeks the team suspected six causes, without a control run for any of them. Most of
+            the time nothing was stuck: a Python loop over tokens made each step very slow. One other failure was real
+            and had a different cause.
+            """
+        ),
         "",
-        "`python -m evaluation run case_study` ran them, and the records are in `evaluation/results/case_study.json`.",
+        *paragraph(
+            f"""
+            Here both faults are planted into the training program of this project, and each belief of the team is
+            tested. This takes {len(seen)} commands and {minutes:.0f} minutes on {results["cpus"]} cores without a GPU
+            (torch {versions["torch"]}, Python {versions["python"]}). `python -m evaluation run case_study` repeats
+            the commands. This page shows the answers; `evaluation/results/case_study.json` contains the full output.
+            """
+        ),
         "",
-        "| asked | answer | without it | with it | runs | minutes |",
+        "| question | answer | failed without the change | failed with the change | runs | minutes |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
         *(_row(chapter, cell) for chapter, cell in seen),
         "",
-        "Failed runs of each side. A mitigation is refuted where it takes away less than half of the failures.",
-        *_told_in_the_end(results["chapters"]),
+        *paragraph(
+            """
+            `nsa-harness claim` runs a program alternately without and with one change. It refutes the claim if the
+            change removes less than half of the failures, and it supports the claim if runs with the change fail less
+            often. For "DDP is the cause", the change is to train without DDP.
+            """
+        ),
+        *_conclusion(results["chapters"]),
         *(line for chapter, cell in seen for line in _section(chapter, cell)),
         "",
     ]
 
 
-def _told_in_the_end(seen: Mapping[str, Cell]) -> Iterator[str]:
+def _conclusion(seen: Mapping[str, Cell]) -> Iterator[str]:
+    """Yield the paragraph that says which commands took how long, or nothing if one of them was not run."""
     if not {"symptom", "loop", "ready_twice"} <= seen.keys():
         return
     first, control, real = (seen[name]["seconds"] for name in ("symptom", "loop", "ready_twice"))
     refuted = [cell["seconds"] for cell in seen.values() if cell["result"] == REFUTED]
     yield ""
-    yield from textwrap.wrap(
-        f"The first command names the loop after {first:.0f} s; the control that proves it takes {control / 60:.1f}"
-        f" minutes more. The failure that was real has its line after {real:.0f} s. The other {sum(refuted) / 60:.0f}"
-        f" minutes go into the {len(refuted)} beliefs that the team held meanwhile. NCCL cannot be tested on a machine"
-        " without GPUs, and that is said in place of an answer.",
-        WIDTH,
+    yield from paragraph(
+        f"""
+        The first command names the loop after {first:.0f} s, and the control run that proves it takes
+        {control / 60:.1f} minutes more. The command for the real failure names its line after {real:.0f} s. The other
+        {sum(refuted) / 60:.0f} minutes refute {len(refuted)} beliefs of the team. NCCL cannot be tested on a machine
+        without GPUs; nsa-harness reports that instead of an answer.
+        """
     )
 
 
@@ -158,5 +173,14 @@ def _row(chapter: Chapter, cell: Cell) -> str:
 
 
 def _section(chapter: Chapter, cell: Cell) -> Iterator[str]:
-    yield from ("", f"## {chapter.title}", "", *textwrap.wrap(chapter.told, WIDTH), "")
-    yield from ("```console", f"$ {cell['command']}", *(line.rstrip() for line in cell["said"]), "```")
+    yield from ("", f"## {chapter.title}", "", *paragraph(chapter.told), "")
+    yield from ("```console", f"$ {cell['command']}", *_answer(chapter, cell), "```")
+
+
+def _answer(chapter: Chapter, cell: Cell) -> Iterator[str]:
+    """Yield the lines of the output that answer the question: the answer of a run, or the result of a claim."""
+    lines = [line.rstrip() for line in cell["said"]]
+    starts = (cell["result"].split()[0].upper(), NOT_COMPARABLE)
+    start = next(number for number, line in enumerate(lines) if line.startswith(starts))
+    ends_early = chapter.words[0] == "claim" and "" in lines[start:]
+    yield from lines[start : lines.index("", start) if ends_early else len(lines)]

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.provenance import circumstances
 from evaluation.experiments import HOME, REPOSITORY
-from evaluation.scoring import Row
+from evaluation.scoring import Row, paragraph
 from evaluation.trials import (
     CorpusRequest,
     Share,
@@ -175,51 +175,53 @@ def _is_sound(answer: Values) -> bool:
 
 
 def section(values: Values) -> list[str]:
-    """The last sections of accuracy.md."""
+    """Return the last sections of accuracy.md: the results for the programs of tests/faults."""
     quiet, loaded = (values[circumstance] for circumstance in CIRCUMSTANCES)
     sound = [answer for side in (quiet, loaded) for answer in side["answers"] if _is_sound(answer)]
     hangs, alarms = ([*quiet[key], *loaded[key]] for key in ("false_hangs", "false_alarms"))
     wrong = [answer for answer in quiet["answers"] if answer["wrong"]]
     named = f" ({', '.join(alarms)})" if alarms else ""
     return [
-        "## Our own corpus",
+        "## The project's own programs",
         "",
-        "A regression test, since the rules were made with these programs in sight.",
-        "",
-        f"How often the harness is right about the programs of `tests/faults`: {len(quiet['answers'])} runs, three at a"
-        f" time, and {len(loaded['answers'])} under load; torch {values['versions']['torch']}, gloo,"
-        f" {values['cpus']} cores, {values['date'][:10]}.",
-        "Written by `python -m evaluation score --write`, from `evaluation/results/corpus.json`.",
-        f"Labels and rules are those of commit {values['commit'][:7]}: a cause named since then counts"
-        " as what it was before.",
+        *paragraph(
+            f"""
+            These are the programs in `tests/faults`. The rules were written with these programs in view. The table
+            covers {len(quiet["answers"])} runs, three at a time, and {len(loaded["answers"])} runs of healthy
+            programs under load, with torch {values["versions"]["torch"]}, gloo and {values["cpus"]} cores, on
+            {values["date"][:10]}. The expected answers and the rules are those of commit {values["commit"][:7]};
+            causes that were added later count under their earlier names.
+            """
+        ),
         "",
         "| part of the report | right |",
         "| --- | ---: |",
         *(f"| {name} | {_share(quiet['rates'][name])} |" for name in _NAMED),
         "",
-        f"Of {len(sound)} runs with nothing wrong, {len(loaded['answers'])} of them under load, {len(hangs)} were"
-        f" called HANG and {len(alarms)} had a finding held against them{named}.",
+        f"Of {len(sound)} runs of healthy programs, {len(loaded['answers'])} of them under load, {len(hangs)} were"
+        f" reported as HANG, and {len(alarms)} had a finding that reported a fault{named}.",
         "",
-        "## How sure, and how right",
+        "## Confidence",
         "",
-        "Cause and culprit both right, by the word that the report puts beside the cause.",
+        "The table shows how often cause and culprit were both right, for each confidence that the report states.",
         "",
-        "| the report says | and is right |",
+        "| confidence | right |",
         "| --- | ---: |",
         *(f"| {name} | {_share(share)} |" for name, share in quiet["calibration"].items()),
         "",
-        f"A HANG is reported a median of {_s(quiet['hang_detected_s']['median'])} after the culprit's last mark, 95 %"
-        f" within {_s(quiet['hang_detected_s']['p95'])}.",
+        f"The median time from the last progress of the culprit to the HANG verdict is"
+        f" {_s(quiet['hang_detected_s']['median'])}; 95 % of the verdicts came within"
+        f" {_s(quiet['hang_detected_s']['p95'])}.",
         "",
-        "## Cause by cause",
+        "## Results by cause",
         "",
-        "| cause | planted | said | right | precision | recall |",
+        "| cause | planted | reported | right | precision | recall |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         *(_row(cause, counts) for cause, counts in quiet["causes"].items()),
         "",
-        "## What it gets wrong",
+        "## Wrong answers",
         "",
-        *([_mistake(answer) for answer in wrong] or ["Nothing in this corpus."]),
+        *([_mistake(answer) for answer in wrong] or ["There are none."]),
         "",
     ]
 
@@ -235,7 +237,7 @@ def _row(cause: str, counts: Values) -> str:
 
 def _mistake(answer: Values) -> str:
     due, said = (" ".join(filter(None, (answer[key]["verdict"], answer[key]["cause"]))) for key in ("due", "said"))
-    return f"- `{answer['name']}`: due {due}, said {said}; differs in {', '.join(answer['wrong'])}."
+    return f"- `{answer['name']}`: expected {due}, reported {said}; wrong {', '.join(answer['wrong'])}."
 
 
 def _s(seconds: float | None) -> str:

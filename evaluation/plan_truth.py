@@ -13,7 +13,7 @@ from typing import Any
 
 from evaluation.experiments import Cell, Experiment, Results, digest_of, truths_of
 from evaluation.launching import harness, scratch
-from evaluation.scoring import Row
+from evaluation.scoring import Row, paragraph
 
 PLAN = ("run", "-t", "plan")
 SUPPORTED, REFUTED = "supported", "refuted"
@@ -132,20 +132,25 @@ EXPERIMENT = Experiment(
 
 
 def section(results: Results) -> list[str]:
-    """The section of accuracy.md: a row a plant, and each mistake."""
+    """Return the section of accuracy.md: a row per planted fault, and each mistake."""
     run = _run(results)
     mistaken = [f"- `{plant.name}`: {mistake}." for plant, cell in run for mistake in mistakes(plant, cell)]
     return [
         "<!-- plan truth -->",
-        "## The plan and one fault",
+        "## The plan with one planted fault",
         "",
-        "`nsa-harness run -t plan`, healthy and with one fault at a time planted into all of its runs. Each acts only",
-        "under its condition, so that one hypothesis is the true one; what is supported is held against that.",
-        "`python -m evaluation run plan_truth` runs them.",
+        *paragraph(
+            """
+            `nsa-harness run -t plan` ran once healthy and once with each of these faults planted into all of its
+            scenarios. Each fault acts only under its condition, so it is known which hypothesis is true. The table
+            compares that with the hypotheses that the plan supported. `python -m evaluation run plan_truth` repeats
+            the runs.
+            """
+        ),
         "",
-        f"{len(run)} of {len(PLANTS)} run: {_right(run)} right.",
+        f"{len(run)} of {len(PLANTS)} plans run: {_right(run)} right.",
         "",
-        "| planted | true | supported | refuted | did not pass | seconds |",
+        "| planted fault | true hypotheses | supported | refuted | scenarios that did not pass | seconds |",
         "| --- | --- | --- | ---: | --- | ---: |",
         *(_row(plant, cell) for plant, cell in run),
         "",

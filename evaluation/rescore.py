@@ -13,13 +13,29 @@ from typing import Any
 
 from evaluation import bisections, calibration, case_study, corpus, plan_truth, strangers, twelve
 from evaluation.experiments import HOME, PAGES, Experiment
-from evaluation.scoring import Row, table
+from evaluation.scoring import Row, paragraph, table
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT for module in (twelve, bisections, plan_truth, case_study, calibration)
 }
 COMMITTED = HOME / "results" / "scores.json"
-ACCURACY_HEAD = ["# Accuracy", "", "```text", "python -m evaluation score", "```", ""]
+ACCURACY_HEAD = [
+    "# Accuracy",
+    "",
+    "```text",
+    "python -m evaluation score",
+    "```",
+    "",
+    *paragraph(
+        """
+        This page shows how often nsa-harness was right about programs whose faults are known. The first section is
+        the best estimate for your own programs, because the rules of nsa-harness were written without these programs.
+        All later sections are regression tests. The command above compares this page with the stored results in
+        `evaluation/`; with `--write` it rebuilds the page.
+        """
+    ),
+    "",
+]
 
 
 def main(*, write: bool) -> int:

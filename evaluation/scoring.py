@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from typing import Any
 
+PAGE_WIDTH = 118  # characters in a line of a generated page
 LINES_OFF = 2  # a line that is named this close to one of the truth is right
 CERTAIN = 0.9  # a cause with this confidence or more is called certain
 PARTS = ("verdict", "rank", "cause", "line", "silent")
@@ -76,6 +78,11 @@ def table(rows: Mapping[str, Row], heads: Sequence[str] = COLUMNS) -> Iterator[s
     for first, *others in cells:
         numbers = (text.rjust(width) for text, width in zip(others, widths[1:], strict=True))
         yield "  ".join([first.ljust(widths[0]), *numbers])
+
+
+def paragraph(text: str) -> list[str]:
+    """Return the lines of a paragraph for a generated page, wrapped at PAGE_WIDTH; line breaks in `text` are spaces."""
+    return textwrap.wrap(" ".join(text.split()), PAGE_WIDTH)
 
 
 def chance_of_as_many(wrong: int, of: int, chance: float) -> float:

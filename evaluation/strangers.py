@@ -21,7 +21,7 @@ from typing import Any
 from evaluation import blind
 from evaluation.experiments import HOME, REPOSITORY, truths_of
 from evaluation.launching import harness, scratch, without_paths
-from evaluation.scoring import CERTAIN, PARTS, Answer, Row, Truth, compare, interval, mistakes, shares
+from evaluation.scoring import CERTAIN, PARTS, Answer, Row, Truth, compare, interval, mistakes, paragraph, shares
 from nsa_harness.commands import misdiagnosis
 from nsa_harness.commands.misdiagnosis import PROJECT, said
 from nsa_harness.render.documents.report_json import outcome_values
@@ -236,23 +236,48 @@ def _stays_inside(member: tarfile.TarInfo) -> bool:
     return (member.isfile() or member.isdir()) and not path.is_absolute() and ".." not in path.parts
 
 
+# Row labels of accuracy.md for the figures in score.json.
+FIGURE_LABELS = {
+    "verdict": "the verdict (PASS, FAIL or HANG) is right",
+    "false HANG": "healthy programs reported as HANG",
+    "rank": "exactly the ranks at fault are named",
+    "cause": "the cause is right",
+    "line": "the line is at most two lines away from a line that fixes the bug",
+    "silent": "the run passes despite its bug, and a finding names the bug",
+    "certain": "the cause is called certain",
+    "certain and wrong": "the cause is called certain, but the cause or the ranks are wrong",
+}
+
+
 def section() -> list[str]:
-    """The section of accuracy.md: the figures of every round, as they were when its programs were first seen."""
+    """Return the section of accuracy.md with the figures of every round at its first and only scored run."""
     scored = [json.loads(file.read_text()) for file in sorted(ROUNDS.glob("*/score.json"))]
-    heads = [f"round {number}, of {len(score['rows'])} programs" for number, score in enumerate(scored, 1)]
-    names = dict.fromkeys(name for score in scored for name in score["figures"])
+    heads = [f"round {number} ({len(score['rows'])} programs)" for number, score in enumerate(scored, 1)]
     return [
-        "## Programs of strangers, at first sight",
+        "## Programs by independent authors",
         "",
-        "Whole training programs with ordinary bugs, and their healthy forms, by writers who knew neither rules nor"
-        " corpus. What is guilty, why and which lines to change was sealed before the first run"
-        " (`evaluation/rounds/sealed.json`); each round is run and scored once, before anything is learnt from it.",
+        *paragraph(
+            """
+            The authors of these training programs knew neither the rules of nsa-harness nor its test programs. Half
+            of the programs contain an ordinary bug, and the others are the same programs without it. The expected
+            verdict, the ranks at fault, the cause, and the lines to change were sealed before the first run
+            (`evaluation/rounds/sealed.json`). Each round was run and scored once, before any rule was changed because
+            of it.
+            """
+        ),
         "",
-        f"| | {' | '.join(heads)} |",
+        f"| part of the answer | {' | '.join(heads)} |",
         f"| --- |{' ---: |' * len(scored)}",
-        *(f"| {name} | {' | '.join(score['figures'].get(name, '-') for score in scored)} |" for name in names),
+        *(
+            f"| {label} | {' | '.join(score['figures'].get(name, '-') for score in scored)} |"
+            for name, label in FIGURE_LABELS.items()
+        ),
         "",
-        "`line`: within two lines of one that a person may change. `certain and wrong`: called certain, and the rank or"
-        " the cause was another.",
+        *paragraph(
+            """
+            Ranks, cause and line are counted only if the bug makes the run fail or hang, and if the sealed answer
+            names them.
+            """
+        ),
         "",
     ]

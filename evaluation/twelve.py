@@ -22,7 +22,7 @@ from typing import IO, Any
 from evaluation.experiments import PROGRAMS as FOLDERS
 from evaluation.experiments import Cell, Experiment, Results, truths_of
 from evaluation.launching import Place, Ran, harness, scratch, without_paths
-from evaluation.scoring import Row, Truth, compare, share
+from evaluation.scoring import Row, Truth, compare, paragraph, share
 
 HOME = FOLDERS / "twelve"
 FAULTS = ("none", "hang", "fail")
@@ -279,33 +279,52 @@ EXPERIMENT = Experiment(
 
 
 def section(results: Results) -> list[str]:
-    """The section of accuracy.md: what was right of each cell, the totals, and each miss."""
+    """Return the section of accuracy.md: the totals, the answer for each program, and each mistake."""
     cells, done = results["cells"], _done(results)
     commits = sorted({cell["commit"][:7] for cell in cells.values()})
     lines = [
-        "## Twelve programs, three ways",
+        "## Twelve programs under run, watch and attach",
         "",
-        "Programs of 40 to 110 lines as people write them (`evaluation/programs/twelve`), each healthy, with a hang and"
-        " with a failure that differ in kind, under `run`, `watch` and `attach`: to a job that trains, that has hung"
-        " for a while, or that is about to fail. Rules were mended with these programs in sight, so this is a"
-        " regression table too."
-        f" torch {results['versions']['torch']}, gloo, {results['cpus']} cores shared with other work, several cells at"
-        f" a time, {results['date'][:10]}, commit {', '.join(commits)}; Lightning, accelerate and transformers in an"
-        " interpreter of their own (`--python`). Written by `python -m evaluation score --write`.",
+        *paragraph(
+            """
+            These twelve programs have 40 to 110 lines and use common frameworks (`evaluation/programs/twelve`). Each
+            exists in three forms: healthy, with a hang, and with a failure. Each form ran under `run`, `watch` and
+            `attach`. `attach` was started while the healthy job trained, some time after the hang began, or shortly
+            before the failure. Some rules were improved with these programs in view.
+            """
+        ),
         "",
-        "| program | fault | run | watch | attach | first word (s) | verdict (s) |",
+        *paragraph(
+            f"""
+            The runs used torch {results["versions"]["torch"]}, gloo, and {results["cpus"]} cores shared with other
+            work, several at a time, at commit {", ".join(commits)} ({results["date"][:10]}). Lightning, accelerate
+            and transformers ran in their own Python environment (`--python`). {len(done)} of {len(EXPERIMENT.cases)}
+            runs are done.
+            """
+        ),
+        "",
+        f"| right answers | {' | '.join(PARTS)} |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        *(f"| `{way}` | {' | '.join(_counts(done, way)[part] for part in PARTS)} |" for way in WAYS),
+        "",
+        *paragraph(
+            """
+            Rank, cause and line are counted for the forms with a fault and a right verdict. In the next table, `still
+            running` is right: the job had not failed yet when `attach` observed it. `no report` is right too: the job
+            had ended before `attach` could start. The last two columns give the seconds until the first message about
+            the problem and until the verdict, for `run`, `watch` and `attach`. For `run` and `watch` they count from
+            the last progress, and for `attach` from its start. `-` means that there is no such time.
+            """
+        ),
+        "",
+        "| program | fault | run | watch | attach | first message (s) | verdict (s) |",
         "| --- | --- | --- | --- | --- | ---: | ---: |",
         *(_line(program, fault, cells, done) for program in PROGRAMS.values() for fault in FAULTS),
         "",
-        f"{len(done)} of {len(EXPERIMENT.cases)} cells have been run (`-`: not). `run` and `watch` count seconds since"
-        " the last progress, `attach` since its own start. Right:",
-        "",
-        *(f"- `{way}`: {', '.join(f'{part} {text}' for part, text in _counts(done, way).items())}" for way in WAYS),
-        "",
     ]
     missed = {case: parts for case, parts in done.items() if parts}
-    misses = (f"- `{case}`: {', '.join(parts)}; said {_said(cells[case])}." for case, parts in missed.items())
-    return [*lines, "What it gets wrong:" if missed else "Nothing is wrong in it.", "", *misses, ""]
+    misses = (f"- `{case}`: wrong {', '.join(parts)}. Answer: {_said(cells[case])}." for case, parts in missed.items())
+    return [*lines, "Wrong answers:" if missed else "No answer is wrong.", "", *misses, ""]
 
 
 def _line(program: Program, fault: str, cells: Mapping[str, Cell], done: Mapping[str, Sequence[str]]) -> str:
@@ -321,7 +340,7 @@ def _answer(cell: Cell | None, missed: Sequence[str]) -> str:
     if cell is None:
         return "-"
     moves = cell["cause"] == "still_running"
-    said = "MOVES" if moves else f"{cell['verdict'] or 'no report'} {cell['cause'] or ''}".strip()
+    said = "still running" if moves else f"{cell['verdict'] or 'no report'} {cell['cause'] or ''}".strip()
     return f"{said}; **wrong: {', '.join(missed)}**" if missed else said
 
 

@@ -1,4 +1,4 @@
-"""Rebuilds docs/internals/mission.md: what the seeds describe, from tests/support/mission.py, and where it is."""
+"""Rebuild docs/internals/mission.md, the table of requirements, from tests/support/mission.py."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "internals" / "mission.md"
-_HEAD = """# What the seeds describe, and where it is
+_HEAD = """# Requirements, and where they are met
 
 ```text
 nsa-harness run -t plan
 ```
 
-Five reports of a team that lost two weeks to "hangs" say what this project has to be able to do. Each row is one thing
-from them, with the command that shows it, the options, files and scenarios that it lies in, and the tests that keep it.
-What is missing or was never seen to run stands in its row. `python tools/make_mission.py` makes this page from
-`tests/support/mission.py`, and `tests/project/test_mission.py` sees to it that every name in it is one that exists.
+The requirements of this project come from five reports of a team that lost two weeks to hangs. Each row is one
+requirement, with a command that shows it, the options, files and scenarios that implement it, and the tests that check
+it. A row also says what is missing or has not been run yet. `python tools/make_mission.py` builds this page from
+`tests/support/mission.py`, and `tests/project/test_mission.py` checks that every name on it exists.
 """
 
 
@@ -34,10 +34,10 @@ def main() -> None:
 def _sections() -> Iterator[str]:
     mission = _mission()
     lacking = [item for item in mission.ITEMS if item.missing]
-    yield f"{len(mission.ITEMS)} things, of which {len(lacking)} are missing in part.\n"
+    yield f"{len(mission.ITEMS)} requirements, of which {len(lacking)} are not fully met.\n"
     for section in mission.Section:
         yield f"## {section}\n"
-        yield "| what | try | lies in | kept by |"
+        yield "| what | try | implemented in | checked by |"
         yield "| --- | --- | --- | --- |"
         yield from (_row(item, mission.path_of) for item in mission.ITEMS if item.section is section)
         yield ""
@@ -57,13 +57,13 @@ def _code(text: str) -> str:
 
 
 def _mission() -> ModuleType:
-    """Not by its name: there may be another module that is called so."""
+    """Load tests/support/mission.py by its path, because another module may have the same name."""
     path = REPOSITORY / "tests" / "support" / "mission.py"
     spec = importlib.util.spec_from_file_location("nsa_harness_mission", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look for their module there
+    sys.modules[spec.name] = module  # dataclasses look up their module in sys.modules
     spec.loader.exec_module(module)
     return module
 

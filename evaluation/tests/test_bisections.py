@@ -124,8 +124,8 @@ def test_a_row_tells_what_was_said_and_what_is_not_right_is_listed() -> None:
     assert rows["| healthy"].endswith("| none | 1 of 1 | 5 (3) | 12 | 0 of 0 |")
     assert "not run" in rows["| count"]
     assert [line for line in told if line.startswith("- ")] == [
-        "- `pair_of_layers/search` is wrong: said set 2, 5, 97% sure, exit 0.",
-        "- `pair_of_layers/search`, command `bad`: wanted FAIL, did 1 x PASS: `nsa-harness run x`.",
+        "- `pair_of_layers/search` is wrong: answer set 2, 5, 97% sure, exit code 0.",
+        "- `pair_of_layers/search`, command `bad`: expected FAIL, got 1 x PASS: `nsa-harness run x`.",
     ]
 
 

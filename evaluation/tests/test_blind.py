@@ -78,8 +78,8 @@ def waits_for_a_key() -> Evidence:
         board(rank=1, calls=(call(1, "wait store.get", left_s=None, key="epoch3"),)),
     )
     stands = (there("all_reduce", "Trainer.forward"), there("board.get", "Trainer.read"))
-    looks = [rank_snapshot(rank, leaf, stands[rank], board=boards[rank]) for rank in (0, 1)]
-    ranks = tuple(rank_evidence(rank, board=one) for rank, one in enumerate(boards))
+    looks = [rank_snapshot(rank, leaf, stands[rank], status_file=boards[rank]) for rank in (0, 1)]
+    ranks = tuple(rank_evidence(rank, status_file=one) for rank, one in enumerate(boards))
     program = PROGRAM.replace('/\\tscore: {self.score:>8.2f} {{}}"', '"')
     return replace(
         stalled(*looks, ranks=ranks), sources=tuple(excerpts(FILE, program, {at("board.set"), at("board.get")}))
@@ -174,21 +174,24 @@ def test_what_the_program_says_is_gone_and_what_others_say_stays() -> None:
     blindfold = Blindfold({FILE: PROGRAM}, field_stays=True)
     lines = ("12:00 epoch 1: batch skipped", "ValueError: batch skipped: no score", "RuntimeError: Connection reset")
     seen = replace(
-        waits_for_a_key(), ranks=tuple(rank_evidence(0, raised=one, error_lines=lines) for one in (own, theirs))
+        waits_for_a_key(), ranks=tuple(rank_evidence(0, exception=one, error_lines=lines) for one in (own, theirs))
     )
     first, second = blindfold.evidence(seen).ranks
-    assert (first.raised and first.raised.message, second.raised and second.raised.message) == (
+    assert (first.exception and first.exception.message, second.exception and second.exception.message) == (
         "x", "Connection closed by peer",
     )  # fmt: skip
     assert first.error_lines == ("x", "ValueError: x", "RuntimeError: Connection reset")
-    assert [one.function for one in (*first.raised.frames, *second.raised.frames)] == ["qaaac.qaaad", "qaaac.forward"]
+    assert [one.function for one in (*first.exception.frames, *second.exception.frames)] == [
+        "qaaac.qaaad",
+        "qaaac.forward",
+    ]
 
 
 def test_threads_of_libraries_keep_their_names() -> None:
     blindfold = Blindfold({FILE: PROGRAM}, field_stays=True)
     names = ("MainThread", "Thread-1 (publish)", "score-1", "pt_data_worker")
     stacks = tuple(Stack(thread=name, tid=None, active=False, frames=(), source="py-spy") for name in names)
-    look = rank_snapshot(0, frame(1), board=None)
+    look = rank_snapshot(0, frame(1), status_file=None)
     seen = stalled(replace(look, stacks=stacks), ranks=())
     (after,) = blindfold.evidence(seen).snapshots[0].ranks
     assert [one.thread for one in after.stacks] == ["MainThread", "Thread-1 (qaaab)", "qaaac-1", "pt_data_worker"]

@@ -179,7 +179,7 @@ def test_the_page_has_a_row_for_each_plant_and_a_line_for_each_mistake() -> None
         "| the selection branch fails in backward | the selection branch is the cause |"
         " the selection branch is the cause; gradient checkpointing is the cause | 0 | 1 HANG livelock of 2 | 61 |"
     ) in told
-    assert f"1 of {len(PLANTS)} run: 0 right." in told
+    assert f"1 of {len(PLANTS)} plans run: 0 right." in told
     assert f"- `selection`: wrongly supported: {GC}." in told
 
 

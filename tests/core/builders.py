@@ -17,7 +17,7 @@ from nsa_harness.core.evidence.evidence import (
     Exit,
     Frame,
     ProgressEvent,
-    Raised,
+    RaisedException,
     RankEvidence,
     RankSnapshot,
     Sample,
@@ -38,7 +38,7 @@ C10D = f"{SITE}/torch/distributed/distributed_c10d.py"
 ENGINE = f"{SITE}/torch/autograd/graph.py"
 USER = "/home/ada/train.py"
 LIMITS = Limits(stall_s=5.0, busy_s=60.0, open_wait_s=300.0, start_s=120.0, deadline_s=600.0)
-UNTRACED = RankTraces(arrived=None, missing=None, missing_parameters=(), buckets=())
+UNTRACED = RankTraces(gradient_count=None, missing_count=None, missing_parameters=(), buckets=())
 
 
 def frame(line: int = 10, *, file: str = USER, function: str = "step") -> Frame:
@@ -77,7 +77,7 @@ def board(*marks: ProgressEvent, **changes: Any) -> StatusFile:
         "created_s": 0.5,
         "beat_s": None,
         "exit_s": None,
-        "raised": False,
+        "ended_by_exception": False,
         "gaps_s": {},
         "steps_s": (),
         "calls": (),
@@ -85,7 +85,7 @@ def board(*marks: ProgressEvent, **changes: Any) -> StatusFile:
         "completed": 0,
         "collectives_changed_s": None,
     }
-    return StatusFile(**{"marks": marks, **facts, **changes})
+    return StatusFile(**{"events": marks, **facts, **changes})
 
 
 def call(number: int = 1, op: str = "all_reduce", **changes: Any) -> Call:
@@ -115,24 +115,24 @@ def twice(*ranks: RankSnapshot, at_s: float = 20.0, apart_s: float = 2.0) -> tup
 
 
 def sample(rank: int = 0, motion: str = "burning", leaf: Frame | None = None, user: Frame | None = None) -> Sample:
-    return Sample(rank=rank, at_s=10.0, motion=motion, leaf=leaf, user=user, cpu_s=1.0)
+    return Sample(rank=rank, at_s=10.0, motion=motion, leaf=leaf, user_frame=user, cpu_s=1.0)
 
 
 def ended(rank: int | None, status: int | None = 0, *, at_s: float = 30.0, by_us: bool = False) -> Exit:
-    return Exit(pid=99 if rank is None else 100 + rank, rank=rank, status=status, at_s=at_s, by_us=by_us)
+    return Exit(pid=99 if rank is None else 100 + rank, rank=rank, status=status, at_s=at_s, during_teardown=by_us)
 
 
-def raised(rank: int, type: str = "RuntimeError", message: str = "boom", **changes: Any) -> Raised:
+def raised(rank: int, type: str = "RuntimeError", message: str = "boom", **changes: Any) -> RaisedException:
     facts = {"at_s": 9.0, "frames": (frame(88),), "proof": f"rank{rank}/raised.json"}
-    return Raised(**{"rank": rank, "type": type, "message": message, **facts, **changes})
+    return RaisedException(**{"rank": rank, "type": type, "message": message, **facts, **changes})
 
 
 def rank_evidence(rank: int, **changes: Any) -> RankEvidence:
     facts: dict[str, Any] = {
         "pid": 100 + rank,
         "exit": None,
-        "raised": None,
-        "board": None,
+        "exception": None,
+        "status_file": None,
         "collectives": (),
         "death_stacks": (),
         "peak_rss_bytes": None,
@@ -164,7 +164,7 @@ def evidence(*ranks: RankEvidence, **changes: Any) -> Evidence:
         "samples": (),
         "last_progress_s": 10.0,
         "leftovers": (),
-        "undead": (),
+        "unkillable": (),
         "metrics": {},
         "trouble": (),
     }
@@ -173,7 +173,7 @@ def evidence(*ranks: RankEvidence, **changes: Any) -> Evidence:
 
 def stalled(*ranks: RankSnapshot, at_s: float = 20.0, **changes: Any) -> Evidence:
     """A run that was ended as a stall, with two equal looks at its ranks."""
-    known = tuple(rank_evidence(rank.rank, board=rank.board) for rank in ranks)
+    known = tuple(rank_evidence(rank.rank, status_file=rank.status_file) for rank in ranks)
     facts = {"ending": Ending.STALL, "snapshots": twice(*ranks, at_s=at_s), "ended_s": at_s}
     return evidence(*known, **{"launcher": ended(None, 1, by_us=True), **facts, **changes})
 
@@ -254,5 +254,5 @@ def locked_in_backward(rank: int) -> RankSnapshot:
 
 
 def in_all_reduce(rank: int, *collectives: Collective, calls: Sequence[Call] = (), **changes: Any) -> RankSnapshot:
-    facts = {"collectives": collectives, "board": board(calls=tuple(calls)) if calls else None}
+    facts = {"collectives": collectives, "status_file": board(calls=tuple(calls)) if calls else None}
     return rank_snapshot(rank, ALL_REDUCE, frame(40), **{**facts, **changes})

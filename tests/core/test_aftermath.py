@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from nsa_harness.core.diagnosis.confidence import CERTAIN
 from nsa_harness.core.evidence.job_files import (
     JobFile,
-    Kind,
+    JobFileKind,
     by_rank,
     exits_of_tasks,
     is_document,
@@ -171,9 +171,9 @@ def test_a_rank_that_was_killed_has_no_sender_that_a_file_names() -> None:
         "killed",
         (1,),
     )
-    assert diagnosis.findings[0].claim == (
-        "rank 1 was killed by SIGKILL, sent by nobody that a file names, and no file says where it was"
-    )
+    facts = diagnosis.findings[0].facts
+    assert (facts["killed_rank"], facts["signal"], facts["sender"]) == (1, "SIGKILL", "")
+    assert facts["last_seen"] == {"unseen": "no_file"}
 
 
 LIMIT = "slurmstepd: error: *** STEP 4711.0 ON node7 CANCELLED AT 2026-11-23T02:00:00 DUE TO TIME LIMIT ***\n"
@@ -247,21 +247,18 @@ def test_a_timeout_of_the_watchdog_is_a_hang_and_the_rank_that_never_came_is_bla
     assert answer(after)[:3] == (Status.HANG, "rank_absent", (1,))
     assert judgement.proof is not None
     assert judgement.proof.reason == "ranks 0, 2 gave up waiting for the others"
-    assert diagnosis.findings[0].claim.startswith(
-        "rank 1 never came to all_reduce #13, where ranks 0, 2 waited (Watchdog caught collective operation timeout);"
-    )
+    facts = diagnosis.findings[0].facts
+    assert (facts["blocked_in"], facts["waiting"]) == ("all_reduce #13", [0, 2])
+    assert (facts["gave_up"], facts["may_have_waited_too"]) == ("Watchdog caught collective operation timeout", False)
 
 
 def test_of_a_rank_without_a_word_it_is_not_said_that_it_never_came() -> None:
     _, diagnosis = judged(left(job_txt=watchdog(0, 13) + watchdog(1, 13) + "WORLD_SIZE=3\n"))
     (finding,) = diagnosis.findings
-    assert (finding.code, finding.ranks, finding.claim) == (
-        "rank_absent",
-        (2,),
-        "ranks 0, 1 waited (Watchdog caught collective operation timeout) in all_reduce #13, and nothing that was read"
-        " says where rank 2 stood",
-    )
-    assert finding.left_open == ("they waited there too, and the call itself did not end",)
+    assert (finding.code, finding.ranks) == ("rank_absent", (2,))
+    assert (finding.facts["waiting"], finding.facts["blocked_in"]) == ([0, 1], "all_reduce #13")
+    assert finding.facts["may_have_waited_too"]
+    assert finding.left_open == ("these ranks may have been waiting there too, in a call that did not finish",)
 
 
 @pytest.mark.parametrize(
@@ -385,9 +382,11 @@ def pystack(call: str, line: int) -> str:
 @pytest.mark.parametrize("dump", [thread, py_spy, py_spy_json, pystack])
 def test_dumps_of_all_ranks_in_different_calls_are_a_hang(dump: Any) -> None:
     after = left(rank0_txt=dump("barrier", 7), rank1_txt=dump("all_reduce", 9))
-    assert {named("x", dump("barrier", 7)).kind} == {Kind.STACKS}
+    assert {named("x", dump("barrier", 7)).kind} == {JobFileKind.STACKS}
     assert answer(after) == (Status.HANG, "collective_order_mismatch", (0, 1), 7)
-    assert judged(after)[1].findings[0].left_open[-1] == "it moved, and the dumps of its ranks are of different moments"
+    assert judged(after)[1].findings[0].left_open[-1] == (
+        "the job was making progress, and the dumps of its ranks are from different moments"
+    )
 
 
 @pytest.mark.parametrize("dump", [thread, py_spy, py_spy_json, pystack])
@@ -460,10 +459,11 @@ def test_recorders_tell_where_the_ranks_parted_and_not_where_they_stand() -> Non
         nccl_trace_rank_1=routine(*[("all_reduce", 19)] * 5, ("barrier", 25)),
     )
     assert answer(after) == (Status.HANG, "collective_order_mismatch", (0,), 19)
-    assert judged(after)[1].findings[0].claim == (
-        "the ranks enter different collectives at the same point: rank 0 called all_reduce #5 at ada/train.py:15, rank"
-        " 1 called all_reduce #5 at ada/train.py:19"
-    )
+    entered = judged(after)[1].findings[0].facts["entered"]
+    assert [(call["ranks"], call["op"], call["number"], call["line"]["line"]) for call in entered] == [
+        ([0], "all_reduce", 5, 15),
+        ([1], "all_reduce", 5, 19),
+    ]
 
 
 def test_a_rank_that_has_not_come_to_a_call_is_no_hang_by_its_recorder_alone() -> None:
@@ -496,9 +496,9 @@ class _Evil:
 )
 def test_what_nothing_can_be_made_of_has_one_reason(data: bytes, why: str, capsys: pytest.CaptureFixture[str]) -> None:
     known = named("some", data)
-    assert known.kind is Kind.NOTHING
-    assert why in known.why
-    assert "\n" not in known.why
+    assert known.kind is JobFileKind.NOTHING
+    assert why in known.reason
+    assert "\n" not in known.reason
     assert capsys.readouterr().out == ""
 
 

@@ -22,7 +22,7 @@ from nsa_harness.core.collectives.alignment import (
     minority,
 )
 from nsa_harness.core.collectives.timeline import Timeline, timeline
-from nsa_harness.core.evidence.evidence import Collective, Mode, StatusFile
+from nsa_harness.core.evidence.evidence import Collective, ForwardMode, StatusFile
 
 MISSING, EXTRA, ORDER, COUNT = (
     DifferenceKind.MISSING,
@@ -426,11 +426,13 @@ def test_who_is_beyond_the_point_of_a_call_has_not_come_to_it_any_more(other: St
     assert one.ranks == ((0,) if kind is EXTRA else (1,))
 
 
-TRAINS = Mode(training=True, gradients=True)
+TRAINS = ForwardMode(training=True, gradients=True)
 
 
-@pytest.mark.parametrize("evaluates", [Mode(training=False, gradients=True), Mode(training=True, gradients=False)])
-def test_an_evaluation_is_no_training_and_takes_nobody_past_a_call(evaluates: Mode) -> None:
+@pytest.mark.parametrize(
+    "evaluates", [ForwardMode(training=False, gradients=True), ForwardMode(training=True, gradients=False)]
+)
+def test_an_evaluation_is_no_training_and_takes_nobody_past_a_call(evaluates: ForwardMode) -> None:
     waits, beyond = waiting(mode=TRAINS), marked(step=1, position=6, mode=evaluates)
     assert only((waits, ()), (beyond, ())).kind is LATE
     # Where all of them do so it is what they all are at, and nothing is said of a rank that has run no model.

@@ -22,7 +22,7 @@ from builders import (
 )
 
 from nsa_harness.core.evidence.evidence import Evidence, Frame, Hint, RankEvidence, Source, StatusFile
-from nsa_harness.core.evidence.exit_messages import warnings_of
+from nsa_harness.core.evidence.exit_messages import known_warnings
 from nsa_harness.core.evidence.health_samples import HealthSamples
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
@@ -73,7 +73,7 @@ def in_forward_of(step: int, rank: int = 0, position: int = 1, **changes: Any) -
 
 def refused(rank: int, message: str, at: StatusFile | None, *hints: Hint, at_s: float = 9.0) -> RankEvidence:
     error = raised(rank, message=message, hints=hints, at_s=at_s, frames=(BACKWARD, frame(88)))
-    return rank_evidence(rank, exit=ended(rank, 1), raised=error, board=at)
+    return rank_evidence(rank, exit=ended(rank, 1), exception=error, status_file=at)
 
 
 def in_backward_of(step: int, rank: int) -> StatusFile:
@@ -108,10 +108,9 @@ def test_parameters_that_no_rank_used_belong_to_the_step_before_and_to_their_own
     both = [refused(rank, UNFINISHED, in_forward_of(4, rank), *LEFT_OUT) for rank in (0, 1)]
     found = diagnosed(*both)
     assert told(found) == ("unused_params", (0, 1), 3, 20, 0.95)
-    assert found.findings[0].claim == (
-        "no rank computed a gradient for 2 parameters (policy.weight, policy.bias) in step 3"
-        " (gradients in step 3: 6 on ranks 0, 1)"
-    )
+    facts = found.findings[0].facts
+    assert facts["parameters"] == ["policy.weight", "policy.bias"]
+    assert facts["gradients"] == [{"gradients": 6, "ranks": [0, 1]}]
     assert found.findings[0].place == Place(
         file=USER, line=20, function="forward", module="policy", parameter="policy.weight"
     )
@@ -120,7 +119,7 @@ def test_parameters_that_no_rank_used_belong_to_the_step_before_and_to_their_own
 def test_a_rank_that_used_fewer_parameters_than_those_that_wait_is_the_culprit() -> None:
     found = diagnosed(waiting(0, 3), refused(1, UNFINISHED, in_forward_of(4, 1), *LEFT_OUT))
     assert told(found) == ("rank_conditional_unused_params", (1,), 3, 20, 0.95)
-    assert "rank 0 computed it and waited" in found.findings[0].claim
+    assert (found.findings[0].facts["others"], found.findings[0].facts["others_waited"]) == ([0], True)
 
 
 def test_a_rank_without_a_board_may_have_lacked_the_same_gradients() -> None:
@@ -131,7 +130,7 @@ def test_a_rank_without_a_board_may_have_lacked_the_same_gradients() -> None:
 
 def test_a_rank_that_is_only_late_has_not_shown_that_it_waits() -> None:
     """It was ended in the same step: it may have come to lack the same gradients."""
-    late = rank_evidence(0, exit=ended(0, -15), board=in_backward_of(3, 0))
+    late = rank_evidence(0, exit=ended(0, -15), status_file=in_backward_of(3, 0))
     found = diagnosed(late, refused(1, UNFINISHED, in_forward_of(4, 1), *LEFT_OUT))
     assert told(found) == ("rank_conditional_unused_params", (1,), 3, 20, 0.75)
 
@@ -140,7 +139,7 @@ def test_a_rank_that_is_only_late_has_not_shown_that_it_waits() -> None:
 def test_a_rank_that_entered_a_reduction_more_had_the_gradients_for_it(entered: int, confidence: float) -> None:
     left_out = replace(in_forward_of(4, 1), enqueued=6)
     known = replace(refused(1, UNFINISHED, left_out, *LEFT_OUT), collectives=(collective(7),))
-    other = rank_evidence(0, exit=ended(0, -15), board=replace(in_backward_of(3, 0), enqueued=entered))
+    other = rank_evidence(0, exit=ended(0, -15), status_file=replace(in_backward_of(3, 0), enqueued=entered))
     assert told(diagnosed(other, known)) == ("rank_conditional_unused_params", (1,), 3, 20, confidence)
 
 
@@ -213,10 +212,11 @@ def test_what_backward_refuses_is_named_with_the_line_the_probe_found(
     at = in_forward_of(2, 1, position=12)
     found = diagnosed(waiting(0, 2), refused(1, message, at, hint(kind, name)))
     assert told(found) == (cause, (1,), 2, 20, 0.95)
-    shown = (
-        name if kind != "in place" else "the output of Sigmoid, shape [8, 16], in place, probably at ada/train.py:20"
-    )
-    assert shown in found.findings[0].claim
+    facts = found.findings[0].facts
+    if kind == "in place":
+        assert (facts["operation"], facts["shape"], facts["line"]["line"]) == ("Sigmoid", "8, 16", 20)
+    else:
+        assert name in (facts["function"] if kind == "recomputed" else facts["parameters"])
 
 
 def test_a_gradient_that_is_ready_twice_is_told_with_the_checkpoint_that_is_reentrant() -> None:
@@ -260,9 +260,10 @@ def test_of_several_models_the_one_unlike_the_most_is_the_culprits() -> None:
     said = [other_count(0, 8, 2, 10), other_count(1, 8, 2, 10), other_count(2, 10, 0, 8)]
     found = diagnosed(*(refused(rank, text, None) for rank, text in enumerate(said)))
     assert told(found) == ("model_mismatch", (2,), None, 88, 0.95)
-    assert found.findings[0].claim == (
-        "DDP was given different models: 8 parameters on ranks 0, 1, 10 parameters on rank 2"
-    )
+    assert found.findings[0].facts["models"] == [
+        {"parameters": "8", "ranks": [0, 1]},
+        {"parameters": "10", "ranks": [2]},
+    ]
 
 
 def test_of_two_models_neither_is_certain_to_be_the_wrong_one() -> None:
@@ -282,24 +283,30 @@ def test_a_shape_unlike_that_of_rank_0_is_the_culprits_where_the_rest_agrees_wit
 
 def test_a_reentrant_checkpoint_without_a_gradient_explains_what_ddp_misses() -> None:
     both = [
-        refused(rank, UNFINISHED, in_forward_of(2, rank, unfed_checkpoint=CHECKPOINT), *LEFT_OUT) for rank in (0, 1)
+        refused(rank, UNFINISHED, in_forward_of(2, rank, checkpoint_without_gradient=CHECKPOINT), *LEFT_OUT)
+        for rank in (0, 1)
     ]
     assert told(diagnosed(*both)) == ("reentrant_no_grad_input", (0, 1), 1, 20, 0.95)
 
 
 def test_a_checkpoint_elsewhere_in_the_program_makes_it_likely_only() -> None:
     elsewhere = Place(file=USER, line=70, function="evaluate")
-    both = [refused(rank, UNFINISHED, in_forward_of(2, rank, unfed_checkpoint=elsewhere), *LEFT_OUT) for rank in (0, 1)]
+    both = [
+        refused(rank, UNFINISHED, in_forward_of(2, rank, checkpoint_without_gradient=elsewhere), *LEFT_OUT)
+        for rank in (0, 1)
+    ]
     assert told(diagnosed(*both))[4] == 0.75
 
 
 def passed(looks: HealthSamples | None, **changes: Any) -> Diagnosis:
-    at = board(unfed_checkpoint=CHECKPOINT)
-    return diagnosed(rank_evidence(0, exit=ended(0), board=at, looks=looks, **changes), launcher=ended(None))
+    at = board(checkpoint_without_gradient=CHECKPOINT)
+    return diagnosed(rank_evidence(0, exit=ended(0), status_file=at, health=looks, **changes), launcher=ended(None))
 
 
 def test_a_silent_checkpoint_is_a_finding_of_a_run_that_passed() -> None:
-    found = passed(HealthSamples(never=("lower.weight", "lower.bias"), never_count=2, looks=5)).findings
+    found = passed(
+        HealthSamples(without_gradient=("lower.weight", "lower.bias"), without_gradient_count=2, sample_count=5)
+    ).findings
     assert [(one.code, one.ranks, one.place) for one in found][:1] == [
         (
             "reentrant_no_grad_input",
@@ -311,7 +318,7 @@ def test_a_silent_checkpoint_is_a_finding_of_a_run_that_passed() -> None:
 
 def test_a_checkpoint_under_no_grad_alone_is_no_finding() -> None:
     """Evaluation: every parameter has a gradient in training."""
-    assert passed(HealthSamples(looks=5)).findings == ()
+    assert passed(HealthSamples(sample_count=5)).findings == ()
 
 
 def test_a_needless_search_for_unused_parameters_is_torchs_own_word() -> None:
@@ -320,13 +327,13 @@ def test_a_needless_search_for_unused_parameters_is_torchs_own_word() -> None:
         " did not find any unused parameters in the forward pass. This flag results in an extra traversal",
         "nothing else",
     ]
-    found = diagnosed(rank_evidence(0, exit=ended(0), warned=warnings_of(log)), launcher=ended(None)).findings
+    found = diagnosed(rank_evidence(0, exit=ended(0), warnings=known_warnings(log)), launcher=ended(None)).findings
     assert [(one.code, one.ranks, one.confidence) for one in found] == [("find_unused_needless", (0,), 0.75)]
     for steps, why in (
         ({1: 12, 2: 12, 3: 10}, "a later step had parameters without a gradient"),
         ({2: 12, 3: 12}, "a step that nobody remembers may have had some"),
     ):
-        needed = rank_evidence(0, exit=ended(0), warned=warnings_of(log), board=board(gradients=steps))
+        needed = rank_evidence(0, exit=ended(0), warnings=known_warnings(log), status_file=board(gradients=steps))
         assert diagnosed(needed, launcher=ended(None)).findings == (), why
 
 
@@ -348,24 +355,24 @@ LOOP = (Frame(file="train.py", line=30, function="step"), Frame(file="train.py",
 def test_whoever_stands_before_the_line_of_the_optimizer_is_in_the_next_step(
     stands: tuple[Frame, ...], step: int
 ) -> None:
-    at = board(mark("step", "SGD", step=3), steps_s=((3, 4.0),), stepped_from=LOOP)
+    at = board(mark("step", "SGD", step=3), steps_s=((3, 4.0),), optimizer_chain=LOOP)
     error = raised(0, frames=stands)
-    found = diagnosed(rank_evidence(0, exit=ended(0, 1), raised=error, board=at))
+    found = diagnosed(rank_evidence(0, exit=ended(0, 1), exception=error, status_file=at))
     assert found.culprit is not None
     assert found.culprit.step == step
 
 
 def test_whoever_called_exit_before_the_line_of_the_optimizer_left_in_the_next_step() -> None:
     left_from = (frame(18, function="spend", file="budget.py"), frame(17, function="main", file="train.py"))
-    at = board(mark("step", "SGD", step=3), steps_s=((3, 4.0),), stepped_from=LOOP, left_from=left_from)
-    found = diagnosed(rank_evidence(0, exit=ended(0, 3), board=at))
+    at = board(mark("step", "SGD", step=3), steps_s=((3, 4.0),), optimizer_chain=LOOP, exit_chain=left_from)
+    found = diagnosed(rank_evidence(0, exit=ended(0, 3), status_file=at))
     assert (found.cause, found.culprit and found.culprit.step) == ("bad_exit", 4)
 
 
 def test_a_step_without_a_mark_of_its_beginning_has_the_number_it_was_done_with() -> None:
-    at = board(mark("step", "SGD", step=2), steps_s=((2, 3.0), (3, 4.0)), stepped_from=LOOP)
+    at = board(mark("step", "SGD", step=2), steps_s=((2, 3.0), (3, 4.0)), optimizer_chain=LOOP)
     error = raised(0, frames=(frame(17, function="main"),))
-    found = diagnosed(rank_evidence(0, exit=ended(0, 1), raised=error, board=at))
+    found = diagnosed(rank_evidence(0, exit=ended(0, 1), exception=error, status_file=at))
     assert found.culprit is not None
     assert found.culprit.step == 4
 
@@ -373,15 +380,15 @@ def test_a_step_without_a_mark_of_its_beginning_has_the_number_it_was_done_with(
 def test_a_backward_pass_that_no_parameter_leads_to_is_no_gradient() -> None:
     words = "element 0 of tensors does not require grad and does not have a grad_fn"
     found = diagnosed(
-        *(rank_evidence(rank, exit=ended(rank, 1), raised=raised(rank, message=words)) for rank in (0, 1))
+        *(rank_evidence(rank, exit=ended(rank, 1), exception=raised(rank, message=words)) for rank in (0, 1))
     )
     assert (found.cause, found.findings[0].ranks, found.findings[0].confidence) == ("no_gradient", (0, 1), 0.85)
 
 
 def test_whoever_has_begun_a_batch_is_in_the_step_that_the_board_says() -> None:
-    at = board(mark("forward", "net", step=4), steps_s=((3, 4.0),), stepped_from=LOOP)
+    at = board(mark("forward", "net", step=4), steps_s=((3, 4.0),), optimizer_chain=LOOP)
     found = diagnosed(
-        rank_evidence(0, exit=ended(0, 1), raised=raised(0, frames=(frame(17, function="main"),)), board=at)
+        rank_evidence(0, exit=ended(0, 1), exception=raised(0, frames=(frame(17, function="main"),)), status_file=at)
     )
     assert found.culprit is not None
     assert found.culprit.step == 4

@@ -147,7 +147,7 @@ def test_a_wait_that_was_never_proven_is_waited_for_however_long() -> None:
 
 
 def test_the_healthy_twin_that_stands_on_the_same_lines_is_left_alone_while_its_bytes_come() -> None:
-    trickles = Sample(rank=1, at_s=95.0, motion="moving", leaf=None, user=None, cpu_s=1.0)
+    trickles = Sample(rank=1, at_s=95.0, motion="moving", leaf=None, user_frame=None, cpu_s=1.0)
     slow = seen(VICTIM, receiving(), quiet_s=60.0, samples=(trickles,))
     assert slow is not None
     assert slow.signature == known().signature

@@ -82,7 +82,7 @@ def test_a_thread_or_child_that_is_to_blame_has_a_stack_of_its_own() -> None:
 
 def test_of_a_failure_it_is_the_traceback_of_what_failed_first() -> None:
     boom = raised(1, "ValueError", frames=(frame(4, file="/job/data.py", function="load"), MAIN))
-    seen = evidence(rank_evidence(0), replace(rank_evidence(1), raised=boom))
+    seen = evidence(rank_evidence(0), replace(rank_evidence(1), exception=boom))
     (told,) = call_stacks(seen, judge(seen), culprit(1))
     assert (told.ranks, told.of, [one.line for one in told.frames]) == ((1,), "ValueError", [4, 22])
 

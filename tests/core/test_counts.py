@@ -119,7 +119,7 @@ def test_a_finding_is_certain_only_where_the_ranks_did_the_same_before_what_is_k
     boards = {rank: counted(tmp_path, one, 10) for rank, one in enumerate(made)}
     found = main(stood(late(ran, boards)))
     assert (found.code, found.ranks) == ("dtype_mismatch", (2,))
-    assert (found.confidence, "diverged before the oldest ones that are kept" in whole(found)) == (
+    assert (found.confidence, "already differ before the oldest recorded ones" in whole(found)) == (
         (0.8, True) if parted else (0.95, False)
     )
 
@@ -137,4 +137,4 @@ def test_numbers_that_a_recorder_lacks_between_others_are_told_and_forbid_certai
     holed[1] = tuple(one for one in holed[1] if one.seq != 3)
     found = main(stood(replace(ran, collectives=holed)))
     assert (found.code, found.ranks, found.confidence) == ("dtype_mismatch", (2,), 0.8)
-    assert found.left_open == ("the flight recorder of rank 1 lacks numbers of group 0",)
+    assert found.left_open == ("the flight recorder of rank 1 lacks some calls of group 0",)

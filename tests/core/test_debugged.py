@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa_harness.core.evidence.evidence import Debugged, Frame
-from nsa_harness.core.evidence.exit_messages import debug_message
+from nsa_harness.core.evidence.evidence import DebugMessage, Frame
+from nsa_harness.core.evidence.exit_messages import read_debug_message
 
 ANOMALY = """\
 [rank1]: step 1
@@ -54,7 +54,7 @@ $4: f32[4, 8] = torch._ops.aten.addmm.default($1, $0, $3)
 
 
 def test_the_frames_of_the_forward_come_innermost_first_and_end_with_its_traceback() -> None:
-    assert debug_message(ANOMALY) == Debugged(
+    assert read_debug_message(ANOMALY) == DebugMessage(
         operation="MulBackward0",
         frames=(
             Frame(file="/home/ada/model.py", line=11, function="forward"),
@@ -64,7 +64,7 @@ def test_the_frames_of_the_forward_come_innermost_first_and_end_with_its_traceba
 
 
 def test_the_first_operation_that_was_recomputed_otherwise_is_named_with_its_line() -> None:
-    told = debug_message(RECOMPUTED)
+    told = read_debug_message(RECOMPUTED)
     assert told is not None
     assert (told.operation, told.instead, told.recomputed) == ("aten.tanh.default", "aten.addmm.default", True)
     assert told.frames[-1] == Frame(file="/home/ada/model.py", line=14, function="inner")
@@ -75,15 +75,15 @@ def test_calls_of_detach_that_checkpointing_adds_are_no_difference() -> None:
         "$4: f32[4, 8] = torch._ops.aten.tanh.default($0)\n$5",
         "$4: f32[4, 8] = torch._ops.aten.detach.default($0)\n$5",
     )
-    assert debug_message(same) is None
+    assert read_debug_message(same) is None
 
 
 def test_a_log_without_either_says_nothing() -> None:
-    assert debug_message("RuntimeError: boom\n") is None
+    assert read_debug_message("RuntimeError: boom\n") is None
 
 
 @given(st.integers(0, len(ANOMALY)), st.integers(0, len(RECOMPUTED)))
 def test_a_log_cut_anywhere_is_read_without_a_fault(one: int, other: int) -> None:
     for text in (ANOMALY[:one] + RECOMPUTED[other:], RECOMPUTED[:other] + ANOMALY[one:]):
-        told = debug_message(text)
+        told = read_debug_message(text)
         assert told is None or told.operation

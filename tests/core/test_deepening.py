@@ -13,8 +13,8 @@ from hypothesis import given
 from runs import RUNS, run
 
 from nsa_harness.core.comparison.severity import severity
-from nsa_harness.core.evidence.evidence import Debugged
-from nsa_harness.core.evidence.health_samples import Grown, HealthSamples
+from nsa_harness.core.evidence.evidence import DebugMessage
+from nsa_harness.core.evidence.health_samples import HealthSamples, MemoryGrowth
 from nsa_harness.core.experiment import diagnostic_rerun
 from nsa_harness.core.experiment.diagnostic_rerun import (
     AGAIN,
@@ -218,14 +218,15 @@ def test_memory_that_grows_beside_a_pass_is_looked_into_once() -> None:
 
 
 def test_where_it_was_allocated_is_said_by_the_run_that_passed_too() -> None:
-    grown = Grown(place=FORWARD, first_step=9, last_step=17, size_bytes=8 << 20)
+    grown = MemoryGrowth(place=FORWARD, first_step=9, last_step=17, size_bytes=8 << 20)
     small = replace(grown, size_bytes=1 << 19)
     spent = replace(launch(), deepening=DiagnosticRerun(of=1, change="growth", says="tracemalloc"))
     seen = evidence_of(
-        rank_evidence(0, looks=HealthSamples(grown=(small,))), rank_evidence(1, looks=HealthSamples(grown=(grown,)))
+        rank_evidence(0, health=HealthSamples(memory_growth=(small,))),
+        rank_evidence(1, health=HealthSamples(memory_growth=(grown,))),
     )
     own = worded(*rerun_findings(spent, seen))
-    assert own.claim == "8.0 MiB more live after step 17 than after step 9, allocated at ada/model.py:11"
+    assert own.claim == "8.0 MiB more are alive after step 17 than after step 9, allocated at ada/model.py:11"
     base, _ = with_deeper_runs([leaking(), look("growth", PASS, says="tracemalloc", findings=(own,))])
     assert [one.code for one in base.findings] == ["memory_growth", "deepened"]
     assert base.findings[1].claim == f"with tracemalloc (attempt 2) {own.claim}"
@@ -238,7 +239,7 @@ def test_a_look_that_failed_otherwise_moves_no_place_and_is_not_certain() -> Non
     told, _ = with_deeper_runs([base, look("anomaly", HANG, findings=(own,))])
     assert told.culprit == base.culprit
     assert told.findings[-1].confidence < 0.9
-    assert "it ended otherwise, though: HANG lock_cycle" in told.findings[-1].claim
+    assert "but the run ended differently: HANG lock_cycle" in told.findings[-1].claim
 
 
 def test_checkpointing_in_debug_mode_raises_the_same_in_other_words() -> None:
@@ -261,14 +262,14 @@ def test_a_name_goes_beside_the_line_that_was_known() -> None:
 @pytest.mark.parametrize(
     ("deeper", "said"),
     [
-        (look("gloo", PASS), "it passed: so it needs NCCL: its transport, or the order of work on the device"),
-        (look("gloo", HANG, cause="transport"), "it ended the same way: so it is not NCCL"),
-        (look("vanilla", PASS), "it passed: so the fault lies in NSA's attention"),
+        (look("gloo", PASS), "the run passed, so it needs NCCL: its transport, or the order of work on the device"),
+        (look("gloo", HANG, cause="transport"), "the run ended the same way, so it is not NCCL"),
+        (look("vanilla", PASS), "the run passed, so the fault is in NSA's attention"),
         (
             look("again", HANG, cause="transport"),
-            "it ended the same way: so it comes each time, as far as two attempts tell",
+            "the run ended the same way, so it happens every time, as far as two attempts show",
         ),
-        (look("again", FAIL, cause="killed"), "it ended otherwise: FAIL killed"),
+        (look("again", FAIL, cause="killed"), "the run ended differently: FAIL killed"),
     ],
 )
 def test_what_follows_from_a_pair_of_runs_is_said_as_likely(deeper: Outcome, said: str) -> None:
@@ -289,7 +290,7 @@ def test_the_same_seed_twice_compares_the_losses(losses: tuple[float, float], sa
 def test_another_line_is_named_beside_the_first_one() -> None:
     there = Culprit(ranks=(0,), step=1, collective=None, place=FORWARD)
     told = lesson(bad("cuda_assert", place=IN_BACKWARD), look("launch_blocking", cause="cuda_assert", culprit=there))
-    assert "it ended the same way, at ada/model.py:11 instead of ada/train.py:20: there the kernel" in told.claim
+    assert "the run ended the same way, at ada/model.py:11 instead of ada/train.py:20, so that is" in told.claim
 
 
 def shown(change: str, *ranks: Any) -> list[Finding]:
@@ -298,12 +299,14 @@ def shown(change: str, *ranks: Any) -> list[Finding]:
 
 
 def test_the_first_rank_to_fail_says_where_the_forward_was() -> None:
-    debugged = Debugged(operation="MulBackward0", frames=(frame(11, file="/home/ada/model.py", function="forward"),))
+    debugged = DebugMessage(
+        operation="MulBackward0", frames=(frame(11, file="/home/ada/model.py", function="forward"),)
+    )
     late = replace(debugged, frames=(frame(99),))
     (told,) = shown(
         "anomaly",
-        rank_evidence(0, raised=raised(0, at_s=9.0), debugged=late),
-        rank_evidence(1, raised=raised(1, at_s=8.0), debugged=debugged),
+        rank_evidence(0, exception=raised(0, at_s=9.0), debug_message=late),
+        rank_evidence(1, exception=raised(1, at_s=8.0), debug_message=debugged),
     )
     assert told.claim == "the forward line is ada/model.py:11 in forward (MulBackward0)"
     assert (told.ranks, told.proof) == ((1,), ("rank1/stderr.log",))
@@ -311,14 +314,14 @@ def test_the_first_rank_to_fail_says_where_the_forward_was() -> None:
 
 def test_the_names_of_parameters_are_taken_from_what_ddp_says() -> None:
     text = "Parameters which did not receive grad for rank 0: gate.weight, layers.3.spare.bias"
-    (told,) = shown("names", rank_evidence(0, raised=raised(0, message=text)))
+    (told,) = shown("names", rank_evidence(0, exception=raised(0, message=text)))
     assert told.claim == "the parameters are gate.weight, layers.3.spare.bias"
     assert told.place == Place(parameter="gate.weight", module="gate")
 
 
 def test_an_attempt_that_looks_into_nothing_shows_nothing_of_the_kind() -> None:
-    debugged = Debugged(operation="MulBackward0", frames=(frame(11),))
-    assert list(rerun_findings(launch(), evidence_of(rank_evidence(0, debugged=debugged)))) == []
+    debugged = DebugMessage(operation="MulBackward0", frames=(frame(11),))
+    assert list(rerun_findings(launch(), evidence_of(rank_evidence(0, debug_message=debugged)))) == []
 
 
 def report(outcomes: tuple[Outcome, ...]) -> Report:

@@ -16,7 +16,7 @@ from nsa_harness.core.report import Finding, Status
 
 
 def traced(missing: int) -> RankTraces:
-    return RankTraces(arrived=3, missing=missing, missing_parameters=(), buckets=())
+    return RankTraces(gradient_count=3, missing_count=missing, missing_parameters=(), buckets=())
 
 
 def claims(bound: Bound, **metrics: float) -> list[str]:
@@ -77,7 +77,7 @@ def test_missing_gradients_are_counted_on_every_rank() -> None:
     bad = evidence(*[rank_evidence(rank, traces=traced(count)) for rank, count in enumerate((2, 0, 1))])
     found = missed(expect, bad, {})
     assert [(worded(one).claim, one.ranks) for one in found] == [
-        ("expect.missing_grads is 0, seen rank 0: 2, rank 2: 1", (0, 2))
+        ("expect.missing_grads is 0, but the trace shows 2 on rank 0, 1 on rank 2", (0, 2))
     ]
 
 
@@ -85,7 +85,7 @@ def test_gradients_that_nobody_traced_are_missed_and_not_zero() -> None:
     seen = evidence(rank_evidence(0, traces=traced(0)), rank_evidence(1))
     found = missed(Expect(missing_grads=0), seen, {})
     assert [(worded(one).claim, one.ranks) for one in found] == [
-        ("expect.missing_grads is 0, and no [GRAD-TRACE] line was printed", (1,))
+        ("expect.missing_grads is 0, but the program printed no [GRAD-TRACE] line", (1,))
     ]
 
 

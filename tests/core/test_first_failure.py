@@ -28,15 +28,23 @@ from builders import (
     task,
 )
 
-from nsa_harness.core.evidence.evidence import EarlierError, Ending, Evidence, Frame, Raised, RankEvidence, Source
+from nsa_harness.core.evidence.evidence import (
+    EarlierError,
+    Ending,
+    Evidence,
+    Frame,
+    RaisedException,
+    RankEvidence,
+    Source,
+)
 from nsa_harness.core.evidence.exit_messages import (
     closing_signals,
-    deaths,
     earliest_program_error,
     last_traceback,
+    read_background_failures,
     with_passed_on_errors,
 )
-from nsa_harness.core.evidence.health_samples import LastMessages
+from nsa_harness.core.evidence.health_samples import PrintedMessage
 from nsa_harness.core.evidence.host import SentSignal
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.verdict import judge
@@ -68,8 +76,10 @@ def diagnosed(seen: Evidence) -> Diagnosis:
     return diagnose(seen, judge(seen))
 
 
-def failed(rank: int, error: Raised | None = None, status: int = 1, at_s: float = 9.0, **changes: Any) -> RankEvidence:
-    return rank_evidence(rank, raised=error, exit=ended(rank, status, at_s=at_s), **changes)
+def failed(
+    rank: int, error: RaisedException | None = None, status: int = 1, at_s: float = 9.0, **changes: Any
+) -> RankEvidence:
+    return rank_evidence(rank, exception=error, exit=ended(rank, status, at_s=at_s), **changes)
 
 
 def terminated(rank: int, **changes: Any) -> RankEvidence:
@@ -87,10 +97,8 @@ def test_a_workers_exception_is_told_with_the_workers_own_line_and_then_where_th
     error = with_passed_on_errors(raised(1, "KeyError", IN_A_WORKER, frames=(LOADER, frame(50))))
     found = diagnosed(evidence(rank_evidence(0), failed(1, error))).findings[0]
     assert (found.code, found.place) == ("exception", place(12, "__getitem__", "/home/ada/data.py"))
-    assert found.claim == (
-        "rank 1 raised KeyError: 'img22' at ada/data.py:12; it came out at ada/train.py:50 as KeyError: Caught KeyError"
-        " in DataLoader worker process 0."
-    )
+    assert (found.facts["error"], found.facts["came_out"]["line"]["line"]) == ("KeyError: 'img22'", 50)
+    assert found.facts["came_out"]["error"] == "KeyError: Caught KeyError in DataLoader worker process 0."
 
 
 def test_without_a_probe_the_printed_traceback_of_the_worker_is_the_last_one() -> None:
@@ -113,7 +121,7 @@ def test_a_pools_exception_carries_its_workers_traceback_as_its_cause() -> None:
     assert earliest_program_error(error).frames[0] == frame(40, file="/home/ada/data.py", function="tokenize")
 
 
-def behind(*frames: Frame, explicit: bool = True, message: str = "no such file") -> Raised:
+def behind(*frames: Frame, explicit: bool = True, message: str = "no such file") -> RaisedException:
     chain = (EarlierError(type="OSError", message=message, frames=frames, explicit=explicit),)
     return raised(1, "RuntimeError", "step 3 failed", frames=(frame(88),), chain=chain)
 
@@ -126,7 +134,7 @@ def behind(*frames: Frame, explicit: bool = True, message: str = "no such file")
         (behind(LOADER), 88),  # a library's own business
     ],
 )
-def test_what_an_exception_was_raised_from_is_where_it_began(error: Raised, line: int) -> None:
+def test_what_an_exception_was_raised_from_is_where_it_began(error: RaisedException, line: int) -> None:
     found = diagnosed(evidence(rank_evidence(0), failed(1, error))).findings[0]
     assert found.place == place(line)
 
@@ -153,9 +161,11 @@ def timed_out(said: str, **of_waiting: Any) -> Evidence:
     """Rank 0 entered an all_reduce and was aborted in it; rank 1 was still at work when it was ended."""
     calls = (call(1), call(2, step=2, entered_s=4.0, left_s=None))
     inside = board(mark(step=2), calls=calls, enqueued=2, completed=1)
-    on_its_way = board(mark(step=2, at_s=8.0), calls=calls[:1], enqueued=1, completed=1, rank=1, seen=frame(61))
-    waiting = failed(0, board=inside, error_lines=(said,), **{"status": -6, **of_waiting})
-    return evidence(waiting, terminated(1, board=on_its_way), launcher=ended(None, 1))
+    on_its_way = board(
+        mark(step=2, at_s=8.0), calls=calls[:1], enqueued=1, completed=1, rank=1, heartbeat_frame=frame(61)
+    )
+    waiting = failed(0, status_file=inside, error_lines=(said,), **{"status": -6, **of_waiting})
+    return evidence(waiting, terminated(1, status_file=on_its_way), launcher=ended(None, 1))
 
 
 def test_a_rank_that_the_watchdog_of_nccl_aborted_is_not_the_one_that_never_arrived() -> None:
@@ -188,7 +198,9 @@ def test_who_gave_up_waiting_is_not_who_never_came_though_no_call_shows_it(
     said: str, cause: str, ranks: tuple[int, ...]
 ) -> None:
     seen = evidence(
-        failed(0, raised(0, message=said)), terminated(1, board=board(rank=1, seen=frame(61))), terminated(2)
+        failed(0, raised(0, message=said)),
+        terminated(1, status_file=board(rank=1, heartbeat_frame=frame(61))),
+        terminated(2),
     )
     found = diagnosed(seen).findings[0]
     assert (found.code, found.ranks, found.place and found.place.line) == (cause, ranks, 61 if cause == "slow" else 88)
@@ -208,20 +220,20 @@ def sent(pid: int, sender: str) -> SentSignal:
 
 
 @pytest.mark.parametrize(
-    ("signals", "said", "ranks"),
+    ("signals", "sender", "ranks"),
     [
-        ((), "sent from outside the harness", (0,)),
-        ((sent(100, "torchrun"),), "sent by torchrun,", ()),
-        ((sent(100, "torchrun"), sent(0, "Slurm (time limit)")), "sent by Slurm (time limit) to the whole job", ()),
-        ((sent(100, "harness"),), "sent from outside the harness", (0,)),
+        ((), ("", False), (0,)),
+        ((sent(100, "torchrun"),), ("torchrun", False), ()),
+        ((sent(100, "torchrun"), sent(0, "Slurm (time limit)")), ("Slurm (time limit)", True), ()),
+        ((sent(100, "harness"),), ("", False), (0,)),
     ],
 )
 def test_who_sent_a_signal_is_said_where_it_is_known(
-    signals: tuple[SentSignal, ...], said: str, ranks: tuple[int, ...]
+    signals: tuple[SentSignal, ...], sender: tuple[str, bool], ranks: tuple[int, ...]
 ) -> None:
     found = diagnosed(evidence(terminated(0), terminated(1), signals=signals)).findings[0]
     assert (found.code, found.ranks) == ("killed", ranks)
-    assert said in found.claim
+    assert (found.facts["sender"], found.facts["sent_to_whole_job"]) == sender
 
 
 def test_what_failed_before_a_launcher_ended_the_others_is_the_cause() -> None:
@@ -258,7 +270,7 @@ def test_launchers_and_schedulers_say_what_they_send(line: str, signal: tuple[in
 
 # Threads and children that died.
 
-DIED = LastMessages(kind="child process", name="Process-1", error="KeyError: 7", place=place(12, "load"))
+DIED = PrintedMessage(kind="child process", name="Process-1", error="KeyError: 7", place=place(12, "load"))
 UNNAMED = replace(DIED, name="child process")
 
 
@@ -266,12 +278,12 @@ def test_the_traceback_of_a_child_comes_before_what_its_parent_raised_for_want_o
     error = raised(
         1, "EOFError", "", frames=(frame(399, file="/usr/lib/python3.11/multiprocessing/connection.py"), frame(50))
     )
-    found = diagnosed(evidence(rank_evidence(0), failed(1, error, deaths=(DIED,)))).findings[0]
+    found = diagnosed(evidence(rank_evidence(0), failed(1, error, background_failures=(DIED,)))).findings[0]
     assert (found.code, found.place) == ("exception", DIED.place)
-    assert found.claim.startswith(
-        "a child process of rank 1 ended with KeyError: 7 at ada/train.py:12, and then rank 1 raised EOFError: at"
-        " ada/train.py:50, in step at multiprocessing/connection.py:399"
-    )
+    before = found.facts["before"]
+    assert (before["died"], before["rank"], before["error"]) == ("child process", 1, "KeyError: 7")
+    assert (found.facts["line"]["line"], found.facts["beneath"]["line"]) == (50, 399)
+    assert "rank 1 raised EOFError (ada/train.py:50)" in found.claim
 
 
 @pytest.mark.parametrize(
@@ -283,17 +295,17 @@ def test_the_traceback_of_a_child_comes_before_what_its_parent_raised_for_want_o
         ("subprocess.CalledProcessError", UNNAMED, 12),
     ],
 )
-def test_only_what_follows_from_a_child_that_died_is_told_after_it(kind: str, dead: LastMessages, line: int) -> None:
-    found = diagnosed(evidence(rank_evidence(0), failed(1, raised(1, kind), deaths=(dead,)))).findings[0]
+def test_only_what_follows_from_a_child_that_died_is_told_after_it(kind: str, dead: PrintedMessage, line: int) -> None:
+    found = diagnosed(evidence(rank_evidence(0), failed(1, raised(1, kind), background_failures=(dead,)))).findings[0]
     assert found.place is not None
     assert found.place.line == line
 
 
 @pytest.mark.parametrize(("dead", "cause"), [(DIED, "thread_died"), (UNNAMED, "lock_cycle")])
-def test_a_rank_that_waits_for_a_child_that_died_waits_for_nobody(dead: LastMessages, cause: str) -> None:
+def test_a_rank_that_waits_for_a_child_that_died_waits_for_nobody(dead: PrintedMessage, cause: str) -> None:
     seen = stalled(rank_snapshot(0, frame(327, file="/usr/lib/python3.11/threading.py", function="wait"), frame(30)))
     assert seen.ending is Ending.STALL
-    found = diagnosed(replace(seen, ranks=(rank_evidence(0, deaths=(dead,)),)))
+    found = diagnosed(replace(seen, ranks=(rank_evidence(0, background_failures=(dead,)),)))
     assert (found.cause, found.findings[0].place) == (cause, dead.place if dead is DIED else place(30))
 
 
@@ -304,15 +316,17 @@ def test_tracebacks_of_threads_and_children_are_told_from_the_ranks_own() -> Non
     log = f"Exception in thread Thread-1 (produce):\n{TRACE.format(12)}Process Process-1:\n{TRACE.format(13)}"
     log += TRACE.format(14) + TRACE.format(88)
     led = raised(0, chain=(EarlierError(type="KeyError", message="7", frames=(frame(15),)),))
-    found = deaths(log + TRACE.format(15), led)
+    found = read_background_failures(log + TRACE.format(15), led)
     assert [(one.kind, one.name, one.place and one.place.line) for one in found] == [
         ("thread", "Thread-1 (produce)", 12),
         ("child process", "Process-1", 13),
         ("child process", "child process", 14),
     ]
     last = raised(0, at_s=None, frames=(frame(12),))
-    assert deaths(log, last)[0].name == "Thread-1 (produce)", "the last traceback of a rank may be that of a thread"
-    assert deaths("".join(f"[rank0]: {line}\n" for line in TRACE.format(3).splitlines()), None) == ()
+    assert read_background_failures(log, last)[0].name == "Thread-1 (produce)", (
+        "the last traceback of a rank may be that of a thread"
+    )
+    assert read_background_failures("".join(f"[rank0]: {line}\n" for line in TRACE.format(3).splitlines()), None) == ()
 
 
 # A key that nobody set, and a lock that somebody holds.
@@ -328,29 +342,31 @@ PUBLISH = Source(
 def in_store(key: str, *sources: Source) -> Evidence:
     now = call(1, "wait store.get", left_s=None, key=key, elements=0)
     inner = frame(2000, file=C10D, function="get")
-    waits = rank_snapshot(1, inner, frame(40), board=board(rank=1, calls=(now,)))
+    waits = rank_snapshot(1, inner, frame(40), status_file=board(rank=1, calls=(now,)))
     return stalled(
-        rank_snapshot(0, ALL_REDUCE, frame(41), board=board(rank=0, calls=(call(1, left_s=None),))),
+        rank_snapshot(0, ALL_REDUCE, frame(41), status_file=board(rank=0, calls=(call(1, left_s=None),))),
         waits,
         sources=sources,
     )
 
 
 @pytest.mark.parametrize(
-    ("key", "line", "ranks", "said"),
+    ("key", "line", "ranks", "setter", "went_past"),
     [
-        ("data/path", 72, (0,), "; rank 0 should set it at ada/train.py:72, reached only under `if rank == 0`"),
-        ("ready/0", 74, (0,), "; rank 0 should set it at ada/train.py:74"),
-        ("ready/x", 74, (0,), "; a rank should set it at ada/train.py:74; rank 0 went past it"),
-        ("go", 40, (0,), "; rank 0 went past it"),
+        ("data/path", 72, (0,), ([0], 72, "if rank == 0"), None),
+        ("ready/0", 74, (0,), ([0], 74, None), None),
+        ("ready/x", 74, (0,), ([], 74, None), 0),
+        ("go", 40, (0,), None, 0),
     ],
 )
 def test_a_key_is_told_with_the_line_that_sets_such_a_key(
-    key: str, line: int, ranks: tuple[int, ...], said: str
+    key: str, line: int, ranks: tuple[int, ...], setter: tuple[list[int], int, str | None] | None, went_past: int | None
 ) -> None:
     found = diagnosed(in_store(key, PUBLISH)).findings[0]
     assert (found.code, found.place and found.place.line, found.ranks) == ("store_key_missing", line, ranks)
-    assert found.claim.endswith(said)
+    written = found.facts["setter"]
+    assert (written and (written["ranks"], written["line"]["line"], written["under"])) == setter
+    assert found.facts["went_past"] == went_past
 
 
 def test_a_helper_that_sets_a_key_is_told_with_what_turns_its_only_caller_off() -> None:
@@ -385,14 +401,16 @@ MAIN = Source(
 
 
 @pytest.mark.parametrize(
-    ("sources", "said"),
+    ("sources", "holder"),
     [
-        ((LOCKS, MAIN), "; its thread Thread-1 took that lock at ada/train.py:21, and no thread"),
-        ((), "; no thread"),
-        ((MAIN, replace(LOCKS, text=LOCKS.text.replace("index", "table"))), "; no thread"),
+        ((LOCKS, MAIN), ("Thread-1", 21)),
+        ((), None),
+        ((MAIN, replace(LOCKS, text=LOCKS.text.replace("index", "table"))), None),
     ],
 )
-def test_a_lock_is_told_with_the_line_where_the_other_thread_took_it(sources: tuple[Source, ...], said: str) -> None:
+def test_a_lock_is_told_with_the_line_where_the_other_thread_took_it(
+    sources: tuple[Source, ...], holder: tuple[str, int] | None
+) -> None:
     wait = frame(327, file="/usr/lib/python3.11/threading.py", function="wait")
     worker = stack(wait, frame(22, function="run"), tid=500, thread="Thread-1")
     main = stack(wait, frame(32, function="main"), tid=100)
@@ -400,13 +418,14 @@ def test_a_lock_is_told_with_the_line_where_the_other_thread_took_it(sources: tu
         stalled(rank_snapshot(0, stacks=(main, worker), process=process(tasks=(task(100), task(500)))), sources=sources)
     )
     assert (found.cause, found.findings[0].place) == ("lock_cycle", place(32, "main"))
-    assert said in found.findings[0].claim
+    took = found.findings[0].facts["holder"]
+    assert (took and (took["thread"], took["line"]["line"])) == holder
 
 
 def test_a_lock_taken_twice_by_one_thread_is_told_with_the_first_time() -> None:
     twice = Source(file=USER, first=30, text="def main(self):\n    with lock:\n        lock.acquire()")
     found = diagnosed(stalled(rank_snapshot(0, frame(32, function="main")), sources=(twice,))).findings[0]
-    assert "; it took that lock at ada/train.py:31, and no thread" in found.claim
+    assert (found.facts["holder"]["thread"], found.facts["holder"]["line"]["line"]) == (None, 31)
 
 
 def test_of_several_threads_that_wait_for_a_lock_the_one_that_took_it_itself_is_told() -> None:
@@ -424,6 +443,6 @@ def test_of_several_threads_that_wait_for_a_lock_the_one_that_took_it_itself_is_
     rank = rank_snapshot(0, stacks=(behind, again, main), process=process(tasks=tasks))
     found = diagnosed(stalled(rank, sources=sources)).findings[0]
     assert (found.code, found.place) == ("lock_cycle", place(21, "evict"))
-    assert "; it took that lock at ada/train.py:24, and no thread" in found.claim
+    assert (found.facts["holder"]["thread"], found.facts["holder"]["line"]["line"]) == (None, 24)
     unknown = diagnosed(stalled(rank)).findings[0]
     assert unknown.place == place(98, "run"), "which of them holds it is not known"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nsa_harness.core.evidence import flight
 from nsa_harness.core.evidence import flight as plain_pickle
 from nsa_harness.core.evidence.evidence import Collective
-from nsa_harness.core.evidence.flight import essential, parse_dump, parse_flight, plain_value
+from nsa_harness.core.evidence.flight import essential_collectives, parse_dump, parse_flight, plain_value
 
 
 def entry(**changes: Any) -> dict[str, Any]:
@@ -113,12 +113,12 @@ def test_of_each_group_the_newest_and_what_is_pending_is_kept() -> None:
     stuck = collective(2)
     recent = [collective(seq, retired=True) for seq in range(3, 19)]
     other = collective(1, group="1", retired=True)
-    assert essential([old, stuck, other, *recent]) == (stuck, other, *recent)
+    assert essential_collectives([old, stuck, other, *recent]) == (stuck, other, *recent)
 
 
 def test_of_very_many_pending_ones_the_oldest_and_the_newest_are_kept() -> None:
     pending = [collective(seq) for seq in range(1, 101)]
-    assert [one.seq for one in essential(pending)] == [*range(1, 17), *range(85, 101)]
+    assert [one.seq for one in essential_collectives(pending)] == [*range(1, 17), *range(85, 101)]
 
 
 # The two backends, and sends and receives.

@@ -68,7 +68,7 @@ REPORTS = "while not stop.wait(0.5):\n    log.write(f'{time.time()}')"
 
 def polling(loop: str = LOOKS, woke: int = 2, *others: Stack, children: Any = ()) -> RankSnapshot:
     """Rank 0 sleeps in this loop, seen before in so many other sleeps of it."""
-    nap = task(100, syscall="clock_nanosleep", timed=True, wakes_at_s=20.01, woke=woke)
+    nap = task(100, syscall="clock_nanosleep", timed=True, wakes_at_s=20.01, wake_count=woke)
     known = (nap, *(task(one.tid or 0, syscall="read") for one in others))
     stacks = (replace(stack(STEP), loop=loop), *others)
     return rank_snapshot(0, process=process(tasks=known), stacks=stacks, children=children)
@@ -99,7 +99,7 @@ def test_a_loop_that_reads_only_its_own_objects_is_closed_while_nobody_else_can_
 )
 def test_a_thread_that_wakes_and_reports_and_sleeps_again_releases_no_lock(loop: str, woke: int, closed: bool) -> None:
     beat = replace(stack(frame(60), tid=101, thread="watchdog"), loop=loop)
-    tasks = (task(), task(101, timed=True, wakes_at_s=20.4, woke=woke))
+    tasks = (task(), task(101, timed=True, wakes_at_s=20.4, wake_count=woke))
     wait = stands(rank_snapshot(0, process=process(tasks=tasks), stacks=(stack(STEP), beat)))
     assert (wait.kind, wait.closed) == (WaitKind.LOCK, closed)
 
@@ -194,14 +194,14 @@ def test_a_child_that_only_computes_is_told_with_the_lines_that_its_samples_show
     assert wait.computing == (wait.child.deepest,)
     (seen,) = rank_samples(*looks, (), "gloo")
     assert (seen.motion, seen.leaf) == ("burning", STEP)
-    assert seen.below == (ChildSample(pid=300, leaf=frame(50), user=frame(50)),)
+    assert seen.child_samples == (ChildSample(pid=300, leaf=frame(50), user_frame=frame(50)),)
 
 
 def test_a_child_that_polls_has_no_end_that_can_be_read() -> None:
     napping = {"syscall": "clock_nanosleep", "timed": True, "wakes_at_s": 21.0}
     seen = child(300)
     for woke, until_s in ((1, 21.0), (2, None)):
-        polls = replace(seen, tasks=(task(300, woke=woke, **napping),))
+        polls = replace(seen, tasks=(task(300, wake_count=woke, **napping),))
         assert stands(rank("wait4", polls, held_by=(300,))).until_s == until_s
 
 

@@ -98,5 +98,5 @@ def test_a_deadline_counts_from_when_every_rank_had_left_start_up() -> None:
     assert since_launch(limits, None) == limits
     assert since_launch(Limits(), 7.0) == Limits()
     ours = evidence(launch_s=7.0, limits=limits)
-    found = [replace(ours, observed=True), replace(ours, attached=True), replace(ours, launch_s=None)]
+    found = [replace(ours, is_observed=True), replace(ours, is_attached=True), replace(ours, launch_s=None)]
     assert [limits_of(one).deadline_s for one in (ours, *found)] == [607.0, 600.0, 600.0, 600.0]

@@ -12,7 +12,7 @@ from nsa_harness.core.evidence.evidence import RankSnapshot
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.verdict.motion import Motion, cpu_share, motion, only_another_line, rank_stack
 
-STILL = rank_snapshot(0, frame(10), board=board(mark()))
+STILL = rank_snapshot(0, frame(10), status_file=board(mark()))
 
 
 def changed(**changes: object) -> object:
@@ -46,7 +46,7 @@ def test_a_process_that_a_debugger_holds_at_both_looks_is_stopped() -> None:
 
 
 def test_a_process_whose_control_group_is_frozen_is_stopped() -> None:
-    assert motion(STILL, replace(STILL, process=process(state="D", frozen=True)), 2.0) is Motion.STOPPED
+    assert motion(STILL, replace(STILL, process=process(state="D", is_frozen=True)), 2.0) is Motion.STOPPED
 
 
 def connected(acked_bytes: int | None, received_bytes: int | None, **changes: object) -> object:
@@ -80,23 +80,23 @@ def test_at_first_sight_a_rank_is_given_the_benefit_of_the_doubt() -> None:
 
 
 def test_a_new_mark_is_motion() -> None:
-    later = replace(STILL, board=board(replace(mark(), count=2)))
+    later = replace(STILL, status_file=board(replace(mark(), count=2)))
     assert motion(STILL, later, 2.0) is Motion.MOVING
 
 
 def test_a_completed_collective_is_motion() -> None:
-    assert motion(STILL, replace(STILL, board=board(mark(), completed=1)), 2.0) is Motion.MOVING
+    assert motion(STILL, replace(STILL, status_file=board(mark(), completed=1)), 2.0) is Motion.MOVING
 
 
 def test_an_event_that_the_gpu_has_reached_is_motion_while_the_host_waits_for_it() -> None:
     waiting = board(mark(), device_pending=3, device_completed=7)
     reached = replace(waiting, device_pending=2, device_completed=8)
-    assert motion(replace(STILL, board=waiting), replace(STILL, board=reached), 2.0) is Motion.MOVING
-    assert motion(replace(STILL, board=waiting), replace(STILL, board=waiting), 2.0) is Motion.WAITING
+    assert motion(replace(STILL, status_file=waiting), replace(STILL, status_file=reached), 2.0) is Motion.MOVING
+    assert motion(replace(STILL, status_file=waiting), replace(STILL, status_file=waiting), 2.0) is Motion.WAITING
 
 
 def test_a_board_that_appears_is_motion_and_none_at_all_is_not() -> None:
-    blind = replace(STILL, board=None)
+    blind = replace(STILL, status_file=None)
     assert motion(blind, STILL, 2.0) is Motion.MOVING
     assert motion(blind, blind, 2.0) is Motion.WAITING
 
@@ -117,7 +117,7 @@ def test_what_only_changed_its_line_neither_marked_nor_moved_a_byte() -> None:
     elsewhere = replace(STILL, stacks=(stack(frame(11)),))
     assert only_another_line(STILL, elsewhere, 2.0) is True
     assert only_another_line(STILL, replace(elsewhere, process=process(io_bytes=8)), 2.0) is False
-    assert only_another_line(STILL, replace(elsewhere, board=board(mark(count=2))), 2.0) is False
+    assert only_another_line(STILL, replace(elsewhere, status_file=board(mark(count=2))), 2.0) is False
 
 
 def napping(until_s: float, **changes: Any) -> RankSnapshot:
@@ -189,9 +189,9 @@ def test_moved_bytes_are_motion() -> None:
 
 
 def test_bytes_that_our_own_questions_cost_are_not_motion() -> None:
-    asked = replace(STILL, process=process(io_bytes=1007), asked_bytes=1000)
+    asked = replace(STILL, process=process(io_bytes=1007), query_bytes=1000)
     assert motion(STILL, asked, 2.0) is Motion.WAITING
-    moved = replace(STILL, process=process(io_bytes=1008), asked_bytes=1000)
+    moved = replace(STILL, process=process(io_bytes=1008), query_bytes=1000)
     assert motion(STILL, moved, 2.0) is Motion.MOVING
 
 
@@ -217,9 +217,9 @@ def test_cpu_is_counted_in_cores() -> None:
 
 def test_the_stack_of_a_rank_is_the_one_of_the_thread_that_marks() -> None:
     engine = stack(frame(5), tid=101, thread="autograd")
-    rank = rank_snapshot(0, board=board(mark(tid=101)), stacks=(stack(BACKWARD), engine))
+    rank = rank_snapshot(0, status_file=board(mark(tid=101)), stacks=(stack(BACKWARD), engine))
     assert rank_stack(rank) == engine
-    assert rank_stack(replace(rank, board=None)) == stack(BACKWARD)
+    assert rank_stack(replace(rank, status_file=None)) == stack(BACKWARD)
     assert rank_stack(replace(rank, stacks=())) is None
 
 
@@ -237,7 +237,7 @@ def test_what_the_server_that_answers_us_moves_is_no_motion_of_the_rank(
     def at(io_bytes: int) -> RankSnapshot:
         tasks = (task(), task(101, comm=comm, io_bytes=io_bytes))
         return replace(
-            STILL, process=process(io_bytes=7 + io_bytes, tasks=tasks), asked_bytes=asked_bytes * io_bytes // 4
+            STILL, process=process(io_bytes=7 + io_bytes, tasks=tasks), query_bytes=asked_bytes * io_bytes // 4
         )
 
     assert motion(at(0), at(4), 2.0) is moved

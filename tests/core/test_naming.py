@@ -68,5 +68,5 @@ def test_the_first_mention_of_each_rank_in_a_claim_gets_its_place() -> None:
 
 
 def test_the_places_are_those_the_boards_tell() -> None:
-    told = rank_evidence(3, board=board(mesh=PLACES[3]))
-    assert meshes(evidence(rank_evidence(0), rank_evidence(1, board=board()), told)) == {3: PLACES[3]}
+    told = rank_evidence(3, status_file=board(mesh=PLACES[3]))
+    assert meshes(evidence(rank_evidence(0), rank_evidence(1, status_file=board()), told)) == {3: PLACES[3]}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders import board, diagnose, frame, in_all_reduce, process, rank_snapshot, sample, stack, stalled, task
 
 from nsa_harness.core.evidence.evidence import Evidence, Frame, RankSnapshot, Stack
-from nsa_harness.core.evidence.stacks import native_wanted, parse_native, parse_pystack
+from nsa_harness.core.evidence.stacks import parse_native, parse_pystack, stack_that_needs_native_frames
 from nsa_harness.core.verdict.verdict import judge
 
 LEAF = frame(17)
@@ -48,7 +49,7 @@ def standing(syscall: str) -> object:
 def test_native_frames_are_wanted_only_where_python_cannot_tell(
     stacks: tuple[Stack, ...], target: object, last: Frame | None, wanted: Stack | None
 ) -> None:
-    assert native_wanted(stacks, target, (), last) == wanted
+    assert stack_that_needs_native_frames(stacks, target, (), last) == wanted
 
 
 def native_frame(name: str, module: str | None = "/usr/lib/libc.so.6") -> dict[str, object]:
@@ -95,18 +96,15 @@ def with_native(*native: str, gil: bool, rank: int = 0) -> RankSnapshot:
     return replace(seen, stacks=(replace(seen.stacks[0], native=native, gil=gil),))
 
 
-def cause_of(seen: Evidence) -> tuple[str, str]:
-    diagnosis = diagnose(seen, judge(seen))
-    return diagnosis.findings[0].code, diagnosis.findings[0].claim
+def cause_of(seen: Evidence) -> tuple[str, dict[str, Any]]:
+    finding = diagnose(seen, judge(seen)).findings[0]
+    return finding.code, dict(finding.facts)
 
 
 def test_a_rank_that_keeps_the_interpreters_lock_in_c_is_named_with_the_function() -> None:
-    code, claim = cause_of(stalled(in_all_reduce(1), with_native(*NATIVE, gil=True)))
-    assert code == "gil_held_native"
-    assert claim == (
-        "rank 0 stands in native code (sleep (libc.so.6), in nanosleep (libc.so.6)) called in step at ada/train.py:17"
-        " and keeps the interpreter's lock: no other Python thread of the process can run"
-    )
+    code, facts = cause_of(stalled(in_all_reduce(1), with_native(*NATIVE, gil=True)))
+    assert (code, facts["computes"], facts["function"]) == ("gil_held_native", False, "step")
+    assert facts["native"] == ["sleep (libc.so.6)", "nanosleep (libc.so.6)"]
 
 
 @pytest.mark.parametrize("seen", [with_native(*NATIVE, gil=False), with_native(gil=True)], ids=["free", "no frames"])
@@ -115,15 +113,15 @@ def test_without_the_lock_or_the_frames_that_is_not_claimed(seen: RankSnapshot) 
 
 
 def test_a_lock_that_is_kept_while_the_beat_is_silent_is_told_without_a_name_where_no_tool_could_look() -> None:
-    silent = replace(with_native(gil=True), board=board(beat_s=9.0))
-    code, claim = cause_of(stalled(silent))
+    silent = replace(with_native(gil=True), status_file=board(beat_s=9.0))
+    code, facts = cause_of(stalled(silent))
     assert (code, diagnose(stalled(silent), judge(stalled(silent))).findings[0].confidence) == ("gil_held_native", 0.85)
-    assert claim.startswith("rank 0 stands in native code called in step at ada/train.py:17 and keeps")
-    assert cause_of(stalled(replace(silent, board=board(beat_s=19.9))))[0] != "gil_held_native"
+    assert (facts["computes"], facts["native"]) == (False, [])
+    assert cause_of(stalled(replace(silent, status_file=board(beat_s=19.9))))[0] != "gil_held_native"
 
 
 def spinning(*native: str, gil: bool = False, beat_s: float | None = None, lines: int = 1) -> Evidence:
-    before = replace(with_native(*native, gil=gil), board=board(beat_s=beat_s))
+    before = replace(with_native(*native, gil=gil), status_file=board(beat_s=beat_s))
     looks = stalled(before, at_s=90.0).snapshots
     spun = replace(looks[1], ranks=(replace(before, process=process(cpu_s=9.0)),))
     leaves = [replace(LEAF, line=LEAF.line + number % lines) for number in range(20)]
@@ -132,9 +130,8 @@ def spinning(*native: str, gil: bool = False, beat_s: float | None = None, lines
 
 
 def test_a_loop_in_a_library_is_a_native_one_and_one_in_the_interpreter_is_not() -> None:
-    code, claim = cause_of(spinning("? (libc.so.6)", "qsort (libc.so.6)"))
-    assert code == "native_busy_loop"
-    assert "in native code (qsort (libc.so.6)), called in step at ada/train.py:17" in claim
+    code, facts = cause_of(spinning("? (libc.so.6)", "qsort (libc.so.6)"))
+    assert (code, facts["native"], facts["function"]) == ("native_busy_loop", ["qsort (libc.so.6)"], "step")
     assert cause_of(spinning("list_sort (libpython3.11.so.1.0)"))[0] == "infinite_loop"
     assert cause_of(spinning())[0] == "infinite_loop"
 
@@ -161,9 +158,8 @@ def test_a_function_of_the_interpreter_that_keeps_its_lock_is_no_loop_in_python(
     search = ("sre_ucs1_match (libpython3.11.so.1.0)", "pattern_match (libpython3.11.so.1.0)")
     assert silent_at(9.0, *search) == "gil_held_native"
     assert silent_at(9.0) == "gil_held_native", "the silence of the beat alone shows it"
-    code, claim = cause_of(spinning(*search, gil=True, beat_s=9.0))
-    assert code == "gil_held_native"
-    assert claim.startswith("rank 0 computes without end in native code (")
+    code, facts = cause_of(spinning(*search, gil=True, beat_s=9.0))
+    assert (code, facts["computes"]) == ("gil_held_native", True)
 
 
 def test_a_beat_that_was_heard_while_the_samples_were_taken_shows_a_loop_in_python() -> None:

@@ -33,7 +33,7 @@ C10D_BARRIER = frame(5356, file=C10D, function="barrier")
 def seen(*samples, ranks=2, **changes):
     looks = twice(*(rank_snapshot(rank, frame()) for rank in range(ranks)))
     everyone = [rank_evidence(rank) for rank in range(ranks)]
-    return evidence(*everyone, ending=Ending.DETACHED, snapshots=looks, samples=samples, observed=True, **changes)
+    return evidence(*everyone, ending=Ending.DETACHED, snapshots=looks, samples=samples, is_observed=True, **changes)
 
 
 def test_one_moved_look_may_be_a_heartbeat_and_two_are_motion():
@@ -50,14 +50,14 @@ def test_a_rank_that_computes_moves_if_it_does_so_on_more_lines_than_a_loop_has(
 def test_a_rank_moves_where_a_child_that_it_waits_for_computes_on_more_lines_than_a_loop_has(lines, moves):
     looks = []
     for number in range(9):
-        below = (ChildSample(pid=pid, leaf=frame(pid + number % lines), user=None) for pid in (300, 400))
-        looks.append(replace(sample(0, "burning", leaf=frame(10)), below=tuple(below)))
+        below = (ChildSample(pid=pid, leaf=frame(pid + number % lines), user_frame=None) for pid in (300, 400))
+        looks.append(replace(sample(0, "burning", leaf=frame(10)), child_samples=tuple(below)))
     assert moving_ranks(looks) == moves
 
 
 def test_a_mark_since_the_first_look_is_motion():
-    marked = rank_snapshot(1, frame(), board=board(mark(at_s=15.0)))
-    still = rank_snapshot(0, frame(), board=board(mark(at_s=9.0)))
+    marked = rank_snapshot(1, frame(), status_file=board(mark(at_s=15.0)))
+    still = rank_snapshot(0, frame(), status_file=board(mark(at_s=9.0)))
     found = evidence(ending=Ending.DETACHED, snapshots=twice(still, marked), samples=(sample(0, "unseen"),))
 
     assert still_moving(found) == [1]
@@ -89,16 +89,14 @@ def test_a_job_that_was_only_looked_at_is_no_pass_and_no_failure(motion, cause):
 
 
 def test_a_proof_that_was_taken_back_is_a_finding_of_the_run_that_passed():
-    back = Retraction(at_s=11.0, kind="starved", reason="an open wait of 7 s", quiet_s=18.2)
-    found = evidence(rank_evidence(0, pid=process().pid), retracted=(back, back))
+    back = Retraction(at_s=11.0, kind="starved", reason="an open wait of 7 s", no_progress_s=18.2)
+    found = evidence(rank_evidence(0, pid=process().pid), retractions=(back, back))
     judgement = judge(found)
     (finding,) = diagnose(found, judgement).findings
 
     assert (judgement.status, finding.code) == (Status.PASS, "retracted_hang")
-    assert finding.claim == (
-        "proven to hang 11 s after the start (starved: an open wait of 7 s), and it moved again after 18 s"
-        " (2 times, this was the last): that was no hang"
-    )
+    assert (finding.facts["kind"], finding.facts["reason"]) == ("starved", "an open wait of 7 s")
+    assert [finding.facts[name] for name in ("proven_at_s", "no_progress_s", "times")] == [11.0, 18.2, 2]
 
 
 def test_where_the_ranks_of_a_job_stand_is_told_though_nothing_is_proven():
@@ -108,14 +106,14 @@ def test_where_the_ranks_of_a_job_stand_is_told_though_nothing_is_proven():
     ]
     everyone = [rank_evidence(rank) for rank in (0, 1)]
     found = evidence(
-        *everyone, ending=Ending.DETACHED, snapshots=twice(*stands), samples=(), observed=True, attached=True
+        *everyone, ending=Ending.DETACHED, snapshots=twice(*stands), samples=(), is_observed=True, is_attached=True
     )
 
     def rows(of):
         return [(row.blocked_in, row.waits_for, row.no_progress_s) for row in rank_statuses(of, judge(of), None)]
 
     assert rows(found) == [("barrier", "rank 1", 40.0), ("barrier", "rank 0", 40.0)]
-    assert rows(replace(found, attached=False)) == [("barrier", "rank 1", None), ("barrier", "rank 0", None)]
+    assert rows(replace(found, is_attached=False)) == [("barrier", "rank 1", None), ("barrier", "rank 0", None)]
     moved = (replace(found.snapshots[0], ranks=()), found.snapshots[1])
     assert rows(replace(found, snapshots=moved))[0] == ("moving in step", "", 40.0)
     left = (replace(everyone[0], exit=exited(0, 3)), everyone[1])
@@ -124,7 +122,7 @@ def test_where_the_ranks_of_a_job_stand_is_told_though_nothing_is_proven():
 
 
 def test_a_job_that_was_found_runs_on_and_nothing_is_said_of_its_processes():
-    found = seen(sample(0, "waiting"), attached=True, teardown_s=None)
+    found = seen(sample(0, "waiting"), is_attached=True, teardown_s=None)
     assert ended(found) == "not by us: it runs on"
     assert ended(replace(found, ending=Ending.STALL)) == "not by us: it runs on"
-    assert ended(replace(found, ending=Ending.STALL, attached=False)) == "not by us"
+    assert ended(replace(found, ending=Ending.STALL, is_attached=False)) == "not by us"

@@ -185,8 +185,8 @@ def test_ranks_that_give_a_helper_unlike_shapes_are_told_the_caller_that_made_th
     for rank, elements in ((0, 8), (1, 12)):
         one = call(elements=elements, left_s=None, place=place, chain=chain)
         made = board(rank=rank, calls=(one,))
-        snapshots.append(rank_snapshot(rank, ALL_REDUCE, *chain, board=made))
-    ranks = [rank_evidence(one.rank, board=one.board) for one in snapshots]
+        snapshots.append(rank_snapshot(rank, ALL_REDUCE, *chain, status_file=made))
+    ranks = [rank_evidence(one.rank, status_file=one.status_file) for one in snapshots]
     seen = replace(evidence(*ranks, snapshots=stalled(*snapshots).snapshots, backend="gloo"), sources=KEPT)
     case = DiagnosisContext(evidence=seen, judgement=judge(seen))
     place_told = _place(case, next(iter(case.differences)), (0, 1))

@@ -86,13 +86,16 @@ DONE = board(
     gaps_s={"data": 0.5},
 )
 TRACED = RankTraces(
-    arrived=3, missing=0, missing_parameters=(), buckets=((600_000, "torch.float32"), (300_000, "torch.float32"))
+    gradient_count=3,
+    missing_count=0,
+    missing_parameters=(),
+    buckets=((600_000, "torch.float32"), (300_000, "torch.float32")),
 )
 
 
 def test_a_run_that_passed_is_told_whole() -> None:
     ranks = tuple(
-        left(rank, board=DONE, traces=TRACED, last_loss=2.5, peak_rss_bytes=rank + 1, peak_gpu_bytes=7)
+        left(rank, status_file=DONE, traces=TRACED, last_loss=2.5, peak_rss_bytes=rank + 1, peak_gpu_bytes=7)
         for rank in (0, 1)
     )
     trouble = (Trouble(what="board", why="torn"),)
@@ -188,7 +191,7 @@ def test_settings_and_criteria_say_what_makes_two_runs_comparable() -> None:
     ("traces", "names"),
     [
         ((TRACED, TRACED), ()),
-        ((TRACED, replace(TRACED, missing=1, missing_parameters=("b", "a"))), ("a", "b")),
+        ((TRACED, replace(TRACED, missing_count=1, missing_parameters=("b", "a"))), ("a", "b")),
         ((TRACED, UNTRACED), None),
         ((), None),
     ],
@@ -204,11 +207,13 @@ def test_a_hang_says_the_last_collective_that_every_rank_has_left() -> None:
     boards = [
         board(mark("backward", at_s=9.0), calls=(call(1, left_s=4.0), call(2, left_s=end))) for end in (5.0, None)
     ]
-    ranks = tuple(rank_evidence(rank, board=one, exit=ended(rank, -15, by_us=True)) for rank, one in enumerate(boards))
-    assert outcome(stalled(*HUNG, ranks=ranks)).last_agreed == "all_reduce at ada/train.py:37 in step 1"
-    blind = (ranks[0], replace(ranks[1], board=None))
+    ranks = tuple(
+        rank_evidence(rank, status_file=one, exit=ended(rank, -15, by_us=True)) for rank, one in enumerate(boards)
+    )
+    assert outcome(stalled(*HUNG, ranks=ranks)).last_agreed == "all_reduce (ada/train.py:37, step 1)"
+    blind = (ranks[0], replace(ranks[1], status_file=None))
     assert outcome(stalled(*HUNG, ranks=blind)).last_agreed is None
-    assert outcome(evidence(left(0, board=boards[0]), left(1, board=boards[0]))).last_agreed is None
+    assert outcome(evidence(left(0, status_file=boards[0]), left(1, status_file=boards[0]))).last_agreed is None
 
 
 def test_a_skip_keeps_what_the_scenario_set() -> None:
@@ -218,7 +223,9 @@ def test_a_skip_keeps_what_the_scenario_set() -> None:
 
 def test_a_hang_is_told_with_its_proof_its_culprit_and_its_victims() -> None:
     boards = board(mark(at_s=8.0)), board(mark("backward", "blocks.2", step=3, at_s=9.0), steps_s=((1, 1.0), (2, 2.0)))
-    ranks = tuple(rank_evidence(rank, board=one, exit=ended(rank, -15, by_us=True)) for rank, one in enumerate(boards))
+    ranks = tuple(
+        rank_evidence(rank, status_file=one, exit=ended(rank, -15, by_us=True)) for rank, one in enumerate(boards)
+    )
     told = outcome(stalled(*HUNG, ranks=ranks))
     assert told.verdict == Verdict(
         status=Status.HANG,
@@ -255,17 +262,17 @@ def test_proof_paths_are_told_from_the_runs_directory() -> None:
 
 def test_a_stopped_rank_that_our_own_end_resumed_was_silent_since_the_last_look() -> None:
     stopped = replace(
-        rank_snapshot(1, frame(7)), process=process(101, state="T"), board=board(mark(at_s=9.0), rank=1, pid=101)
+        rank_snapshot(1, frame(7)), process=process(101, state="T"), status_file=board(mark(at_s=9.0), rank=1, pid=101)
     )
     seen = stalled(in_all_reduce(0, collective(6)), stopped, at_s=20.0)
-    resumed = replace(seen.ranks[1], board=board(mark(at_s=20.4), rank=1, pid=101))
+    resumed = replace(seen.ranks[1], status_file=board(mark(at_s=20.4), rank=1, pid=101))
     told = outcome(replace(seen, ranks=(seen.ranks[0], resumed)))
     assert told.verdict.cause == "stopped_process"
     assert told.timing.detected_s == 11.0
 
 
 def test_a_failure_is_detected_from_its_own_time_on() -> None:
-    told = outcome(evidence(left(0, 1, raised=raised(0, at_s=9.0), board=DONE)))
+    told = outcome(evidence(left(0, 1, exception=raised(0, at_s=9.0), status_file=DONE)))
     assert (told.timing.detected_s, told.timing.quiet_s) == (22.0, None)
     assert told.exit_codes == {0: 1}
 
@@ -329,8 +336,8 @@ def test_a_fault_of_the_harness_is_an_error_of_that_attempt() -> None:
     [
         ({"ending": Ending.NOT_LAUNCHED}, "nothing was started"),
         ({}, "by itself, no process left"),
-        ({"undead": ("7 python",)}, "by itself, 1 process left: 7 python"),
-        ({"undead": None}, "by itself, nobody saw whether a process is left"),
+        ({"unkillable": ("7 python",)}, "by itself, 1 process left: 7 python"),
+        ({"unkillable": None}, "by itself, nobody saw whether a process is left"),
         ({"leftovers": ("7 sleep",)}, "TERM, 0.5 s, no process left"),
         ({"ending": Ending.DEADLINE}, "TERM, 0.5 s, no process left"),
     ],
@@ -344,23 +351,26 @@ def test_how_the_processes_were_ended(changes: dict[str, Any], words: str) -> No
     [
         ({"last_loss": math.nan}, "losses finite on every rank"),
         ({"last_loss": None}, "losses finite on every rank"),
-        ({"traces": replace(TRACED, missing=1)}, "3 of 3 gradients on every rank"),
-        ({"board": replace(DONE, completed=3)}, "4 of 4 collectives completed, the same on every rank"),
-        ({"board": replace(DONE, enqueued=3, completed=3)}, "4 of 4 collectives completed, the same on every rank"),
-        ({"board": None}, "4 of 4 collectives completed, the same on every rank"),
+        ({"traces": replace(TRACED, missing_count=1)}, "3 of 3 gradients on every rank"),
+        ({"status_file": replace(DONE, completed=3)}, "4 of 4 collectives completed, the same on every rank"),
+        (
+            {"status_file": replace(DONE, enqueued=3, completed=3)},
+            "4 of 4 collectives completed, the same on every rank",
+        ),
+        ({"status_file": None}, "4 of 4 collectives completed, the same on every rank"),
         ({"exit": None}, "every rank exited 0"),
     ],
 )
 def test_only_what_was_found_in_order_on_every_rank_is_said_to_be_checked(
     changes: dict[str, Any], missing: str
 ) -> None:
-    good = [left(rank, board=DONE, traces=TRACED, last_loss=2.5) for rank in (0, 1)]
+    good = [left(rank, status_file=DONE, traces=TRACED, last_loss=2.5) for rank in (0, 1)]
     assert missing in outcome(evidence(*good)).checked
     assert missing not in outcome(evidence(good[0], replace(good[1], **changes))).checked
 
 
 def test_a_process_left_behind_or_never_started_is_not_told_as_clean() -> None:
-    unclean: list[dict[str, Any]] = [{"leftovers": ("7 sleep",)}, {"undead": ("7 sleep",)}, {"undead": None}]
+    unclean: list[dict[str, Any]] = [{"leftovers": ("7 sleep",)}, {"unkillable": ("7 sleep",)}, {"unkillable": None}]
     for changes in (*unclean, {"ending": Ending.NOT_LAUNCHED}):
         assert "no process left" not in outcome(evidence(left(0), **changes)).checked
 
@@ -368,7 +378,7 @@ def test_a_process_left_behind_or_never_started_is_not_told_as_clean() -> None:
 def test_what_a_hang_shows_is_not_ruled_out() -> None:
     reading = rank_snapshot(0, frame(6), process=process(tasks=(task(syscall="read"),)))
     told = outcome(
-        stalled(reading, at_s=400.0, ranks=(rank_evidence(0, raised=raised(0), exit=ended(0, -15, by_us=True)),))
+        stalled(reading, at_s=400.0, ranks=(rank_evidence(0, exception=raised(0), exit=ended(0, -15, by_us=True)),))
     )
     assert told.verdict.kind is HangKind.STARVED
     assert told.ruled_out == ("slow (no rank computes)", "network (the ranks are not all in the same collective)")
@@ -391,8 +401,8 @@ def test_whom_a_rank_waits_for_is_said_in_words() -> None:
 
 def test_where_the_ranks_of_a_failed_run_stood_last() -> None:
     ranks = (
-        left(0, -9, board=board(mark("forward", "blocks.1", at_s=8.0))),
-        rank_evidence(1, board=board(mark("optimizer", at_s=8.0))),
+        left(0, -9, status_file=board(mark("forward", "blocks.1", at_s=8.0))),
+        rank_evidence(1, status_file=board(mark("optimizer", at_s=8.0))),
         rank_evidence(2, exit=ended(2, -15, by_us=True)),
     )
     assert outcome(evidence(*ranks)).standings == (
@@ -411,7 +421,7 @@ def test_where_the_ranks_of_a_failed_run_stood_last() -> None:
 def test_a_rank_that_told_nothing_has_no_vital_numbers() -> None:
     nothing = RankSummary(rank=0, loss=None, gradients=None, buckets=None, longest_quiet_s=None, peak_rss_bytes=None)
     assert summarize_rank(rank_evidence(0)) == nothing
-    assert summarize_rank(rank_evidence(0, board=board())).longest_quiet_s is None
+    assert summarize_rank(rank_evidence(0, status_file=board())).longest_quiet_s is None
 
 
 def test_buckets_of_an_unknown_type_keep_its_name() -> None:
@@ -463,8 +473,8 @@ def test_the_exit_code_says_the_worst_that_surprised(outcomes: list[Outcome], co
 
 @pytest.mark.parametrize(("optimizer", "steps_s"), [(True, ()), (False, ((1, 1.0), (2, 2.0))), (False, ())])
 def test_of_a_program_without_an_optimizer_no_step_is_told(optimizer: bool, steps_s: tuple[Any, ...]) -> None:
-    made = board(mark("collective"), steps_s=steps_s, optimizer=optimizer)
-    told = outcome(evidence(rank_evidence(0, exit=ended(0, -9, at_s=9.0), board=made)))
+    made = board(mark("collective"), steps_s=steps_s, has_optimizer=optimizer)
+    told = outcome(evidence(rank_evidence(0, exit=ended(0, -9, at_s=9.0), status_file=made)))
     counts = optimizer or bool(steps_s)
     assert told.culprit is not None
     assert (told.culprit.step is not None, ", step " in told.findings[0].claim) == (counts, counts)

@@ -30,7 +30,7 @@ from nsa_harness.subject.tables import (
 
 def gates(mean: float, share: float) -> Evidence:
     rows = [{"step": 20, "layer": layer, "branch": "sel", "mean": mean, "saturated_share": share} for layer in (3, 2)]
-    return evidence(rank_evidence(0), reported=tuple(rows))
+    return evidence(rank_evidence(0), program_records=tuple(rows))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_gate_that_is_shut_for_every_token_is_a_collapse(mean: float, share: f
     if one is not None:
         assert (one.place, one.cause) == (Place(layer=2, module="blocks.2.attn"), "gate_collapse")
         assert finding_of(one).claim == (
-            "2 gates shut for every token in step 20: first branch sel of layer 2, mean 0.0004"
+            "2 gates are shut for every token in step 20; the first is branch sel of layer 2, mean 0.0004"
         )
 
 
@@ -59,7 +59,9 @@ def test_the_column_says_collapsed_where_the_rule_does(values: list[float]) -> N
     (row,) = gate_rows("0", torch.tensor([values], dtype=torch.double), ["sel"])
     seen = evidence(
         rank_evidence(0),
-        reported=({"step": 1, "layer": 0, "branch": "sel", "mean": row.mean, "saturated_share": row.saturated_share},),
+        program_records=(
+            {"step": 1, "layer": 0, "branch": "sel", "mean": row.mean, "saturated_share": row.saturated_share},
+        ),
     )
     assert row.collapsed is (gate_collapse(case(seen)) is not None)
 
@@ -86,7 +88,7 @@ def cost(**numbers: float) -> Evidence:
     """A step of four layers with two sequences of 512 tokens, healthy unless said otherwise."""
     row = {"seq_len": 512, "layers": 4, "batch": 2, "nodes": 832, "saved_bytes": 30e6, "square_bytes": 0}
     row |= {"expected_bytes": 83e6, "begin_bytes": 240e6, "peak_bytes": 450e6} | numbers
-    return evidence(rank_evidence(0), reported=({"step_cost": "of the first step", **row},))
+    return evidence(rank_evidence(0), program_records=({"step_cost": "of the first step", **row},))
 
 
 def codes(seen: Evidence) -> list[str]:
@@ -95,7 +97,10 @@ def codes(seen: Evidence) -> list[str]:
 
 def test_a_step_that_costs_what_its_shape_says_is_no_finding() -> None:
     assert codes(cost()) == []
-    assert codes(evidence(rank_evidence(0), reported=({"step_cost": "", "seq_len": 8, "layers": 1, "batch": 1},))) == []
+    assert (
+        codes(evidence(rank_evidence(0), program_records=({"step_cost": "", "seq_len": 8, "layers": 1, "batch": 1},)))
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,9 +148,9 @@ def test_what_has_a_row_and_a_column_for_each_token_is_quadratic(kept: float, sq
 
 def test_a_length_that_is_also_a_width_says_nothing_of_squares() -> None:
     unknown = cost()
-    (row,) = unknown.reported
+    (row,) = unknown.program_records
     assert (
-        quadratic_cost(case(replace(unknown, reported=({k: v for k, v in row.items() if k != "square_bytes"},))))
+        quadratic_cost(case(replace(unknown, program_records=({k: v for k, v in row.items() if k != "square_bytes"},))))
         is None
     )
 
@@ -198,7 +203,7 @@ def test_what_a_step_cost_is_read_from_three_tables() -> None:
     (row,) = rows
     told = judge_evidence(
         spec(),
-        evidence(rank_evidence(0), reported=rows),
+        evidence(rank_evidence(0), program_records=rows),
         attempt=1,
         directory="a",
         artifacts=(),

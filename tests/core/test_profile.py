@@ -14,8 +14,8 @@ STEPS = ((1, 10.0), (2, 14.0), (3, 18.0))
 
 
 def slow(*, planned: int | None = None, ended_s: float = 20.0, nodes: int | None = None):
-    working = rank_evidence(1, board=board(steps_s=STEPS, autograd_nodes=nodes), planned_steps=planned)
-    ahead = rank_evidence(0, board=board(steps_s=(*STEPS, (4, 19.0))))
+    working = rank_evidence(1, status_file=board(steps_s=STEPS, autograd_nodes=nodes), planned_steps=planned)
+    ahead = rank_evidence(0, status_file=board(steps_s=(*STEPS, (4, 19.0))))
     samples = (
         sample(0, "waiting", leaf=ALL_REDUCE, user=frame(9)),
         sample(1, leaf=PICK, user=LOOP),
@@ -38,7 +38,7 @@ def test_what_was_seen_before_the_first_step_was_done_is_the_start_and_no_part_o
     start = [replace(sample(1, user=frame(9), leaf=frame(9)), at_s=5.0) for _ in range(9)]
     after = [replace(one, at_s=11.0) for one in seen.samples]
     assert profiles(replace(seen, samples=(*start, *after))) == profiles(replace(seen, samples=tuple(after)))
-    begun = replace(seen.ranks[1], board=board(steps_s=()))
+    begun = replace(seen.ranks[1], status_file=board(steps_s=()))
     only_start = replace(seen, ranks=(begun,), samples=tuple(start))
     assert profiles(only_start)[0].samples == 9, "no step was done yet: the start is all there is"
 
@@ -84,7 +84,7 @@ def test_a_step_that_takes_longer_than_those_before_it_slows_the_projection() ->
 
 def test_without_two_steps_or_without_a_plan_no_end_is_projected() -> None:
     assert pace(evidence(rank_evidence(0))) is None
-    first = pace(evidence(rank_evidence(0, board=board(steps_s=STEPS[:1]), planned_steps=10)))
+    first = pace(evidence(rank_evidence(0, status_file=board(steps_s=STEPS[:1]), planned_steps=10)))
     assert first is not None
     assert (first.done, first.step_s, first.left_s) == (1, None, None)
 

@@ -47,7 +47,7 @@ def inside(number: int, op: str, **changes: Any) -> Call:
 def lost(rank: int, message: str, op: str = "all_reduce", **changes: Any) -> RankEvidence:
     """A rank that stood in a collective of step 3 until its peer or its patience was gone."""
     board_of = board(mark("backward", step=3, position=7), steps_s=STEPS, calls=(inside(1, op, left_s=9.0),))
-    facts = {"exit": ended(rank, 1, at_s=9.5), "raised": raised(rank, message=message), "board": board_of}
+    facts = {"exit": ended(rank, 1, at_s=9.5), "exception": raised(rank, message=message), "status_file": board_of}
     return rank_evidence(rank, **{**facts, **changes})
 
 
@@ -58,7 +58,9 @@ def leaver(*calls: Call, **changes: Any) -> RankEvidence:
     """It went through a forward pass more than usual, took down its group and ended with 0."""
     destroyed = call(1 + len(calls), "destroy_process_group", step=3, position=8, entered_s=3.1, left_s=3.2)
     facts: dict[str, Any] = {"steps_s": STEPS, "calls": (*calls, destroyed), "exit_s": 3.5, "rank": 2}
-    return rank_evidence(2, exit=ended(2, at_s=9.0), board=board(mark(step=3, position=8), **{**facts, **changes}))
+    return rank_evidence(
+        2, exit=ended(2, at_s=9.0), status_file=board(mark(step=3, position=8), **{**facts, **changes})
+    )
 
 
 def test_a_rank_that_ended_within_a_step_left_and_did_not_leave_a_call_out() -> None:
@@ -83,7 +85,7 @@ def test_a_rank_that_went_on_without_the_call_left_it_out(left: RankEvidence) ->
 
 @pytest.mark.parametrize(("beat_s", "at_line"), [(3.05, 37), (3.3, 33)])
 def test_a_rank_that_left_is_placed_at_what_it_did_last(beat_s: float, at_line: int) -> None:
-    left = leaver(seen=frame(33, function="fit"), beat_s=beat_s)
+    left = leaver(heartbeat_frame=frame(33, function="fit"), beat_s=beat_s)
     found = diagnosed(evidence(lost(0, CLOSED), lost(1, CLOSED), left)).findings[0]
     assert (found.code, found.place.line if found.place else None) == ("early_exit", at_line)
 
@@ -93,9 +95,9 @@ def test_a_rank_is_gone_when_it_takes_down_its_groups_and_not_only_when_its_proc
     destroyed_s: float | None, cause: str
 ) -> None:
     calls = () if destroyed_s is None else (call(1, "destroy_process_group", entered_s=destroyed_s),)
-    gone = rank_evidence(1, board=board(calls=calls, rank=1), exit=ended(1, 0, at_s=8.0))
+    gone = rank_evidence(1, status_file=board(calls=calls, rank=1), exit=ended(1, 0, at_s=8.0))
     failed = raised(0, message=CLOSED, at_s=4.2)
-    assert diagnosed(evidence(rank_evidence(0, exit=ended(0, 1), raised=failed), gone)).cause == cause
+    assert diagnosed(evidence(rank_evidence(0, exit=ended(0, 1), exception=failed), gone)).cause == cause
 
 
 # A rank that was late.
@@ -104,9 +106,9 @@ def test_a_rank_is_gone_when_it_takes_down_its_groups_and_not_only_when_its_proc
 def late(*calls: Call, **changes: Any) -> RankEvidence:
     """Rank 0 evaluates its model meanwhile, which makes marks, until torchrun ends it."""
     seen = frame(20, function="evaluate")
-    facts: dict[str, Any] = {"steps_s": STEPS, "calls": calls, "seen": seen, "beat_s": 9.4}
+    facts: dict[str, Any] = {"steps_s": STEPS, "calls": calls, "heartbeat_frame": seen, "beat_s": 9.4}
     made = board(mark(step=4, position=60, at_s=9.0), **{**facts, **changes})
-    return rank_evidence(0, exit=ended(0, -signal.SIGTERM, at_s=9.9), board=made)
+    return rank_evidence(0, exit=ended(0, -signal.SIGTERM, at_s=9.9), status_file=made)
 
 
 def waited(rank: RankEvidence, message: str = TIMED_OUT) -> Evidence:
@@ -119,17 +121,15 @@ def test_a_rank_that_was_at_work_when_the_others_gave_up_waiting_came_too_late()
     assert (main.code, main.ranks, main.confidence) == ("slow", (0,), 0.75)
     assert main.place is not None
     assert (main.place.file, main.place.line, main.place.function) == (USER, 20, "evaluate")
-    assert main.claim.startswith(
-        "rank 0 had not reached barrier at ada/train.py:45 of step 3 when ranks 1, 2 gave up waiting for it there"
-    )
+    assert (main.facts["op"], main.facts["line"]["line"], main.facts["waiting"]) == ("barrier", 45, [1, 2])
     assert found.culprit is not None
     assert found.culprit.step == 3
 
 
 def test_a_late_rank_that_made_no_mark_since_may_stand() -> None:
     still = late()
-    assert still.board is not None
-    stood = replace(still, board=replace(still.board, marks=(mark(step=4, position=60, at_s=2.5),)))
+    assert still.status_file is not None
+    stood = replace(still, status_file=replace(still.status_file, events=(mark(step=4, position=60, at_s=2.5),)))
     assert diagnosed(waited(stood)).findings[0].confidence == 0.6
 
 
@@ -157,9 +157,9 @@ def test_that_a_rank_may_not_have_come_to_the_call_yet_leaves_no_certainty() -> 
 
 
 def between(**changes: Any) -> RankEvidence:
-    facts: dict[str, Any] = {"steps_s": STEPS, "stepped_from": (frame(46, function="fit"),)}
+    facts: dict[str, Any] = {"steps_s": STEPS, "optimizer_chain": (frame(46, function="fit"),)}
     board_of: StatusFile = board(mark("step", step=2, at_s=2.0), **facts)
-    return rank_evidence(0, **{"board": board_of, "exit": ended(0, -6, at_s=3.0), **changes})
+    return rank_evidence(0, **{"status_file": board_of, "exit": ended(0, -6, at_s=3.0), **changes})
 
 
 @pytest.mark.parametrize(("at_line", "step"), [(41, 3), (50, 2)])

@@ -77,8 +77,8 @@ def test_of_many_looks_the_newest_that_is_far_enough_away_is_compared() -> None:
 
 
 def test_a_rank_that_moved_between_the_looks_disproves_it() -> None:
-    before = replace(CROSSED[0], board=board(mark()))
-    after = replace(CROSSED[0], board=board(replace(mark(), count=2)))
+    before = replace(CROSSED[0], status_file=board(mark()))
+    after = replace(CROSSED[0], status_file=board(replace(mark(), count=2)))
     looks = (snapshot(1, 18.0, before, CROSSED[1]), snapshot(2, 20.0, after, CROSSED[1]))
     assert proof_of(looks, quiet_s=1000.0) is None
 
@@ -216,7 +216,7 @@ def below(*lines: int, pids: tuple[int, ...] = (300,), count: int = 20, user: in
     return [
         replace(
             sample(leaf=frame(39), user=frame(39)),
-            below=tuple(ChildSample(pid=pid, leaf=leaf, user=frame(user)) for pid in pids),
+            child_samples=tuple(ChildSample(pid=pid, leaf=leaf, user_frame=frame(user)) for pid in pids),
         )
         for leaf in seen
     ]
@@ -321,7 +321,7 @@ def test_the_sleep_of_a_child_is_judged_as_that_of_the_rank_that_waits_for_it(
 
 def trickling(*motions: str, another_line: bool = False) -> list[Sample]:
     return [
-        replace(sample(motion=motion), at_s=float(at_s), another_line=another_line)
+        replace(sample(motion=motion), at_s=float(at_s), only_line_changed=another_line)
         for at_s, motion in enumerate(motions, start=15)
     ]
 

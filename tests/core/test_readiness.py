@@ -11,7 +11,7 @@ import pytest
 from builders import evidence, rank_evidence
 from runs import run
 
-from nsa_harness.core.evidence.health_samples import HealthSamples, Memory, Replica, ReplicaSample
+from nsa_harness.core.evidence.health_samples import HealthSamples, MemorySample, Replica, ReplicaSample
 from nsa_harness.core.experiment.readiness import (
     Checklist,
     Decision,
@@ -270,13 +270,13 @@ def looked(slope_bytes: float, checksums: Sequence[str]) -> HealthSamples:
     looks = tuple(
         ReplicaSample(at="stepped", round=number, steps=number, checksum=one) for number, one in enumerate(checksums)
     )
-    replica = Replica(number=0, ranks=(0, 1), names=(("a", "b"),), looks=looks, parts=())
-    memory = tuple(Memory(step=step, anonymous_bytes=size, gpu_bytes=None) for step, size in jumps(slope_bytes))
+    replica = Replica(number=0, ranks=(0, 1), names=(("a", "b"),), samples=looks, blocks=())
+    memory = tuple(MemorySample(step=step, anonymous_bytes=size, gpu_bytes=None) for step, size in jumps(slope_bytes))
     return HealthSamples(memory=memory, replicas=(replica,))
 
 
 def test_the_rank_whose_memory_grows_most_counts_and_replicas_are_told_apart_where_all_have_told() -> None:
-    ranks = (rank_evidence(0, looks=looked(0.0, "abc")), rank_evidence(1, looks=looked(2e5, "abc")))
+    ranks = (rank_evidence(0, health=looked(0.0, "abc")), rank_evidence(1, health=looked(2e5, "abc")))
     numbers = numbers_of(ran("stable"), evidence(*ranks))
     assert numbers["memory_slope_bytes"].value == pytest.approx(2e5, rel=0.01)
     assert (numbers["replicas_apart"], numbers["replica_looks"]) == (Number(value=0.0), Number(value=3.0))

@@ -26,11 +26,11 @@ from nsa_harness.core.collectives.reasons import (
 )
 from nsa_harness.core.evidence.evidence import (
     Call,
-    Forwards,
-    Loader,
+    DataLoaderProgress,
     ModuleCall,
     ProgressEvent,
     StatusFile,
+    StepForwards,
     StepRow,
     Tally,
 )
@@ -78,9 +78,16 @@ def test_a_step_whose_first_calls_are_forgotten_is_not_compared() -> None:
 
 
 def row(step: int, count: int, *, until: int | None = None, op: str = "all_reduce", **changes: Any) -> StepRow:
-    tallies = (Tally(group="0", op=op, called=False, count=count),) if count else ()
+    tallies = (Tally(group="0", op=op, from_python=False, count=count),) if count else ()
     return StepRow(
-        **{"step": step, "until": until or step, "done_s": float(step), "gradients": 6, "tallies": tallies, **changes}
+        **{
+            "step": step,
+            "last_step": until or step,
+            "done_s": float(step),
+            "gradients": 6,
+            "tallies": tallies,
+            **changes,
+        }
     )
 
 
@@ -129,8 +136,8 @@ def test_a_rank_without_gradients_did_not_run_its_backward_there() -> None:
 
 
 def test_the_operation_with_the_widest_gap_is_named_and_others_are_told_apart() -> None:
-    gather = Tally(group="0", op="all_gather", called=False, count=3)
-    reduce = Tally(group="0", op="all_reduce", called=False, count=1)
+    gather = Tally(group="0", op="all_gather", from_python=False, count=3)
+    reduce = Tally(group="0", op="all_reduce", from_python=False, count=1)
     found = first_step_of_difference({0: [row(1, 0, tallies=(gather, reduce))], 1: [row(1, 0, tallies=())]})
     assert found is None, "a rank that never entered the group is no member"
     found = first_step_of_difference(
@@ -203,7 +210,10 @@ def test_where_nobody_goes_on_nobody_was_early() -> None:
 def loaded(*loaders: tuple[int, int, int, bool], made_at: int = 9) -> StatusFile:
     """(number, iterators so far, batches of the newest, whether it has ended)."""
     chain = (frame(made_at),)
-    made_of = [Loader(number=n, iterators=count, batches=given, ended=e, chain=chain) for n, count, given, e in loaders]
+    made_of = [
+        DataLoaderProgress(number=n, iterators=count, batches=given, is_exhausted=e, chain=chain)
+        for n, count, given, e in loaders
+    ]
     return board(loaders=tuple(made_of))
 
 
@@ -240,14 +250,14 @@ def steps(count: int) -> tuple[tuple[int, float], ...]:
 def through(*marks: int, calls: tuple[Call, ...] = (BARRIER,), **changes: Any) -> StatusFile:
     """A rank that has done a step a number, with so many marks each, and stands in a barrier after the last."""
     done = len(marks)
-    facts = {"steps_s": steps(done), "marked": dict(enumerate(marks, start=1)), "calls": calls}
+    facts = {"steps_s": steps(done), "events_per_step": dict(enumerate(marks, start=1)), "calls": calls}
     return board(mark("step", step=done, position=marks[-1], at_s=5.0), **{**facts, **changes})
 
 
 def training(*marks: int, **changes: Any) -> StatusFile:
     """A rank that has done these steps and is in the backward pass of the next one."""
     done = len(marks)
-    facts = {"steps_s": steps(done), "marked": dict(enumerate(marks, start=1))}
+    facts = {"steps_s": steps(done), "events_per_step": dict(enumerate(marks, start=1))}
     return board(mark("backward", step=done + 1, position=6, at_s=5.0), **{**facts, **changes})
 
 
@@ -265,7 +275,7 @@ def test_a_step_with_more_marks_than_usual_on_a_rank_that_is_a_batch_short_was_b
         (through(10, 10, 10), through(10, 14, 10)),  # no rank has another step to do
         (training(10, 14, 10), through(10, 10, 10)),  # the other one is not short
         (training(10, 10), through(10, 14)),  # too few steps to say what is usual
-        (training(10, 10, 10, marked={}), through(10, 14, 10)),  # a board that did not count them
+        (training(10, 10, 10, events_per_step={}), through(10, 14, 10)),  # a board that did not count them
     ],
 )
 def test_no_step_was_given_up_where_its_marks_or_the_other_ranks_do_not_show_it(
@@ -298,7 +308,7 @@ def went_through(*steps: tuple[str, ...], kind: str = "backward", whole: bool = 
     """From step 1 on, the last one in progress."""
     names = tuple(dict.fromkeys(name for step in steps for name in step))
     forwards = tuple(
-        Forwards(step=number, whole=whole, calls=tuple(map(names.index, step)))
+        StepForwards(step=number, is_complete=whole, calls=tuple(map(names.index, step)))
         for number, step in enumerate(steps, start=1)
     )
     return board(mark(kind, step=len(steps)), modules=tuple(map(module, names)), forwards=forwards, **changes)

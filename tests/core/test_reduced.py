@@ -49,7 +49,7 @@ def crowded(rank: int) -> RankSnapshot:
     facts = {"local": "127.0.0.1:1", "peer": "127.0.0.1:2", "state": "ESTABLISHED"}
     queues = {"unacked_bytes": 0, "unread_bytes": 0, "retransmits": 0}
     sockets = tuple(Socket(inode=number, **facts, **queues) for number in range(64))
-    whole = process(pid, tasks=tasks, sockets=sockets, holds=tuple(f"{LONG}{n} r" for n in range(256)))
+    whole = process(pid, tasks=tasks, sockets=sockets, open_ends=tuple(f"{LONG}{n} r" for n in range(256)))
     children = tuple(replace(whole, pid=pid + number, parent=pid) for number in range(1, 4))
     calls = tuple(call(number, group="g" * 40) for number in range(256))
     return rank_snapshot(
@@ -58,14 +58,16 @@ def crowded(rank: int) -> RankSnapshot:
         stacks=threads,
         children=children,
         child_stacks={child.pid: threads[:20] for child in children},
-        board=board(mark(tid=pid), calls=calls),
+        status_file=board(mark(tid=pid), calls=calls),
     )
 
 
 def crowd(ranks: int) -> Evidence:
     looks = tuple(snapshot(number, 10.0 * number, *(crowded(rank) for rank in range(ranks))) for number in (1, 2))
     known = (
-        rank_evidence(rank, board=crowded(rank).board, raised=raised(rank, message="x" * 10**5, chain=LED))
+        rank_evidence(
+            rank, status_file=crowded(rank).status_file, exception=raised(rank, message="x" * 10**5, chain=LED)
+        )
         for rank in range(ranks)
     )
     return evidence(*known, snapshots=looks)
@@ -102,9 +104,9 @@ def test_the_thread_that_trains_and_those_that_may_act_go_last(keep: object) -> 
 
 def test_a_snapshot_keeps_the_last_calls_and_every_call_that_has_not_returned() -> None:
     calls = (call(1, left_s=None), *(call(number) for number in range(2, 60)))
-    (kept,) = without_finished_calls(snapshot(1, 9.0, rank_snapshot(0, board=board(calls=calls)))).ranks
-    assert kept.board is not None
-    assert [one.number for one in kept.board.calls] == [1, *range(44, 60)]
+    (kept,) = without_finished_calls(snapshot(1, 9.0, rank_snapshot(0, status_file=board(calls=calls)))).ranks
+    assert kept.status_file is not None
+    assert [one.number for one in kept.status_file.calls] == [1, *range(44, 60)]
 
 
 CHAIN = tuple(frame(line, file=f"/home/someone/project/training/part{line}.py") for line in (80, 200, 310, 12))
@@ -138,7 +140,7 @@ def trained(calls: int) -> Evidence:
         )
         for one in made
     )
-    ranks = (rank_evidence(rank, board=board(mark(), calls=made), collectives=entered) for rank in (0, 1))
+    ranks = (rank_evidence(rank, status_file=board(mark(), calls=made), collectives=entered) for rank in (0, 1))
     return evidence(*ranks)
 
 
@@ -157,16 +159,16 @@ def test_of_more_calls_than_fit_whole_steps_are_kept_and_nothing_else_is_reduced
     assert len(text.encode()) <= 2 * MAX_RANK_BYTES
     assert kept.trouble == ()
     for rank in kept.ranks:
-        assert rank.board is not None
-        assert 400 <= len(rank.board.calls) <= HISTORIES[0]
-        assert [one.number for one in rank.board.calls][:1] == [4 * (rank.board.calls[0].step - 1) + 1]
-        assert rank.board.calls[-1].number == 4003
+        assert rank.status_file is not None
+        assert 400 <= len(rank.status_file.calls) <= HISTORIES[0]
+        assert [one.number for one in rank.status_file.calls][:1] == [4 * (rank.status_file.calls[0].step - 1) + 1]
+        assert rank.status_file.calls[-1].number == 4003
         assert rank.collectives[-1].seq == 4003
-        assert {one.number for one in rank.board.calls} <= {one.seq for one in rank.collectives}
+        assert {one.number for one in rank.status_file.calls} <= {one.seq for one in rank.collectives}
 
 
 def test_of_one_step_with_very_many_calls_the_newest_are_kept() -> None:
-    only = evidence(rank_evidence(0, board=board(calls=tuple(call(number) for number in range(1, 2000)))))
-    kept = with_history(only, 96).ranks[0].board
+    only = evidence(rank_evidence(0, status_file=board(calls=tuple(call(number) for number in range(1, 2000)))))
+    kept = with_history(only, 96).ranks[0].status_file
     assert kept is not None
     assert [one.number for one in kept.calls] == list(range(1904, 2000))

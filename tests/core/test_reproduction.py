@@ -41,7 +41,8 @@ HOSTILE = '"""]; import os; os.system("x") #\n'
 def recorded(*ranks: Any, groups: dict[str, tuple[int, ...]] | None = None) -> Evidence:
     """Each rank by its collectives: (operation, done) or collectives themselves, on one group unless they say so."""
     return evidence_of(*(
-        rank_evidence(number, collectives=made, board=board(groups=groups or {})) for number, made in enumerate(ranks)
+        rank_evidence(number, collectives=made, status_file=board(groups=groups or {}))
+        for number, made in enumerate(ranks)
     ))  # fmt: skip
 
 
@@ -117,9 +118,11 @@ def test_transfers_come_from_the_calls_of_each_rank() -> None:
     made_calls = diverging_calls(
         evidence_of(
             rank_evidence(
-                0, board=replace(other, calls=(call(1, "send", peer=1), call(2, "send", peer=1, left_s=None)))
+                0, status_file=replace(other, calls=(call(1, "send", peer=1), call(2, "send", peer=1, left_s=None)))
             ),
-            rank_evidence(1, board=replace(other, calls=(call(1, "recv", peer=0), call(2, "barrier", left_s=None)))),
+            rank_evidence(
+                1, status_file=replace(other, calls=(call(1, "recv", peer=0), call(2, "barrier", left_s=None)))
+            ),
         ),
         from_python=True,
     )
@@ -127,7 +130,7 @@ def test_transfers_come_from_the_calls_of_each_rank() -> None:
 
 
 def with_calls(*ranks: Any) -> Evidence:
-    return evidence_of(*(rank_evidence(number, board=board(calls=calls)) for number, calls in enumerate(ranks)))
+    return evidence_of(*(rank_evidence(number, status_file=board(calls=calls)) for number, calls in enumerate(ranks)))
 
 
 def test_ranks_that_name_other_roots_are_repeated_with_their_roots() -> None:
@@ -158,7 +161,9 @@ def test_a_root_that_is_the_first_of_its_group_needs_no_word() -> None:
 def test_only_steps_that_every_rank_remembers_whole_are_counted() -> None:
     long = board(calls=tuple(call(number, step=number, left_s=2.0) for number in range(5, 9)))
     short = board(calls=tuple(call(number, step=number, left_s=2.0) for number in range(1, 8)))
-    calls = diverging_calls(evidence_of(rank_evidence(0, board=long), rank_evidence(1, board=short)), from_python=True)
+    calls = diverging_calls(
+        evidence_of(rank_evidence(0, status_file=long), rank_evidence(1, status_file=short)), from_python=True
+    )
     assert names(calls) == {0: ["all_reduce 2", "all_reduce 3"], 1: ["all_reduce 2"]}
 
 

@@ -34,7 +34,9 @@ from nsa_harness.core.verdict.verdict import is_shutting_down, judge
 
 THREADING = "/usr/lib/python3.11/threading.py"
 SHUTDOWN = frame(1590, file=THREADING, function="_shutdown")
-QUIET = HostMemory(total_bytes=None, available_bytes=None, limit_bytes=8 << 30, used_bytes=None, oom_kills=0, killed=())
+QUIET = HostMemory(
+    total_bytes=None, available_bytes=None, limit_bytes=8 << 30, used_bytes=None, oom_kills=0, kill_messages=()
+)
 
 
 def diagnosed(seen: Evidence) -> Diagnosis:
@@ -46,7 +48,9 @@ def failed(type: str, message: str, **changes: Any) -> Evidence:
     lost = raised(0, message="Connection closed by peer", at_s=9.5)
     error = raised(1, type, message)
     return evidence(
-        rank_evidence(0, exit=ended(0, 1), raised=lost), rank_evidence(1, exit=ended(1, 1), raised=error), **changes
+        rank_evidence(0, exit=ended(0, 1), exception=lost),
+        rank_evidence(1, exit=ended(1, 1), exception=error),
+        **changes,
     )
 
 
@@ -74,12 +78,12 @@ def test_a_rank_whose_allocation_was_refused_is_out_of_host_memory(type: str, me
     assert found.cause == "host_oom"
     assert found.culprit is not None
     assert (found.culprit.ranks, found.culprit.place) == ((1,), Place(file=USER, line=88, function="step"))
-    assert "(limit 8.0 GiB)" in found.findings[0].claim
+    assert found.findings[0].facts["limit_bytes"] == 8 << 30
 
 
 def test_a_rank_that_the_kernels_log_names_was_killed_for_memory() -> None:
     log = ("Out of memory: Killed process 101 (python) total-vm:9kB",)
-    found = diagnosed(killed(memory=replace(QUIET, oom_kills=1, killed=log)))
+    found = diagnosed(killed(memory=replace(QUIET, oom_kills=1, kill_messages=log)))
     assert (found.cause, found.findings[0].confidence) == ("host_oom", 0.95)
 
 
@@ -101,9 +105,9 @@ def test_a_kill_beside_a_kernel_that_killed_nobody_came_from_somebody_else(memor
 def test_a_data_loader_that_lost_its_worker_to_the_kernel_ran_out_of_memory() -> None:
     log = ("Memory cgroup out of memory: Killed process 207 (pt_data_worker)",)
     message = "DataLoader worker (pid 207) is killed by signal: Killed."
-    found = diagnosed(failed("RuntimeError", message, memory=replace(QUIET, killed=log)))
+    found = diagnosed(failed("RuntimeError", message, memory=replace(QUIET, kill_messages=log)))
     assert found.cause == "host_oom"
-    assert "lost its process 207" in found.findings[0].claim
+    assert found.findings[0].facts["killed_process"] == 207
 
 
 @pytest.mark.parametrize(
@@ -169,12 +173,12 @@ def test_a_watchdog_that_aborts_over_a_device_assertion_is_one_too() -> None:
         ("OSError", "[Errno 28] No space left on device", "no space"),
         ("OSError", "[Errno 27] File too large", "size"),
         ("OSError", "[Errno 122] Disk quota exceeded", "quota"),
-        ("OSError", "[Errno 98] Address already in use", "address is taken"),
+        ("OSError", "[Errno 98] Address already in use", "uses the address"),
         (
             "torch.distributed.DistNetworkError",
             "The server socket has failed to listen on any local network address. port: 29500, useIpv6: false, code:"
             " -98, name: EADDRINUSE, message: address already in use",
-            "address is taken",
+            "uses the address",
         ),
         ("RuntimeError", "can't start new thread", "thread"),
         ("RuntimeError", "unable to write to file </torch_71_3>: No space left on device (28)", "no space"),
@@ -238,10 +242,10 @@ def test_a_thread_that_keeps_the_process_alive_after_its_program_hangs_the_shutd
 def test_an_exception_goes_before_the_thread_that_keeps_its_process_alive() -> None:
     """The harness ended the process in the end; the exception had ended the program long before."""
     ended_by_us = ended(1, -15, at_s=20.0, by_us=True)
-    known = rank_evidence(1, raised=raised(1, "IndexError", "out of range"), exit=ended_by_us)
+    known = rank_evidence(1, exception=raised(1, "IndexError", "out of range"), exit=ended_by_us)
     seen = stalled(joins_at_the_end(), ranks=(known,))
     assert (judge(seen).status, diagnosed(seen).cause) == (Status.FAIL, "exception")
-    still_runs = replace(seen, ranks=(replace(known, raised=None),))
+    still_runs = replace(seen, ranks=(replace(known, exception=None),))
     assert (judge(still_runs).status, diagnosed(still_runs).cause) == (Status.HANG, "shutdown_hang")
     in_its_program = stalled(rank_snapshot(1, frame(12)), ranks=(known,))  # who prints its hook's words and goes on
     assert judge(in_its_program).status is Status.HANG
@@ -249,7 +253,7 @@ def test_an_exception_goes_before_the_thread_that_keeps_its_process_alive() -> N
 
 def test_a_handler_at_exit_that_waits_is_named_with_its_own_line() -> None:
     at_exit = board(mark("exit", "shutdown"), rank=1)
-    seen = stalled(rank_snapshot(1, frame(19, function="close"), board=at_exit), exits=(ended(0, 0, at_s=9.0),))
+    seen = stalled(rank_snapshot(1, frame(19, function="close"), status_file=at_exit), exits=(ended(0, 0, at_s=9.0),))
     found = diagnosed(seen)
     assert found.cause == "shutdown_hang"
     assert found.findings[0].place == Place(file=USER, line=19, function="close")
@@ -266,7 +270,7 @@ def test_a_rank_that_left_is_to_blame_while_another_one_is_still_in_its_program(
     [
         (rank_snapshot(0, frame(10)), False),
         (rank_snapshot(0), False),
-        (rank_snapshot(0, frame(10), board=board(mark("forward"))), False),
+        (rank_snapshot(0, frame(10), status_file=board(mark("forward"))), False),
         (rank_snapshot(0, frame(7, function="_shutdown")), False),
         (rank_snapshot(0, frame(3), SHUTDOWN), True),
         (rank_snapshot(0, frame(3, file="/x/torch/distributed/distributed_c10d.py", function="_shutdown")), False),
@@ -285,7 +289,7 @@ def test_a_rank_is_at_its_end_when_the_interpreter_or_the_group_is_taken_down(
 
 
 def test_an_end_that_is_noted_late_explains_those_who_felt_it_at_once() -> None:
-    lost = rank_evidence(0, exit=ended(0, 1), raised=raised(0, message="Connection closed by peer", at_s=9.0))
+    lost = rank_evidence(0, exit=ended(0, 1), exception=raised(0, message="Connection closed by peer", at_s=9.0))
     seen = evidence(lost, rank_evidence(1, exit=ended(1, 0, at_s=9.3)), ending=Ending.EXITED)
     assert diagnosed(seen).cause == "early_exit"
 
@@ -361,10 +365,8 @@ EACH_ITS_OWN = (gpu(0, 1.0, 40_000, 71), gpu(1, 0.0, 40_000, 72))
 
 def test_a_gpu_that_nobody_uses_beside_two_ranks_on_one_is_idle() -> None:
     (found,) = [one for one in diagnosed(with_gpus(BOTH_ON_ONE, BOTH_ON_ONE)).findings if one.code == "idle_device"]
-    assert found.claim == (
-        "GPU 1 is at 0 % and holds 4 MiB, and no process uses it, while 2 ranks share 1: GPU 0 is at 100 % and holds"
-        " 73260 MiB"
-    )
+    assert (found.facts["idle_gpu"]["index"], found.facts["shared_gpu"]["index"]) == (1, 0)
+    assert (found.facts["ranks_sharing"], found.facts["gpus_shared"]) == (2, 1)
     assert (found.ranks, found.confidence) == ((0, 1), 0.8)
 
 

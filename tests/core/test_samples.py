@@ -14,7 +14,7 @@ LOOPING = rank_snapshot(0, line(40))
 
 def test_a_first_look_says_where_a_rank_stands_and_not_whether_it_moves() -> None:
     (one,) = rank_samples(None, snapshot(1, 5.0, LOOPING), (), "gloo")
-    assert (one.rank, one.at_s, one.motion, one.leaf, one.user) == (0, 5.0, "unseen", line(40), line(40))
+    assert (one.rank, one.at_s, one.motion, one.leaf, one.user_frame) == (0, 5.0, "unseen", line(40), line(40))
 
 
 def test_a_rank_in_a_collective_waits_and_one_that_computes_burns() -> None:
@@ -27,5 +27,5 @@ def test_a_rank_in_a_collective_waits_and_one_that_computes_burns() -> None:
 def test_another_line_alone_is_said_to_be_no_more_than_that() -> None:
     before, after = twice(locked_in_backward(1), LOOPING)
     moved = replace(after, ranks=(after.ranks[0], rank_snapshot(0, line(41))))
-    told = {one.rank: (one.motion, one.another_line) for one in rank_samples(before, moved, (), "gloo")}
+    told = {one.rank: (one.motion, one.only_line_changed) for one in rank_samples(before, moved, (), "gloo")}
     assert told == {1: ("waiting", False), 0: ("moving", True)}

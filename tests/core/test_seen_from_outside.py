@@ -23,8 +23,16 @@ from hypothesis import strategies as st
 
 from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.core.evidence.evidence import Evidence, RankSnapshot
-from nsa_harness.core.evidence.health_samples import HealthSamples, Memory
-from nsa_harness.core.evidence.host import Gpu, MemoryAtEvent, NcclInfo, SentSignal, SignalMasks, read_nccl, would_act
+from nsa_harness.core.evidence.health_samples import HealthSamples, MemorySample
+from nsa_harness.core.evidence.host import (
+    Gpu,
+    MemoryAtEvent,
+    NcclInfo,
+    SentSignal,
+    SignalMasks,
+    read_nccl,
+    sigterm_reaction,
+)
 from nsa_harness.core.outcome.outcome import signals
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.core.verdict.verdict import judge
@@ -61,17 +69,17 @@ def bits(*signals: signal.Signals) -> int:
             "in state D, in which no signal reaches it, SIGKILL included, until its call of the kernel is over",
         ),
         ({"signals": NOTHING, "state": "T"}, "stopped: of all signals only SIGKILL and SIGCONT act"),
-        ({"frozen": True}, "stopped: of all signals only SIGKILL and SIGCONT act"),
+        ({"is_frozen": True}, "stopped: of all signals only SIGKILL and SIGCONT act"),
     ],
 )
 def test_what_a_process_does_with_a_signal_is_read_and_not_tried(changes: dict[str, Any], answer: str) -> None:
-    assert would_act(process(**changes)) == answer
+    assert sigterm_reaction(process(**changes)) == answer
 
 
 @given(*(st.integers(0, (1 << 64) - 1) for _ in range(4)))
 def test_any_masks_have_words(pending: int, blocked: int, ignored: int, caught: int) -> None:
     masks = SignalMasks(pending=pending, blocked=blocked, ignored=ignored, caught=caught)
-    assert ("not taken yet" in would_act(process(signals=masks))) is bool(pending)
+    assert ("not taken yet" in sigterm_reaction(process(signals=masks))) is bool(pending)
 
 
 def told(seen: Evidence) -> Outcome:
@@ -97,12 +105,12 @@ def test_of_a_hang_it_is_told_what_each_rank_does_with_a_signal_and_which_ended_
         *((pid, "SIGTERM", who) for pid in (100, 101) for who in ("harness", "torchrun")),
     ]
     signals = tuple(SentSignal(pid=pid, rank=pid - 100, signal=name, sender=who, at_s=None) for pid, name, who in sent)
-    outcome = told(hang(signals=signals, undead=()))
+    outcome = told(hang(signals=signals, unkillable=()))
     assert outcome.signals == {
         0: "SIGTERM ends it; its stacks were read by py-spy; it ended at our SIGTERM",
         1: "SIGTERM ends it; its stacks were read by py-spy; our SIGTERM did not end it in time, and SIGKILL followed",
     }
-    unseen = told(hang(signals=signals, undead=None)).signals
+    unseen = told(hang(signals=signals, unkillable=None)).signals
     assert unseen[0] == "SIGTERM ends it; its stacks were read by py-spy"
     same = replace(outcome, signals=dict.fromkeys((0, 1), "SIGTERM ends it"))
     assert dict(words.grounds(same))["signals"] == ("ranks 0, 1: SIGTERM ends it",)
@@ -169,8 +177,8 @@ def test_memory_at_the_hang_is_the_kernel_s_the_driver_s_and_the_rank_s_last_wor
 
 def test_of_a_program_that_writes_no_heartbeat_the_probe_has_seen_the_allocator() -> None:
     seen = hang()
-    looks = HealthSamples(memory=(Memory(step=4, anonymous_bytes=1, gpu_bytes=3_000_000),))
-    outcome = told(replace(seen, ranks=(replace(seen.ranks[0], looks=looks), seen.ranks[1])))
+    looks = HealthSamples(memory=(MemorySample(step=4, anonymous_bytes=1, gpu_bytes=3_000_000),))
+    outcome = told(replace(seen, ranks=(replace(seen.ranks[0], health=looks), seen.ranks[1])))
     at_end = outcome.memory[0]
     assert (at_end.allocated_bytes, at_end.reserved_bytes, at_end.allocator_step) == (3_000_000, None, 4)
 

@@ -10,16 +10,16 @@ from builders import case, ended, evidence, finding_of, rank_evidence
 
 from nsa_harness.core.diagnosis.rules import silent_faults as of_silence
 from nsa_harness.core.evidence.evidence import RankEvidence
-from nsa_harness.core.evidence.exit_messages import last_words
+from nsa_harness.core.evidence.exit_messages import read_exit_messages
 from nsa_harness.core.evidence.health_records import KEPT_POINTS, read_health_samples
 from nsa_harness.core.evidence.health_samples import (
-    Broken,
-    Fetched,
+    DataWait,
     HealthSamples,
-    LastMessages,
-    Memory,
+    MemorySample,
+    NonFiniteValue,
     OverwrittenFile,
-    Part,
+    ParameterBlock,
+    PrintedMessage,
     Replica,
     ReplicaSample,
 )
@@ -27,12 +27,12 @@ from nsa_harness.core.report import Place
 
 MIB = 1 << 20
 LINE = Place(file="/home/ada/train.py", line=18, function="step")
-SAME = Part(checksum="aa", size=4.0, total=1.0)
-OTHER = Part(checksum="bb", size=5.0, total=1.0)
+SAME = ParameterBlock(checksum="aa", size=4.0, total=1.0)
+OTHER = ParameterBlock(checksum="bb", size=5.0, total=1.0)
 
 
 def rank(number: int, looks: HealthSamples | None = None, **changes: Any) -> RankEvidence:
-    return rank_evidence(number, exit=ended(number), looks=looks, **changes)
+    return rank_evidence(number, exit=ended(number), health=looks, **changes)
 
 
 def found(rule: Any, *ranks: RankEvidence) -> Any:
@@ -42,34 +42,41 @@ def found(rule: Any, *ranks: RankEvidence) -> Any:
 
 # NaN.
 
-HOLDS = Broken(step=5, value="nan", names=("head.weight",))
+HOLDS = NonFiniteValue(step=5, value="nan", names=("head.weight",))
 
 
 def test_the_rank_whose_loss_was_broken_first_and_its_line_are_named() -> None:
-    first = HealthSamples(loss=Broken(step=4, value="nan", place=LINE), parameters=HOLDS)
-    later = HealthSamples(loss=Broken(step=5, value="nan", place=LINE), parameters=HOLDS)
+    first = HealthSamples(non_finite_loss=NonFiniteValue(step=4, value="nan", place=LINE), non_finite_parameters=HOLDS)
+    later = HealthSamples(non_finite_loss=NonFiniteValue(step=5, value="nan", place=LINE), non_finite_parameters=HOLDS)
     one = found(of_silence.nan, rank(0, later), rank(1, first))
     assert (one.code, one.ranks, one.place, one.confidence) == ("nan", (1,), LINE, 0.95)
-    assert one.claim == (
-        "the loss of rank 1 was nan in step 4 at ada/train.py:18, before any other rank was;"
-        " head.weight and other parameters hold it at the end"
-    )
+    assert (one.facts["variant"], one.facts["value"], one.facts["other_ranks_broke_later"]) == ("loss", "nan", True)
+    assert one.facts["parameter"] == "head.weight"
 
 
 def test_parameters_that_broke_before_any_loss_came_out_of_the_backward_pass_of_an_unknown_rank() -> None:
-    one = found(of_silence.nan, rank(0, HealthSamples(parameters=HOLDS)), rank(1, HealthSamples(parameters=HOLDS)))
+    one = found(
+        of_silence.nan,
+        rank(0, HealthSamples(non_finite_parameters=HOLDS)),
+        rank(1, HealthSamples(non_finite_parameters=HOLDS)),
+    )
     assert (one.code, one.ranks, one.place) == ("nan", (0, 1), Place(parameter="head.weight"))
     assert one.confidence == 0.85
 
 
 @pytest.mark.parametrize("in_a_row", [0, 1, 2])
 def test_a_broken_batch_that_the_program_skipped_is_no_finding(in_a_row: int) -> None:
-    skipped = HealthSamples(loss=Broken(step=4, value="inf", place=LINE), bad_losses=9, bad_in_a_row=in_a_row)
+    skipped = HealthSamples(
+        non_finite_loss=NonFiniteValue(step=4, value="inf", place=LINE), bad_losses=9, bad_in_a_row=in_a_row
+    )
     assert found(of_silence.nan, rank(0, skipped)) is None
 
 
 def test_losses_that_stay_broken_to_the_end_are_likely_one() -> None:
-    one = found(of_silence.nan, rank(0, HealthSamples(loss=Broken(step=4, value="inf", place=LINE), bad_in_a_row=3)))
+    one = found(
+        of_silence.nan,
+        rank(0, HealthSamples(non_finite_loss=NonFiniteValue(step=4, value="inf", place=LINE), bad_in_a_row=3)),
+    )
     assert (one.ranks, one.confidence) == ((0,), 0.8)
 
 
@@ -77,7 +84,7 @@ def test_losses_that_stay_broken_to_the_end_are_likely_one() -> None:
 
 
 def replica(
-    *checksums: str, part: Part = SAME, steps: tuple[int, ...] = (0, 0, 1, 1, 2), **changes: Any
+    *checksums: str, part: ParameterBlock = SAME, steps: tuple[int, ...] = (0, 0, 1, 1, 2), **changes: Any
 ) -> HealthSamples:
     """Made, before step 1, after it, before step 2, after it."""
     moments = (("made", 0), ("begun", 0), ("stepped", 1), ("begun", 1), ("stepped", 2))
@@ -85,29 +92,33 @@ def replica(
         ReplicaSample(at=at, round=number, steps=done, checksum=one)
         for (at, number), done, one in zip(moments, steps, checksums, strict=False)
     )
-    facts = {"number": 0, "ranks": (0, 1), "names": (("head.weight", "head.weight"),), "looks": looks, "parts": (part,)}
+    facts = {
+        "number": 0,
+        "ranks": (0, 1),
+        "names": (("head.weight", "head.weight"),),
+        "samples": looks,
+        "blocks": (part,),
+    }
     return HealthSamples(replicas=(Replica(**{**facts, **changes}),))
 
 
 def test_a_rank_that_changed_its_replica_outside_of_a_step_is_named() -> None:
     one = found(of_silence.replica_divergence, rank(0, replica(*"aabbc")), rank(1, replica(*"aabxy", part=OTHER)))
     assert (one.code, one.ranks, one.place) == ("replica_divergence", (1,), Place(parameter="head.weight"))
-    assert one.claim == (
-        "the replicas differ since the time between step 1 and the next forward: rank 1 changed parameters outside of"
-        " an optimizer step, and the others did not; at the last look head.weight differs by 0.2 of the size"
-    )
+    assert (one.facts["since"], one.facts["last_step"], one.facts["identified_by"]) == ("begun", 1, "outside")
+    assert (one.facts["parts"], round(one.facts["difference"], 1)) == (["head.weight"], 0.2)
 
 
 def test_a_rank_that_loads_other_weights_after_the_constructor_is_named() -> None:
     one = found(of_silence.replica_divergence, rank(0, replica(*"axyzw", part=OTHER)), rank(1, replica(*"aabbc")))
     assert one.ranks == (0,)
-    assert "since the time before the first step: rank 0 changed" in one.claim
+    assert (one.facts["since"], one.facts["last_step"], one.facts["identified_by"]) == ("begun", 0, "outside")
 
 
 def test_a_rank_that_steps_once_more_than_it_goes_backward_is_named() -> None:
     more = replica(*"aabbx", part=OTHER, steps=(0, 0, 1, 1, 3))
     one = found(of_silence.replica_divergence, rank(0, replica(*"aabbc")), rank(1, more))
-    assert (one.ranks, "rank 1 took another number of optimizer steps" in one.claim) == ((1,), True)
+    assert (one.ranks, one.facts["identified_by"]) == ((1,), "extra step")
 
 
 def test_of_three_the_one_that_comes_out_of_a_step_unlike_the_others_is_named_and_of_two_neither() -> None:
@@ -121,9 +132,9 @@ def test_of_three_the_one_that_comes_out_of_a_step_unlike_the_others_is_named_an
 
 def test_what_was_before_the_oldest_look_is_left_open() -> None:
     looks = [replica(*sums, part=part) for sums, part in (("aabbc", SAME), ("xyzvw", OTHER))]
-    kept = [replace(one, replicas=(replace(one.replicas[0], looks=one.replicas[0].looks[3:]),)) for one in looks]
+    kept = [replace(one, replicas=(replace(one.replicas[0], samples=one.replicas[0].samples[3:]),)) for one in looks]
     one = found(of_silence.replica_divergence, rank(0, kept[0]), rank(1, kept[1]))
-    assert (one.ranks, one.claim.partition(":")[0]) == ((0, 1), "the replicas differ since step 1 or earlier")
+    assert (one.ranks, one.facts["since"], one.facts["last_step"]) == ((0, 1), "before", 1)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +169,7 @@ def alone(*checksums: str, over: str | None = None, **changes: Any) -> HealthSam
     moments = [("made", 0), ("stepped", 1), ("begun", 1), ("stepped", 2), ("begun", 2), ("stepped", 3)]
     taken = [*zip(moments, checksums, strict=False), *([(("over", 3), over)] if over else [])]
     looks = tuple(ReplicaSample(at=at, round=number, steps=number, checksum=one) for (at, number), one in taken)
-    return replica(looks=looks, wrapped=False, **changes)
+    return replica(samples=looks, in_ddp=False, **changes)
 
 
 def test_a_model_outside_of_ddp_is_a_replica_once_a_step_has_changed_it_alike_on_all_ranks() -> None:
@@ -170,10 +181,10 @@ def test_a_model_outside_of_ddp_is_a_replica_once_a_step_has_changed_it_alike_on
 
 
 def test_a_model_whose_parameters_were_broadcast_is_a_replica_from_the_start() -> None:
-    first, second = alone(*"abbccd", broadcast=True), alone(*"axxyyz", part=OTHER, broadcast=True)
+    first, second = alone(*"abbccd", was_broadcast=True), alone(*"axxyyz", part=OTHER, was_broadcast=True)
     one = found(of_silence.replica_divergence, rank(0, first), rank(1, second))
     assert (one.ranks, "since the end of step 1" in one.claim) == ((0, 1), True)
-    seed = [rank(0, alone(*"abbccd", broadcast=True)), rank(1, alone(*"axxyyz", part=OTHER))]
+    seed = [rank(0, alone(*"abbccd", was_broadcast=True)), rank(1, alone(*"axxyyz", part=OTHER))]
     assert found(of_silence.replica_divergence, *seed) is None, "one rank had it from elsewhere"
 
 
@@ -182,15 +193,25 @@ def test_a_model_whose_parameters_were_broadcast_is_a_replica_from_the_start() -
     [
         pytest.param(alone(*"abbccd"), alone(*"axxyyz", part=OTHER), id="one seed"),
         pytest.param(alone(*"abbccd"), alone(*"wxxyyz", part=OTHER), id="models of their own"),
-        pytest.param(alone(*"abbccd", broadcast=True), alone(*"axxccz", part=OTHER, broadcast=True), id="averaged"),
         pytest.param(
-            alone(*"abbccd", over="e", broadcast=True), alone(*"axxyyz", over="e", broadcast=True), id="averaged last"
+            alone(*"abbccd", was_broadcast=True), alone(*"axxccz", part=OTHER, was_broadcast=True), id="averaged"
+        ),
+        pytest.param(
+            alone(*"abbccd", over="e", was_broadcast=True),
+            alone(*"axxyyz", over="e", was_broadcast=True),
+            id="averaged last",
         ),
         pytest.param(alone(*"abbccd", over="d"), alone(*"abbccd", over="b", part=OTHER), id="the best one, loaded"),
-        pytest.param(alone(*"abbccd", reduced=True), alone(*"wxxyyz", part=OTHER), id="one rank sums its gradients"),
-        pytest.param(alone(*"abb", reduced=True), alone(*"wxx", part=OTHER, reduced=True), id="few looks"),
         pytest.param(
-            alone(*"abbccd", reduced=True), alone(*"wxxccz", part=OTHER, reduced=True), id="summed and averaged"
+            alone(*"abbccd", reduces_gradients=True), alone(*"wxxyyz", part=OTHER), id="one rank sums its gradients"
+        ),
+        pytest.param(
+            alone(*"abb", reduces_gradients=True), alone(*"wxx", part=OTHER, reduces_gradients=True), id="few looks"
+        ),
+        pytest.param(
+            alone(*"abbccd", reduces_gradients=True),
+            alone(*"wxxccz", part=OTHER, reduces_gradients=True),
+            id="summed and averaged",
         ),
     ],
 )
@@ -201,18 +222,15 @@ def test_models_outside_of_ddp_that_were_not_meant_to_be_equal_are_no_finding(
 
 
 def test_models_that_were_never_equal_and_whose_gradients_are_summed_were_meant_to_be() -> None:
-    first, second = alone(*"abbccd", reduced=True), alone(*"wxxyyz", part=OTHER, reduced=True)
+    first, second = alone(*"abbccd", reduces_gradients=True), alone(*"wxxyyz", part=OTHER, reduces_gradients=True)
     one = found(of_silence.replica_divergence, rank(0, first), rank(1, second))
     assert (one.code, one.ranks, one.confidence) == ("replica_divergence", (0, 1), 0.85)
-    assert one.claim == (
-        "the replicas differ since the start, before the first step: ranks 0, 1 began with values of their own, and"
-        " reduce gradients alike; at the last look head.weight differs by 0.2 of the size"
-    )
+    assert (one.facts["in_ddp"], one.facts["since"], one.facts["identified_by"]) == (False, "made", "")
     assert one.advice.startswith("Broadcast every parameter from one rank")
-    members = {"ranks": (0, 1, 2), "reduced": True}
+    members = {"ranks": (0, 1, 2), "reduces_gradients": True}
     three = [alone(*"abbccd", **members), alone(*"abbccd", **members), alone(*"wxxyyz", part=OTHER, **members)]
     one = found(of_silence.replica_divergence, *(rank(number, looks) for number, looks in enumerate(three)))
-    assert (one.ranks, "rank 2 began with other values" in one.claim) == ((2,), True)
+    assert (one.ranks, one.facts["since"], one.facts["identified_by"]) == ((2,), "made", "fewer")
 
 
 # Files.
@@ -221,16 +239,22 @@ def test_models_that_were_never_equal_and_whose_gradients_are_summed_were_meant_
 def test_a_file_that_several_ranks_begin_anew_is_told_with_the_line_of_the_first() -> None:
     last, other = (OverwrittenFile(path=f"/tmp/{name}.pt", place=LINE, step=6) for name in ("last", "other"))
     one = found(
-        of_silence.shared_file, rank(0, HealthSamples(wrote=(last,))), rank(1, HealthSamples(wrote=(other, last)))
+        of_silence.shared_file,
+        rank(0, HealthSamples(overwritten_files=(last,))),
+        rank(1, HealthSamples(overwritten_files=(other, last))),
     )
     assert (one.code, one.ranks, one.place, one.confidence) == ("shared_file", (0, 1), LINE, 0.8)
-    assert one.claim == "ranks 0, 1 each wrote /tmp/last.pt from its beginning at ada/train.py:18"
+    assert (one.facts["path"], one.facts["more_files"]) == ("/tmp/last.pt", 0)
 
 
 def test_a_file_of_each_rank_is_no_finding() -> None:
     first, second = (OverwrittenFile(path=f"/tmp/{number}.pt", place=LINE, step=6) for number in range(2))
     assert (
-        found(of_silence.shared_file, rank(0, HealthSamples(wrote=(first,))), rank(1, HealthSamples(wrote=(second,))))
+        found(
+            of_silence.shared_file,
+            rank(0, HealthSamples(overwritten_files=(first,))),
+            rank(1, HealthSamples(overwritten_files=(second,))),
+        )
         is None
     )
 
@@ -242,7 +266,7 @@ def memory(amounts: dict[int, float], gpu: dict[int, float] | None = None) -> He
     """MiB by step."""
     return HealthSamples(
         memory=tuple(
-            Memory(step=step, anonymous_bytes=int(amount * MIB), gpu_bytes=int(gpu[step] * MIB) if gpu else None)
+            MemorySample(step=step, anonymous_bytes=int(amount * MIB), gpu_bytes=int(gpu[step] * MIB) if gpu else None)
             for step, amount in amounts.items()
         )
     )
@@ -255,9 +279,9 @@ def test_memory_that_grows_with_each_step_to_the_end_is_told_with_its_slope() ->
     leaking = memory({step: 250 + step for step in STEPS})
     one = found(of_silence.memory_growth, rank(0, memory(dict.fromkeys(STEPS, 250.0))), rank(1, leaking))
     assert (one.code, one.ranks, one.confidence) == ("memory_growth", (1,), 0.8)
-    assert one.claim == (
-        "the host memory of rank 1 grows by 1.0 MiB a step and does not level off: 224.0 MiB more from step 32 to 256"
-    )
+    facts = one.facts
+    assert (facts["memory"], facts["bytes_per_step"], facts["grown_bytes"]) == ("host", 1 << 20, 224 << 20)
+    assert (facts["first_step"], facts["last_step"]) == (32, 256)
 
 
 FEWER = range(1, 26)
@@ -275,7 +299,8 @@ def test_of_a_short_run_more_growth_and_no_pause_in_it_is_asked() -> None:
 
 def test_memory_of_the_gpu_counts_as_well() -> None:
     looks = memory(dict.fromkeys(STEPS, 250.0), {step: 100 + step for step in STEPS})
-    assert found(of_silence.memory_growth, rank(0, looks)).claim.startswith("the GPU memory of rank 0 grows by 1.0 MiB")
+    facts = found(of_silence.memory_growth, rank(0, looks)).facts
+    assert (facts["memory"], facts["bytes_per_step"]) == ("GPU", 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +324,7 @@ def test_memory_that_does_not_grow_on_is_no_finding(amounts: dict[int, float]) -
 
 
 def test_a_parameter_whose_module_ran_and_that_never_had_a_gradient_is_named() -> None:
-    looks = HealthSamples(never=("encoder.weight", "encoder.bias"), never_count=2, looks=6)
+    looks = HealthSamples(without_gradient=("encoder.weight", "encoder.bias"), without_gradient_count=2, sample_count=6)
     one = found(of_silence.no_gradient, rank(0, looks), rank(1, looks))
     assert (one.code, one.ranks, one.confidence) == ("no_gradient", (0, 1), 0.85)
     assert one.place == Place(parameter="encoder.weight", module="encoder")
@@ -307,7 +332,9 @@ def test_a_parameter_whose_module_ran_and_that_never_had_a_gradient_is_named() -
 
 def test_the_line_that_uses_such_a_parameter_is_its_place() -> None:
     used = Place(file="/home/ada/train.py", line=30, function="features")
-    looks = HealthSamples(never=("encoder.weight",), never_count=1, looks=6, never_place=used)
+    looks = HealthSamples(
+        without_gradient=("encoder.weight",), without_gradient_count=1, sample_count=6, without_gradient_place=used
+    )
     one = found(of_silence.no_gradient, rank(0), rank(1, looks))
     assert one.place == replace(used, parameter="encoder.weight", module="encoder")
 
@@ -315,23 +342,29 @@ def test_the_line_that_uses_such_a_parameter_is_its_place() -> None:
 def test_gradients_that_are_zero_at_every_look_are_told_of_the_ranks_that_have_them() -> None:
     one = found(
         of_silence.no_gradient,
-        rank(0, HealthSamples(looks=9)),
-        rank(1, HealthSamples(looks=9, still_count=8, still_looks=9)),
+        rank(0, HealthSamples(sample_count=9)),
+        rank(1, HealthSamples(sample_count=9, zero_gradient_count=8, zero_gradient_samples=9)),
     )
     assert (one.code, one.ranks) == ("no_gradient", (1,))
-    assert one.claim == "the gradients of all 8 parameters of the optimizer were zero at each of 9 looks on rank 1"
-    assert found(of_silence.no_gradient, rank(1, HealthSamples(looks=3, still_count=8, still_looks=3))) is None
+    assert (one.facts["variant"], one.facts["count"], one.facts["samples"]) == ("optimizer_has_zeros", 8, 9)
+    assert (
+        found(
+            of_silence.no_gradient,
+            rank(1, HealthSamples(sample_count=3, zero_gradient_count=8, zero_gradient_samples=3)),
+        )
+        is None
+    )
 
 
 def test_of_several_optimizers_one_that_is_given_zeros_alone_is_told_and_one_that_was_not_once_is_not() -> None:
     seen = [(0, 1, 4), (1, 1, 6), (0, 2, 0), (1, 2, 6)]
     read = read_health_samples(step(number, optimizer=optimizer, still=still) for optimizer, number, still in seen)
     assert read is not None
-    assert (read.still_count, read.still_looks) == (6, 2)
+    assert (read.zero_gradient_count, read.zero_gradient_samples) == (6, 2)
 
 
 def test_after_few_looks_nothing_is_said_of_gradients() -> None:
-    looks = HealthSamples(never=("encoder.weight",), never_count=1, looks=3)
+    looks = HealthSamples(without_gradient=("encoder.weight",), without_gradient_count=1, sample_count=3)
     assert found(of_silence.no_gradient, rank(0, looks)) is None
 
 
@@ -352,10 +385,10 @@ GROUP = "[W1121] Warning: WARNING: destroy_process_group() was not called before
 
 
 def test_last_words_are_read_with_their_error_and_the_users_line() -> None:
-    assert last_words("epoch 1\n" + SEMAPHORES + GROUP + ATEXIT + "left alone\n" + SEMAPHORES) == (
-        LastMessages(kind="left", name="3 leaked semaphore", error="", place=None),
-        LastMessages(kind="process group", name="destroy_process_group", error="", place=None),
-        LastMessages(
+    assert read_exit_messages("epoch 1\n" + SEMAPHORES + GROUP + ATEXIT + "left alone\n" + SEMAPHORES) == (
+        PrintedMessage(kind="left", name="3 leaked semaphore", error="", place=None),
+        PrintedMessage(kind="process group", name="destroy_process_group", error="", place=None),
+        PrintedMessage(
             kind="atexit",
             name="atexit",
             error="FileNotFoundError: [Errno 2] No such file or directory: 'journal.txt'",
@@ -367,20 +400,18 @@ def test_last_words_are_read_with_their_error_and_the_users_line() -> None:
 
 @pytest.mark.parametrize("first", ["", "Exception in thread telemetry (send):\n", "ERROR could not write:\n"])
 def test_a_traceback_of_a_thread_or_a_logged_one_is_no_dirty_end(first: str) -> None:
-    assert last_words(first + ATEXIT.partition("\n")[2]) == ()
+    assert read_exit_messages(first + ATEXIT.partition("\n")[2]) == ()
 
 
 def test_a_rank_whose_end_failed_is_named_with_the_line() -> None:
-    one = found(of_silence.dirty_exit, rank(0), rank(1, last_words=last_words(SEMAPHORES + ATEXIT)))
+    one = found(of_silence.dirty_exit, rank(0), rank(1, exit_messages=read_exit_messages(SEMAPHORES + ATEXIT)))
     assert (one.code, one.ranks, one.place) == ("dirty_exit", (1,), LINE)
-    assert one.claim == (
-        "rank 1 left with exit code 0, but a function called at exit ended with FileNotFoundError: [Errno 2] No such"
-        " file or directory: 'journal.txt' at ada/train.py:18, and 1 more thing"
-    )
+    assert (one.facts["variant"], one.facts["more_messages"]) == ("atexit", 1)
+    assert one.facts["error"] == "FileNotFoundError: [Errno 2] No such file or directory: 'journal.txt'"
 
 
 def test_of_a_run_that_failed_the_end_is_not_told_twice() -> None:
-    dirty = rank_evidence(0, exit=ended(0, 1), last_words=last_words(ATEXIT))
+    dirty = rank_evidence(0, exit=ended(0, 1), exit_messages=read_exit_messages(ATEXIT))
     assert found(of_silence.dirty_exit, dirty) is None
 
 
@@ -397,10 +428,10 @@ def test_the_newest_line_that_uses_what_never_learns_is_kept_and_older_files_hav
     told = {"never": 1, "never_names": ["a.weight"], "never_place": "/home/ada/train.py:30:features"}
     known = read_health_samples([step(1), step(2, **told)])
     assert known is not None
-    assert known.never_place == Place(file="/home/ada/train.py", line=30, function="features")
+    assert known.without_gradient_place == Place(file="/home/ada/train.py", line=30, function="features")
     old = read_health_samples([step(1, **{key: value for key, value in told.items() if key != "never_place"})])
     assert old is not None
-    assert (old.never, old.never_place) == (("a.weight",), None)
+    assert (old.without_gradient, old.without_gradient_place) == (("a.weight",), None)
 
 
 def test_looks_are_read_back_and_of_parameters_that_recovered_nothing_is_kept() -> None:
@@ -409,9 +440,9 @@ def test_looks_are_read_back_and_of_parameters_that_recovered_nothing_is_kept() 
     held = read_health_samples([step(1), step(2, **broken), step(3, **broken)])
     assert healed is not None
     assert held is not None
-    assert (healed.parameters, healed.looks, healed.losses) == (None, 3, 3)
-    assert held.parameters == Broken(step=2, value="inf", names=("a.weight",))
-    assert held.memory[-1] == Memory(step=3, anonymous_bytes=1003, gpu_bytes=None)
+    assert (healed.non_finite_parameters, healed.sample_count, healed.losses) == (None, 3, 3)
+    assert held.non_finite_parameters == NonFiniteValue(step=2, value="inf", names=("a.weight",))
+    assert held.memory[-1] == MemorySample(step=3, anonymous_bytes=1003, gpu_bytes=None)
 
 
 def test_a_loss_that_broken_parameters_made_is_not_taken_for_the_beginning() -> None:
@@ -419,8 +450,14 @@ def test_a_loss_that_broken_parameters_made_is_not_taken_for_the_beginning() -> 
     begun, made = (read_health_samples([step(36), {**loss, "held": held}]) for held in ([], ["a.weight"]))
     assert begun is not None
     assert made is not None
-    assert (begun.loss, begun.parameters) == (Broken(step=40, value="nan", place=LINE), None)
-    assert (made.loss, made.parameters) == (None, Broken(step=39, value="nan", names=("a.weight",)))
+    assert (begun.non_finite_loss, begun.non_finite_parameters) == (
+        NonFiniteValue(step=40, value="nan", place=LINE),
+        None,
+    )
+    assert (made.non_finite_loss, made.non_finite_parameters) == (
+        None,
+        NonFiniteValue(step=39, value="nan", names=("a.weight",)),
+    )
 
 
 def test_replicas_are_read_back_with_the_parts_of_the_last_look() -> None:
@@ -430,15 +467,15 @@ def test_replicas_are_read_back_with_the_parts_of_the_last_look() -> None:
     assert looks is not None
     (one,) = looks.replicas
     assert (one.ranks, one.names, one.hook) == ((0, 1), (("a", "b"),), "gossip")
-    assert [(look.at, look.round, look.checksum) for look in one.looks] == [("made", 0, "1"), ("stepped", 1, "2")]
-    assert (one.parts[0].checksum, one.parts[0].total) == ("4", 6.0)
-    assert (one.wrapped, one.broadcast) == (True, False), "as an older probe wrote it"
+    assert [(look.at, look.round, look.checksum) for look in one.samples] == [("made", 0, "1"), ("stepped", 1, "2")]
+    assert (one.blocks[0].checksum, one.blocks[0].total) == ("4", 6.0)
+    assert (one.in_ddp, one.was_broadcast) == (True, False), "as an older probe wrote it"
     bare = read_health_samples(
         [{**made, "hook": "", "wrapped": False, "broadcast": True}, {**stepped, "at": "over", "hook": ""}]
     )
     assert bare is not None
-    assert (bare.replicas[0].wrapped, bare.replicas[0].broadcast) == (False, True)
-    assert bare.replicas[0].looks[-1].at == "over"
+    assert (bare.replicas[0].in_ddp, bare.replicas[0].was_broadcast) == (False, True)
+    assert bare.replicas[0].samples[-1].at == "over"
 
 
 def test_written_files_are_read_back() -> None:
@@ -446,7 +483,7 @@ def test_written_files_are_read_back() -> None:
         [{"at": "wrote", "path": "/tmp/a.pt", "place": "/home/ada/train.py:18:step", "step": 6}]
     )
     assert looks is not None
-    assert looks.wrote == (OverwrittenFile(path="/tmp/a.pt", place=LINE, step=6),)
+    assert looks.overwritten_files == (OverwrittenFile(path="/tmp/a.pt", place=LINE, step=6),)
 
 
 def test_many_points_are_thinned_and_the_newest_stay() -> None:
@@ -471,7 +508,7 @@ def test_no_record_is_no_look() -> None:
 
 def fetched(*points: tuple[int, float, float]) -> HealthSamples:
     """Each of a step, the seconds waited until it ended, and the seconds passed."""
-    return HealthSamples(fetched=tuple(Fetched(step=a, waited_s=b, passed_s=c, place=LINE) for a, b, c in points))
+    return HealthSamples(data_waits=tuple(DataWait(step=a, waited_s=b, elapsed_s=c, place=LINE) for a, b, c in points))
 
 
 WAITS = fetched((1, 0.0, 9.0), (3, 1.0, 10.0), (8, 5.0, 15.0), (16, 13.0, 24.0), (24, 17.0, 30.0))
@@ -480,9 +517,7 @@ WAITS = fetched((1, 0.0, 9.0), (3, 1.0, 10.0), (8, 5.0, 15.0), (16, 13.0, 24.0),
 def test_who_waits_for_its_loader_most_of_the_time_is_told_with_the_line() -> None:
     one = found(of_silence.input_bound, rank(0, fetched((3, 0.1, 10.0), (24, 0.5, 30.0))), rank(1, WAITS))
     assert (one.code, one.ranks, one.place, one.confidence) == ("input_bound", (1,), LINE, 0.8)
-    assert one.claim == (
-        "rank 1 waited for its data loader for 16.0 of 20.0 s of its steps up to 24 at ada/train.py:18"
-    )
+    assert (one.facts["waited_s"], one.facts["passed_s"], one.facts["last_step"]) == (16.0, 20.0, 24)
 
 
 @pytest.mark.parametrize(
@@ -510,7 +545,7 @@ STEPPED = {
 def test_waits_are_read_back_and_numbers_that_are_none_refused() -> None:
     looks = read_health_samples([{**STEPPED, "waited_s": 1.5, "passed_s": 2.0}])
     assert looks is not None
-    assert looks.fetched == (Fetched(step=3, waited_s=1.5, passed_s=2.0, place=LINE),)
+    assert looks.data_waits == (DataWait(step=3, waited_s=1.5, elapsed_s=2.0, place=LINE),)
     for wrong in ({"waited_s": float("inf"), "passed_s": 2.0}, {"waited_s": 1.0, "passed_s": float("nan")}):
         with pytest.raises(ValueError, match="waited"):
             read_health_samples([{**STEPPED, **wrong}])

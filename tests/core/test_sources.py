@@ -96,7 +96,7 @@ def test_a_function_of_very_many_lines_is_left_out() -> None:
 
 def test_every_line_of_the_program_that_the_evidence_names_is_looked_up_and_none_of_a_library() -> None:
     looks = stalled(rank_snapshot(0, frame(3252, file=C10D), frame(40))).snapshots
-    failed = rank_evidence(0, raised=raised(0, frames=(frame(88, file="relative.py"), frame(12))))
+    failed = rank_evidence(0, exception=raised(0, frames=(frame(88, file="relative.py"), frame(12))))
     assert places_of(evidence(failed, snapshots=looks)) == {USER: {40, 12}}
 
 
@@ -235,7 +235,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 def seen(program: Path, line: int = 2) -> Evidence:
     """A rank that raised in that line."""
-    known = rank_evidence(0, raised=raised(0, frames=(frame(line, file=str(program)),)))
+    known = rank_evidence(0, exception=raised(0, frames=(frame(line, file=str(program)),)))
     return evidence(known)
 
 

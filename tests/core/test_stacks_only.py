@@ -121,8 +121,8 @@ def test_the_sentence_says_who_stands_in_what_and_no_group_or_number_that_nobody
     found = hung(IN_SAVE, IN_BACKWARD)
     told = diagnose(found, judge(found)).findings[0]
     assert told.claim == (
-        "rank 0 is alone in barrier at ada/train.py:4, while rank 1 called all_reduce (DDP) at ada/train.py:9;"
-        " rank 0 gets there only if rank == 0 at ada/train.py:10"
+        "only rank 0 called barrier (ada/train.py:4); instead, rank 1 called all_reduce (DDP) (ada/train.py:9);"
+        " rank 0 gets there only under `if rank == 0` (ada/train.py:10)"
     )
     assert diagnose(found, judge(found)).culprit.collective is None  # type: ignore[union-attr]
 
@@ -172,8 +172,11 @@ def told(op: str, text: str, function: str = "main", *, rank: int, **arguments: 
 def test_ranks_that_take_another_one_for_the_root_of_a_call_are_told_with_it() -> None:
     apart = seen(told("broadcast", "dist.broadcast", rank=0, src=1), told("broadcast", "dist.broadcast", rank=1, src=0))
     assert blamed(apart)[:2] == ("root_mismatch", (0, 1))
-    claim = diagnose(apart, judge(apart)).findings[0].claim
-    assert claim == "broadcast has root 1 at ada/train.py:14 on rank 0, root 0 at ada/train.py:14 on rank 1"
+    entered = diagnose(apart, judge(apart)).findings[0].facts["entered"]
+    assert [(call["op"], call["value"], call["ranks"]) for call in entered] == [
+        ("broadcast", 1, [0]),
+        ("broadcast", 0, [1]),
+    ]
     most = [told("broadcast", "dist.broadcast", rank=rank, src=3 if rank == 3 else 0) for rank in range(4)]
     assert blamed(seen(*most))[:2] == ("root_mismatch", (3,))
     crossed = [told("broadcast", "dist.broadcast", rank=rank, src=root) for rank, root in enumerate((2, 2, 0, 0))]
@@ -207,25 +210,28 @@ def test_a_rank_that_has_ended_is_the_finding_while_the_others_wait() -> None:
         (0, "rank 1 ended with exit code 0 while the others still needed it"),
         (None, "rank 1 has ended, nobody saw how, and the others still need it"),
     ):
-        found = seen(*stands, attached=True, observed=True, ranks=everyone, exits=(ended(1, status, at_s=1.0),))
+        found = seen(*stands, is_attached=True, is_observed=True, ranks=everyone, exits=(ended(1, status, at_s=1.0),))
         answer = diagnose(found, judge(found))
         assert (judge(found).status, answer.cause) == (Status.FAIL, "early_exit")
-        assert answer.findings[0].claim == f"{how}; ranks 0, 2 are blocked in barrier at ada/train.py:4"
+        facts = answer.findings[0].facts
+        assert facts["failure"] == how
+        assert (facts["blocked"]["ranks"], facts["blocked"]["blocked_in"]) == ([0, 2], "barrier")
+        assert facts["blocked"]["line"]["line"] == 4
         assert answer.findings[0].proof == ("watch.jsonl",)
     assert answer.findings[0].confidence < LIKELY  # how it ended would say more
     found = seen(
         *stands,
-        attached=True,
-        observed=True,
+        is_attached=True,
+        is_observed=True,
         ranks=tuple(replace(one, exit=ended(1, 3, at_s=1.0)) if one.rank == 1 else one for one in everyone),
     )
-    assert diagnose(found, judge(found)).findings[0].claim == (
-        "rank 1 ended with exit code 3, before it was looked at; ranks 0, 2 are blocked in barrier at ada/train.py:4"
-    )
+    facts = diagnose(found, judge(found)).findings[0].facts
+    assert (facts["failure"], facts["last_seen"]) == ("rank 1 ended with exit code 3", {"unseen": "not_inspected"})
+    assert facts["blocked"]["ranks"] == [0, 2]
 
 
 def test_of_a_job_that_is_only_looked_at_the_proof_is_what_there_is() -> None:
-    found = replace(hung(IN_BACKWARD, IN_BACKWARD), observed=True, attached=True)
+    found = replace(hung(IN_BACKWARD, IN_BACKWARD), is_observed=True, is_attached=True)
     found = replace(found, snapshots=tuple(with_dumps(one) for one in found.snapshots))
     first = diagnose(found, judge(found)).findings[0]
     assert (first.code, first.proof) == ("unknown", ("dumps/rank0.2.txt", "dumps/rank1.2.txt"))
@@ -248,7 +254,7 @@ def test_without_its_source_what_the_ranks_stand_in_is_no_less_told() -> None:
 
 
 def test_a_stack_decides_nothing_where_a_rank_has_a_board() -> None:
-    marking = rank_snapshot(1, *IN_BACKWARD, board=board(mark("backward")))
+    marking = rank_snapshot(1, *IN_BACKWARD, status_file=board(mark("backward")))
     assert not case(seen(rank_snapshot(0, *IN_SAVE), marking)).stacks_only
     assert case(hung(IN_SAVE, IN_BACKWARD)).stacks_only
 
@@ -321,7 +327,7 @@ def test_the_calls_that_the_stacks_stand_in_lie_side_by_side() -> None:
 
 
 def test_of_a_job_that_was_attached_to_the_looks_are_what_was_checked() -> None:
-    found = replace(hung(IN_SAVE, IN_BACKWARD), attached=True)
+    found = replace(hung(IN_SAVE, IN_BACKWARD), is_attached=True)
     verdict = Verdict(status=Status.HANG, kind=None, cause=None, summary="")
     assert "stacks of every rank, in 2 looks" in list(checked(found, verdict))
     unseen = replace(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness.core.evidence.evidence import Call, Collective, StatusFile, StepRow, Tally
-from nsa_harness.core.evidence.steps import by_step, calls_of, entered_s, ledger_table, step_rows
+from nsa_harness.core.evidence.steps import by_step, entered_s, ledger_table, python_calls, step_rows
 
 ZERO_NS = 1_800_000_000_000_000_000
 
@@ -46,10 +46,10 @@ def test_operations_groups_and_what_is_called_are_counted_apart() -> None:
     made = call(1, entered_s=0.5, left_s=0.6)
     (done, _) = step_rows(trained(1.0, calls=(made,)), entered)
     assert done.tallies == (
-        Tally(group="0", op="all_reduce", called=False, count=2),
-        Tally(group="0", op="all_reduce", called=True, count=1),
-        Tally(group="0", op="barrier", called=False, count=1),
-        Tally(group="1", op="all_reduce", called=False, count=1),
+        Tally(group="0", op="all_reduce", from_python=False, count=2),
+        Tally(group="0", op="all_reduce", from_python=True, count=1),
+        Tally(group="0", op="barrier", from_python=False, count=1),
+        Tally(group="1", op="all_reduce", from_python=False, count=1),
     )
 
 
@@ -69,17 +69,17 @@ def test_a_collective_comes_from_the_call_of_its_group_that_it_lies_within(
     changes: dict[str, Any], found: bool
 ) -> None:
     made = call(1, **{"entered_s": 1.0, "left_s": 2.0, **changes})
-    assert calls_of(trained(calls=(made,)), [at(1, 1.5)]) == ({("0", 1): made} if found else {})
+    assert python_calls(trained(calls=(made,)), [at(1, 1.5)]) == ({("0", 1): made} if found else {})
 
 
 def test_calls_within_a_tenth_of_a_millisecond_are_matched_in_their_order_the_newest_first() -> None:
     """Both clocks are read a moment apart: by their times alone each of these lies within several calls."""
     made = tuple(call(number, entered_s=1 + number / 1e5, left_s=1 + number / 1e5 + 2e-5) for number in (1, 2, 3))
     entered = [at(seq, 1 + number / 1e5) for seq, number in ((7, 3), (8, 4), (9, 5))]
-    assert calls_of(trained(calls=made), entered) == {("0", 7): made[0], ("0", 8): made[1], ("0", 9): made[2]}
-    assert calls_of(trained(calls=made), entered[2:]) == {("0", 9): made[2]}, "the older ones are lost"
+    assert python_calls(trained(calls=made), entered) == {("0", 7): made[0], ("0", 8): made[1], ("0", 9): made[2]}
+    assert python_calls(trained(calls=made), entered[2:]) == {("0", 9): made[2]}, "the older ones are lost"
     other = at(9, 1.00005, "barrier")
-    assert calls_of(trained(calls=made), [*entered[:2], other])["0", 9] == made[2], "of another kind: the nearest"
+    assert python_calls(trained(calls=made), [*entered[:2], other])["0", 9] == made[2], "of another kind: the nearest"
 
 
 def test_steps_before_a_hole_in_the_recorder_are_left_out() -> None:
@@ -104,7 +104,7 @@ def test_a_step_whose_begin_was_overwritten_is_left_out() -> None:
 def test_equal_steps_in_a_row_are_one_row_and_a_different_one_is_not() -> None:
     entered = [at(1, 0.5), at(2, 1.5), at(3, 3.5), at(4, 4.5)]
     board = trained(1.0, 2.0, 3.0, 4.0, gradients={1: 6, 2: 6, 3: 6, 4: 6})
-    assert [(row.step, row.until, row.gradients) for row in step_rows(board, entered)] == [
+    assert [(row.step, row.last_step, row.gradients) for row in step_rows(board, entered)] == [
         (1, 2, 6), (3, 3, 6), (4, 4, 6), (5, 5, None)
     ]  # fmt: skip
 

@@ -25,9 +25,9 @@ from builders import (
     task,
 )
 
-from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, Raised, RankSnapshot, Stack
-from nsa_harness.core.evidence.exit_messages import deaths
-from nsa_harness.core.evidence.health_samples import LastMessages
+from nsa_harness.core.evidence.evidence import Ending, Evidence, Frame, RaisedException, RankSnapshot, Stack
+from nsa_harness.core.evidence.exit_messages import read_background_failures
+from nsa_harness.core.evidence.health_samples import PrintedMessage
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import HangKind, Place
 from nsa_harness.core.source_code.collection import excerpts
@@ -61,7 +61,7 @@ def other(number: int, tid: int = 500) -> Stack:
     return stack(WAIT, frame(number, function="run"), tid=tid, thread="Thread-1")
 
 
-def printed(**changes: Any) -> Raised:
+def printed(**changes: Any) -> RaisedException:
     facts = {"at_s": None, "frames": (frame(17, function="decode"), BEGAN), "proof": "rank0/stderr.log"}
     return raised(0, "KeyError", "4", **{**facts, **changes})
 
@@ -69,13 +69,13 @@ def printed(**changes: Any) -> Raised:
 # A thread that died.
 
 
-DEAD = LastMessages(kind="thread", name="Thread-1 (decode)", error="KeyError: 4", place=line(17, "decode"))
+DEAD = PrintedMessage(kind="thread", name="Thread-1 (decode)", error="KeyError: 4", place=line(17, "decode"))
 
 
-def waits_after(*dead: LastMessages) -> Evidence:
+def waits_after(*dead: PrintedMessage) -> Evidence:
     seen = stalled(rank_snapshot(0, WAIT, frame(30)))
     exit = seen.launcher and replace(seen.launcher, rank=0)
-    return replace(seen, ranks=(rank_evidence(0, raised=printed(), deaths=dead, exit=exit),))
+    return replace(seen, ranks=(rank_evidence(0, exception=printed(), background_failures=dead, exit=exit),))
 
 
 def test_a_thread_that_printed_its_exception_and_died_explains_the_one_that_waits() -> None:
@@ -91,16 +91,20 @@ def test_so_it_does_where_nobody_saw_how_the_rank_ended() -> None:
 
 
 @pytest.mark.parametrize("dead", [(), (replace(DEAD, name="thread"),)])
-def test_what_no_thread_died_of_is_a_lock_as_any(dead: tuple[LastMessages, ...]) -> None:
+def test_what_no_thread_died_of_is_a_lock_as_any(dead: tuple[PrintedMessage, ...]) -> None:
     assert diagnosed(waits_after(*dead)).cause == "lock_cycle"
 
 
 def test_a_thread_that_died_does_not_say_in_which_step_its_rank_stands() -> None:
     led = (frame(33, function="main"),)
-    between = board(mark("step", "SGD", step=4), steps_s=((4, 4.0),), stepped_from=tuple(_bare(one) for one in led))
-    seen = stalled(rank_snapshot(0, WAIT, frame(30, function="main"), board=between))
+    between = board(mark("step", "SGD", step=4), steps_s=((4, 4.0),), optimizer_chain=tuple(_bare(one) for one in led))
+    seen = stalled(rank_snapshot(0, WAIT, frame(30, function="main"), status_file=between))
     died = rank_evidence(
-        0, raised=printed(), deaths=(DEAD,), board=between, exit=seen.launcher and replace(seen.launcher, rank=0)
+        0,
+        exception=printed(),
+        background_failures=(DEAD,),
+        status_file=between,
+        exit=seen.launcher and replace(seen.launcher, rank=0),
     )
     culprit = diagnosed(replace(seen, ranks=(died,))).culprit
     assert culprit is not None
@@ -119,9 +123,9 @@ def test_a_thread_is_told_with_the_line_of_its_own_function_that_nobody_guards()
         '  File "/home/ada/train.py", line 12, in fill\n    queue.put(load())\n'
         '  File "/home/ada/train.py", line 17, in load\n    x = y[4]\nKeyError: 4\n'
     )
-    found = diagnosed(waits_after(*deaths(log, None))).findings[0]
+    found = diagnosed(waits_after(*read_background_failures(log, None))).findings[0]
     assert (found.code, found.place) == ("thread_died", line(12, "fill"))
-    assert "KeyError: 4 at ada/train.py:17" in found.claim
+    assert (found.facts["error"], found.facts["raised_at"]["line"]) == ("KeyError: 4", 17)
 
 
 # A queue whose other end nobody serves any more, and a lock that nobody gives back.
@@ -218,7 +222,7 @@ def test_a_joined_thread_that_reads_for_too_long_is_an_open_wait_named_with_its_
     seen = stalled(threads(other(20), syscall="recvfrom"), at_s=400.0)
     found = diagnosed(seen)
     assert (found.cause, found.findings[0].place) == ("blocked_io", line(20, "run"))
-    assert "stands in recvfrom" in found.findings[0].claim
+    assert (found.findings[0].facts["variant"], found.findings[0].facts["syscall"]) == ("joined thread", "recvfrom")
     assert found.findings[0].confidence < 0.9
 
 

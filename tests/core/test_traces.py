@@ -22,15 +22,17 @@ LOG = [
 
 def test_the_last_step_counts_and_the_names_of_all_steps_are_kept_once() -> None:
     assert read_traces(LOG) == RankTraces(
-        arrived=61,
-        missing=1,
+        gradient_count=61,
+        missing_count=1,
         missing_parameters=("blocks.0.gate.weight", "blocks.1.gate.weight"),
         buckets=((1024, "torch.float32"), (10, "torch.bfloat16")),
     )
 
 
 def test_a_log_without_traces_says_nothing_rather_than_zero() -> None:
-    assert read_traces(["loss 3.2"]) == RankTraces(arrived=None, missing=None, missing_parameters=(), buckets=())
+    assert read_traces(["loss 3.2"]) == RankTraces(
+        gradient_count=None, missing_count=None, missing_parameters=(), buckets=()
+    )
 
 
 def test_only_whole_trace_lines_are_picked_out() -> None:
@@ -46,4 +48,4 @@ def test_a_torn_trace_line_is_not_a_number() -> None:
 
 @given(st.lists(st.text() | st.sampled_from(LOG)))
 def test_reading_traces_never_raises(lines: list[str]) -> None:
-    assert (read_traces(lines).arrived is None) == (read_traces(lines).missing is None)
+    assert (read_traces(lines).gradient_count is None) == (read_traces(lines).missing_count is None)

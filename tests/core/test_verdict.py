@@ -61,12 +61,12 @@ def test_a_launcher_that_fails_with_its_ranks_vouches_for_those_whose_exit_nobod
 
 def test_a_program_that_started_the_ranks_itself_vouches_for_none_of_them() -> None:
     reached = board(exit_s=29.0)
-    seen = evidence(left(0), left(1, None), agent=False)
+    seen = evidence(left(0), left(1, None), launcher_reports_ranks=False)
     judgement = judge(seen)
     assert (judgement.status, judgement.shown) == (Status.ERROR, None)
     assert judgement.error == "the command ended with exit code 0, and nobody saw how rank 1 ended"
     # Its interpreter came to its end, and no exception left it.
-    reached_its_end = replace(seen, ranks=(seen.ranks[0], replace(seen.ranks[1], board=reached)))
+    reached_its_end = replace(seen, ranks=(seen.ranks[0], replace(seen.ranks[1], status_file=reached)))
     assert judge(reached_its_end).shown == "the command ended with exit code 0; exit of rank 1 not seen"
 
 
@@ -113,7 +113,7 @@ def test_a_run_that_was_cut_short_is_an_error_that_says_why(ending: Ending, erro
 def test_what_a_guardian_did_for_a_dead_harness_is_said_as_far_as_it_was_seen(
     undead: tuple[str, ...] | None, then: str
 ) -> None:
-    seen = evidence(ending=Ending.CONTROLLER_DIED, undead=undead)
+    seen = evidence(ending=Ending.CONTROLLER_DIED, unkillable=undead)
     assert judge(seen).error == f"the harness died before the run ended; {then}"
 
 
@@ -201,7 +201,7 @@ def test_a_run_still_there_at_its_deadline_fails_and_is_never_a_hang() -> None:
 
 def test_a_rank_that_raised_fails_with_its_words() -> None:
     trace = raised(1)
-    assert judge(evidence(left(0), left(1, 1, raised=trace))).failures == (
+    assert judge(evidence(left(0), left(1, 1, exception=trace))).failures == (
         Failure(
             kind=FailureKind.RAISED,
             rank=1,
@@ -215,24 +215,24 @@ def test_a_rank_that_raised_fails_with_its_words() -> None:
 
 
 def test_an_exception_without_a_time_happened_when_its_rank_ended() -> None:
-    seen = evidence(left(0, 1, raised=raised(0, at_s=None), at_s=12.0), left(1, 1, raised=raised(1, at_s=11.0)))
+    seen = evidence(left(0, 1, exception=raised(0, at_s=None), at_s=12.0), left(1, 1, exception=raised(1, at_s=11.0)))
     assert [(one.rank, one.at_s) for one in judge(seen).failures] == [(1, 11.0), (0, 12.0)]
-    unseen = evidence(rank_evidence(0, raised=raised(0, at_s=None)))
+    unseen = evidence(rank_evidence(0, exception=raised(0, at_s=None)))
     assert judge(unseen).failures[0].at_s == 0.0
 
 
 def test_an_exception_that_the_program_survived_is_no_failure() -> None:
-    assert judge(evidence(left(0, 0, raised=raised(0)))).status is Status.PASS
+    assert judge(evidence(left(0, 0, exception=raised(0)))).status is Status.PASS
 
 
 def test_an_exception_that_was_only_printed_before_a_signal_came_did_not_end_the_rank() -> None:
     """A program that logs what it caught prints a traceback too."""
     printed = raised(0, at_s=None, proof="rank0/stderr.log")
-    assert blamed(evidence(left(0, -9, raised=printed), left(1, 0))) == [(0, FailureKind.SIGNAL, False)]
+    assert blamed(evidence(left(0, -9, exception=printed), left(1, 0))) == [(0, FailureKind.SIGNAL, False)]
 
 
 def test_an_exception_in_a_rank_that_we_ended_is_no_failure() -> None:
-    seen = stalled(*CROSSED, ranks=(left(0, -15, by_us=True, raised=raised(0)), rank_evidence(1)))
+    seen = stalled(*CROSSED, ranks=(left(0, -15, by_us=True, exception=raised(0)), rank_evidence(1)))
     assert judge(seen).status is Status.HANG
 
 
@@ -255,7 +255,7 @@ def test_the_first_failure_in_time_explains_the_others() -> None:
     ],
 )
 def test_a_rank_that_lost_its_connection_is_a_consequence_even_when_it_fell_first(message: str) -> None:
-    seen = evidence(left(0, 1, raised=raised(0, message=message, at_s=5.0)), left(1, -9, at_s=8.0))
+    seen = evidence(left(0, 1, exception=raised(0, message=message, at_s=5.0)), left(1, -9, at_s=8.0))
     assert blamed(seen) == [(1, FailureKind.SIGNAL, False), (0, FailureKind.RAISED, True)]
 
 
@@ -305,14 +305,16 @@ def test_a_rank_whose_end_nobody_saw_is_not_blamed() -> None:
 
 
 def test_a_rank_that_left_before_the_others_lost_it_is_the_first_failure() -> None:
-    seen = evidence(left(0, 1, raised=raised(0, message="Connection closed by peer", at_s=10.0)), left(1, 0, at_s=9.0))
+    seen = evidence(
+        left(0, 1, exception=raised(0, message="Connection closed by peer", at_s=10.0)), left(1, 0, at_s=9.0)
+    )
     assert blamed(seen) == [(1, FailureKind.LEFT, False), (0, FailureKind.RAISED, True)]
 
 
 def test_a_rank_that_left_after_the_failure_or_beside_a_real_one_is_innocent() -> None:
-    lost = left(0, 1, raised=raised(0, message="Connection closed by peer", at_s=10.0))
+    lost = left(0, 1, exception=raised(0, message="Connection closed by peer", at_s=10.0))
     assert blamed(evidence(lost, left(1, 0, at_s=11.0))) == [(0, FailureKind.RAISED, True)]
-    real = left(0, 1, raised=raised(0, at_s=10.0))
+    real = left(0, 1, exception=raised(0, at_s=10.0))
     assert blamed(evidence(real, left(1, 0, at_s=9.0))) == [(0, FailureKind.RAISED, False)]
 
 
@@ -374,7 +376,7 @@ def test_every_evidence_is_judged_and_only_a_clean_end_passes(
     ranks: list[tuple[int | None, float, bool, str | None]], ending: Ending, launcher: object, looks: tuple[object, ...]
 ) -> None:
     known = [
-        left(n, status, at_s=at_s, by_us=by_us, raised=raised(n, message=broke) if broke else None)
+        left(n, status, at_s=at_s, by_us=by_us, exception=raised(n, message=broke) if broke else None)
         for n, (status, at_s, by_us, broke) in enumerate(ranks)
     ]
     seen = stalled(
@@ -389,7 +391,7 @@ def test_every_evidence_is_judged_and_only_a_clean_end_passes(
     if judgement.status is Status.PASS:
         assert ending in (Ending.EXITED, Ending.RESTARTED)
         assert launcher == ended(None, 0)
-        assert all(one.exit.status in (0, None) or one.exit.by_us for one in known)  # type: ignore[union-attr]
+        assert all(one.exit.status in (0, None) or one.exit.during_teardown for one in known)  # type: ignore[union-attr]
     if judgement.status is Status.HANG:
         assert ending in (Ending.STALL, Ending.POST_MORTEM)
         assert judgement.proof is not None

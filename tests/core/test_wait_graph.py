@@ -65,8 +65,8 @@ def host(syscall: str, *others: Any, line: Frame = STEP, timed: bool | None = Fa
 
 
 def test_a_rank_that_moves_waits_for_nothing() -> None:
-    before = rank_snapshot(0, frame(10), board=board(mark()))
-    after = replace(before, board=board(replace(mark(), count=2)))
+    before = rank_snapshot(0, frame(10), status_file=board(mark()))
+    after = replace(before, status_file=board(replace(mark(), count=2)))
     seen = wait_for(snapshot(1, 18.0, before), snapshot(2, 20.0, after), (), "gloo")
     assert seen.waits == (
         Wait(
@@ -306,12 +306,12 @@ def test_the_board_names_the_open_call_where_nothing_else_does() -> None:
     calls = (call(1, left_s=None, op="barrier"), call(2))
     wait = only(in_all_reduce(0, calls=calls), locked_in_backward(1))
     assert (wait.call, wait.blocked_in) == (calls[0], "barrier")
-    blind = rank_snapshot(0, board=board(calls=calls))
+    blind = rank_snapshot(0, status_file=board(calls=calls))
     assert (only(blind, locked_in_backward(1)).kind, only(blind).blocked_in) == (WaitKind.COLLECTIVE, "barrier")
 
 
 def test_a_finished_call_is_not_waited_in() -> None:
-    assert only(rank_snapshot(0, board=board(calls=(call(),))), locked_in_backward(1)).kind is WaitKind.LOCK
+    assert only(rank_snapshot(0, status_file=board(calls=(call(),))), locked_in_backward(1)).kind is WaitKind.LOCK
 
 
 def test_a_users_own_wait_for_a_handle_is_a_collective_when_somebody_is_missing() -> None:
@@ -323,7 +323,7 @@ def test_a_users_own_wait_for_a_handle_is_a_collective_when_somebody_is_missing(
 def test_a_wait_under_the_autograd_engine_for_a_pending_collective_is_a_collective() -> None:
     ddp = rank_snapshot(0, BACKWARD, frame(40), collectives=(collective(6),))
     assert only(ddp, in_all_reduce(1, collective(6))).kind is WaitKind.TRANSPORT
-    idle = rank_snapshot(0, BACKWARD, frame(40), board=board())
+    idle = rank_snapshot(0, BACKWARD, frame(40), status_file=board())
     assert only(idle, locked_in_backward(1)).kind is WaitKind.LOCK, "nothing is pending: no collective"
 
 
@@ -403,12 +403,12 @@ def test_ranks_that_write_a_checkpoint_to_slow_storage_are_not_in_a_collective(r
 
 
 def member(rank: int, *collectives: Any, group: str = "1", members: tuple[int, ...] = (0, 1)) -> RankSnapshot:
-    return in_all_reduce(rank, *collectives, board=board(world_size=3, groups={group: members}))
+    return in_all_reduce(rank, *collectives, status_file=board(world_size=3, groups={group: members}))
 
 
 def test_a_member_of_a_group_without_any_record_of_it_is_waited_for_and_a_stranger_is_not() -> None:
     waiting = member(0, collective(3, group="1"))
-    elsewhere = [in_all_reduce(rank, collective(9, retired=True), board=board(world_size=3)) for rank in (1, 2)]
+    elsewhere = [in_all_reduce(rank, collective(9, retired=True), status_file=board(world_size=3)) for rank in (1, 2)]
     assert only(waiting, *elsewhere).peers == (1,)
     assert only(waiting, elsewhere[0], gone=(2,)).peers == (1,), "who has left was no member"
 
@@ -431,7 +431,7 @@ def calling(rank: int, op: str, *earlier: Any, leaf: Frame | None = None, **fact
     nothing = {"elements": 0} if op == "init_process_group" else {}
     now = call(len(earlier) + 1, op, left_s=None, **{**nothing, **facts})
     inner = leaf or frame(2000, file=C10D, function=op)
-    return rank_snapshot(rank, inner, frame(40), board=board(rank=rank, calls=(*earlier, now)))
+    return rank_snapshot(rank, inner, frame(40), status_file=board(rank=rank, calls=(*earlier, now)))
 
 
 def test_two_ranks_that_receive_from_each_other_are_a_closed_wait() -> None:
@@ -468,7 +468,7 @@ def test_a_key_that_all_others_wait_for_too_is_closed_and_alone_or_across_nodes_
     ]
     assert only(waiting, in_all_reduce(1)).blocked_in == "wait store.get of the store key mine"
     assert closed(graph(waiting)) is False
-    apart = replace(waiting, board=replace(waiting.board, world_size=4)) if waiting.board else waiting
+    apart = replace(waiting, status_file=replace(waiting.status_file, world_size=4)) if waiting.status_file else waiting
     assert (only(apart, in_all_reduce(1)).peers, only(apart, in_all_reduce(1)).closed) == ((), False)
 
 
@@ -495,7 +495,7 @@ def test_a_rendezvous_waits_for_the_named_rank_and_never_ends_for_a_number_outsi
 
 
 def test_the_entrance_waits_for_the_ranks_that_have_not_come_to_it() -> None:
-    early, late = calling(0, "init_process_group"), rank_snapshot(1, frame(12), board=board(rank=1))
+    early, late = calling(0, "init_process_group"), rank_snapshot(1, frame(12), status_file=board(rank=1))
     assert (only(early, late).kind, only(early, late).peers) == (WaitKind.GROUP_CREATION, (1,))
     assert only(early, calling(1, "init_process_group")).kind is WaitKind.TRANSPORT
     passed = calling(1, "all_reduce", call(1, "init_process_group"))
@@ -515,8 +515,8 @@ def test_an_entrance_that_was_told_of_more_ranks_than_were_started_never_ends() 
 
 def test_a_rank_that_has_not_started_leaves_the_entrance_open() -> None:
     early = calling(0, "init_process_group")
-    assert early.board is not None
-    alone = replace(early, board=replace(early.board, world_size=2))
+    assert early.status_file is not None
+    alone = replace(early, status_file=replace(early.status_file, world_size=2))
     assert (only(alone).peers, only(alone).closed) == ((1,), False)
 
 
@@ -605,8 +605,8 @@ def _reached(rank: int, peers: dict[int, set[int]]) -> set[int]:
 def test_a_peer_whose_recorder_could_not_be_read_is_not_said_to_be_absent() -> None:
     """It may stand in the same collective, over a slow network: that wait is open."""
     unread = in_all_reduce(1)
-    silent = replace(unread, board=board(enqueued=7, rank=1))
+    silent = replace(unread, status_file=board(enqueued=7, rank=1))
     graph = wait_for(*twice(in_all_reduce(0, collective(7)), silent), (), "gloo")
     assert not closed(graph)
-    never = replace(unread, board=board(enqueued=0, rank=1))
+    never = replace(unread, status_file=board(enqueued=0, rank=1))
     assert closed(wait_for(*twice(in_all_reduce(0, collective(7)), never), (), "gloo"))

@@ -12,7 +12,7 @@ from lockstep import line
 
 from nsa_harness.core.diagnosis.call_paths import branch_that_skipped_call, compare_paths, rank_that_skipped_wait
 from nsa_harness.core.diagnosis.context import DiagnosisContext
-from nsa_harness.core.evidence.evidence import Call, Evidence, Frame, KeySet, Source, StatusFile
+from nsa_harness.core.evidence.evidence import Call, Evidence, Frame, Source, StatusFile, StoreKeyWrites
 from nsa_harness.core.report import Finding
 from nsa_harness.core.source_code.collection import excerpts
 from nsa_harness.core.source_code.program_source import ProgramSource
@@ -82,12 +82,14 @@ def evidence_of(
 ) -> Evidence:
     own = boards or (inside(0, call(1, left_s=None)), inside(1, call(1, "wait store.get", left_s=None, key="epoch3")))
     leaf = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
-    looks = [rank_snapshot(rank, leaf, *reversed(way), board=own[rank]) for rank, way in enumerate((stands, waits))]
-    ranks = tuple(rank_evidence(rank, board=one) for rank, one in enumerate(own))
+    looks = [
+        rank_snapshot(rank, leaf, *reversed(way), status_file=own[rank]) for rank, way in enumerate((stands, waits))
+    ]
+    ranks = tuple(rank_evidence(rank, status_file=one) for rank, one in enumerate(own))
     return replace(stalled(*looks, ranks=ranks), sources=tuple(sources))
 
 
-def inside(rank: int, now: Call, *keys: KeySet) -> StatusFile:
+def inside(rank: int, now: Call, *keys: StoreKeyWrites) -> StatusFile:
     return board(rank=rank, calls=(now,), keys_set=keys)
 
 
@@ -146,8 +148,8 @@ def told(seen: Evidence) -> Finding:
     return diagnose(seen, judge(seen)).findings[0]
 
 
-def key_set(key: str, count: int, way: Sequence[Frame] = PUBLISHES) -> KeySet:
-    return KeySet(key=key, count=count, at_s=1.0, chain=tuple(reversed(way)))
+def key_set(key: str, count: int, way: Sequence[Frame] = PUBLISHES) -> StoreKeyWrites:
+    return StoreKeyWrites(key=key, count=count, at_s=1.0, chain=tuple(reversed(way)))
 
 
 WAITS = call(1, "wait store.get", left_s=None, key="epoch3")
@@ -162,7 +164,9 @@ def test_who_set_such_keys_before_is_told_with_what_let_it_out_before_the_line()
         (0,),
         replace(line(at("if self.score")), function="publish"),
     )
-    assert "; rank 0 set such a key before (epoch2 at ada/train.py:18) and turned off at ada/train.py:16" in found.claim
+    set_before = found.facts["set_before"]
+    assert (set_before["rank"], set_before["key"], set_before["line"]["line"]) == (0, "epoch2", 18)
+    assert set_before["turned_off_at"]["line"] == 16
 
 
 def test_of_several_that_set_such_keys_the_one_that_did_it_less_often_is_behind() -> None:
@@ -185,8 +189,8 @@ def test_who_went_past_is_one_rank_in_a_collective_that_the_others_wait_for() ->
     assert rank_that_skipped_wait(seen, [0, 1]) is None
     leaf = frame(3000, file="/x/torch/distributed/distributed_c10d.py")
     pairs = (inside(1, call(1, "recv", left_s=None, peer=2)), inside(2, call(1, "recv", left_s=None, peer=1)))
-    receive = [rank_snapshot(one.rank or 0, leaf, frame(70), board=one) for one in pairs]
-    apart = stalled(replace(in_all_reduce(0), board=inside(0, call(1, left_s=None))), *receive)
+    receive = [rank_snapshot(one.rank or 0, leaf, frame(70), status_file=one) for one in pairs]
+    apart = stalled(replace(in_all_reduce(0), status_file=inside(0, call(1, left_s=None))), *receive)
     assert rank_that_skipped_wait(DiagnosisContext(evidence=apart, judgement=judge(apart)), [1, 2]) is None, (
         "they wait for each other alone"
     )

@@ -46,11 +46,11 @@ def some_indices(tokens: int, select_len: int) -> Tensor:
 
 def by_kernel(tokens: int, select_len: int, scale: float) -> Operation:
     indices = some_indices(tokens, select_len)
-    return lambda q, k, v: selected.selected(q, k, v, indices, select_len=select_len, scale=scale)[0]
+    return lambda q, k, v: selected.fused_selected_attention(q, k, v, indices, select_len=select_len, scale=scale)[0]
 
 
 def by_spans(tokens: int, window: int, scale: float) -> Operation:
-    seen = spanned.spans_of_last_tokens(tokens, window, None, torch.device("cpu"))
+    seen = spanned.window_spans(tokens, window, None, torch.device("cpu"))
     return lambda q, k, v: spanned.spanned_attention(q, k, v, seen, scale)[0]
 
 
@@ -67,7 +67,7 @@ def by_blocks(tokens: int, select_len: int, scale: float) -> Operation:
 
 def by_gates(tokens: int, _: int, scale: float) -> Operation:
     gates = torch.rand(2, 1, 2, tokens, dtype=torch.float64)
-    return lambda q, _k, _v: mix.mixed([q, scale * q], gates)
+    return lambda q, _k, _v: mix.mix_branches([q, scale * q], gates)
 
 
 def by_all_at_once(tokens: int, select_len: int, scale: float) -> Operation:
@@ -152,10 +152,8 @@ class Planned:
         blocks = CompletedBlocks(6, 3).count(tokens)
         q = torch.empty(1, heads, tokens, 16, **numbers)
         outputs = [
-            self._spanned(
-                q, blocks, groups, values, spanned.spans_of_completed_blocks(tokens, blocks, 6, 3, starts, META)
-            ),
-            self._spanned(q, tokens, groups, values, spanned.spans_of_last_tokens(tokens, 7, starts, META)),
+            self._spanned(q, blocks, groups, values, spanned.block_spans(tokens, blocks, 6, 3, starts, META)),
+            self._spanned(q, tokens, groups, values, spanned.window_spans(tokens, 7, starts, META)),
             self._selected(q, groups, values, starts),
         ]
         keys = torch.empty(1, groups, blocks, 16, **numbers)

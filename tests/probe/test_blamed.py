@@ -234,7 +234,7 @@ def test_the_lines_that_lead_to_the_optimizer_are_told_once_innermost_first(tmp_
     callers = StepCallers(board, FOREIGN)
     for _ in range(3):
         callers.note_caller()
-    told = parse(path.read_bytes(), 0).stepped_from
+    told = parse(path.read_bytes(), 0).optimizer_chain
     name = "test_the_lines_that_lead_to_the_optimizer_are_told_once_innermost_first"
     assert [(frame.file, frame.line, frame.function) for frame in told][:1] == [
         (Path(__file__).name, line_of("        callers.note_caller()"), name)
@@ -250,9 +250,9 @@ def test_a_reentrant_checkpoint_without_a_gradient_is_told_with_its_line(
     monkeypatch.setattr(module, "check_backward_validity", module.check_backward_validity)
     autograd.watch_checkpoints(torch, board, TroubleLog(str(tmp_path)))
     checkpoint(torch.sin, torch.ones(2, requires_grad=True), use_reentrant=True)
-    assert parse(path.read_bytes(), 0).unfed_checkpoint is None
+    assert parse(path.read_bytes(), 0).checkpoint_without_gradient is None
     with pytest.warns(UserWarning, match="None of the inputs have requires_grad"):
         checkpoint(torch.sin, torch.ones(2), use_reentrant=True)
-    place = parse(path.read_bytes(), 0).unfed_checkpoint
+    place = parse(path.read_bytes(), 0).checkpoint_without_gradient
     assert place is not None
     assert (place.file, place.line) == (__file__, line_of("checkpoint(torch.sin, torch.ones(2), use_reentrant"))

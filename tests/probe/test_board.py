@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsa_harness import protocol
-from nsa_harness.core.evidence.status_file import answered, parse
+from nsa_harness.core.evidence.status_file import answered_requests, parse
 from nsa_harness.core.report import Place
 from nsa_harness.probe import status_file as board_module
 from nsa_harness.probe.status_file import StatusFileWriter
@@ -45,7 +45,7 @@ def test_what_is_written_is_what_is_read(path: Path, monkeypatch: pytest.MonkeyP
 
     seen = parse(path.read_bytes(), 0)
     assert (seen.pid, seen.rank, seen.world_size, seen.step) == (os.getpid(), 3, 8, 2)
-    assert [(mark.kind, mark.name, mark.step, mark.count, mark.position) for mark in seen.marks] == [
+    assert [(mark.kind, mark.name, mark.step, mark.count, mark.position) for mark in seen.events] == [
         ("collective", "all_reduce", 2, 1, 1),
         ("data", "fetch", 2, 2, 1),
     ]
@@ -56,10 +56,10 @@ def test_what_is_written_is_what_is_read(path: Path, monkeypatch: pytest.MonkeyP
     ]
     assert seen.calls[0].place == Place(file="/home/a:b/train.py", line=88, function="step")
     assert (seen.calls[0].elements, seen.calls[0].dtype, seen.calls[1].place) == (42, "float32", None)
-    assert (seen.enqueued, seen.completed, seen.raised) == (9, 8, True)
+    assert (seen.enqueued, seen.completed, seen.ended_by_exception) == (9, 8, True)
     assert seen.exit_s is not None
     assert seen.beat_s is not None
-    assert answered(path.read_bytes()) == 5
+    assert answered_requests(path.read_bytes()) == 5
     assert set(seen.gaps_s) == {"forward", "data"}
 
 
@@ -72,7 +72,7 @@ def test_what_follows_the_optimizer_belongs_to_its_step_until_the_next_batch_or_
             board.begin_step()
         board.finish_step()
         board.progress_event(what)
-        steps.append(parse(path.read_bytes(), 0).marks[0].step)
+        steps.append(parse(path.read_bytes(), 0).events[0].step)
     assert steps == [1, 2, 3]
 
 
@@ -104,7 +104,7 @@ def test_each_thread_has_its_mark_and_more_threads_than_slots_do_no_harm(path: P
     for thread in threads:
         thread.start()
     together.wait()
-    marks = parse(path.read_bytes(), 0).marks
+    marks = parse(path.read_bytes(), 0).events
     finish.set()
     for thread in threads:
         thread.join()
@@ -114,7 +114,7 @@ def test_each_thread_has_its_mark_and_more_threads_than_slots_do_no_harm(path: P
     late = threading.Thread(target=board.progress_event, args=(board.what("data", "fetch"),))
     late.start()
     late.join()
-    assert parse(path.read_bytes(), 0).marks[0].kind == "data"
+    assert parse(path.read_bytes(), 0).events[0].kind == "data"
 
 
 def test_a_full_string_table_loses_names_and_nothing_else(path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_full_string_table_loses_names_and_nothing_else(path: Path) -> None:
     assert board.string("one more" * 40) == 0
     assert board.string("first") == known
     board.progress_event(board.what("forward", "another" * 40))
-    assert [(mark.kind, mark.name) for mark in parse(path.read_bytes(), 0).marks] == [("forward", "")]
+    assert [(mark.kind, mark.name) for mark in parse(path.read_bytes(), 0).events] == [("forward", "")]
 
 
 def test_rings_keep_the_newest_and_a_call_that_lost_its_place_is_left_alone(path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_torn_slot_is_left_out(path: Path) -> None:
     for cut in range(start + 8, start + size, 8):
         for first, second in ((old, new), (new, old)):
             torn = first[:cut] + second[cut : start + size] + first[start + size :]
-            assert parse(torn, 0).marks in ((), parse(old, 0).marks, parse(new, 0).marks)
+            assert parse(torn, 0).events in ((), parse(old, 0).events, parse(new, 0).events)
 
 
 def test_a_torn_step_does_not_hide_the_steps_before_it(path: Path) -> None:
@@ -203,7 +203,9 @@ def test_a_truncated_board_is_refused_with_the_reason(path: Path, size: int) -> 
 
 
 @given(
-    edits=st.lists(st.tuples(st.integers(0, protocol.STATUS_FILE_SIZE - 1), st.binary(min_size=1, max_size=64)), max_size=12),
+    edits=st.lists(
+        st.tuples(st.integers(0, protocol.STATUS_FILE_SIZE - 1), st.binary(min_size=1, max_size=64)), max_size=12
+    ),
     launched_ns=st.integers(0, 2**64 - 1),
 )
 def test_a_hostile_board_raises_value_error_or_nothing(edits: list[tuple[int, bytes]], launched_ns: int) -> None:
@@ -218,7 +220,7 @@ def test_a_board_of_nothing_but_noise_behind_a_true_header_is_read(fill: bytes) 
     header = _SAMPLE[: protocol.HEARTBEAT_AT]
     noise = (fill * (protocol.STATUS_FILE_SIZE // len(fill) + 1))[: protocol.STATUS_FILE_SIZE - len(header)]
     seen = parse(header + noise, 0)
-    assert len(seen.marks) <= protocol.SLOTS
+    assert len(seen.events) <= protocol.SLOTS
     assert len(seen.calls) <= protocol.CALLS
 
 

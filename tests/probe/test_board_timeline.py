@@ -15,7 +15,7 @@ from ranks import PROGRAMS, REPOSITORY, Boards, ended, fork_ranks
 from nsa_harness import protocol
 from nsa_harness.core.collectives.call_history import diverged_before_history
 from nsa_harness.core.collectives.timeline import timeline, with_comparable_callers
-from nsa_harness.core.evidence.evidence import CallCount, Loader, Mode, ModuleCall
+from nsa_harness.core.evidence.evidence import CallCount, DataLoaderProgress, ForwardMode, ModuleCall
 from nsa_harness.core.evidence.status_file import parse
 from nsa_harness.core.report import Place
 from nsa_harness.probe.chains import CHAINS_LIMIT, FRAMES_LIMIT, RECENT_LIMIT, Chain, Chains
@@ -67,7 +67,7 @@ def test_two_ranks_tell_callers_threads_loaders_and_mode(tmp_path: Path) -> None
         assert {call.tid for call in reduced[:-1]} == {board.pid}
         assert reduced[-1].tid not in (None, board.pid)
         # The loss without parameters came after the model, and is no forward of the program's.
-        assert board.mode == Mode(training=False, gradients=False)
+        assert board.mode == ForwardMode(training=False, gradients=False)
         events = timeline(board.rank or 0, board, (), "gloo")
         assert [event.chain for event in events.events] == [call.chain for call in reduced[:-1]]
         assert events.whole
@@ -82,7 +82,8 @@ def test_two_ranks_tell_callers_threads_loaders_and_mode(tmp_path: Path) -> None
     unlike = replace(other, calls=(), counts={"0": CallCount(calls=6, hash=1)})
     assert diverged_before_history("0", {0: one, 1: unlike})
     told = [
-        [(loader.number, loader.iterators, loader.batches, loader.ended) for loader in each.loaders] for each in boards
+        [(loader.number, loader.iterators, loader.batches, loader.is_exhausted) for loader in each.loaders]
+        for each in boards
     ]
     assert told == [[(1, 2, 1, False), (2, 2, 2, True)], [(1, 2, 2, False), (2, 3, 2, True)]]
     assert [frame.line for frame in one.loaders[0].chain][:1] == [line_of("enumerate(loader)")]
@@ -147,7 +148,7 @@ def test_every_board_of_layout_2_still_reads_and_leaves_empty_what_it_does_not_k
         assert all(call.op and call.place and call.entered_s > 0 for call in board.calls if call.op == "all_reduce")
         assert all((call.chain, call.grad, call.tid) == ((), None, None) for call in board.calls)
         assert (board.counts, board.loaders, board.mode, board.forwards) == ({}, (), None, ())
-        assert board.marks
+        assert board.events
         calls += len(numbers)
     assert calls > 150
 
@@ -175,15 +176,15 @@ def test_the_modules_of_the_newest_steps_are_told_in_their_order_each_with_the_l
     assert [one.step for one in seen.forwards] == [last - 2, last - 1, last]
     called = ModuleCall(name="blocks.1", place=Place(file="/a/train.py", line=3, function="forward"))
     net, block = (ModuleCall(name=name, place=None) for name in ("net", "blocks.0"))
-    assert seen.entered(last - 1) == (net, block, called)
-    assert seen.entered(last) == (net, called, net)
-    assert seen.training is not None
-    assert (seen.training.kind, seen.training.step) == ("forward", last)
+    assert seen.modules_entered(last - 1) == (net, block, called)
+    assert seen.modules_entered(last) == (net, called, net)
+    assert seen.latest_training_event is not None
+    assert (seen.latest_training_event.kind, seen.latest_training_event.step) == ("forward", last)
     assert parse(path.read_bytes(), 0, newest_calls=1).forwards == ()
     for _ in range(protocol.FORWARDS):
         board.forward(board.what("forward", "net"), 0)
-    assert [(one.step, one.whole) for one in parse(path.read_bytes(), 0).forwards] == [(last, False)]
-    assert parse(path.read_bytes(), 0).entered(last) is None
+    assert [(one.step, one.is_complete) for one in parse(path.read_bytes(), 0).forwards] == [(last, False)]
+    assert parse(path.read_bytes(), 0).modules_entered(last) is None
 
 
 def test_a_torn_forward_ends_what_is_known_of_the_steps_before_it(path: Path) -> None:
@@ -194,10 +195,10 @@ def test_a_torn_forward_ends_what_is_known_of_the_steps_before_it(path: Path) ->
         board.forward(board.what("forward", f"head{step}"), 0)
         board.finish_step()
     data = bytearray(path.read_bytes())
-    assert [one.whole for one in parse(bytes(data), 0).forwards] == [True, True, True]
+    assert [one.is_complete for one in parse(bytes(data), 0).forwards] == [True, True, True]
     protocol.U64.pack_into(data, protocol.FORWARDS_AT + 2 * protocol.FORWARD.size, 0)
     torn = parse(bytes(data), 0)
-    assert [(one.step, one.whole) for one in torn.forwards] == [(2, False), (3, True)]
+    assert [(one.step, one.is_complete) for one in torn.forwards] == [(2, False), (3, True)]
 
 
 def test_a_hook_knows_the_line_that_calls_a_module_however_deep_it_is_called(path: Path) -> None:
@@ -267,7 +268,7 @@ def test_more_groups_lines_and_loaders_than_there_is_room_for_do_no_harm(path: P
     assert board.node(0, 0) == 0
     seen = parse(path.read_bytes(), 0)
     assert len(path.read_bytes()) == protocol.STATUS_FILE_SIZE
-    assert seen.loaders == (Loader(number=protocol.LOADERS + 1, iterators=2, batches=7, ended=True),)
+    assert seen.loaders == (DataLoaderProgress(number=protocol.LOADERS + 1, iterators=2, batches=7, is_exhausted=True),)
 
 
 def test_a_stack_that_is_known_is_not_read_again_and_code_without_end_is_not_held(path: Path) -> None:

@@ -113,7 +113,7 @@ print(bool(torch.nn.modules.module._has_any_global_hook()))
 def test_hooks_are_silent_while_torch_compiles(tmp_path: Path) -> None:
     (process,) = run_forks(1, "-c", COMPILING, str(BOOTSTRAP.parents[2]), str(tmp_path / "1.board"), boards=None)
     assert (process.status, process.out) == (0, "True\n"), process.err
-    assert Boards(tmp_path).board(1).marks == ()
+    assert Boards(tmp_path).board(1).events == ()
 
 
 COMPILED = """

@@ -57,7 +57,7 @@ def hooked(path: Path):  # type: ignore[no-untyped-def]
 
 
 def told(path: Path) -> tuple[CaughtException, ...]:
-    return parse(path.read_bytes(), 0).caught
+    return parse(path.read_bytes(), 0).caught_exceptions
 
 
 def test_what_a_forward_raised_is_told_once_with_the_users_own_line(hooked: Path) -> None:
@@ -166,4 +166,4 @@ def test_a_finished_step_keeps_how_many_marks_it_had(path: Path) -> None:
         board.progress_event(board.what("forward", "net"))
     board.finish_step(5)
     read = parse(path.read_bytes(), 0)
-    assert (read.marked, read.gradients) == ({1: 3}, {1: 5})
+    assert (read.events_per_step, read.gradients) == ({1: 3}, {1: 5})

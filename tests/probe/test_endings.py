@@ -38,7 +38,7 @@ def test_the_exception_that_ends_a_program_is_written_down_with_its_frames(tmp_p
         {"file": str(program), "line": 9, "function": "<module>"},
     ]
     board = boards.board(rank.pid)
-    assert board.raised
+    assert board.ended_by_exception
     assert board.exit_s is not None
     assert abs(raised["at_ns"] / 1e9 - board.exit_s) < 60
     assert not list((tmp_path / "boards").glob("*.new"))
@@ -86,7 +86,7 @@ def test_sys_exit_is_no_exception_and_keeps_its_status(tmp_path: Path) -> None:
     (rank,) = run_ranks(1, "-c", "raise SystemExit(7)", boards=tmp_path)
     assert rank.status == 7
     assert not list(tmp_path.glob("*.raised.json"))
-    assert not Boards(tmp_path).board(rank.pid).raised
+    assert not Boards(tmp_path).board(rank.pid).ended_by_exception
 
 
 def test_an_abort_leaves_the_stacks_of_the_rank(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ def path(tmp_path: Path) -> Path:
 def test_whether_an_optimizer_was_made_is_told_and_its_constructor_is_its_own_again(path: Path) -> None:
     original = torch.optim.Optimizer.__init__
     _await_optimizer(StatusFileWriter(str(path), rank=0, world_size=1), TroubleLog(str(path.parent)))
-    assert not parse(path.read_bytes(), 0).optimizer
+    assert not parse(path.read_bytes(), 0).has_optimizer
     torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-    assert parse(path.read_bytes(), 0).optimizer
+    assert parse(path.read_bytes(), 0).has_optimizer
     assert torch.optim.Optimizer.__init__ is original
 
 

@@ -61,7 +61,7 @@ def test_what_never_ends_is_named_by_its_stack_and_its_last_mark(
 def _newest(boards: Boards, pid: int) -> tuple[str, str, int] | None:
     if not (boards.directory / protocol.STATUS_FILE.format(pid=pid)).exists():
         return None
-    newest = boards.board(pid).newest
+    newest = boards.board(pid).latest_event
     return (newest.kind, newest.name, newest.step) if newest else None
 
 
@@ -74,7 +74,7 @@ def test_raise_ends_the_rank_in_the_layers_forward(tmp_path: Path) -> None:
     rank, board = run(tmp_path, fault("raise"))
     raised = Boards(tmp_path).json(protocol.RAISED, rank.pid)
     assert rank.status == 1
-    assert board.raised
+    assert board.ended_by_exception
     assert board.step == STEP
     assert (raised["type"], raised["message"]) == ("RuntimeError", "planted: step 2, layer 1, rank 0")
     assert raised["frames"][0]["function"] == "_raise"
@@ -83,9 +83,13 @@ def test_raise_ends_the_rank_in_the_layers_forward(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "status"), [("sigkill", -signal.SIGKILL), ("exit0", 0)])
 def test_a_rank_that_vanishes_leaves_its_last_mark_and_no_farewell(tmp_path: Path, kind: str, status: int) -> None:
     rank, board = run(tmp_path, fault(kind))
-    assert (rank.status, rank.out, board.exit_s, board.raised) == (status, "", None, False)
-    assert board.newest is not None
-    assert (board.newest.kind, board.newest.name, board.newest.step) == ("forward", "blocks.1.attn", STEP)
+    assert (rank.status, rank.out, board.exit_s, board.ended_by_exception) == (status, "", None, False)
+    assert board.latest_event is not None
+    assert (board.latest_event.kind, board.latest_event.name, board.latest_event.step) == (
+        "forward",
+        "blocks.1.attn",
+        STEP,
+    )
 
 
 def test_sigstop_stops_the_rank_until_somebody_continues_it(tmp_path: Path) -> None:

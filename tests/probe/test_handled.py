@@ -60,7 +60,7 @@ class Watched:
         exceptions.monitor(monitoring, self.caught, TroubleLog(str(tmp_path)))
 
     def told(self) -> tuple[CaughtException, ...]:
-        return parse(self._path.read_bytes(), 0).caught
+        return parse(self._path.read_bytes(), 0).caught_exceptions
 
     def troubles(self) -> str:
         return "".join(path.read_text() for path in self._directory.glob("*.trouble.jsonl"))
@@ -110,7 +110,7 @@ def test_what_own_code_caught_is_told_with_the_line_that_raised_and_the_one_that
     (one,) = watched.told()
     assert (one.type, one.step, one.count, one.last_step, one.left_forward) == ("KeyError", 1, 4, 2, False)
     assert line_of(one.place) == (HERE, missing.__code__.co_firstlineno + 1, "missing")
-    assert line_of(one.handled) == (HERE, *lines, "catches")
+    assert line_of(one.caught_at) == (HERE, *lines, "catches")
     assert [frame.function for frame in one.chain][:2] == ["missing", "catches"]
 
 
@@ -129,7 +129,7 @@ def test_what_only_passed_a_line_was_caught_by_the_one_further_out(watched: Watc
         except KeyError as error:
             watched.handles(*here(error))
     (one,) = watched.told()
-    assert (one.count, line_of(one.handled)[2]) == (2, sys._getframe().f_code.co_name)
+    assert (one.count, line_of(one.caught_at)[2]) == (2, sys._getframe().f_code.co_name)
 
 
 def test_what_nobody_of_the_program_caught_is_no_exception_that_was_caught(watched: Watched) -> None:
@@ -220,5 +220,5 @@ def test_the_interpreter_itself_tells_it(tmp_path: Path) -> None:
     finally:
         monitoring.set_events(tool, 0)
         monitoring.free_tool_id(tool)
-    (one,) = parse((tmp_path / "1.board").read_bytes(), 0).caught
-    assert (one.type, one.count, one.handled and one.handled.line) == ("KeyError", 1, line)
+    (one,) = parse((tmp_path / "1.board").read_bytes(), 0).caught_exceptions
+    assert (one.type, one.count, one.caught_at and one.caught_at.line) == ("KeyError", 1, line)

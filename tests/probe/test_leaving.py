@@ -44,11 +44,11 @@ def test_the_line_that_leaves_is_known_whoever_leaves_on_its_behalf(
     path = tmp_path / "train.py"
     path.write_text(program)
     (rank,) = run_ranks(1, str(path), boards=tmp_path / "boards")
-    seen = Boards(tmp_path / "boards").board(rank.pid).seen
+    seen = Boards(tmp_path / "boards").board(rank.pid).heartbeat_frame
     assert rank.status == status
     assert seen is not None
     assert (seen.file, seen.line, seen.function) == (str(path), 6, function)
-    left_from = Boards(tmp_path / "boards").board(rank.pid).left_from
+    left_from = Boards(tmp_path / "boards").board(rank.pid).exit_chain
     assert [(one.file, one.line) for one in left_from[:1]] == [("train.py", 6)]
     assert left_from[-1].function == "<module>"
 
@@ -104,7 +104,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     (rank,) = run_ranks(1, "-c", code, boards=tmp_path)
     assert (rank.status, rank.out, rank.err) == (0, "7\n", "")
-    assert Boards(tmp_path).board(rank.pid).seen is None
+    assert Boards(tmp_path).board(rank.pid).heartbeat_frame is None
 
 
 def test_the_end_is_marked_before_the_last_threads_are_joined(tmp_path: Path) -> None:
@@ -120,5 +120,5 @@ threading.Thread(target=last).start()
 """
     (rank,) = run_ranks(1, "-c", code, boards=tmp_path)
     assert (rank.status, rank.out) == (0, "True\n"), rank.err
-    marks = Boards(tmp_path).board(rank.pid).marks
+    marks = Boards(tmp_path).board(rank.pid).events
     assert "exit" in {mark.kind for mark in marks}

@@ -183,47 +183,51 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[HealthSamples]:
 
 def test_a_broken_loss_is_told_by_the_rank_that_had_it_with_step_and_line(two: list[HealthSamples]) -> None:
     first, second = two
-    assert second.loss is not None
-    assert second.loss.place is not None
-    assert (second.loss.step, second.loss.value, second.loss.place.function) == (5, "nan", "train")
-    assert first.loss is None  # its only broken loss came from parameters that were
+    assert second.non_finite_loss is not None
+    assert second.non_finite_loss.place is not None
+    assert (second.non_finite_loss.step, second.non_finite_loss.value, second.non_finite_loss.place.function) == (
+        5,
+        "nan",
+        "train",
+    )
+    assert first.non_finite_loss is None  # its only broken loss came from parameters that were
     assert (first.losses, first.bad_losses, second.bad_in_a_row) == (6, 1, 2)
 
 
 def test_broken_parameters_are_told_by_every_rank_with_their_names(two: list[HealthSamples]) -> None:
     for one in two:
-        assert one.parameters is not None
-        assert (one.parameters.step, one.parameters.names[0]) == (5, "0.weight")
+        assert one.non_finite_parameters is not None
+        assert (one.non_finite_parameters.step, one.non_finite_parameters.names[0]) == (5, "0.weight")
 
 
 def test_a_replica_is_looked_at_as_it_is_made_and_around_each_step(two: list[HealthSamples]) -> None:
     (first, _), (second, _) = (one.replicas for one in two)
     assert (first.ranks, first.names[0]) == ((0, 1), ("0.weight", "0.weight"))
-    assert [(look.at, look.round, look.steps) for look in first.looks[:6]] == [
+    assert [(look.at, look.round, look.steps) for look in first.samples[:6]] == [
         ("made", 0, 0), ("begun", 0, 0), ("stepped", 1, 1), ("begun", 1, 1), ("stepped", 2, 2), ("begun", 2, 2),
     ]  # fmt: skip
-    same = [a.checksum == b.checksum for a, b in zip(first.looks, second.looks, strict=True)]
+    same = [a.checksum == b.checksum for a, b in zip(first.samples, second.samples, strict=True)]
     assert same[:6] == [True, True, True, True, True, False]
 
 
 def test_a_model_outside_of_ddp_is_looked_at_from_before_the_first_step_on(two: list[HealthSamples]) -> None:
     for one in two:
         model, extra = one.replicas
-        assert (model.wrapped, model.broadcast, extra.wrapped, extra.broadcast) == (True, False, False, True)
+        assert (model.in_ddp, model.was_broadcast, extra.in_ddp, extra.was_broadcast) == (True, False, False, True)
         assert (extra.ranks, extra.names) == ((0, 1), (("weight", "weight"), ("bias", "bias")))
-        assert [(look.at, look.round) for look in extra.looks[:3]] == [("made", 0), ("stepped", 1), ("begun", 1)]
+        assert [(look.at, look.round) for look in extra.samples[:3]] == [("made", 0), ("stepped", 1), ("begun", 1)]
 
 
 def test_files_that_are_begun_anew_and_hold_something_are_told_with_their_line(two: list[HealthSamples]) -> None:
     for one in two:
-        assert [(Path(each.path).name, each.place.line) for each in one.wrote if each.place] == [
+        assert [(Path(each.path).name, each.place.line) for each in one.overwritten_files if each.place] == [
             ("all", 30),
             ("last.pt", 32),
         ]
 
 
 def test_a_parameter_that_never_had_a_gradient_is_told_though_its_module_ran(two: list[HealthSamples]) -> None:
-    assert [one.never for one in two] == [("Linear.weight", "Linear.bias")] * 2
+    assert [one.without_gradient for one in two] == [("Linear.weight", "Linear.bias")] * 2
 
 
 def test_the_end_and_the_memory_of_each_step_are_told(two: list[HealthSamples]) -> None:

@@ -33,8 +33,8 @@ def _check_the_story(boards: list[StatusFile]) -> None:
         assert ops == ["init_process_group", *["all_reduce"] * 4, "barrier", "destroy_process_group"]
         assert [step for step, _ in board.steps_s] == [1, 2, 3, 4]
         assert board.exit_s is not None
-        assert not board.raised
-        assert board.marks[0].kind == "exit"
+        assert not board.ended_by_exception
+        assert board.events[0].kind == "exit"
         seen = {"start", "imported", "init", "data", "forward", "backward", "optimizer", "step", "collective"}
         assert seen <= set(board.gaps_s)
         reduce = board.calls[1]
@@ -105,7 +105,7 @@ def test_a_process_without_rank_in_its_environment_becomes_one_at_init_process_g
     done = subprocess.run([sys.executable, "-c", LATE], env=env, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
     (board,) = Boards(boards).all()
-    assert (board.rank, board.world_size, board.marks[0].kind) == (0, 1, "exit")
+    assert (board.rank, board.world_size, board.events[0].kind) == (0, 1, "exit")
     assert [(call.op, call.dtype) for call in board.calls][:2] == [
         ("init_process_group", ""),
         ("all_reduce", "float64"),
@@ -133,7 +133,7 @@ def test_workers_tools_and_forked_children_of_a_rank_write_to_no_board(tmp_path:
     assert rank.status == 0, rank.err
     (board,) = Boards(tmp_path).all()
     assert board.pid == rank.pid
-    assert {mark.tid for mark in board.marks} == {rank.pid}
+    assert {mark.tid for mark in board.events} == {rank.pid}
     assert "forward" not in board.gaps_s
     assert "data" in board.gaps_s
     assert not list(tmp_path.glob("*.trouble.jsonl"))

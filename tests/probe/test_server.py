@@ -30,7 +30,7 @@ def test_a_rank_that_holds_the_gil_in_native_code_gives_its_flight_recorder(tmp_
         assert process.stdout.readline() == "ready\n"
         boards = Boards(tmp_path)
         # Its beat has stopped for good: what is asked on the board is never answered.
-        wait_for(lambda: boards.board(process.pid).newest, "a mark")
+        wait_for(lambda: boards.board(process.pid).latest_event, "a mark")
         answer = json.loads(ask_flight(tmp_path, process.pid, limit_s=60.0))
         threads = _threads_of_the_server(process.pid)
     finally:

@@ -183,8 +183,8 @@ def test_a_restarted_rank_has_a_board_of_its_own_and_the_dead_one_keeps_its(tmp_
     first, second = found[:2], found[2:]
     assert [sorted(board.rank for board in lives) for lives in (first, second)] == [[0, 1], [0, 1]]
     assert len({board.pid for board in found}) == 4
-    assert next(board for board in first if board.rank == 1).raised
-    assert [board.raised for board in second] == [False, False]
+    assert next(board for board in first if board.rank == 1).ended_by_exception
+    assert [board.ended_by_exception for board in second] == [False, False]
     assert [board.calls[-1].op for board in second] == ["destroy_process_group"] * 2
     (culprit,) = (board.pid for board in first if board.rank == 1)
     assert Boards(boards).json(protocol.RAISED, culprit)["message"] == "the first attempt fails"

@@ -115,24 +115,24 @@ def looks(tmp_path_factory: pytest.TempPathFactory) -> HealthSamples:
 
 
 def test_only_a_line_that_asks_none_of_its_handles_is_told(looks: HealthSamples) -> None:
-    told = [(one.op, one.place.line, one.calls) for one in looks.unwaited if one.place]
+    told = [(one.op, one.place.line, one.calls) for one in looks.unawaited_calls if one.place]
     assert told == [("all_reduce", 9, 3)]
 
 
 def test_batches_that_an_accident_ended_are_counted_and_those_tried_again_or_left_out_are_not(
     looks: HealthSamples,
 ) -> None:
-    (one,) = looks.given_up
+    (one,) = looks.dropped_batches
     assert one.place is not None
     assert (one.type, one.place.function, one.batches) == ("RuntimeError", "forward", 2)
 
 
 def test_what_a_backward_pass_leaves_is_told_of_each_model_without_an_optimizer(looks: HealthSamples) -> None:
-    net, linear = looks.arrived
-    assert (net.model, net.never_count, net.never) == ("Net", 2, ("first.weight", "first.bias"))
-    assert (net.still, net.looks > 3) == (0, True)
-    assert (linear.model, linear.still, linear.looks) == ("Linear", 2, 4)
+    net, linear = looks.gradient_arrivals
+    assert (net.model, net.without_gradient_count, net.without_gradient) == ("Net", 2, ("first.weight", "first.bias"))
+    assert (net.zero_gradient_count, net.sample_count > 3) == (0, True)
+    assert (linear.model, linear.zero_gradient_count, linear.sample_count) == ("Linear", 2, 4)
 
 
 def test_a_parameter_that_began_with_what_nobody_begins_with_is_told(looks: HealthSamples) -> None:
-    assert [(one.unset, one.unset_value) for one in looks.arrived] == [(("Net.scale",), "1e+30"), ((), "")]
+    assert [(one.unset, one.unset_value) for one in looks.gradient_arrivals] == [(("Net.scale",), "1e+30"), ((), "")]

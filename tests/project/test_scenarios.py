@@ -34,7 +34,7 @@ HERE = Surroundings(python="/usr/bin/python3", subject_dir="/srv/nsa", content_h
 NOTHING_SEEN = Evidence(
     node="n", world_size=2, backend="gloo", ending=Ending.EXITED, limits=Limits(), ended_s=1.0, launch_s=None,
     teardown_s=0.0, launcher=None, launcher_error=None, ranks=(), exits=(), snapshots=(), samples=(),
-    last_progress_s=None, leftovers=(), undead=(), metrics={}, trouble=(),
+    last_progress_s=None, leftovers=(), unkillable=(), metrics={}, trouble=(),
 )  # fmt: skip
 
 

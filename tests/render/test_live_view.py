@@ -11,7 +11,7 @@ from render_samples import DEADLOCK, MACHINE, MIXED, PASSED, POISON, SKIPPED
 from rich.cells import cell_len
 from test_render_terminal import PROGRESS, RUN_DIR, SKIP, SPEC, Screen, rank_progress
 
-from nsa_harness.core.evidence.live import Progress, milestone, news, time_left_s
+from nsa_harness.core.evidence.live import Progress, milestone, next_news, time_left_s
 from nsa_harness.core.report import Status
 from nsa_harness.render.terminal.live_view import MAX_RANKS, Ended, Running, View, view_lines
 from nsa_harness.render.terminal.screen import news_line
@@ -119,12 +119,12 @@ def test_ten_thousand_steps_are_a_dozen_lines_and_silence_is_broken_by_a_sign_of
         terminal.on_phase("long", f"step {step}", Progress(elapsed_s=step / 50, deadline_s=None, ranks=ranks))
     terminal.settle()
     assert len(stream.getvalue().splitlines()) == 13
-    launching = news(None, "launch", replace(PROGRESS, ranks=()))
-    assert news(launching, "launch", PROGRESS) is None
-    told = news(launching, "step 3", PROGRESS)
+    launching = next_news(None, "launch", replace(PROGRESS, ranks=()))
+    assert next_news(launching, "launch", PROGRESS) is None
+    told = next_news(launching, "step 3", PROGRESS)
     assert told is not None
-    assert news(told, "step 3", replace(PROGRESS, elapsed_s=told.at_s + 299.0)) is None
-    assert news(told, "step 3", replace(PROGRESS, elapsed_s=told.at_s + 300.0)) is not None
+    assert next_news(told, "step 3", replace(PROGRESS, elapsed_s=told.at_s + 299.0)) is None
+    assert next_news(told, "step 3", replace(PROGRESS, elapsed_s=told.at_s + 300.0)) is not None
 
 
 def test_two_attempts_share_the_screen_until_the_last_one_ends() -> None:

@@ -69,7 +69,7 @@ SKIP = Skip(scenario="ddp_nccl", about="DDP over NCCL", reason="needs 2 GPUs, th
 
 def rank_progress(rank: int, quiet_s: float | None = 0.4) -> RankProgress:
     return RankProgress(
-        rank=rank, phase="backward", step=3, quiet_s=quiet_s, rss_bytes=412_000_000, module="blocks.3.attn.sel"
+        rank=rank, phase="backward", step=3, no_progress_s=quiet_s, rss_bytes=412_000_000, module="blocks.3.attn.sel"
     )
 
 

@@ -28,7 +28,7 @@ from attempts import (
 from nsa_harness import protocol
 from nsa_harness.commands import judge as run_judge
 from nsa_harness.commands.judge import judge_attempt
-from nsa_harness.core.evidence.evidence import Ending, Exit, Frame, Raised, RankEvidence
+from nsa_harness.core.evidence.evidence import Ending, Exit, Frame, RaisedException, RankEvidence
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.plan import Bound, Expect, Limits
 from nsa_harness.core.report import Outcome, Status, Trouble
@@ -38,7 +38,7 @@ from nsa_harness.supervisor.storage.metrics import foreign_metrics
 from nsa_harness.supervisor.storage.record import load_spec
 from nsa_harness.supervisor.storage.rundir import AttemptDir
 
-UNTRACED = RankTraces(arrived=None, missing=None, missing_parameters=(), buckets=())
+UNTRACED = RankTraces(gradient_count=None, missing_count=None, missing_parameters=(), buckets=())
 
 
 def judged(attempt: AttemptDir) -> Outcome:
@@ -108,8 +108,8 @@ def test_without_any_journal_nothing_passes(case: str, tmp_path: Path) -> None:
 
 def test_a_run_without_a_probe_comes_to_evidence_of_its_exits_alone(tmp_path: Path) -> None:
     seen = collect(clean(tmp_path), spec(), "node7")
-    launcher = Exit(pid=10, rank=None, status=0, at_s=6.0, by_us=False)
-    exits = [Exit(pid=100 + rank, rank=rank, status=0, at_s=5.0 + rank / 10, by_us=False) for rank in (0, 1)]
+    launcher = Exit(pid=10, rank=None, status=0, at_s=6.0, during_teardown=False)
+    exits = [Exit(pid=100 + rank, rank=rank, status=0, at_s=5.0 + rank / 10, during_teardown=False) for rank in (0, 1)]
     assert (seen.ending, seen.launcher, seen.exits) == (Ending.EXITED, launcher, (*exits, launcher))
     assert (seen.ended_s, seen.last_progress_s, seen.teardown_s, seen.launch_s) == (6.1, 4.9, 0.0, None)
     assert seen.limits == Limits(stall_s=20.0, busy_s=60.0, open_wait_s=300.0, start_s=120.0, deadline_s=600.0)
@@ -118,8 +118,8 @@ def test_a_run_without_a_probe_comes_to_evidence_of_its_exits_alone(tmp_path: Pa
             rank=rank,
             pid=100 + rank,
             exit=exits[rank],
-            raised=None,
-            board=None,
+            exception=None,
+            status_file=None,
             collectives=(),
             death_stacks=(),
             peak_rss_bytes=7 + rank,
@@ -148,7 +148,7 @@ def rank_log(attempt: AttemptDir, rank: int, stream: str, text: str, number: int
 
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 8, in step\n    x\nRuntimeError: boom\n'
-PRINTED = Raised(
+PRINTED = RaisedException(
     rank=0,
     at_s=None,
     type="RuntimeError",
@@ -164,7 +164,7 @@ def test_the_newest_log_of_a_rank_is_brought_to_its_folder_and_read(tmp_path: Pa
     rank_log(attempt, 0, "stderr", TRACEBACK, number=1)
     seen = collect(attempt, spec(), "n").ranks[0]
     assert (attempt.rank(0) / "stderr.log").read_text() == TRACEBACK
-    assert seen.raised == PRINTED
+    assert seen.exception == PRINTED
     assert seen.error_lines[-1] == "RuntimeError: boom"
 
 
@@ -172,7 +172,7 @@ def test_a_plain_launch_has_one_log_which_is_rank_zeros(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
     attempt.output.write_text(TRACEBACK)
     seen = collect(attempt, spec(), "n").ranks
-    assert (seen[0].raised, seen[1].raised) == (PRINTED, None)
+    assert (seen[0].exception, seen[1].exception) == (PRINTED, None)
 
 
 def test_the_probes_own_record_of_an_exception_goes_before_the_printed_one(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_probes_own_record_of_an_exception_goes_before_the_printed_one(tmp_p
     frames = [{"file": "b.py", "line": 2, "function": "g"}]
     record = {"at_ns": at(4.0), "type": "KeyError", "message": "'x'", "frames": frames}
     (attempt.boards / "100.raised.json").write_text(json.dumps(record))
-    assert collect(attempt, spec(), "n").ranks[0].raised == Raised(
+    assert collect(attempt, spec(), "n").ranks[0].exception == RaisedException(
         rank=0,
         at_s=4.0,
         type="KeyError",
@@ -198,7 +198,7 @@ def test_a_record_of_an_exception_that_is_garbled_falls_back_to_the_printed_one(
     rank_log(attempt, 0, "stderr", TRACEBACK)
     attempt.boards.mkdir()
     (attempt.boards / "100.raised.json").write_text(text)
-    assert collect(attempt, spec(), "n").ranks[0].raised == PRINTED
+    assert collect(attempt, spec(), "n").ranks[0].exception == PRINTED
 
 
 def test_the_traces_of_all_ranks_are_gathered_with_their_ranks(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_the_traces_of_all_ranks_are_gathered_with_their_ranks(tmp_path: Path) -
     for rank in (0, 1):
         rank_log(attempt, rank, "stdout", f"x\n[GRAD-TRACE] after_backward_step1 arrived=3 missing={rank}\n")
     seen = collect(attempt, spec(), "n").ranks
-    assert [one.traces.missing for one in seen] == [0, 1]
+    assert [one.traces.missing_count for one in seen] == [0, 1]
     assert attempt.traces.read_text() == (
         "[rank0] [GRAD-TRACE] after_backward_step1 arrived=3 missing=0\n"
         "[rank1] [GRAD-TRACE] after_backward_step1 arrived=3 missing=1\n"
@@ -280,9 +280,9 @@ def test_the_gates_of_the_newest_step_are_read_and_a_torn_line_does_not_count(tm
     (attempt.path / "gate_health.csv").write_text("\n".join([*rows, "2,2,sel,inf,0.1,1.0", "3,0,sel,0.0"]))
     seen = collect(attempt, spec(), "n", reported)
     gate = {"step": 2.0, "branch": "sel", "mean": 0.002, "std": 0.1, "saturated_share": 1.0}
-    assert seen.reported == ({**gate, "layer": 0.0}, {**gate, "layer": 1.0})
-    assert json.loads((attempt.evidence / "n.json").read_text())["reported"] == list(seen.reported)
-    assert collect(attempt, spec(), "n").reported == ()
+    assert seen.program_records == ({**gate, "layer": 0.0}, {**gate, "layer": 1.0})
+    assert json.loads((attempt.evidence / "n.json").read_text())["reported"] == list(seen.program_records)
+    assert collect(attempt, spec(), "n").program_records == ()
 
 
 def test_a_table_that_cannot_be_read_is_trouble(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_a_run_that_was_left_behind_is_told(tmp_path: Path) -> None:
     attempt = clean(tmp_path)
     journal(attempt.processes, *CLEAN, {"event": "ended", "t_ns": at(7.0), "outlived": ["7 sleep"], "left": ["8 dd"]})
     seen = collect(attempt, spec(), "n")
-    assert (seen.leftovers, seen.undead) == (("7 sleep",), ("8 dd",))
+    assert (seen.leftovers, seen.unkillable) == (("7 sleep",), ("8 dd",))
 
 
 def test_a_rank_that_came_and_went_unseen_is_known_from_the_agents_summary(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_a_rank_that_came_and_went_unseen_is_known_from_the_agents_summary(tmp_p
     attempt.output.write_text("  rank      : 1 (local_rank: 1)\n  exitcode  : 7 (pid: 101)\n")
     exit = collect(attempt, spec(), "n").ranks[1].exit
     assert exit is not None
-    assert (exit.pid, exit.status, exit.by_us) == (101, 7, False)
+    assert (exit.pid, exit.status, exit.during_teardown) == (101, 7, False)
 
 
 # Foreign numbers.

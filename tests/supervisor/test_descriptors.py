@@ -43,7 +43,7 @@ def test_a_full_pipe_is_named_and_so_is_the_only_process_that_could_read_it() ->
         told, task = seen(process.pid, in_call("write"))
     assert task.target.startswith("pipe:[")
     assert task.held_by == (process.pid,)
-    assert {f"{task.target} r", f"{task.target} w"} <= set(told.holds)
+    assert {f"{task.target} r", f"{task.target} w"} <= set(told.open_ends)
 
 
 def test_a_read_of_a_pipe_names_the_child_that_could_write() -> None:
@@ -91,7 +91,7 @@ def test_a_read_of_a_fifo_names_its_living_writer(tmp_path: Path) -> None:
             told, task = seen(process.pid, in_call("read"))
         writer.kill()
     assert (task.target, task.held_by) == (str(fifo), (writer.pid,))
-    assert f"{fifo} r" in told.holds
+    assert f"{fifo} r" in told.open_ends
 
 
 TAKES = "import fcntl, signal, sys; f = open(sys.argv[1], 'a'); {before}fcntl.{call}(f, fcntl.LOCK_EX); {after}"

@@ -68,7 +68,7 @@ def test_a_rank_without_a_probe_is_seen_from_outside(sampler: StackSampler, rank
     assert seen.process is not None
     assert (seen.process.pid, seen.process.parent) == (rank.pid, os.getpid())
     assert [frame.function for frame in seen.stacks[0].frames] == ["step", "<module>"]
-    assert (seen.board, seen.collectives, sampler.trouble) == (None, (), [])
+    assert (seen.status_file, seen.collectives, sampler.trouble) == (None, (), [])
 
 
 def test_the_dump_of_a_rank_is_readable_and_names_its_line(
@@ -91,7 +91,7 @@ def test_the_gpus_are_asked_for_only_where_a_process_holds_one(
     monkeypatch.setenv("PATH", str(tmp_path))
     facts = {"pid": 7, "parent": 1, "command": "", "state": "S", "cpu_s": 0.0, "io_bytes": 0, "rss_bytes": 0}
     for holds, trouble in ((), []), (("/dev/nvidia0 rw",), ["nvidia-smi: No devices were found"]):
-        sampler._gpus(ProcessTree(processes={0: Process(**facts, holds=holds)}, children={}, failures=()))
+        sampler._gpus(ProcessTree(processes={0: Process(**facts, open_ends=holds)}, children={}, failures=()))
         assert [one.why for one in sampler.trouble] == trouble
 
 
@@ -226,9 +226,9 @@ def test_bytes_that_our_questions_cost_are_counted_for_the_next_look(
     sampler: StackSampler, rank: subprocess.Popen[bytes]
 ) -> None:
     looks = [sampler.take(number, {0: rank.pid}).ranks[0] for number in (1, 2)]
-    assert looks[0].asked_bytes == 0
+    assert looks[0].query_bytes == 0
     own = [
-        look.process.io_bytes - look.asked_bytes for look in looks if look.process and look.process.io_bytes is not None
+        look.process.io_bytes - look.query_bytes for look in looks if look.process and look.process.io_bytes is not None
     ]
     assert len(set(own)) == 1, "a sleeping rank moved no bytes of its own"
 
@@ -265,7 +265,7 @@ def test_bytes_that_a_rank_reads_while_others_look_at_it_are_its_own(sampler: St
         process.stdout.readline()
         looks = [sampler.take(number, {0: process.pid}).ranks[0] for number in (1, 2)]
         process.kill()
-    assert [look.asked_bytes for look in looks] == [0, 0]
+    assert [look.query_bytes for look in looks] == [0, 0]
 
 
 def serve(listening: socket.socket, text: str) -> None:

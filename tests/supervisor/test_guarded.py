@@ -98,7 +98,7 @@ def test_a_run_goes_on_under_another_guardian_and_ends_as_it_would_have(launched
     assert (left["pid"], left["status"], launched.guarded.lost) == (launcher, 3, False)
     assert left_of(launched.guarded.end(0.1)) == []
     (exit_,) = Journals(attempt=launched.attempt).exits()
-    assert (exit_.pid, exit_.status, exit_.by_us) == (launcher, 3, False)
+    assert (exit_.pid, exit_.status, exit_.during_teardown) == (launcher, 3, False)
 
 
 @pytest.mark.parametrize("launched", [WAITS], indirect=True)

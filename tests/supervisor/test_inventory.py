@@ -144,7 +144,7 @@ def test_what_the_probe_writes_is_missing_of_a_job_that_was_started_without_it_a
     tmp_path: Path,
 ) -> None:
     attempt, asked = clean(tmp_path), spec()
-    found = replace(collect(attempt, asked, "n"), attached=True)
+    found = replace(collect(attempt, asked, "n"), is_attached=True)
     reasons = {one.path: one.absent for one in inventory(attempt, found, ())}
     blind = "it is written by the probe, and the job was started without it"
     assert {path for path, reason in reasons.items() if reason == blind} == {

@@ -30,7 +30,7 @@ def read(attempt: AttemptDir, *processes: dict[str, Any], watched: tuple[dict[st
 
 
 def exit_of(pid: int, rank: int | None, status: int | None, at_s: float, by_us: bool = False) -> Exit:
-    return Exit(pid=pid, rank=rank, status=status, at_s=at_s, by_us=by_us)
+    return Exit(pid=pid, rank=rank, status=status, at_s=at_s, during_teardown=by_us)
 
 
 def test_exits_come_in_order_of_time_with_their_ranks(attempt: AttemptDir) -> None:
@@ -80,7 +80,7 @@ def test_a_rank_that_nobody_looked_at_ended_first_where_the_agent_saw_it_fail_fi
 def test_what_ends_after_we_began_to_end_it_was_ended_by_us(attempt: AttemptDir, event: str) -> None:
     killing = {"event": event, "t_ns": at(3.0), "signal": "SIGTERM", "pids": [100]}
     journals = read(attempt, started(), left(100, -9, 2.0), killing, left(101, -15, 3.5), left(10, 1, 3.6))
-    assert [(one.pid, one.by_us) for one in journals.exits()] == [(100, False), (101, True), (10, True)]
+    assert [(one.pid, one.during_teardown) for one in journals.exits()] == [(100, False), (101, True), (10, True)]
 
 
 @pytest.mark.parametrize("pids", [7, ["x"], [None], [1e300], {"pid": 7}])
@@ -177,13 +177,17 @@ def test_limits_that_are_garbled_are_whole_numbers_again(attempt: AttemptDir, ga
 
 
 def test_samples_are_read_back_and_a_garbled_one_is_trouble(attempt: AttemptDir) -> None:
-    facts = {"rank": 0, "at_s": 3.0, "motion": "burning", "user": None, "cpu_s": 1.5}
+    facts = {"rank": 0, "at_s": 3.0, "motion": "burning", "cpu_s": 1.5}
     leaf = {"file": "a.py", "line": 3, "function": "f"}
     journals = read(
-        attempt, watched=(said("sample", leaf=leaf, **facts), said("sample", leaf={"file": "a.py"}, **facts))
+        attempt,
+        watched=(
+            said("sample", leaf=leaf, user=None, **facts),
+            said("sample", leaf={"file": "a.py"}, user=None, **facts),
+        ),
     )
     assert list(journals.samples()) == [
-        Sample(**facts, leaf=Frame(file="a.py", line=3, function="f")),
+        Sample(**facts, user_frame=None, leaf=Frame(file="a.py", line=3, function="f")),
     ]
     assert [one.what for one in journals.trouble] == ["a sample of the watcher"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.cli.main import run_command_line
-from nsa_harness.core.evidence.job_files import Kind
+from nsa_harness.core.evidence.job_files import JobFileKind
 from nsa_harness.supervisor.storage import job_files as module
 from nsa_harness.supervisor.storage.job_files import left_files
 
@@ -35,7 +35,7 @@ def test_everything_below_a_folder_is_read_and_a_file_by_its_name_alone(logs: Pa
     (logs / "train.py").write_text(f"'''{TRACEBACK}'''")
     assert [Path(one.name).name for one in left_files([logs]).files] == ["stderr.log"]
     named = left_files([logs / "train.py", logs / "gone.log"])
-    assert [one.kind for one in named.files] == [Kind.LOG]
+    assert [one.kind for one in named.files] == [JobFileKind.LOG]
     assert [(Path(one.what).name, one.why) for one in named.trouble] == [("gone.log", "no such file or directory")]
 
 
@@ -53,7 +53,11 @@ def test_what_cannot_be_read_is_one_line_and_the_others_are_read(logs: Path) -> 
         ("nowhere.log", "a link that leads nowhere"),
     ]
     kinds = {Path(one.name).name: one.kind for one in found.files}
-    assert kinds == {"stderr.log": Kind.LOG, "packed.log.gz": Kind.NOTHING, "trace_0": Kind.NOTHING}
+    assert kinds == {
+        "stderr.log": JobFileKind.LOG,
+        "packed.log.gz": JobFileKind.NOTHING,
+        "trace_0": JobFileKind.NOTHING,
+    }
 
 
 def test_of_a_huge_log_its_beginning_and_its_end_are_read(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +72,7 @@ def test_of_a_huge_log_its_beginning_and_its_end_are_read(logs: Path, monkeypatc
     found = left_files([log])
     (one,) = found.trouble
     assert one.why.endswith("bytes in its middle were not read")
-    assert [one.kind for one in found.files] == [Kind.NOTHING]  # zeros are no text
+    assert [one.kind for one in found.files] == [JobFileKind.NOTHING]  # zeros are no text
     log.write_bytes(b"RANK=3\n" + b"loss 0.1\n" * 20_000 + TRACEBACK.encode())
     found = left_files([log])
     assert found.files[0].text.startswith("RANK=3\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsa_harness.core.evidence.exit_messages import closing_signals
-from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal, killed_since, parse_gpus
+from nsa_harness.core.evidence.host import Gpu, HostMemory, SentSignal, kill_messages_since, parse_gpus
 from nsa_harness.supervisor.capture.node import CommandFailed, GroupMemory, MemoryWatch, frozen, gpu_state, group_memory
 from nsa_harness.supervisor.storage.journals import sent_signals
 
@@ -78,7 +78,7 @@ def record(seconds: float, text: str) -> str:
 
 def test_the_kernels_log_names_whom_it_killed_since_the_launch() -> None:
     records = [record(5, KILL.replace("71", "70")), record(100, KILL), record(101, "usb 1-1: new device"), "torn"]
-    assert list(killed_since(records, 90_000_000)) == [KILL]
+    assert list(kill_messages_since(records, 90_000_000)) == [KILL]
 
 
 def test_memory_at_the_end_tells_the_limit_what_was_left_and_the_kills_in_between(tmp_path: Path) -> None:
@@ -86,19 +86,19 @@ def test_memory_at_the_end_tells_the_limit_what_was_left_and_the_kills_in_betwee
     log.write_text(f"{record(5, KILL.replace('71', '70'))}\n{record(100, KILL)}\n")
     watch = MemoryWatch(began_ns=90 * 10**9, before=GroupMemory(limit_bytes=None, used_bytes=None, oom_kills=None))
     memory = watch.changes(log)
-    assert (memory.killed, memory.oom_kills) == ((KILL,), None)
+    assert (memory.kill_messages, memory.oom_kills) == ((KILL,), None)
     assert memory.total_bytes is not None
     assert memory.available_bytes is not None
     assert 0 < memory.available_bytes < memory.total_bytes
 
 
 def test_a_log_that_nobody_may_read_is_no_error(tmp_path: Path) -> None:
-    assert MemoryWatch().changes(tmp_path / "absent").killed == ()
+    assert MemoryWatch().changes(tmp_path / "absent").kill_messages == ()
 
 
 def test_reading_the_real_log_ends() -> None:
     began_s = time.monotonic()
-    assert MemoryWatch().changes().killed == ()
+    assert MemoryWatch().changes().kill_messages == ()
     assert time.monotonic() - began_s < 2.0
 
 
@@ -117,7 +117,12 @@ def test_torchrun_says_which_signals_it_sent() -> None:
 def test_who_sent_which_signal_is_told_by_sender() -> None:
     guarded = [{"event": "signal", "t_ns": 9_000_000_000, "signal": "SIGTERM", "pids": [70, 99]}]
     killed = HostMemory(
-        total_bytes=None, available_bytes=None, limit_bytes=None, used_bytes=None, oom_kills=1, killed=(KILL, "Killed")
+        total_bytes=None,
+        available_bytes=None,
+        limit_bytes=None,
+        used_bytes=None,
+        oom_kills=1,
+        kill_messages=(KILL, "Killed"),
     )
     found = sent_signals(guarded, LOG, killed, {70: 0, 71: 1}, 4_000_000_000)
     assert found == (
@@ -131,7 +136,7 @@ def test_who_sent_which_signal_is_told_by_sender() -> None:
 
 def test_a_process_that_the_kernel_killed_elsewhere_is_not_of_the_run() -> None:
     killed = HostMemory(
-        total_bytes=None, available_bytes=None, limit_bytes=None, used_bytes=None, oom_kills=1, killed=(KILL,)
+        total_bytes=None, available_bytes=None, limit_bytes=None, used_bytes=None, oom_kills=1, kill_messages=(KILL,)
     )
     assert sent_signals([], "", killed, {70: 0}, 0) == ()
 

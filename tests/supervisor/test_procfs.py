@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from living import PATIENCE_S, program
 
-from nsa_harness.core.evidence.host import Task, would_act
+from nsa_harness.core.evidence.host import Task, sigterm_reaction
 from nsa_harness.supervisor.capture import procfs
 
 
@@ -167,7 +167,7 @@ def test_what_a_process_does_with_signals_is_read_without_sending_one() -> None:
     masks = (seen.signals.pending, seen.signals.blocked, seen.signals.ignored, seen.signals.caught)
     wanted = (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1)
     assert [bool(mask >> (number - 1) & 1) for mask, number in zip(masks, wanted, strict=True)] == [True] * 4
-    assert would_act(seen) == "it blocks SIGTERM: only SIGKILL ends it; sent and not taken yet: SIGTERM"
+    assert sigterm_reaction(seen) == "it blocks SIGTERM: only SIGKILL ends it; sent and not taken yet: SIGTERM"
 
 
 def test_memory_and_bytes_of_a_process_of_our_own_are_readable() -> None:

@@ -124,9 +124,9 @@ def groups_made() -> list[Snapshot]:
     ahead = rank_snapshot(
         1,
         frame(1, file="/x/site-packages/torch/distributed/distributed_c10d.py"),
-        board=board(calls=(*made, *later, within)),
+        status_file=board(calls=(*made, *later, within)),
     )
-    return looks_at(rank_snapshot(0, frame(7), board=board(calls=(*made, *later))), ahead, at_s=(18.0, 20.0))
+    return looks_at(rank_snapshot(0, frame(7), status_file=board(calls=(*made, *later))), ahead, at_s=(18.0, 20.0))
 
 
 def children(count: int) -> list[Snapshot]:

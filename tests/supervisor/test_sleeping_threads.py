@@ -29,10 +29,10 @@ def test_it_is_counted_how_often_a_thread_woke_and_slept_again() -> None:
         assert it.stdout is not None
         it.stdout.readline()
         deadline = time.monotonic() + 60
-        while (seen := sleeper(it.pid, last_tasks)).woke < 3 and time.monotonic() < deadline:
+        while (seen := sleeper(it.pid, last_tasks)).wake_count < 3 and time.monotonic() < deadline:
             time.sleep(0.1)
         it.kill()
-    assert seen.woke == 3
+    assert seen.wake_count == 3
     assert seen.io_bytes is not None
 
 

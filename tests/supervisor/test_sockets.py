@@ -110,7 +110,9 @@ def test_a_socket_of_the_launcher_is_in_the_run_and_of_no_rank(connection: tuple
 
 def test_a_socket_that_a_child_inherited_belongs_to_the_rank() -> None:
     rank, child = (
-        Process(pid=pid, parent=1, command="", state="S", cpu_s=0.0, io_bytes=0, rss_bytes=0, holds=("socket:[9] rw",))
+        Process(
+            pid=pid, parent=1, command="", state="S", cpu_s=0.0, io_bytes=0, rss_bytes=0, open_ends=("socket:[9] rw",)
+        )
         for pid in (71, 72)
     )
     assert owners_of([(0, rank), (0, child), (None, replace(rank, pid=70))]) == {9: (0, 71)}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attempts import clean, spec
 
-from nsa_harness.core.evidence.evidence import Frame, Raised
+from nsa_harness.core.evidence.evidence import Frame, RaisedException
 from nsa_harness.supervisor.storage.collect import collect
 from nsa_harness.supervisor.storage.sources import with_sources
 
@@ -30,10 +30,10 @@ def test_who_sets_keys_is_kept_beside_the_functions_that_the_evidence_names(tmp_
     program.write_text(PROGRAM)
     seen = collect(clean(tmp_path / "attempt"), spec(), "n")
     frames = (Frame(file=str(program), line=9, function="wait"),)
-    error = Raised(rank=1, at_s=1.0, type="DistStoreError", message="", frames=frames, proof="")
-    seen = replace(seen, ranks=(replace(seen.ranks[0], raised=error),))
+    error = RaisedException(rank=1, at_s=1.0, type="DistStoreError", message="", frames=frames, proof="")
+    seen = replace(seen, ranks=(replace(seen.ranks[0], exception=error),))
     kept = with_sources(clean(tmp_path / "attempt"), seen, launched_here=True).sources
-    other = replace(seen, ranks=(replace(seen.ranks[0], raised=replace(error, type="ValueError")),))
+    other = replace(seen, ranks=(replace(seen.ranks[0], exception=replace(error, type="ValueError")),))
     assert [one.first for one in with_sources(clean(tmp_path / "other"), other, launched_here=True).sources] == [8], (
         "nobody waits for a key"
     )
@@ -49,11 +49,13 @@ def test_of_a_job_that_was_found_only_what_stood_there_when_it_was_started_is_it
     hour_ago_s = time.time() - 3600.0
     os.utime(program, (hour_ago_s, hour_ago_s))
     frames = (Frame(file=str(program), line=9, function="wait"),)
-    error = Raised(rank=1, at_s=1.0, type="ValueError", message="", frames=frames, proof="")
+    error = RaisedException(rank=1, at_s=1.0, type="ValueError", message="", frames=frames, proof="")
 
     def kept(name: str, running_for_s: float, *, attached: bool) -> int:
         seen = collect(clean(tmp_path / name), spec(), "n")
-        seen = replace(seen, ranks=(replace(seen.ranks[0], raised=error),), ended_s=running_for_s, attached=attached)
+        seen = replace(
+            seen, ranks=(replace(seen.ranks[0], exception=error),), ended_s=running_for_s, is_attached=attached
+        )
         return len(with_sources(clean(tmp_path / name), seen, launched_here=True).sources)
 
     assert kept("edited after the start", 7200.0, attached=True) == 0

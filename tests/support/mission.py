@@ -1,4 +1,4 @@
-"""What the seeds describe, item by item, and where it is. docs/internals/mission.md is made from it alone."""
+"""The requirements of the project, each with the places that meet it. docs/internals/mission.md is built from them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Section(StrEnum):
     ARTIFACTS = "Artifacts of a run"
     INTERPRETATION = "Interpretation"
     USE = "Use"
-    OVERLOOKED = "Also in the seeds, easily overlooked"
+    OVERLOOKED = "Requirements that are easily overlooked"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One thing that the seeds have. Every name in it is one that exists; `missing` says plainly what does not."""
+    """One requirement from the five reports. Every name in it must exist; `missing` says what is not met yet."""
 
     section: Section
     text: str
@@ -26,16 +26,16 @@ class Item:
     files: tuple[str, ...] = ()  # of this repository
     options: tuple[str, ...] = ()  # a scenario's key, `nsa-harness COMMAND --option`, `nsa.train --option`, or NAME=
     scenarios: tuple[str, ...] = ()  # names, or globs of variants
-    leaves: tuple[str, ...] = ()  # what a run leaves, as docs/internals/contracts.md names it
+    leaves: tuple[str, ...] = ()  # files in a run directory, named as in docs/internals/contracts.md
     missing: str = ""
 
 
 def path_of(test: str) -> str:
-    """Return the test with its file as a path of the repository: below tests/, unless it says evaluation/."""
+    """Return `test` with its path in the repository: below tests/, unless it starts with evaluation/."""
     return test if test.startswith("evaluation/") else f"tests/{test}"
 
 
-# The directories of seed 5's artifacts, in the order of its phases.
+# The artifact directories of report 5, in the order of its phases.
 SEED_5 = (
     "ddp_onestep_trace",
     "ddp_gloo_sanity",
@@ -47,7 +47,7 @@ SEED_5 = (
     "gc_bisect_layers_0_5",
     "gc_bisect_layers_6_11",
 )
-# Seed 1, "Attempted mitigations", in its order. The last one, gradients outside of the buckets, is ddp_standard itself.
+# "Attempted mitigations" of report 1, in its order. The last one, gradients outside of buckets, is ddp_standard itself.
 SEED_1 = (
     "ddp_find_unused",
     "nccl_p2p_disable",
@@ -71,18 +71,18 @@ ITEMS = (
     ),
     Item(
         section=Section.SCENARIOS,
-        text="backend sanity: gloo, NCCL",
+        text="a check of each backend: gloo, NCCL",
         shown_by=_PLAN,
         tests=(
             "project/test_scenarios.py::test_the_plan_runs_in_the_order_of_the_seeds_with_nccl_beside_gloo_and_ends_with_the_controls",
         ),
         options=("needs.backend",),
         scenarios=("ddp_gloo", "ddp_nccl"),
-        missing="NCCL has run nowhere so far; without two GPUs it is SKIP",
+        missing="no run with NCCL so far; without two GPUs the verdict is SKIP",
     ),
     Item(
         section=Section.SCENARIOS,
-        text="one branch alone",
+        text="one branch of the attention at a time",
         shown_by=_PLAN,
         tests=("nsa/test_nsa_model.py::test_a_query_sees_the_tokens_that_its_branch_promises", _SHIPPED),
         options=("model.branch",),
@@ -98,7 +98,7 @@ ITEMS = (
     ),
     Item(
         section=Section.SCENARIOS,
-        text="GC ranges: full, layers 0-5, layers 6-11, any other",
+        text="ranges of gradient checkpointing (GC): all layers, layers 0-5, layers 6-11, any other range",
         shown_by=_PLAN,
         tests=(
             "project/test_scenarios.py::test_the_halves_of_the_layers_differ_from_their_baseline_in_the_range_alone",
@@ -115,7 +115,7 @@ ITEMS = (
     ),
     Item(
         section=Section.SCENARIOS,
-        text="DDP standard",
+        text="standard DDP",
         shown_by="nsa-harness run -t variants",
         tests=(_SHIPPED, "nsa/test_nsa_parallel.py::TestTwoRanksComputeTheGradientsOfOneProcess::test_in_float64"),
         scenarios=("ddp_standard",),
@@ -167,7 +167,7 @@ ITEMS = (
         tests=("project/test_scenarios.py::test_every_mitigation_of_the_seeds_is_a_variant_beside_one_control",),
         options=("run.env",),
         scenarios=("nccl_p2p_disable",),
-        missing="has run nowhere so far; without two GPUs it is SKIP",
+        missing="no run so far; without two GPUs the verdict is SKIP",
     ),
     Item(
         section=Section.SCENARIOS,
@@ -199,7 +199,7 @@ ITEMS = (
     ),
     Item(
         section=Section.SCENARIOS,
-        text="minimal shape (2 layers, 512)",
+        text="minimal shape (2 layers, 512 tokens)",
         shown_by="nsa-harness run 'minimal@*'",
         tests=("nsa/test_nsa_settings.py::test_the_named_shapes_are_those_of_the_reports", _SHIPPED),
         options=("model.shape",),
@@ -207,7 +207,7 @@ ITEMS = (
     ),
     Item(
         section=Section.SCENARIOS,
-        text="production shape (12 layers, dim 768, 2048, bf16, GC on); on a CPU in three steps",
+        text="production shape (12 layers, dim 768, 2048 tokens, bf16, GC on); three steps on a CPU",
         shown_by="nsa-harness run production 'production_dtype@*'",
         tests=(
             "nsa/test_nsa_model.py::test_the_production_shape_is_the_model_of_125_million",
@@ -219,14 +219,14 @@ ITEMS = (
     ),
     Item(
         section=Section.SCENARIOS,
-        text="showcase (1 layer, dim 128, seq 128, batch 8, fp32)",
+        text="showcase shape (1 layer, dim 128, 128 tokens, batch 8, fp32)",
         shown_by="nsa-harness run showcase",
         tests=("nsa/test_nsa_settings.py::test_the_named_shapes_are_those_of_the_reports", _SHIPPED),
         scenarios=("showcase",),
     ),
     Item(
         section=Section.SCENARIOS,
-        text="shake",
+        text="shake shape (burn-in before production)",
         shown_by="nsa-harness run shake",
         tests=("project/test_scenarios.py::test_a_production_scenario_has_a_cpu_form_of_a_few_steps_and_says_so",),
         options=("train.cpu_steps",),
@@ -266,7 +266,7 @@ ITEMS = (
     ),
     Item(
         section=Section.SCENARIOS,
-        text="a vanilla-attention control of the same shape",
+        text="a control with vanilla attention and the same shape",
         shown_by=_PLAN,
         tests=("nsa/test_nsa_model.py::test_the_controls_have_the_same_size_within_a_sixth",),
         options=("model.attention",),
@@ -274,7 +274,7 @@ ITEMS = (
     ),
     Item(
         section=Section.SCENARIOS,
-        text="phases apart: data, forward, backward, optimizer step",
+        text="separate phases: data, forward, backward, optimizer step",
         shown_by="nsa-harness run 'phases@*'",
         tests=(
             "nsa/test_nsa_train.py::test_a_plain_launch_runs_every_kind_of_step",
@@ -293,12 +293,12 @@ ITEMS = (
     ),
     Item(
         section=Section.SCENARIOS,
-        text="launch blocking",
+        text="CUDA launch blocking",
         shown_by="nsa-harness run launch_blocking",
         tests=(_SHIPPED,),
         options=("run.env", "CUDA_LAUNCH_BLOCKING="),
         scenarios=("launch_blocking",),
-        missing="has run nowhere so far; without two GPUs it is SKIP",
+        missing="no run so far; without two GPUs the verdict is SKIP",
     ),
     Item(
         section=Section.SCENARIOS,
@@ -315,7 +315,7 @@ ITEMS = (
         tests=("supervisor/test_ready.py::test_go_after_every_phase_in_order_with_what_this_machine_lacks_beside_it",),
         options=("nsa-harness ready",),
         scenarios=("ready_steps",),
-        missing="at production scale it needs GPUs; a CPU does it at the ci shape",
+        missing="production scale needs GPUs; on a CPU the ci shape is used",
     ),
     Item(
         section=Section.SCENARIOS,
@@ -345,7 +345,7 @@ ITEMS = (
     ),
     Item(
         section=Section.SCENARIOS,
-        text="data pipeline under load",
+        text="the data pipeline under load",
         shown_by="nsa-harness ready ci --dry-run",
         tests=(_SHIPPED,),
         options=("train.data",),
@@ -365,7 +365,7 @@ ITEMS = (
     ),
     Item(
         section=Section.TRACING,
-        text="switchable from YAML, command line and environment, the documented names kept",
+        text="switches in YAML, on the command line and in the environment, with the documented names",
         shown_by="NSA_TRACE_GRADS=0 nsa-harness explain ddp_onestep trace.buckets=false",
         tests=(
             "commands/test_cli.py::test_the_command_line_wins_over_the_environment_and_the_environment_over_yaml",
@@ -376,7 +376,7 @@ ITEMS = (
     ),
     Item(
         section=Section.TRACING,
-        text="NSA_TRACE_GRADS: [GRAD-TRACE] after_backward_step1 arrived=X missing=Y, and - MISSING: lines",
+        text="NSA_TRACE_GRADS: lines [GRAD-TRACE] after_backward_step1 arrived=X missing=Y and - MISSING: NAME",
         shown_by=_PLAN,
         tests=(
             "nsa/test_nsa_traces.py::test_a_frozen_parameter_is_missing_by_name",
@@ -483,7 +483,7 @@ ITEMS = (
     ),
     Item(
         section=Section.ARTIFACTS,
-        text="per scenario output.log, traces.log, result.txt (PASS, FAIL, HANG; SKIP too)",
+        text="output.log, traces.log and result.txt per scenario (PASS, FAIL, HANG or SKIP)",
         shown_by=_PLAN,
         tests=(_ONESTEP, "supervisor/test_skips.py::test_a_skip_leaves_its_result_in_its_folder"),
         files=("harness/nsa_harness/commands/judge.py",),
@@ -548,7 +548,7 @@ ITEMS = (
     ),
     Item(
         section=Section.ARTIFACTS,
-        text="gate health",
+        text="gate statistics",
         shown_by=_PLAN,
         tests=(
             "nsa/test_nsa_telemetry.py::test_a_closed_gate_shows_in_the_table",
@@ -584,11 +584,11 @@ ITEMS = (
             "supervisor/test_node.py::test_gpus_are_read_with_their_processes_and_what_is_not_told_is_none",
         ),
         files=("harness/nsa_harness/supervisor/capture/snapshot.py", "harness/nsa_harness/core/evidence/host.py"),
-        missing="that of a GPU has been read from recorded answers of nvidia-smi alone",
+        missing="the GPU part was only tested with recorded output of nvidia-smi",
     ),
     Item(
         section=Section.INTERPRETATION,
-        text="the decision logic of seed 5 as gates",
+        text="the decision logic of report 5, as gates",
         shown_by=_PLAN,
         tests=(
             "core/test_decisions.py::test_every_gate_has_a_case_in_which_it_fires",
@@ -598,14 +598,14 @@ ITEMS = (
     ),
     Item(
         section=Section.INTERPRETATION,
-        text="the decision tree of seed 5",
+        text="the decision tree of report 5",
         shown_by=_PLAN,
         tests=("core/test_tree.py::test_every_leaf_of_the_tree_is_reached",),
         files=("scenarios/plans/plan.yaml",),
     ),
     Item(
         section=Section.INTERPRETATION,
-        text="GC range to layer",
+        text="from a range of GC to one layer",
         shown_by="nsa-harness bisect fault_gc_layer --gc-range",
         tests=("end_to_end/test_bisect.py::test_one_layer_is_found_and_proven_and_the_commands_say_the_truth",),
         options=("nsa-harness bisect --gc-range",),
@@ -613,7 +613,7 @@ ITEMS = (
     ),
     Item(
         section=Section.INTERPRETATION,
-        text='"ready twice" to reentrant GC',
+        text='from a "ready twice" error to reentrant GC',
         shown_by="nsa-harness run seed_ready_twice",
         tests=(
             "core/test_autograd.py::test_a_gradient_that_is_ready_twice_is_told_with_the_checkpoint_that_is_reentrant",
@@ -624,7 +624,7 @@ ITEMS = (
     ),
     Item(
         section=Section.INTERPRETATION,
-        text="consistent stack location over attempts",
+        text="whether the stack location is the same in several attempts",
         shown_by="nsa-harness run fault_raise --repeat 2",
         tests=("core/test_same_place.py::test_the_line_is_compared_over_all_attempts",),
         files=("harness/nsa_harness/core/experiment/repeats.py",),
@@ -633,7 +633,7 @@ ITEMS = (
     ),
     Item(
         section=Section.INTERPRETATION,
-        text="generated minimal reproduction script",
+        text="a generated minimal reproduction script",
         shown_by="nsa-harness bisect fault_gc_layer --gc-range",
         tests=(
             "core/test_reproduction.py::test_a_script_is_at_most_a_screen_of_python_and_holds_known_words_alone",
@@ -644,7 +644,7 @@ ITEMS = (
     ),
     Item(
         section=Section.INTERPRETATION,
-        text="readiness verdict (GO / NO-GO) with reasons",
+        text="a readiness verdict (GO / NO-GO) with reasons",
         shown_by="nsa-harness ready ci --dry-run",
         tests=("end_to_end/test_ready.py::test_a_check_that_is_killed_goes_on_to_its_go_and_a_missed_number_is_no_go",),
         files=("docs/ready.md",),
@@ -672,7 +672,7 @@ ITEMS = (
     ),
     Item(
         section=Section.USE,
-        text="the whole plan in one command, in the environment that the seeds export",
+        text="the whole plan in one command, with the environment variables that the reports set",
         shown_by=_PLAN,
         tests=(
             "project/test_scenarios.py::test_the_plan_runs_in_the_order_of_the_seeds_with_nccl_beside_gloo_and_ends_with_the_controls",
@@ -683,7 +683,7 @@ ITEMS = (
     ),
     Item(
         section=Section.USE,
-        text="a CPU verification of the same plan on a machine without GPU",
+        text="the same plan on a machine without a GPU",
         shown_by=_PLAN,
         tests=(
             "project/test_scenarios.py::test_without_a_gpu_only_what_has_no_cpu_form_is_skipped_and_each_says_why",
@@ -701,7 +701,7 @@ ITEMS = (
         ),
         files=(".github/workflows/nightly-gpu.yml",),
         options=("nsa-harness ci summary --matrix",),
-        missing="it has run on no GPU runner so far",
+        missing="it has not run on a GPU runner so far",
     ),
     Item(
         section=Section.OVERLOOKED,
@@ -712,7 +712,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="severity per finding",
+        text="a severity for each finding",
         shown_by="nsa-harness run seed_gate_collapsed",
         tests=("core/test_config_matrix.py::test_a_finding_weighs_what_it_means_for_the_run",),
         files=("harness/nsa_harness/core/comparison/severity.py",),
@@ -729,14 +729,14 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="absence of errors stated",
+        text="a statement that there were no errors",
         shown_by=_PLAN,
         tests=("core/test_outcome.py::test_only_what_was_found_in_order_on_every_rank_is_said_to_be_checked",),
         files=("harness/nsa_harness/core/outcome/outcome.py",),
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="an artifact inventory with counts and the reason for each absence",
+        text="a list of files with their number of entries, and the reason for each missing file",
         shown_by=_PLAN,
         tests=(
             "core/test_config_matrix.py::test_the_files_of_all_attempts_are_counted_and_each_absence_has_its_reason",
@@ -746,7 +746,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="FSDP1 as the seeds wrote it beside FSDP2",
+        text="FSDP1 as in the reports, in addition to FSDP2",
         shown_by="nsa-harness run fsdp1 fsdp2",
         tests=(
             "nsa/test_nsa_parallel.py::TestAShardedModelOfOneRank::test_holds_its_weights_in_bfloat16_and_its_angles_in_float32",
@@ -787,11 +787,11 @@ ITEMS = (
         tests=("nsa/test_nsa_train.py::test_the_shipped_text_is_long_enough_to_learn_from",),
         options=("nsa.train --data",),
         scenarios=("ready_text", "text_train"),
-        missing="the 300 steps are on the text that ships",
+        missing="the 300 steps use the text that ships with the package",
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="the minimal reproduction shape of seed 3 by name, loss = mean",
+        text="the minimal reproduction shape of report 3, by name, with the mean as loss",
         shown_by="nsa-harness run 'repro@*'",
         tests=(
             "nsa/test_nsa_model.py::test_the_reproduction_of_the_third_report_trains_with_four_and_five_layers",
@@ -803,14 +803,14 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="a 4-against-5-layers scenario",
+        text="a scenario that compares 4 and 5 layers",
         shown_by="nsa-harness run 'repro@*'",
         tests=("project/test_scenarios.py::test_the_reproduction_and_its_stock_control_differ_in_the_attention_alone",),
         scenarios=("repro@model.layers=4", "repro@model.layers=5", "repro_4_against_5", "seed_five_layers"),
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="a stock torch.nn.Transformer control as well as our own",
+        text="a control with torch.nn's own Transformer layer, in addition to vanilla attention",
         shown_by="nsa-harness run 'repro_stock@*' control_stock control_vanilla",
         tests=(
             "nsa/test_nsa_model.py::test_the_stock_control_runs_torchs_own_layer_and_does_not_see_the_future",
@@ -828,7 +828,7 @@ ITEMS = (
         ),
         scenarios=("fault_deadlock",),
         leaves=("heartbeat_rank<r>.jsonl",),
-        missing="on a CPU resident memory; what a GPU has was read from recorded answers alone",
+        missing="on a CPU, resident memory; the GPU part was only tested with recorded output",
     ),
     Item(
         section=Section.OVERLOOKED,
@@ -848,11 +848,11 @@ ITEMS = (
         shown_by="nsa-harness explain idle_device",
         tests=("core/test_resources.py::test_a_gpu_that_nobody_uses_beside_two_ranks_on_one_is_idle",),
         files=("harness/nsa_harness/core/diagnosis/rules/resources.py",),
-        missing="shown by evidence of the tests alone: it needs two GPUs",
+        missing="only tested with constructed evidence; a real run needs two GPUs",
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="does the process answer signals",
+        text="whether the process reacts to signals",
         shown_by="nsa-harness run fault_deadlock",
         tests=(
             "core/test_seen_from_outside.py::test_of_a_hang_it_is_told_what_each_rank_does_with_a_signal_and_which_ended_it",
@@ -863,7 +863,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="torch.profiler's top 10 by memory with shapes",
+        text="the ten operators with the most memory, with shapes, from torch.profiler",
         shown_by="nsa-harness run memory_profile",
         tests=("nsa/test_nsa_train.py::test_the_profile_names_the_operators_that_took_most_memory",),
         options=("trace.profile_memory",),
@@ -872,7 +872,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="growth attributed to where it was allocated",
+        text="memory growth with the line that allocated it",
         shown_by="nsa-harness run seed_leak --deepen",
         tests=("end_to_end/test_step_costs.py::test_growth_is_followed_to_its_line_by_a_second_run",),
         options=("nsa-harness run --deepen",),
@@ -880,7 +880,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="barrier after backward as a switch",
+        text="a switch for a barrier after the backward pass",
         shown_by="nsa-harness run ddp_barrier",
         tests=(_VARIANT,),
         options=("parallel.barrier_after_backward", "nsa.train --barrier-after-backward"),
@@ -904,7 +904,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="the seeds' environment: PYTORCH_CUDA_ALLOC_CONF, TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, BLOCKING_WAIT",
+        text="the reports' variables PYTORCH_CUDA_ALLOC_CONF, TORCH_DISTRIBUTED_DEBUG, NCCL_DEBUG, BLOCKING_WAIT",
         shown_by="nsa-harness explain ddp_onestep",
         tests=(
             "project/test_scenarios.py::test_the_environment_of_the_seeds_is_that_of_every_scenario_of_the_plan",
@@ -915,7 +915,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="NCCL INFO parsed (version, channels, transport)",
+        text="NCCL's INFO lines parsed (version, channels, transport)",
         shown_by="nsa-harness run ddp_nccl",
         tests=(
             "core/test_seen_from_outside.py::test_what_nccl_says_as_it_connects_is_read",
@@ -923,18 +923,18 @@ ITEMS = (
         ),
         options=("NCCL_DEBUG=",),
         scenarios=("ddp_nccl",),
-        missing="read from lines in NCCL's documented form alone; no NCCL has run here",
+        missing="only tested with lines in NCCL's documented format; NCCL has not run here",
     ),
     Item(
         section=Section.OVERLOOKED,
-        text='finding "find_unused_parameters set but nothing unused"',
+        text="a finding if find_unused_parameters is set and nothing is unused",
         shown_by="nsa-harness run ddp_find_unused",
         tests=("core/test_autograd.py::test_a_needless_search_for_unused_parameters_is_torchs_own_word",),
         scenarios=("ddp_find_unused",),
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="the order of gradients compared over ranks, steps and buckets",
+        text="the order of gradients, compared across ranks, steps and buckets",
         shown_by="nsa-harness run ddp_onestep train.steps=3 parallel.bucket_cap_mb=1",
         tests=(
             "core/test_arrivals.py::test_a_rank_unlike_the_most_is_named_with_the_step_and_the_first_gradient",
@@ -948,7 +948,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="stacks of FAIL (SIGABRT) too",
+        text="stacks for a FAIL (SIGABRT) too",
         shown_by="nsa-harness run fault_raise --repeat 2",
         tests=("probe/test_endings.py::test_an_abort_leaves_the_stacks_of_the_rank",),
         files=("harness/nsa_harness/probe/exit_hooks.py",),
@@ -956,14 +956,14 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="batch shapes logged",
+        text="batch shapes in the log",
         shown_by=_PLAN,
         tests=("nsa/test_nsa_train.py::test_one_ddp_step_of_two_ranks_with_every_trace",),
         files=("nsa/nsa_attention/train.py",),
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="branch pairs (gate interaction)",
+        text="pairs of branches (interaction of gates)",
         shown_by="nsa-harness run 'branch_pairs@*'",
         tests=(_SHIPPED,),
         options=("model.branch",),
@@ -975,7 +975,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="[DDP] bucket trace off after the first phase",
+        text="the [DDP] bucket trace ends after the first phase",
         shown_by=_PLAN,
         tests=("nsa/test_nsa_train.py::test_one_ddp_step_of_two_ranks_with_every_trace",),
         options=("trace.buckets",),
@@ -990,7 +990,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="plain python launch for one device",
+        text="one device without torchrun",
         shown_by="nsa-harness run single_no_gc --dry-run",
         tests=("nsa/test_nsa_train.py::test_a_plain_launch_runs_every_kind_of_step",),
         files=("scenarios/base/single.yaml",),
@@ -998,21 +998,21 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="the --dataset, --ddp 0 and --steps spellings of nsa.train",
+        text="the options --dataset, --ddp 0 and --steps of nsa.train",
         shown_by="nsa.train --dataset synthetic --ddp 0 --steps 1",
         tests=("nsa/test_nsa_settings.py::test_the_seeds_own_spellings_work",),
         options=("nsa.train --dataset", "nsa.train --ddp", "nsa.train --steps"),
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="the CONFIG= spelling of nsa.train",
+        text="the variable CONFIG= of nsa.train",
         shown_by="CONFIG=FILE.yaml nsa.train",
         tests=("nsa/test_nsa_settings.py::test_a_config_file_gives_options_and_dimensions",),
         options=("CONFIG=", "nsa.train --config"),
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="the directory names of seed 5 as aliases",
+        text="the directory names of report 5 as aliases",
         shown_by="nsa-harness list",
         tests=("project/test_scenarios.py::test_every_directory_name_of_the_seeds_plan_selects_one_scenario",),
         options=("aliases",),
@@ -1028,7 +1028,7 @@ ITEMS = (
     ),
     Item(
         section=Section.OVERLOOKED,
-        text="git branch, commit and dirty diff in env.json",
+        text="git branch, commit and uncommitted changes in env.json",
         shown_by="nsa-harness run ddp_onestep --git-diff",
         tests=(
             "supervisor/test_secrets.py::test_what_is_not_committed_is_kept_if_that_is_asked_for_and_without_secrets",

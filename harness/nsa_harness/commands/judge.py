@@ -99,7 +99,7 @@ def judge_attempt(
             directory=attempt.path.name,
             artifacts=inventory(attempt, evidence, program_files(spec, evidence)),
             metrics={**evidence.metrics, **foreign_metrics(attempt, spec.expect)},
-            repeat=None if evidence.attached else f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
+            repeat=None if evidence.is_attached else f"nsa-harness run {shlex.quote(_shown(attempt.spec))}",
             own_rules=RULES if ours else (),
         ),
         evidence.sources,

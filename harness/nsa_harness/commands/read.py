@@ -14,8 +14,8 @@ from pathlib import Path
 from nsa_harness import __version__
 from nsa_harness.commands.judge import judge_evidence
 from nsa_harness.commands.session import report_of, write_report
-from nsa_harness.core.evidence.job_files import Kind
-from nsa_harness.core.evidence.post_mortem import Missing, PostMortem, read_post_mortem
+from nsa_harness.core.evidence.job_files import JobFileKind
+from nsa_harness.core.evidence.post_mortem import MissingData, PostMortem, read_post_mortem
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Outcome, Report, Status, Trouble, exit_code
 from nsa_harness.core.scenario.observed_job import job_name, observed_spec, with_ranks
@@ -57,7 +57,9 @@ def read(request: ReadRequest) -> int:
     Raises UsageError if no file can be used.
     """
     job_files = left_files(request.paths)
-    useful: Counter[Kind] = Counter(file.kind for file in job_files.files if file.kind is not Kind.NOTHING)
+    useful: Counter[JobFileKind] = Counter(
+        file.kind for file in job_files.files if file.kind is not JobFileKind.NOTHING
+    )
     if not useful:
         raise UsageError(_nothing_usable(job_files))
     run = create_run(request.out, redact=request.redact) if request.out else None
@@ -80,7 +82,7 @@ def read(request: ReadRequest) -> int:
 def _nothing_usable(job_files: JobFiles) -> str:
     """Return the error message if no file can be used, with the reason for each file."""
     lines = [f"{gap.what}: {gap.why}" for gap in job_files.trouble]
-    lines += [f"{file.name}: {file.why}" for file in job_files.files]
+    lines += [f"{file.name}: {file.reason}" for file in job_files.files]
     shown = [escape(line) for line in lines[:_SHOWN]]
     more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
     nothing = "read: nothing in what was named is a log or a dump of a job; it takes logs of torchrun and Slurm,"
@@ -91,8 +93,8 @@ def _outcome(
     request: ReadRequest,
     job_files: JobFiles,
     post_mortem: PostMortem,
-    useful: Mapping[Kind, int],
-    missing: Sequence[Missing],
+    useful: Mapping[JobFileKind, int],
+    missing: Sequence[MissingData],
 ) -> Outcome:
     absent = (Trouble(what=file.what, why=f"not there; next time: {' · '.join(file.how)}") for file in missing)
     evidence = replace(post_mortem.evidence, trouble=(*job_files.trouble, *post_mortem.evidence.trouble, *absent))
@@ -150,7 +152,7 @@ def _report(request: ReadRequest, run: RunDir | None, redaction: Redaction, outc
     return redaction.value(report)
 
 
-def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, missing: Sequence[Missing]) -> None:
+def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, missing: Sequence[MissingData]) -> None:
     """Print the files that could not be used or are missing, then the answer."""
     (outcome,) = report.outcomes
     width = min(shutil.get_terminal_size((_COLUMNS, 24)).columns, _MAX_COLUMNS)
@@ -166,7 +168,7 @@ def _print_answer(request: ReadRequest, report: Report, run: RunDir | None, miss
     screen.close()
 
 
-def _file_lines(unused: Sequence[Trouble], missing: Sequence[Missing], width: int) -> Iterator[str]:
+def _file_lines(unused: Sequence[Trouble], missing: Sequence[MissingData], width: int) -> Iterator[str]:
     """Yield the files that could not be used, the files that are missing, and how to make these the next time."""
     for number, gap in enumerate(unused[:_SHOWN]):
         yield from labelled("note" if number == 0 else "", escape(words.trouble(gap)), width, ANSWER_LABEL_WIDTH)

@@ -300,7 +300,7 @@ class ObserverAudience(AttemptAudience):
     """Passes on phases only if the job has status files, which show them."""
 
     def phase(self, progress: Progress) -> None:
-        if any(rank.quiet_s is not None for rank in progress.ranks):
+        if any(rank.no_progress_s is not None for rank in progress.ranks):
             super().phase(progress)
 
 

@@ -14,6 +14,7 @@ from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, counts, exit_code
+from nsa_harness.core.stored_keys import to_stored
 from nsa_harness.render.documents.report_json import outcome_values
 from nsa_harness.render.listener import Listener
 from nsa_harness.render.text import escape, escaped
@@ -45,7 +46,7 @@ class Events(Listener):
         if self._phases.get(scenario) == phase:
             return
         self._phases[scenario] = phase
-        self._write("phase", scenario, phase=escape(phase), **asdict(escaped(progress)))
+        self._write("phase", scenario, phase=escape(phase), **to_stored(escaped(progress)))
 
     def on_first_snapshot(self, scenario: str, rows: Sequence[FirstSnapshot]) -> None:
         self._write("look", scenario, rows=[asdict(row) for row in escaped(tuple(rows))])

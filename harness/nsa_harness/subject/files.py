@@ -39,7 +39,7 @@ def program_files(spec: RunSpec, evidence: Evidence) -> tuple[ProgramFile, ...]:
 def _reasons(spec: RunSpec, evidence: Evidence) -> Iterator[tuple[str, CountedIn, str, str]]:
     """Yield the pattern of each file, what is counted in it, the file it is listed after, and why it may be absent."""
     words, steps = spec.program, "heartbeat_rank*.jsonl"
-    reached = any(rank.board and rank.board.steps_s for rank in evidence.ranks)
+    reached = any(rank.status_file and rank.status_file.steps_s for rank in evidence.ranks)
     late = "the program did not write it" if reached else "not reached: no optimizer step was done"
     off = "switched off: trace.telemetry is false" if _value(spec, "--telemetry") == "off" else ""
     dumped = _value(spec, "--mem-dump-every") not in (None, "0")

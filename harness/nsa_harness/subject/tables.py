@@ -137,7 +137,7 @@ def gate_collapse(context: DiagnosisContext) -> Explanation | None:
     """Explain a collapse: the gate of a branch is shut for almost every token."""
     shut = [
         gate
-        for gate in context.evidence.reported
+        for gate in context.evidence.program_records
         if "branch" in gate and float(gate["mean"]) <= _SHUT and float(gate["saturated_share"]) >= _SATURATED
     ]
     if not shut:
@@ -166,7 +166,7 @@ _COST_PROOF = ("step_cost.csv",)
 
 def _step_cost_numbers(context: DiagnosisContext) -> tuple[dict[str, float]] | None:
     """Return the numbers of a step's cost for the rules below; None: the program did not report them."""
-    row = next((row for row in context.evidence.reported if "step_cost" in row), None)
+    row = next((row for row in context.evidence.program_records if "step_cost" in row), None)
     return ({name: float(value) for name, value in row.items() if not isinstance(value, str)},) if row else None
 
 

@@ -33,7 +33,7 @@ from .kernels import (
 )
 from .packed import compressed_starts, selection_starts, sequence_numbers
 
-_NOT_SEEN = -torch.inf
+_MASKED = -torch.inf
 
 
 class Pattern(Protocol):
@@ -42,13 +42,13 @@ class Pattern(Protocol):
     def max_tile_queries(self) -> int:
         """Queries per tile: more of them look at more keys in vain, fewer of them are slower for each key."""
 
-    def keys(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
+    def key_range(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
         """The range outside of which no query in [start, stop) sees anything."""
 
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
         """0 or minus infinity, broadcastable to [N, 1, C, S], in the dtype and on the device of `like`."""
 
-    def blind(self, start: int, stop: int, indices: Tensor | None, device: torch.device) -> Tensor | None:
+    def fully_masked_rows(self, start: int, stop: int, indices: Tensor | None, device: torch.device) -> Tensor | None:
         """True for a query that sees no key at all, broadcastable to [N, 1, C]; None if there is no such query."""
 
 
@@ -66,19 +66,19 @@ class CompletedBlocks:
     def max_tile_queries(self) -> int:
         return 512
 
-    def keys(self, _start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
+    def key_range(self, _start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
         return 0, self.count(stop)
 
     def bias(self, start: int, stop: int, _indices: Tensor | None, like: Tensor) -> Tensor:
-        return _bias(self.seen(start, stop, like.device), like)
+        return _mask_bias(self.visible(start, stop, like.device), like)
 
-    def seen(self, start: int, stop: int, device: torch.device) -> Tensor:
+    def visible(self, start: int, stop: int, device: torch.device) -> Tensor:
         """True where the query sees the block, [C, S]."""
         queries = torch.arange(start, stop, device=device)
         last_tokens = torch.arange(self.count(stop), device=device) * self.block_stride + self.block_len - 1
         return last_tokens <= queries[:, None]
 
-    def blind(self, start: int, stop: int, _indices: Tensor | None, device: torch.device) -> Tensor | None:
+    def fully_masked_rows(self, start: int, stop: int, _indices: Tensor | None, device: torch.device) -> Tensor | None:
         first_sighted = self.block_len - 1
         return None if start >= first_sighted else torch.arange(start, stop, device=device) < first_sighted
 
@@ -93,14 +93,16 @@ class LastTokens:
         # Each tile looks at w + C - 1 keys, of which a query sees w.
         return max(64, self.window // 8)
 
-    def keys(self, start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
+    def key_range(self, start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
         return max(0, start - self.window + 1), stop
 
     def bias(self, start: int, stop: int, _indices: Tensor | None, like: Tensor) -> Tensor:
-        first, _ = self.keys(start, stop)
-        return _bias_of_window(self.window, start - first, stop - start, like.dtype, like.device)
+        first, _ = self.key_range(start, stop)
+        return _window_bias(self.window, start - first, stop - start, like.dtype, like.device)
 
-    def blind(self, _start: int, _stop: int, _indices: Tensor | None, _device: torch.device) -> Tensor | None:
+    def fully_masked_rows(
+        self, _start: int, _stop: int, _indices: Tensor | None, _device: torch.device
+    ) -> Tensor | None:
         return None
 
 
@@ -113,29 +115,29 @@ class SelectedBlocks:
     def max_tile_queries(self) -> int:
         return 256
 
-    def keys(self, _start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
+    def key_range(self, _start: int, stop: int, _indices: Tensor | None = None) -> tuple[int, int]:
         return 0, stop
 
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
-        index_NCn = _rows(indices, start, stop)
+        index_NCn = _index_rows(indices, start, stop)
         blocks = -(-stop // self.select_len)
         # Empty places and blocks after this tile write to a column of their own. A block named twice is one 0.
         columns = torch.where((index_NCn < 0) | (index_NCn >= blocks), blocks, index_NCn)
-        of_block = like.new_full((*columns.shape[:2], blocks + 1), _NOT_SEEN).scatter_(2, columns, 0.0)
+        of_block = like.new_full((*columns.shape[:2], blocks + 1), _MASKED).scatter_(2, columns, 0.0)
         of_token = of_block[..., :blocks].repeat_interleave(self.select_len, dim=2)[..., :stop]
         # Only among the tile's own tokens can a key be later than the query.
         later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=like.device).triu_(1)
-        of_token[..., start:].masked_fill_(later, _NOT_SEEN)
+        of_token[..., start:].masked_fill_(later, _MASKED)
         return of_token.unsqueeze(1)
 
-    def blind(self, start: int, stop: int, indices: Tensor | None, device: torch.device) -> Tensor | None:
-        index_NCn = _rows(indices, start, stop)
+    def fully_masked_rows(self, start: int, stop: int, indices: Tensor | None, device: torch.device) -> Tensor | None:
+        index_NCn = _index_rows(indices, start, stop)
         current = torch.arange(start, stop, device=device)[:, None] // self.select_len
         return ~((index_NCn >= 0) & (index_NCn <= current)).any(-1).unsqueeze(1)
 
 
 @dataclass(frozen=True)
-class Spans:
+class KeySpans:
     """Query t sees the keys from the first number of its row of indices up to the second: packed sequences.
 
     Both numbers rise with the query.
@@ -144,18 +146,18 @@ class Spans:
     def max_tile_queries(self) -> int:
         return 256
 
-    def keys(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
-        row_TX = _rows(indices, start, stop)[0]
+    def key_range(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
+        row_TX = _index_rows(indices, start, stop)[0]
         first, last = int(row_TX[0, 0]), int(row_TX[-1, 1])
         return first, max(first, last)
 
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
-        first_C1, stop_C1 = _rows(indices, start, stop)[0].split(1, 1)
-        keys = torch.arange(*self.keys(start, stop, indices), device=like.device)
-        return _bias((keys >= first_C1) & (keys < stop_C1), like)
+        first_C1, stop_C1 = _index_rows(indices, start, stop)[0].split(1, 1)
+        keys = torch.arange(*self.key_range(start, stop, indices), device=like.device)
+        return _mask_bias((keys >= first_C1) & (keys < stop_C1), like)
 
-    def blind(self, start: int, stop: int, indices: Tensor | None, _device: torch.device) -> Tensor | None:
-        row_TX = _rows(indices, start, stop)[0]
+    def fully_masked_rows(self, start: int, stop: int, indices: Tensor | None, _device: torch.device) -> Tensor | None:
+        row_TX = _index_rows(indices, start, stop)[0]
         return row_TX[:, 0] >= row_TX[:, 1]
 
 
@@ -169,23 +171,23 @@ class PackedSelectedBlocks:
     def max_tile_queries(self) -> int:
         return 256
 
-    def keys(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
-        return int(_rows(indices, start, start + 1)[0, 0, 0]), stop
+    def key_range(self, start: int, stop: int, indices: Tensor | None = None) -> tuple[int, int]:
+        return int(_index_rows(indices, start, start + 1)[0, 0, 0]), stop
 
     def bias(self, start: int, stop: int, indices: Tensor | None, like: Tensor) -> Tensor:
-        first, _ = self.keys(start, stop, indices)
-        block_S = _rows(indices, first, stop)[0, :, 1]
-        index_NCn = _rows(indices, start, stop)[..., 2:] - block_S[0]
+        first, _ = self.key_range(start, stop, indices)
+        block_S = _index_rows(indices, first, stop)[0, :, 1]
+        index_NCn = _index_rows(indices, start, stop)[..., 2:] - block_S[0]
         blocks = int(block_S[-1] - block_S[0]) + 1
         columns = torch.where((index_NCn < 0) | (index_NCn >= blocks), blocks, index_NCn)
-        of_block = like.new_full((*columns.shape[:2], blocks + 1), _NOT_SEEN).scatter_(2, columns, 0.0)
+        of_block = like.new_full((*columns.shape[:2], blocks + 1), _MASKED).scatter_(2, columns, 0.0)
         of_token = of_block.index_select(2, block_S - block_S[0])
         later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=like.device).triu_(1)
-        of_token[..., start - first :].masked_fill_(later, _NOT_SEEN)
+        of_token[..., start - first :].masked_fill_(later, _MASKED)
         return of_token.unsqueeze(1)
 
-    def blind(self, start: int, stop: int, indices: Tensor | None, _device: torch.device) -> Tensor | None:
-        row_NCX = _rows(indices, start, stop)
+    def fully_masked_rows(self, start: int, stop: int, indices: Tensor | None, _device: torch.device) -> Tensor | None:
+        row_NCX = _index_rows(indices, start, stop)
         index_NCn, current_NC1 = row_NCX[..., 2:], row_NCX[..., 1:2]
         return ~((index_NCn >= 0) & (index_NCn <= current_NC1)).any(-1).unsqueeze(1)
 
@@ -194,27 +196,29 @@ PATTERNS: dict[str, Callable[..., Pattern]] = {
     "compressed": CompletedBlocks,
     "sliding": LastTokens,
     "selected": SelectedBlocks,
-    "spans": Spans,
+    "spans": KeySpans,
     "selected_of_packed": PackedSelectedBlocks,
 }
 
 
 @lru_cache(maxsize=64)
-def _bias_of_window(window: int, before: int, queries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _window_bias(window: int, before: int, queries: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Of queries with so many keys before the first one: all tiles but those at both ends of a sequence share it."""
     with torch.inference_mode(mode=False):  # it is kept, and a tensor of inference mode cannot be used outside of it
         query_C1 = torch.arange(before, before + queries, device=device)[:, None]
         key_S = torch.arange(before + queries, device=device)
-        return _bias((key_S <= query_C1) & (key_S > query_C1 - window), torch.empty((), dtype=dtype, device=device))
+        return _mask_bias(
+            (key_S <= query_C1) & (key_S > query_C1 - window), torch.empty((), dtype=dtype, device=device)
+        )
 
 
-def _rows(indices: Tensor | None, start: int, stop: int) -> Tensor:
+def _index_rows(indices: Tensor | None, start: int, stop: int) -> Tensor:
     assert indices is not None, "the selected branch always has indices"
     return indices[:, start:stop].long()
 
 
-def _bias(seen_CS: Tensor, like: Tensor) -> Tensor:
-    return like.new_zeros(seen_CS.shape).masked_fill_(~seen_CS, _NOT_SEEN)[None, None]
+def _mask_bias(seen_CS: Tensor, like: Tensor) -> Tensor:
+    return like.new_zeros(seen_CS.shape).masked_fill_(~seen_CS, _MASKED)[None, None]
 
 
 def compressed_attention(
@@ -279,7 +283,7 @@ def packed_compressed_attention(
     starts: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The same of packed sequences, in one operation however many there are."""
-    row = _Row.of(starts, q_1HTD.shape[2])
+    row = _TokenPositions.of(starts, q_1HTD.shape[2])
     first_T = compressed_starts(starts, block_len, block_stride)[row.sequence_T]
     count_T = torch.div(row.position_T + 1 - block_len, block_stride, rounding_mode="floor") + 1
     spans_T2 = torch.stack((first_T, first_T + count_T.clamp_min(0)), 1)
@@ -291,7 +295,7 @@ def packed_compressed_attention(
         lengths=[],
         kernel=kernel,
         scale=scale,
-        indices_BGTn=_of_all(spans_T2, k_1GSD),
+        indices_BGTn=_for_every_group(spans_T2, k_1GSD),
     )
 
 
@@ -299,7 +303,7 @@ def packed_sliding_attention(
     q_1HTD: Tensor, k_1GTD: Tensor, v_1GTE: Tensor, *, window: int, scale: float, kernel: Kernel, starts: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same of packed sequences."""
-    row = _Row.of(starts, q_1HTD.shape[2])
+    row = _TokenPositions.of(starts, q_1HTD.shape[2])
     token_T = row.begin_T + row.position_T
     spans_T2 = torch.stack((torch.maximum(row.begin_T, token_T - window + 1), token_T + 1), 1)
     return attend(
@@ -310,7 +314,7 @@ def packed_sliding_attention(
         lengths=[],
         kernel=kernel,
         scale=scale,
-        indices_BGTn=_of_all(spans_T2, k_1GTD),
+        indices_BGTn=_for_every_group(spans_T2, k_1GTD),
     )
 
 
@@ -326,18 +330,18 @@ def packed_selected_attention(
     starts: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """The same of packed sequences; the indices count from the query's own sequence."""
-    row = _Row.of(starts, q_1HTD.shape[2])
+    row = _TokenPositions.of(starts, q_1HTD.shape[2])
     first_T = selection_starts(starts, select_len)[row.sequence_T]
-    of_token_T2 = torch.stack((row.begin_T, first_T + row.position_T // select_len), 1)
-    chosen = torch.where(indices_1GTn < 0, -1, indices_1GTn + first_T[:, None])
-    table = torch.cat((_of_all(of_token_T2, k_1GTD).to(chosen.dtype), chosen), -1)
+    token_columns_T2 = torch.stack((row.begin_T, first_T + row.position_T // select_len), 1)
+    row_indices = torch.where(indices_1GTn < 0, -1, indices_1GTn + first_T[:, None])
+    table = torch.cat((_for_every_group(token_columns_T2, k_1GTD).to(row_indices.dtype), row_indices), -1)
     return attend(
         q_1HTD, k_1GTD, v_1GTE, pattern="selected_of_packed", lengths=[], kernel=kernel, scale=scale, indices_BGTn=table
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Row:
+class _TokenPositions:
     """Of each token of a row its sequence, where that begins, and the place in it."""
 
     sequence_T: Tensor
@@ -345,14 +349,14 @@ class _Row:
     position_T: Tensor
 
     @classmethod
-    def of(cls, starts: Tensor, tokens: int) -> _Row:
+    def of(cls, starts: Tensor, tokens: int) -> _TokenPositions:
         sequence_T = sequence_numbers(starts, tokens)
         begin_T = starts[sequence_T]
         place_T = torch.arange(tokens, device=starts.device, dtype=starts.dtype)
         return cls(sequence_T=sequence_T, begin_T=begin_T, position_T=place_T - begin_T)
 
 
-def _of_all(row_TX: Tensor, k_1GSD: Tensor) -> Tensor:
+def _for_every_group(row_TX: Tensor, k_1GSD: Tensor) -> Tensor:
     """The same for every group."""
     return row_TX[None, None].expand(1, k_1GSD.shape[1], -1, -1)
 
@@ -397,20 +401,20 @@ def _attend(
     kernel: str,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    form, run = PATTERNS[pattern](*lengths), KERNELS[kernel]
+    rule, tile_kernel = PATTERNS[pattern](*lengths), KERNELS[kernel]
     o_NhTE, lse_NhT = fully_masked_output(q_NhTD, v_NSE)
 
     def piece(rows: slice, heads: slice) -> None:
         tensors = (q_NhTD[rows, heads], k_NSD[rows], v_NSE[rows], None if indices is None else indices[rows])
-        _attend_tiles(form, run, *tensors, o_NhTE[rows, heads], lse_NhT[rows, heads], scale)
+        _attend_tiles(rule, tile_kernel, *tensors, o_NhTE[rows, heads], lse_NhT[rows, heads], scale)
 
     run_in_threads([partial(piece, *share) for share in split_work(q_NhTD.device, *q_NhTD.shape[:2])])
     return o_NhTE, lse_NhT
 
 
 def _attend_tiles(
-    form: Pattern,
-    run: Kernel,
+    rule: Pattern,
+    tile_kernel: Kernel,
     q_NhTD: Tensor,
     k_NSD: Tensor,
     v_NSE: Tensor,
@@ -421,16 +425,16 @@ def _attend_tiles(
 ) -> None:
     """Fill in output and log-sum-exp, which are those of queries that see nothing."""
     with autocast_disabled(q_NhTD):
-        for start, stop in _tiles(q_NhTD, form, run, indices):
-            first, last = form.keys(start, stop, indices)
+        for start, stop in _tiles(q_NhTD, rule, tile_kernel, indices):
+            first, last = rule.key_range(start, stop, indices)
             if first == last:
                 continue
             q, o, lse = (tensor[:, :, start:stop] for tensor in (q_NhTD, o_NhTE, lse_NhT))
-            bias = form.bias(start, stop, indices, q_NhTD)
-            o[:], lse[:] = run.forward(q, k_NSD[:, first:last], v_NSE[:, first:last], bias, scale)
-            blind = form.blind(start, stop, indices, q_NhTD.device)
-            if blind is not None:
-                lse.masked_fill_(blind, -torch.inf)
+            bias = rule.bias(start, stop, indices, q_NhTD)
+            o[:], lse[:] = tile_kernel.forward(q, k_NSD[:, first:last], v_NSE[:, first:last], bias, scale)
+            fully_masked = rule.fully_masked_rows(start, stop, indices, q_NhTD.device)
+            if fully_masked is not None:
+                lse.masked_fill_(fully_masked, -torch.inf)
 
 
 @torch.library.custom_op(f"{NAMESPACE}::attend_backward", mutates_args=())
@@ -447,16 +451,16 @@ def _attend_backward(
     kernel: str,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    form, run = PATTERNS[pattern](*lengths), KERNELS[kernel]
+    rule, tile_kernel = PATTERNS[pattern](*lengths), KERNELS[kernel]
     dq = torch.zeros_like(q_NhTD, memory_format=torch.contiguous_format)
     dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
     dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
 
     def piece(rows: slice, heads: slice) -> tuple[Tensor, Tensor]:
         grad, q, o, lse = (tensor[rows, heads] for tensor in (grad_NhTE, q_NhTD, o_NhTE, lse_NhT))
-        chosen = None if indices is None else indices[rows]
+        selected = None if indices is None else indices[rows]
         return _differentiate_tiles(
-            form, run, grad, q, o, lse, k_NSD[rows], v_NSE[rows], chosen, dq[rows, heads], scale
+            rule, tile_kernel, grad, q, o, lse, k_NSD[rows], v_NSE[rows], selected, dq[rows, heads], scale
         )
 
     cut = split_work(q_NhTD.device, *q_NhTD.shape[:2])
@@ -471,8 +475,8 @@ def _attend_backward(
 
 
 def _differentiate_tiles(
-    form: Pattern,
-    run: Kernel,
+    rule: Pattern,
+    tile_kernel: Kernel,
     grad_NhTE: Tensor,
     q_NhTD: Tensor,
     o_NhTE: Tensor,
@@ -487,14 +491,14 @@ def _differentiate_tiles(
     dk = k_NSD.new_zeros(k_NSD.shape, dtype=compute_dtype(k_NSD))
     dv = v_NSE.new_zeros(v_NSE.shape, dtype=compute_dtype(v_NSE))
     with autocast_disabled(q_NhTD):
-        for start, stop in _tiles(q_NhTD, form, run, indices):
-            first, last = form.keys(start, stop, indices)
+        for start, stop in _tiles(q_NhTD, rule, tile_kernel, indices):
+            first, last = rule.key_range(start, stop, indices)
             if first == last:
                 continue
             q, o, lse, grad = (tensor[:, :, start:stop] for tensor in (q_NhTD, o_NhTE, lse_NhT, grad_NhTE))
             state = TileState(q=q, k=k_NSD[:, first:last], v=v_NSE[:, first:last], output=o, lse=lse)
-            bias = form.bias(start, stop, indices, q_NhTD)
-            dq_NhTD[:, :, start:stop], tile_dk, tile_dv = run.backward(grad, state, bias, scale)
+            bias = rule.bias(start, stop, indices, q_NhTD)
+            dq_NhTD[:, :, start:stop], tile_dk, tile_dv = tile_kernel.backward(grad, state, bias, scale)
             dk[:, first:last] += tile_dk
             dv[:, first:last] += tile_dv
     return dk, dv
@@ -510,7 +514,7 @@ def _(_grad: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors[:3])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, pattern, lengths, kernel, scale = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.form = (pattern, lengths, kernel, scale)
@@ -518,17 +522,17 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad_NhTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_NhTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     none = (None,) * 5
     if grad_NhTE is None:
         return None, None, None, *none
     return *_attend_backward(grad_NhTE, *ctx.saved_tensors, *ctx.form), *none
 
 
-_attend.register_autograd(_differentiate, setup_context=_keep)
+_attend.register_autograd(_backward, setup_context=_save_context)
 
 
 def _tiles(q_NhTD: Tensor, pattern: Pattern, kernel: Kernel, indices: Tensor | None) -> Iterator[tuple[int, int]]:
     rows, heads, queries, _ = q_NhTD.shape
-    first, last = pattern.keys(queries - 1, queries, indices) if queries else (0, 0)
-    return tiles(queries, kernel.widest(rows, heads, last - first), pattern.max_tile_queries())
+    first, last = pattern.key_range(queries - 1, queries, indices) if queries else (0, 0)
+    return tiles(queries, kernel.elements_per_query(rows, heads, last - first), pattern.max_tile_queries())

@@ -239,7 +239,7 @@ def _(_grad: Tensor, *tensors: Any) -> tuple[Tensor, ...]:
     return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors[:3])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, select_len, scale = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.form = (select_len, scale)
@@ -247,14 +247,14 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad_NhTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_NhTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     none = (None,) * 3
     if grad_NhTE is None:
         return None, None, None, *none
     return *_blockwise_backward(grad_NhTE, *ctx.saved_tensors, *ctx.form), *none
 
 
-_blockwise.register_autograd(_differentiate, setup_context=_keep)
+_blockwise.register_autograd(_backward, setup_context=_save_context)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,20 +65,22 @@ def dense(
 ) -> OutputAndLse:
     """Output [B, H, T, E] and log-sum-exp [B, H, T] (no gradient) of one softmax over all keys; blind rows give 0."""
     batch, heads, queries, _ = q_BHTD.shape
-    rows = batch * k_BGSD.shape[1]
-    first, last = pattern.keys(0, queries)
-    indices = None if indices_BGTn is None else indices_BGTn.reshape(rows, queries, indices_BGTn.shape[3])
-    q_NhTD = q_BHTD.reshape(rows, heads * batch // rows, queries, q_BHTD.shape[3])
-    k_N1SD, v_N1SE = (each.reshape(rows, 1, *each.shape[2:])[:, :, first:last] for each in (k_BGSD, v_BGSE))
+    batch_groups = batch * k_BGSD.shape[1]
+    first, last = pattern.key_range(0, queries)
+    indices = None if indices_BGTn is None else indices_BGTn.reshape(batch_groups, queries, indices_BGTn.shape[3])
+    q_NhTD = q_BHTD.reshape(batch_groups, heads * batch // batch_groups, queries, q_BHTD.shape[3])
+    k_N1SD, v_N1SE = (
+        tensor.reshape(batch_groups, 1, *tensor.shape[2:])[:, :, first:last] for tensor in (k_BGSD, v_BGSE)
+    )
     scores_NhTS = q_NhTD @ k_N1SD.transpose(2, 3) * scale + pattern.bias(0, queries, indices, q_NhTD)
     lse_NhT = scores_NhTS.detach().to(compute_dtype(q_BHTD)).logsumexp(-1)
-    blind = pattern.blind(0, queries, indices, q_NhTD.device)
-    if blind is not None:
+    fully_masked = pattern.fully_masked_rows(0, queries, indices, q_NhTD.device)
+    if fully_masked is not None:
         # A row of minus infinities alone has no softmax, and its gradient would be NaN.
-        scores_NhTS = scores_NhTS.masked_fill(blind.unsqueeze(-1), 0.0)
+        scores_NhTS = scores_NhTS.masked_fill(fully_masked.unsqueeze(-1), 0.0)
     output_NhTE = torch.softmax(scores_NhTS, -1) @ v_N1SE
-    if blind is not None:
-        output_NhTE = output_NhTE.masked_fill(blind.unsqueeze(-1), 0.0)
-        lse_NhT = lse_NhT.masked_fill(blind, -torch.inf)
+    if fully_masked is not None:
+        output_NhTE = output_NhTE.masked_fill(fully_masked.unsqueeze(-1), 0.0)
+        lse_NhT = lse_NhT.masked_fill(fully_masked, -torch.inf)
     output_BHTE = output_NhTE.reshape(batch, heads, queries, v_BGSE.shape[3]).to(q_BHTD.dtype)
     return output_BHTE, lse_NhT.reshape(batch, heads, queries)

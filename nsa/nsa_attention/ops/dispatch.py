@@ -21,12 +21,12 @@ from .backends import (
 )
 from .blockwise import minimum_tokens, reason_blockwise_is_slower
 from .dense import DenseBackend
-from .fused import MOST_HEADS, WIDEST
+from .fused import MAX_HEADS_PER_GROUP, MAX_WIDTH
 from .kernels import KERNELS, BlockwiseKernel, EagerKernel, FusedCpuKernel, fused_cpu_reason
 from .paged_attention import PagedAttentionConfig, PagedRows, outputs_of_branches
 from .per_token import PerTokenLoop
 
-_LEAST_CAPABILITY = (8, 0)
+_MIN_CAPABILITY = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
 _import_reasons: list[str | None] = []
 
@@ -193,12 +193,12 @@ def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
         return reason
     if reason := _device_reason(q_BHTD.device, q_BHTD.dtype):
         return reason
-    if widest > WIDEST:
-        return f"keys or values of width {widest}, and the kernels take up to {WIDEST}"
+    if widest > MAX_WIDTH:
+        return f"keys or values of width {widest}, and the kernels take up to {MAX_WIDTH}"
     if len(dtypes := {str(tensor.dtype) for tensor in (q_BHTD, k_BGSD, v_BGSE)}) > 1:
         return f"queries, keys and values are {', '.join(sorted(dtypes))}"
-    if heads > MOST_HEADS:
-        return f"{heads} query heads share a key head, and the kernels take up to {MOST_HEADS}"
+    if heads > MAX_HEADS_PER_GROUP:
+        return f"{heads} query heads share a key head, and the kernels take up to {MAX_HEADS_PER_GROUP}"
     return None
 
 
@@ -220,7 +220,7 @@ def _try_to_import_triton() -> str | None:
 def _device_reason(device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        if capability < _LEAST_CAPABILITY:
+        if capability < _MIN_CAPABILITY:
             return f"the GPU has compute capability {'.'.join(map(str, capability))} and the kernels need 8.0"
         return None
     if device.type != "cpu":

@@ -36,13 +36,13 @@ class Kernel(Protocol):
 
     name: str
 
-    def widest(self, rows: int, heads: int, keys: int) -> int:
+    def elements_per_query(self, rows: int, heads: int, keys: int) -> int:
         """Elements per query of the largest intermediate."""
 
     def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
         """Output [N, h, C, E] and log-sum-exp [N, h, C], any finite number or minus infinity for a blind row."""
 
-    def backward(self, grad: Tensor, saved: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
+    def backward(self, grad: Tensor, state: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
         """Gradients of queries [N, h, C, D], keys [N, S, D] and values [N, S, E]."""
 
 
@@ -75,31 +75,31 @@ class EagerKernel:
 
     name = "eager"
 
-    def widest(self, rows: int, heads: int, keys: int) -> int:
+    def elements_per_query(self, rows: int, heads: int, keys: int) -> int:
         return rows * heads * keys
 
     def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
         scores_NhCS = _scores(q_NhCD, k_NSD, bias, scale)
         # A row without any key has the maximum -inf; exp(-inf - 0) = 0 keeps it free of NaN.
-        highest = _finite(scores_NhCS.amax(-1, keepdim=True))
+        highest = _replace_infinite(scores_NhCS.amax(-1, keepdim=True))
         weights = scores_NhCS.sub_(highest).exp_()
         total = weights.sum(-1, keepdim=True)
-        o_NhCE = _per_group(weights, v_NSE.to(weights.dtype)) / total.masked_fill(total == 0, 1.0)
+        o_NhCE = _matmul_per_group(weights, v_NSE.to(weights.dtype)) / total.masked_fill(total == 0, 1.0)
         lse_NhC = (highest + total.log()).squeeze(-1)
         return o_NhCE.to(q_NhCD.dtype), lse_NhC
 
-    def backward(self, grad: Tensor, saved: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
-        dtype = compute_dtype(saved.q)
-        grad, o_NhCE = grad.to(dtype), saved.output.to(dtype)
-        scores_NhCS = _scores(saved.q, saved.k, bias, scale)
-        weights = scores_NhCS.sub_(_finite(saved.lse.unsqueeze(-1))).exp_()
+    def backward(self, grad: Tensor, state: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
+        dtype = compute_dtype(state.q)
+        grad, o_NhCE = grad.to(dtype), state.output.to(dtype)
+        scores_NhCS = _scores(state.q, state.k, bias, scale)
+        weights = scores_NhCS.sub_(_replace_infinite(state.lse.unsqueeze(-1))).exp_()
         delta = (grad * o_NhCE).sum(-1, keepdim=True)
-        d_weights = _per_group(grad, saved.v.to(dtype).transpose(1, 2))
+        d_weights = _matmul_per_group(grad, state.v.to(dtype).transpose(1, 2))
         d_scores = d_weights.sub_(delta).mul_(weights).mul_(scale)
-        dq = _per_group(d_scores, saved.k.to(dtype))
-        dk = d_scores.flatten(1, 2).transpose(1, 2) @ saved.q.to(dtype).flatten(1, 2)
+        dq = _matmul_per_group(d_scores, state.k.to(dtype))
+        dk = d_scores.flatten(1, 2).transpose(1, 2) @ state.q.to(dtype).flatten(1, 2)
         dv = weights.flatten(1, 2).transpose(1, 2) @ grad.flatten(1, 2)
-        return dq.to(saved.q.dtype), dk, dv
+        return dq.to(state.q.dtype), dk, dv
 
 
 class FusedCpuKernel:
@@ -110,14 +110,14 @@ class FusedCpuKernel:
 
     name = "fused_cpu"
 
-    def widest(self, rows: int, _heads: int, keys: int) -> int:
+    def elements_per_query(self, rows: int, _heads: int, keys: int) -> int:
         return rows * keys  # the mask is the largest tensor; the heads of a group share it
 
     def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
         return _flash(q_NhCD, k_NSD, v_NSE, scale, attn_mask=bias)
 
-    def backward(self, grad: Tensor, saved: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
-        return _flash_backward(grad, saved, scale, attn_mask=bias)
+    def backward(self, grad: Tensor, state: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
+        return _flash_backward(grad, state, scale, attn_mask=bias)
 
 
 class BlockwiseKernel(FusedCpuKernel):
@@ -131,9 +131,9 @@ def causal_forward(q_NhTD: Tensor, k_NTD: Tensor, v_NTE: Tensor, scale: float) -
     return _flash(q_NhTD, k_NTD, v_NTE, scale, is_causal=True)
 
 
-def causal_backward(grad: Tensor, saved: TileState, scale: float) -> tuple[Tensor, ...]:
+def causal_backward(grad: Tensor, state: TileState, scale: float) -> tuple[Tensor, ...]:
     """Gradients of queries, keys and values of the same."""
-    return _flash_backward(grad, saved, scale, is_causal=True)
+    return _flash_backward(grad, state, scale, is_causal=True)
 
 
 def fused_cpu_reason(q: Tensor, v: Tensor) -> str | None:
@@ -151,46 +151,46 @@ def _flash(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, is_causal: bool = False, attn_mask: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, _spread(k, q), _spread(v, q), 0.0, is_causal, attn_mask=attn_mask, scale=scale
+        q, _expand_to_heads(k, q), _expand_to_heads(v, q), 0.0, is_causal, attn_mask=attn_mask, scale=scale
     )
 
 
 def _flash_backward(
-    grad: Tensor, saved: TileState, scale: float, *, is_causal: bool = False, attn_mask: Tensor | None = None
+    grad: Tensor, state: TileState, scale: float, *, is_causal: bool = False, attn_mask: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad,
-        saved.q,
-        _spread(saved.k, saved.q),
-        _spread(saved.v, saved.q),
-        saved.output,
-        _finite(saved.lse),
+        state.q,
+        _expand_to_heads(state.k, state.q),
+        _expand_to_heads(state.v, state.q),
+        state.output,
+        _replace_infinite(state.lse),
         0.0,
         is_causal,
         attn_mask=attn_mask,
         scale=scale,
     )
-    dtype = compute_dtype(saved.k)
+    dtype = compute_dtype(state.k)
     return dq, dk.sum(1, dtype=dtype), dv.sum(1, dtype=dtype)
 
 
 def _scores(q_NhCD: Tensor, k_NSD: Tensor, bias: Tensor, scale: float) -> Tensor:
     dtype = compute_dtype(q_NhCD)
-    scores = _per_group(q_NhCD.to(dtype), k_NSD.to(dtype).transpose(1, 2))
+    scores = _matmul_per_group(q_NhCD.to(dtype), k_NSD.to(dtype).transpose(1, 2))
     return scores.mul_(scale).add_(bias)
 
 
-def _per_group(left_NhCX: Tensor, right_NXY: Tensor) -> Tensor:
+def _matmul_per_group(left_NhCX: Tensor, right_NXY: Tensor) -> Tensor:
     """One matrix product per group: its heads' queries are rows of the same matrix."""
     heads, queries = left_NhCX.shape[1:3]
     return (left_NhCX.flatten(1, 2) @ right_NXY).unflatten(1, (heads, queries))
 
 
-def _finite(values: Tensor) -> Tensor:
+def _replace_infinite(values: Tensor) -> Tensor:
     return values.masked_fill(values == -torch.inf, 0.0)
 
 
-def _spread(k_NSD: Tensor, q_NhCD: Tensor) -> Tensor:
+def _expand_to_heads(k_NSD: Tensor, q_NhCD: Tensor) -> Tensor:
     """The group's keys for each of its heads, without a copy."""
     return k_NSD.unsqueeze(1).expand(-1, q_NhCD.shape[1], -1, -1)
 

@@ -90,15 +90,15 @@ def _contiguous(like: Tensor) -> Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], **_output: Tensor) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], **_output: Tensor) -> None:
     outputs, gates_cBHT = inputs
     ctx.save_for_backward(*outputs, gates_cBHT)
 
 
-def _differentiate(ctx: Any, grad_BTHE: Tensor) -> tuple[list[Tensor], Tensor]:
+def _backward(ctx: Any, grad_BTHE: Tensor) -> tuple[list[Tensor], Tensor]:
     *outputs, gates_cBHT = ctx.saved_tensors
     *output_grads, gate_grads = _mix_backward(grad_BTHE, outputs, gates_cBHT)
     return output_grads, gate_grads
 
 
-_mix.register_autograd(_differentiate, setup_context=_keep)
+_mix.register_autograd(_backward, setup_context=_save_context)

@@ -70,16 +70,16 @@ def _empty(x_BHTD: Tensor, by_token: bool) -> Tensor:
     return x_BHTD.new_empty(batch, heads, tokens, width)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], **_output: Tensor) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], **_output: Tensor) -> None:
     _, cos_sin_2Tp, sign, _ = inputs
     ctx.save_for_backward(cos_sin_2Tp)
     ctx.sign = sign
 
 
-def _differentiate(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor, None, None, None]:
+def _backward(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor, None, None, None]:
     """The inverse of a rotation is its transpose: the same, turned back."""
     (cos_sin_2Tp,) = ctx.saved_tensors
     return _rotate(grad_BHTD, cos_sin_2Tp, -ctx.sign, True), None, None, None
 
 
-_rotate.register_autograd(_differentiate, setup_context=_keep)
+_rotate.register_autograd(_backward, setup_context=_save_context)

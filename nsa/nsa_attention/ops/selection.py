@@ -250,7 +250,7 @@ def _importance(q_NhCD: Tensor, k_NSD: Tensor, start: int, selection: Selection)
     scores_NShC = _scores(q_NhCD, k_NSD[:, :keys], selection.scale)
     # Blocks that the first query of the tile sees are seen by all of them.
     seen_by_all = pattern.count(start + 1)
-    unseen_SC = ~pattern.seen(start, stop, q_NhCD.device)[:, seen_by_all:keys].t()
+    unseen_SC = ~pattern.visible(start, stop, q_NhCD.device)[:, seen_by_all:keys].t()
     scores_NShC[:, seen_by_all:].masked_fill_(unseen_SC[:, None], -torch.inf)
     shares_NSC = _softmax_over_keys_(scores_NShC).sum(2)
     return _sum_overlapping(shares_NSC, *overlap_weights(blocks, keys, selection, dtype, q_NhCD.device))

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from nsa_attention.ops.fused import descriptors
-from nsa_attention.ops.fused.descriptors import describable, described
+from nsa_attention.ops.fused.descriptors import can_describe, make_descriptor
 
 
 @pytest.fixture
 def _hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "copied_by_tiles", lambda _tensor: True)
+    monkeypatch.setattr(descriptors, "supports_descriptors", lambda _tensor: True)
 
 
 def halves(*shape: int) -> torch.Tensor:
@@ -19,16 +19,16 @@ def halves(*shape: int) -> torch.Tensor:
 
 
 def test_on_a_cpu_nothing_is_copied_by_tiles() -> None:
-    assert not describable(halves(1, 2, 8, 16))
+    assert not can_describe(halves(1, 2, 8, 16))
 
 
 @pytest.mark.usefixtures("_hardware")
 def test_dense_rows_on_multiples_of_16_bytes_are_describable() -> None:
     by_token = halves(2, 8, 3, 16)
-    assert describable(by_token, by_token.transpose(1, 2), by_token[:, 2:], by_token[..., 8:])
+    assert can_describe(by_token, by_token.transpose(1, 2), by_token[:, 2:], by_token[..., 8:])
     # One sequence, whose stride may be any number.
-    assert describable(by_token[:1].as_strided((1, 8, 3, 16), (7, 48, 16, 1)))
-    assert describable(halves(2, 3, 0, 16))
+    assert can_describe(by_token[:1].as_strided((1, 8, 3, 16), (7, 48, 16, 1)))
+    assert can_describe(halves(2, 3, 0, 16))
 
 
 @pytest.mark.usefixtures("_hardware")
@@ -56,17 +56,17 @@ def test_dense_rows_on_multiples_of_16_bytes_are_describable() -> None:
     ],
 )
 def test_all_others_go_by_pointers(tensor: torch.Tensor) -> None:
-    assert not describable(tensor)
-    assert not describable(halves(1, 2, 8, 16), tensor)
+    assert not can_describe(tensor)
+    assert not can_describe(halves(1, 2, 8, 16), tensor)
 
 
 def test_a_tensor_is_described_with_strides_that_the_hardware_takes() -> None:
     tensor = halves(1, 8, 3, 16).as_strided((1, 8, 3, 16), (7, 48, 16, 1))
-    found = described(tensor, (1, 2, 2, 16))
+    found = make_descriptor(tensor, (1, 2, 2, 16))
     assert (found.shape, found.strides, found.block_shape) == ([1, 8, 3, 16], [16, 48, 16, 1], [1, 2, 2, 16])
 
 
 def test_of_an_empty_tensor_a_row_of_zeros_is_described() -> None:
-    found = described(halves(1, 2, 0, 16), (1, 1, 16, 16))
+    found = make_descriptor(halves(1, 2, 0, 16), (1, 1, 16, 16))
     assert found.shape == [1, 2, 1, 16]
     assert not found.base.any()

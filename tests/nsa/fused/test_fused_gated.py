@@ -117,13 +117,13 @@ def upstream_of(inputs: Inputs) -> Tensor:
 
 @contextmanager
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    tuning.forget()
+    tuning.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(tuning.Situation, "tiles", lambda _self, *_sizes: [Tile(rows=16, keys=16)])
-        patch.setattr(spanned, "MOST_PARTS", 2)
-        patch.setattr(descriptors, "copied_by_tiles", lambda _tensor: True)
+        patch.setattr(tuning.TuningKey, "tiles", lambda _self, *_sizes: [Tile(rows=16, keys=16)])
+        patch.setattr(spanned, "MAX_PARTS", 2)
+        patch.setattr(descriptors, "supports_descriptors", lambda _tensor: True)
         yield
-    tuning.forget()
+    tuning.clear()
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_tiles_are_timed_without_adding_to_the_gradient_twice(monkeypatch: pytes
     of = inputs((1, 2), [8])
     upstream = upstream_of(of)
     theirs = with_gradients(at_once, of, upstream)
-    real, timed = tuning.Situation.of, []
+    real, timed = tuning.TuningKey.of, []
 
     def time(run: Callable[[Tile], None], tile: Tile) -> float:
         run(tile)
@@ -222,12 +222,12 @@ def test_tiles_are_timed_without_adding_to_the_gradient_twice(monkeypatch: pytes
         timed.append(tile)
         return 1.0
 
-    monkeypatch.setattr(tuning.Situation, "of", lambda *words: replace(real(*words), device="a GPU"))
+    monkeypatch.setattr(tuning.TuningKey, "of", lambda *words: replace(real(*words), device="a GPU"))
     monkeypatch.setattr(tuning, "_milliseconds", time)
-    tuning.forget()
+    tuning.clear()
     with tuning.measuring():
         ours = with_gradients(at_once, of, upstream)
-    tuning.forget()
+    tuning.clear()
     assert len(timed) > 10
     for our, their in zip(ours, theirs, strict=True):
         torch.testing.assert_close(our, their, rtol=0, atol=TOLERANCE)
@@ -269,16 +269,16 @@ def test_torch_accepts_the_operators() -> None:
     of = inputs((1, 2), [7, 6])
     q, *flat, gates = of.leaves
     seen = [
-        *spanned.kept_completed_blocks(q, flat[0], 6, 3, of.starts).tensors(),
-        *spanned.kept_last_tokens(q, WINDOW, of.starts).tensors(),
+        *spanned.cached_block_spans(q, flat[0], 6, 3, of.starts).tensors(),
+        *spanned.cached_window_spans(q, WINDOW, of.starts).tensors(),
     ]
     given = (q, flat, gates, seen, of.starts, 6, 3, 5, 4, WINDOW, 0.4)
-    torch.library.opcheck(gated._gated, given)
-    results = [tensor.detach() for tensor in gated._gated(*given)]
+    torch.library.opcheck(gated._gated_attention, given)
+    results = [tensor.detach() for tensor in gated._gated_attention(*given)]
     saved = (q.detach(), [one.detach() for one in flat], gates.detach(), seen, of.starts, results[1:])
     wanted = [False, True, False, False, False, False, True, True]
     backward = (torch.randn_like(results[0]), *saved, 6, 3, 5, WINDOW, 0.4, wanted)
-    torch.library.opcheck(gated._gated_backward, backward, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(gated._gated_attention_backward, backward, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_a_second_derivative_is_refused_as_of_the_operators_apart() -> None:
@@ -322,12 +322,14 @@ def test_the_backward_pass_makes_at_most_three_outputs_more_than_a_dense_one(mon
     q, gates = empty(1, heads, tokens, width), empty(3, 1, heads, tokens)
     flat = [empty(1, groups, length, width) for length in (blocks, tokens, tokens) for _ in "kv"]
     seen = [
-        *spanned.kept_completed_blocks(q, flat[0], 32, 16, None).tensors(),
-        *spanned.kept_last_tokens(q, 512, None).tensors(),
+        *spanned.cached_block_spans(q, flat[0], 32, 16, None).tensors(),
+        *spanned.cached_window_spans(q, 512, None).tensors(),
     ]
-    output, *results = gated._gated(q, flat, gates, seen, None, 32, 16, 64, 16, 512, 0.1)
+    output, *results = gated._gated_attention(q, flat, gates, seen, None, 32, 16, 64, 16, 512, 0.1)
     with Allocated() as made:
-        gated._gated_backward._init_fn(output, q, flat, gates, seen, None, results, 32, 16, 64, 512, 0.1, [True] * 8)
+        gated._gated_attention_backward._init_fn(
+            output, q, flat, gates, seen, None, results, 32, 16, 64, 512, 0.1, [True] * 8
+        )
     size = output.numel() * output.element_size()
     dense = size * (1 + 2 * groups / heads)
     # The gradients alone are the dense ones, and those of two branches more.

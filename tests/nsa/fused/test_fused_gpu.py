@@ -282,12 +282,12 @@ def test_however_it_runs_on_a_gpu_the_gradients_are_the_same(way: str) -> None:
 def test_the_warm_up_measures_tiles_and_the_next_run_finds_them(tmp_path: Path) -> None:
     world = World(rank=0, size=1, local_rank=0, device=torch.device("cuda"), backend=None)
     autocast: Callable[[], torch.autocast] = lambda: torch.autocast("cuda", torch.bfloat16)  # noqa: E731
-    tuning.forget()
+    tuning.clear()
     first = warm_up(
         model(Implementation.TRITON), world, batch=2, tokens=512, autocast=autocast, file=tmp_path / "t.json"
     )
     assert "0 tile sizes" not in first
-    tuning.forget()
+    tuning.clear()
     again = warm_up(
         model(Implementation.TRITON), world, batch=2, tokens=512, autocast=nullcontext, file=tmp_path / "t.json"
     )

@@ -124,8 +124,8 @@ def test_a_pass_is_few_operations_of_the_host(packed: bool) -> None:
 def test_a_dimension_of_one_is_no_variant_of_a_kernel() -> None:
     """Whatever torch says of its stride, which may be beyond 32 bits for a long sequence."""
     rows = torch.empty(1, device=META).as_strided((1, 2, 3, 16), (2**40, 48, 16, 1))
-    assert launch.strided(rows)[1:] == (0, 48, 16)
-    assert launch.strided(rows[:, :1, :1])[1:] == (0, 0, 0)
+    assert launch.with_strides(rows)[1:] == (0, 48, 16)
+    assert launch.with_strides(rows[:, :1, :1])[1:] == (0, 0, 0)
 
 
 def test_checking_starts_on_a_gpu_waits_for_none_of_their_values() -> None:

@@ -14,7 +14,7 @@ from nsa_attention.ops.fused import importance as fused
 from nsa_attention.ops.fused.backend import FusedBackend
 from nsa_attention.ops.fused.importance import select_by_importance
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
-from nsa_attention.ops.fused.tuning import Situation
+from nsa_attention.ops.fused.tuning import TuningKey
 from nsa_attention.ops.packed import compressed_starts
 from nsa_attention.ops.selection import EMPTY, Selection, _select, overlap_weights, select_blocks
 
@@ -250,14 +250,14 @@ def test_any_shape_chooses_as_the_tiles_do(
 def test_taps_are_the_most_blocks_that_overlap_one(length: int, stride: int, size: int) -> None:
     selection = numbers(length, stride, size, 3)
     _, weights = overlap_weights(40, 10_000, selection, torch.float64, torch.device("cpu"))
-    assert fused.taps(selection) == int((weights > 0).sum(1).max())
+    assert fused.taps_per_block(selection) == int((weights > 0).sum(1).max())
 
 
 def test_a_program_has_rows_for_all_heads_and_not_too_many_queries() -> None:
     for heads in (1, 4, 64):
-        situation = Situation.of("k", *(torch.empty(1, n, 9, 128, dtype=torch.bfloat16) for n in (heads, 1, 1)), "any")
-        for tile in fused.candidates(situation):
-            assert heads <= tile.rows <= fused.MOST_QUERIES * heads
+        tuning_key = TuningKey.of("k", *(torch.empty(1, n, 9, 128, dtype=torch.bfloat16) for n in (heads, 1, 1)), "any")
+        for tile in fused.candidate_tiles(tuning_key):
+            assert heads <= tile.rows <= fused.MAX_TILE_QUERIES * heads
 
 
 def test_what_cannot_be_ranked_is_refused_by_name() -> None:

@@ -13,7 +13,7 @@ from benchmarks.nsa_choices import choices_of
 from benchmarks.synthetic_selections import choices, shared_by_neighbours, union_size
 from nsa_attention.config import CI
 from nsa_attention.model import TinyLM
-from nsa_attention.ops.fused.spanned import Spans, spans_of_completed_blocks, spans_of_last_tokens
+from nsa_attention.ops.fused.spanned import Spans, block_spans, window_spans
 
 CPU = torch.device("cpu")
 
@@ -21,8 +21,8 @@ CPU = torch.device("cpu")
 def spans(name: str, tokens: int) -> Spans:
     blocks = max(0, (tokens - 32) // 16 + 1)
     if name == "sliding":
-        return spans_of_last_tokens(tokens, 40, None, CPU)
-    return spans_of_completed_blocks(tokens, blocks, 32, 16, None, CPU)
+        return window_spans(tokens, 40, None, CPU)
+    return block_spans(tokens, blocks, 32, 16, None, CPU)
 
 
 def walked(first: Tensor, stop: Tensor, width: int, step: int, parts: int) -> list[tuple[int, int]]:

@@ -111,7 +111,7 @@ def test_only_blocks_of_several_segments_take_room_for_partial_sums_and_it_suffi
 
 def test_a_tile_of_32_queries_has_a_bit_for_each() -> None:
     indices = torch.zeros(1, 1, 32, 2, dtype=torch.int32)
-    union = lists.unions(indices, select_len=64, queries=lists.MOST_QUERIES, starts=None)
+    union = lists.unions(indices, select_len=64, queries=lists.MAX_TILE_QUERIES, starts=None)
     # The highest is the sign.
     assert union[0, 0, [0, 64, -2, -1]].tolist() == [0, -1, 1, 0]
 

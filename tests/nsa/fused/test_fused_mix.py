@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nsa_attention.ops.fused import mix as fused
 from nsa_attention.ops.fused.launch import CannotLaunchError, launches
-from nsa_attention.ops.fused.mix import mixed
+from nsa_attention.ops.fused.mix import mix_branches
 
 TOLERANCE = 1e-10
 # Branches, batch, heads, tokens, width.
@@ -42,7 +42,7 @@ def test_the_sum_and_its_gradients_are_the_plain_ones(case: tuple[int, ...]) -> 
     outputs, gates = leaves(*case)
     upstream = torch.randn_like(plain(outputs, seen(gates)))
     before = launches.copy()
-    ours = with_gradients(mixed, outputs, gates, upstream)
+    ours = with_gradients(mix_branches, outputs, gates, upstream)
     assert launches["mix_forward"] == before["mix_forward"] + 1
     assert launches["mix_backward"] == before["mix_backward"] + 1
     assert ours[0].is_contiguous()
@@ -59,7 +59,7 @@ def test_errors_are_at_most_twice_those_of_plain_torch(dtype: torch.dtype, gate_
     upstream = torch.randn_like(plain(outputs, seen(gates)))
     exact_inputs = [output.detach().double().requires_grad_() for output in outputs]
     exact = with_gradients(plain, exact_inputs, gates.detach().double().requires_grad_(), upstream)
-    ours = with_gradients(mixed, outputs, gates, upstream)
+    ours = with_gradients(mix_branches, outputs, gates, upstream)
     theirs = with_gradients(plain, outputs, gates, upstream)
     assert [tensor.dtype for tensor in ours] == [dtype] * 4 + [gate_dtype]
     for our, their, right in zip(ours, theirs, exact, strict=True):
@@ -81,7 +81,7 @@ def test_layouts_that_are_not_contiguous_are_read_as_they_are() -> None:
     turned[2] = wide[..., :4]
 
     def of_turned(_: list[Tensor], gates_cBHT: Tensor) -> Tensor:
-        return mixed(turned, gates_cBHT)
+        return mix_branches(turned, gates_cBHT)
 
     ours = with_gradients(of_turned, outputs, gates, upstream)
     for our, their in zip(ours, with_gradients(plain, outputs, gates, upstream), strict=True):
@@ -91,20 +91,20 @@ def test_layouts_that_are_not_contiguous_are_read_as_they_are() -> None:
 def test_the_sum_is_the_same_in_every_run() -> None:
     outputs, gates = leaves(3, 2, 3, 33, 20)
     upstream = torch.randn_like(plain(outputs, seen(gates)))
-    runs = [with_gradients(mixed, outputs, gates, upstream) for _ in range(2)]
+    runs = [with_gradients(mix_branches, outputs, gates, upstream) for _ in range(2)]
     assert all(torch.equal(first, second) for first, second in zip(*runs, strict=True))
 
 
 def test_no_tokens_are_no_launch() -> None:
     outputs, gates = leaves(2, 1, 3, 0, 4)
     before = launches.copy()
-    assert mixed(outputs, seen(gates)).shape == (1, 0, 3, 4)
+    assert mix_branches(outputs, seen(gates)).shape == (1, 0, 3, 4)
     assert launches == before
 
 
 def test_frozen_gates_get_no_gradient() -> None:
     outputs, gates = leaves(2, 1, 2, 5, 3)
-    result = mixed(outputs, seen(gates).detach())
+    result = mix_branches(outputs, seen(gates).detach())
     upstream = torch.randn_like(result)
     theirs = torch.autograd.grad(plain(outputs, seen(gates)), outputs, upstream)
     for our, their in zip(torch.autograd.grad(result, outputs, upstream), theirs, strict=True):
@@ -115,7 +115,7 @@ def test_gradcheck() -> None:
     outputs, gates = leaves(3, 1, 2, 3, 2)
 
     def operation(gates: Tensor, *outputs: Tensor) -> Tensor:
-        return mixed(outputs, seen(gates))
+        return mix_branches(outputs, seen(gates))
 
     assert torch.autograd.gradcheck(operation, (gates, *outputs))
 
@@ -130,6 +130,6 @@ def test_the_operators_keep_their_promises_to_torch() -> None:
 def test_what_cannot_be_mixed_is_refused_by_name() -> None:
     outputs, gates = leaves(2, 1, 2, 5, 3)
     with pytest.raises(CannotLaunchError, match="2 branches with 1 gates"):
-        mixed(outputs, seen(gates)[:1])
+        mix_branches(outputs, seen(gates)[:1])
     with pytest.raises(CannotLaunchError, match="cast them to one"):
-        mixed([outputs[0], outputs[1].float()], seen(gates))
+        mix_branches([outputs[0], outputs[1].float()], seen(gates))

@@ -208,7 +208,7 @@ class TestTheWarmUp:
         self, small: NSAConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tensor = torch.empty(1, 1, 1, 1)
-        measured = replace(tuning.Situation.of("any", tensor, tensor, tensor, "any"), device="a GPU")
+        measured = replace(tuning.TuningKey.of("any", tensor, tensor, tensor, "any"), device="a GPU")
         monkeypatch.setitem(tuning._tiles, measured, Tile(rows=16, keys=16))
         config = replace(small, branches=(Branch.WIN,))
         kept, blocked = tmp_path / "new" / "tuning.json", tmp_path / "file" / "tuning.json"

@@ -13,7 +13,7 @@ from nsa_attention.config import ALL_BRANCHES, Branch
 from nsa_attention.ops.backends import TiledBackend
 from nsa_attention.ops.fused import paged_attention as fused
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
-from nsa_attention.ops.fused.paged_attention import attend_pages, attended_and_chosen
+from nsa_attention.ops.fused.paged_attention import attend_and_select, attend_pages
 from nsa_attention.ops.kernels import EagerKernel
 from nsa_attention.ops.paged_attention import PagedAttentionConfig, PagedRows, outputs_of_branches
 from nsa_attention.ops.selection import EMPTY, Selection, best_blocks
@@ -90,7 +90,7 @@ def test_into_however_many_parts_the_keys_are_cut_they_are_all_read_once(
 ) -> None:
     case = ((90, 1, 17), 4, 2, 8, 4, 50, 16, 2)
     q, gates, rows = pages(case)
-    monkeypatch.setattr(fused, "LEAST_ROWS", least_rows)
+    monkeypatch.setattr(fused, "MIN_PART_ROWS", least_rows)
     ours = attend_pages(q, gates, rows, numbers(case), tile=SMALL)
     torch.testing.assert_close(ours, by_torch(q, gates, rows, numbers(case)), rtol=0, atol=1e-12)
 
@@ -100,7 +100,7 @@ def test_the_blocks_are_those_that_training_chooses(case: tuple) -> None:
     """Also of more blocks than a chunk of the kernel has."""
     q, gates, rows = pages(case)
     decided, groups = numbers(case), rows.keys.shape[1]
-    _, chosen_RGn = attended_and_chosen(q, gates, rows, decided)
+    _, chosen_RGn = attend_and_select(q, gates, rows, decided)
     for sequence, tokens in enumerate(case[0]):
         blocks = decided.blocks(tokens)
         page_R, inside_R = rows.tables[sequence, 0].long(), rows.keys.shape[2]
@@ -116,7 +116,7 @@ def test_equally_important_blocks_go_to_the_lower_index() -> None:
     """Queries of zero like every key alike, and of the forced blocks too the lower one comes first."""
     case = ((200,), 4, 4, 4, 6, 8, 16, 2)
     q, gates, rows = pages(case, torch.float32)
-    _, chosen = attended_and_chosen(torch.zeros_like(q), gates, rows, numbers(case))
+    _, chosen = attend_and_select(torch.zeros_like(q), gates, rows, numbers(case))
     assert chosen.flatten(0, 1).tolist() == [[0, 48, 49, 1, 2, 3]] * 2
 
 

@@ -16,8 +16,8 @@ from nsa_attention import reference
 from nsa_attention.ops.attend import selected_attention
 from nsa_attention.ops.fused import selected as fused
 from nsa_attention.ops.fused.launch import CannotLaunchError, Tile, launches
-from nsa_attention.ops.fused.selected import selected
-from nsa_attention.ops.fused.tuning import Situation
+from nsa_attention.ops.fused.selected import fused_selected_attention
+from nsa_attention.ops.fused.tuning import TuningKey
 from nsa_attention.ops.kernels import EagerKernel
 from nsa_attention.ops.selection import EMPTY
 
@@ -85,7 +85,7 @@ def test_output_and_gradients_equal_the_reference(case: tuple[int, ...]) -> None
     inputs = leaves(2 if tokens < 40 else 1, groups, per_group, tokens, (width, value_width))
     indices = any_indices((inputs[0].shape[0], groups, tokens, places), -(-tokens // select_len))
     launches.clear()
-    ours = selected(*inputs, indices, select_len=select_len, scale=width**-0.5, tile=SMALL)
+    ours = fused_selected_attention(*inputs, indices, select_len=select_len, scale=width**-0.5, tile=SMALL)
     assert_same(ours, specified(inputs, indices, select_len), inputs)
     assert set(launches) >= ALL - {"selected_backward_sum"}
 
@@ -97,13 +97,13 @@ def test_neither_the_tile_nor_the_length_of_a_segment_changes_the_result(rows: i
     indices[..., 0] = 0
     tile = Tile(rows=rows, keys=rows)
     launches.clear()
-    ours = selected(*inputs, indices, select_len=10, scale=0.5, tile=tile, segment=rows // 4)
+    ours = fused_selected_attention(*inputs, indices, select_len=10, scale=0.5, tile=tile, segment=rows // 4)
     assert_same(ours, specified(inputs, indices, 10), inputs)
     assert dict(launches) == dict.fromkeys(ALL, 1)
 
 
 def test_no_token_no_place_and_nothing_chosen_give_0_and_minus_infinity() -> None:
-    run = partial(selected, select_len=4, scale=1.0)
+    run = partial(fused_selected_attention, select_len=4, scale=1.0)
     inputs = leaves(2, 1, 2, 9, (4, 4))
     for indices in (torch.zeros(2, 1, 9, 0, dtype=torch.int32), torch.full((2, 1, 9, 3), EMPTY, dtype=torch.int32)):
         output, lse = run(*inputs, indices)
@@ -123,7 +123,7 @@ def test_packed_sequences_equal_each_sequence_by_itself() -> None:
     indices = any_indices((1, 2, sum(lengths), 3), 3)
     # The short last block of the first sequence is shared out, and the block behind it is not.
     indices[..., 0] = torch.cat([torch.arange(length, dtype=torch.int32) // 4 for length in lengths])
-    together = selected(*inputs, indices, select_len=4, scale=0.5, starts=starts, tile=SMALL, segment=2)
+    together = fused_selected_attention(*inputs, indices, select_len=4, scale=0.5, starts=starts, tile=SMALL, segment=2)
     alone = [
         specified(tuple(tensor[:, :, first:last] for tensor in inputs), indices[:, :, first:last], 4)
         for first, last in zip(starts.tolist(), starts[1:].tolist(), strict=False)
@@ -135,7 +135,7 @@ def test_packed_sequences_equal_each_sequence_by_itself() -> None:
 def test_views_of_any_stride_are_taken_as_they_are() -> None:
     inputs = leaves(1, 2, 2, 11, (4, 3))
     indices = any_indices((1, 2, 11, 2), 3)
-    run = partial(selected, select_len=4, scale=0.5, tile=SMALL)
+    run = partial(fused_selected_attention, select_len=4, scale=0.5, tile=SMALL)
     expected = run(*inputs, indices)
     by_token = [tensor.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for tensor in inputs]
     by_width = [tensor.detach().transpose(1, 3).contiguous().transpose(1, 3).requires_grad_() for tensor in inputs]
@@ -159,7 +159,7 @@ def test_rows_more_than_31_bits_apart_are_found(tmp_path: Path) -> None:
     for view, tensor in zip(views, dense, strict=True):
         view.copy_(tensor.detach())
     indices = torch.tensor([0, 0, 1, 1], dtype=torch.int32).view(1, 1, tokens, 1)
-    run = partial(selected, indices_BGTn=indices, select_len=2, scale=1.0, tile=SMALL)
+    run = partial(fused_selected_attention, indices_BGTn=indices, select_len=2, scale=1.0, tile=SMALL)
     near = [view.contiguous() for view in views]
     found = [[view.detach().requires_grad_() for view in tensors] for tensors in (views, near)]
     (ours, _), (theirs, _) = run(*found[0]), run(*found[1])
@@ -172,7 +172,7 @@ def test_rows_more_than_31_bits_apart_are_found(tmp_path: Path) -> None:
 def test_an_upstream_gradient_without_strides_is_taken() -> None:
     inputs = leaves(1, 1, 2, 6, (4, 3))
     indices = any_indices((1, 1, 6, 2), 2)
-    ours = selected(*inputs, indices, select_len=4, scale=0.5)[0].sum()
+    ours = fused_selected_attention(*inputs, indices, select_len=4, scale=0.5)[0].sum()
     theirs = specified(inputs, indices, 4)[0].sum()
     for our, their in zip(torch.autograd.grad(ours, inputs), torch.autograd.grad(theirs, inputs), strict=True):
         torch.testing.assert_close(our, their, rtol=0, atol=TOLERANCE)
@@ -193,7 +193,11 @@ def test_the_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype) -> N
     eager = partial(selected_attention, kernel=EagerKernel())
     truth = results(eager, torch.float64)
     for name, ours, plain, true in zip(
-        ("o", "lse", "dq", "dk", "dv"), results(selected, dtype), results(eager, dtype), truth, strict=True
+        ("o", "lse", "dq", "dk", "dv"),
+        results(fused_selected_attention, dtype),
+        results(eager, dtype),
+        truth,
+        strict=True,
     ):
         assert ours.dtype == plain.dtype
         error, allowed = (float((tensor.double() - true).detach().abs().max()) for tensor in (ours, plain))
@@ -205,7 +209,7 @@ def test_gradcheck_in_float64() -> None:
     indices = torch.tensor([[[[0, -1]] * 3 + [[1, 0]] * 3 + [[-1, 2]]]], dtype=torch.int32)
 
     def output(*tensors: Tensor) -> Tensor:
-        return selected(*tensors, indices, select_len=3, scale=0.7, tile=SMALL, segment=4)[0]
+        return fused_selected_attention(*tensors, indices, select_len=3, scale=0.7, tile=SMALL, segment=4)[0]
 
     assert torch.autograd.gradcheck(output, inputs, fast_mode=True)
 
@@ -215,7 +219,7 @@ def test_huge_logits_stay_finite(dtype: torch.dtype) -> None:
     q, k = ((torch.randn(1, heads, 24, 8) * 60).to(dtype).requires_grad_() for heads in (2, 1))
     v = torch.randn(1, 1, 24, 8).to(dtype).requires_grad_()
     indices = any_indices((1, 1, 24, 3), 4)
-    output, _ = selected(q, k, v, indices, select_len=6, scale=1.0)
+    output, _ = fused_selected_attention(q, k, v, indices, select_len=6, scale=1.0)
     for tensor in (output, *gradients(output, (q, k, v), torch.ones_like(output))):
         assert bool(tensor.isfinite().all())
 
@@ -224,8 +228,8 @@ def test_a_scale_below_zero_turns_the_order_of_huge_logits_around() -> None:
     """The highest exponent is that of the lowest product, also in blocks that nothing masks."""
     q, k = (60 * torch.randn(1, heads, 80, 8) for heads in (2, 1))
     v, indices = torch.randn(1, 1, 80, 8), any_indices((1, 1, 80, 3), 5)
-    output, lse = selected(q, k, v, indices, select_len=16, scale=-1.0, tile=SMALL)
-    wanted, wanted_lse = selected(-q, k, v, indices, select_len=16, scale=1.0, tile=SMALL)
+    output, lse = fused_selected_attention(q, k, v, indices, select_len=16, scale=-1.0, tile=SMALL)
+    wanted, wanted_lse = fused_selected_attention(-q, k, v, indices, select_len=16, scale=1.0, tile=SMALL)
     torch.testing.assert_close((output, lse), (wanted, wanted_lse))
     assert bool(output.isfinite().all())
 
@@ -236,7 +240,7 @@ def test_the_same_input_gives_the_same_bits() -> None:
     upstream = torch.randn(1, 2, 30, 8)
 
     def bits() -> list[Tensor]:
-        output, lse = selected(*inputs, indices, select_len=5, scale=0.3, tile=SMALL, segment=16)
+        output, lse = fused_selected_attention(*inputs, indices, select_len=5, scale=0.3, tile=SMALL, segment=16)
         return [output, lse, *gradients(output, inputs, upstream)]
 
     assert all(torch.equal(first, second) for first, second in zip(bits(), bits(), strict=True))
@@ -245,7 +249,7 @@ def test_the_same_input_gives_the_same_bits() -> None:
 def test_no_output_depends_on_later_tokens() -> None:
     inputs = leaves(1, 1, 2, 21, (4, 4))
     indices = any_indices((1, 1, 21, 3), 5)
-    run = partial(selected, indices_BGTn=indices, select_len=5, scale=0.5, tile=SMALL)
+    run = partial(fused_selected_attention, indices_BGTn=indices, select_len=5, scale=0.5, tile=SMALL)
     before, _ = run(*inputs)
     changed = [torch.cat((tensor[:, :, :13], -3 * tensor[:, :, 13:]), 2) for tensor in inputs]
     after, _ = run(*changed)
@@ -264,7 +268,9 @@ def test_any_small_shape_equals_the_reference(data: st.DataObject) -> None:
     size = groups * tokens * shape[3]
     indices = torch.tensor(data.draw(st.lists(number, min_size=size, max_size=size)), dtype=torch.int32).view(shape)
     inputs = leaves(1, groups, per_group, tokens, widths)
-    ours = selected(*inputs, indices, select_len=select_len, scale=widths[0] ** -0.5, tile=SMALL, segment=5)
+    ours = fused_selected_attention(
+        *inputs, indices, select_len=select_len, scale=widths[0] ** -0.5, tile=SMALL, segment=5
+    )
     assert_same(ours, specified(inputs, indices, select_len), inputs)
 
 
@@ -292,19 +298,19 @@ def test_each_tile_to_choose_from_holds_all_heads_of_a_group_and_at_most_a_bit_o
     heads: int, dtype: torch.dtype
 ) -> None:
     tensors = [torch.empty(1, number, 1, 4, dtype=dtype) for number in (heads, 1, 1)]
-    situation = Situation.of("any", *tensors, "any")
-    sizes = fused.constants(*tensors, 1.0) | {"SELECT_LEN": 64}
-    together = fused.queries_of_tile(tensors[0], tensors[1])
+    tuning_key = TuningKey.of("any", *tensors, "any")
+    sizes = fused.kernel_constants(*tensors, 1.0) | {"SELECT_LEN": 64}
+    together = fused.tile_queries(tensors[0], tensors[1])
     assert 1 <= together <= 32
     for choices, queries in (
         (fused._forward_tiles, together),
         (fused._backward_query_tiles, together),
         (fused._backward_key_tiles, None),
     ):
-        tiles = choices(situation)
+        tiles = choices(tuning_key)
         assert 1 <= len(tiles) <= 8
         for tile in tiles:
-            tiled = fused._tiled(tile, sizes, queries)
+            tiled = fused._tile_constants(tile, sizes, queries)
             assert tiled["ROWS"] % sizes["HEADS_PADDED"] == 0
             assert 16 <= tiled["ROWS"] <= 128
             assert 16 <= tiled["KEYS"] <= 64
@@ -324,15 +330,17 @@ def test_what_the_kernels_cannot_take_is_named(change: dict[str, tuple[int, ...]
     shapes = {"q": (1, 4, 6, 4), "k": (1, 2, 6, 4), "v": (1, 2, 6, 3), "indices": (1, 2, 6, 2)} | change
     q, k, v, indices = (torch.zeros(shape) for shape in shapes.values())
     with pytest.raises(CannotLaunchError, match=text):
-        selected(q, k, v, indices.int(), select_len=4, scale=1.0)
+        fused_selected_attention(q, k, v, indices.int(), select_len=4, scale=1.0)
 
 
 def test_sequences_in_a_batch_and_bfloat16_in_the_interpreter_are_refused() -> None:
     inputs = leaves(2, 1, 1, 4, (4, 4))
     indices = torch.zeros(2, 1, 4, 1, dtype=torch.int32)
     with pytest.raises(CannotLaunchError, match="put all sequences into one row"):
-        selected(*inputs, indices, select_len=4, scale=1.0, starts=torch.tensor([0, 4], dtype=torch.int32))
+        fused_selected_attention(
+            *inputs, indices, select_len=4, scale=1.0, starts=torch.tensor([0, 4], dtype=torch.int32)
+        )
     if not torch.cuda.is_available():
         halves = [tensor.detach().bfloat16() for tensor in inputs]
         with pytest.raises(CannotLaunchError, match="bfloat16"):
-            selected(*halves, indices, select_len=4, scale=1.0)
+            fused_selected_attention(*halves, indices, select_len=4, scale=1.0)

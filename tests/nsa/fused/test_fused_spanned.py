@@ -49,13 +49,13 @@ def counted() -> None:
 
 @pytest.fixture(params=["one tile", "small tiles", "small tiles by descriptor"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning.forget()
+    tuning.clear()
     if request.param == "one tile":
-        monkeypatch.setattr(spanned, "MOST_PARTS", 1)
+        monkeypatch.setattr(spanned, "MAX_PARTS", 1)
     else:
-        monkeypatch.setattr(tuning.Situation, "tiles", lambda _self, *_sizes: [Tile(rows=16, keys=16)])
-        monkeypatch.setattr(spanned, "MOST_PARTS", 2)
-    monkeypatch.setattr(descriptors, "copied_by_tiles", lambda _tensor: "descriptor" in request.param)
+        monkeypatch.setattr(tuning.TuningKey, "tiles", lambda _self, *_sizes: [Tile(rows=16, keys=16)])
+        monkeypatch.setattr(spanned, "MAX_PARTS", 2)
+    monkeypatch.setattr(descriptors, "supports_descriptors", lambda _tensor: "descriptor" in request.param)
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -65,7 +65,7 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def compressed(numbers: tuple[int, ...], starts: Tensor | None = None) -> Case:
     groups, per_group, tokens, length, stride, _, width, value_width = numbers
     blocks = max(0, (tokens - length) // stride + 1)
-    seen = spanned.spans_of_completed_blocks(tokens, blocks, length, stride, starts, torch.device("cpu"))
+    seen = spanned.block_spans(tokens, blocks, length, stride, starts, torch.device("cpu"))
     lengths = {"block_len": length, "block_stride": stride}
     return Case(
         q=leaf(1, groups * per_group, tokens, width),
@@ -78,7 +78,7 @@ def compressed(numbers: tuple[int, ...], starts: Tensor | None = None) -> Case:
 
 def sliding(numbers: tuple[int, ...]) -> Case:
     groups, per_group, tokens, _, _, window, width, value_width = numbers
-    seen = spanned.spans_of_last_tokens(tokens, window, None, torch.device("cpu"))
+    seen = spanned.window_spans(tokens, window, None, torch.device("cpu"))
     return Case(
         q=leaf(1, groups * per_group, tokens, width),
         k=leaf(1, groups, tokens, width),
@@ -127,7 +127,7 @@ def test_tensors_may_be_views_with_any_strides() -> None:
     q = wide[..., :32].unflatten(-1, (4, 8)).transpose(1, 2)
     k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in wide[..., 32:].chunk(2, -1))
     q = q[..., ::2]
-    seen = spanned.spans_of_last_tokens(30, 5, None, q.device)
+    seen = spanned.window_spans(30, 5, None, q.device)
     ours = spanned_attention(q, k, v, seen, 0.5)
     theirs = sliding_attention(q, k, v, window=5, scale=0.5, kernel=EagerKernel())
     torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
@@ -142,14 +142,14 @@ def test_packed_sequences_do_not_see_each_other() -> None:
     k_blocks, v_blocks = leaf(1, 2, sum(blocks), 4), leaf(1, 2, sum(blocks), 4)
     for seen, keys, values, per_sequence, alone in (
         (
-            spanned.spans_of_last_tokens(40, window, starts, q.device),
+            spanned.window_spans(40, window, starts, q.device),
             k,
             v,
             lengths,
             lambda *t: sliding_alone(*t, window),
         ),
         (
-            spanned.spans_of_completed_blocks(40, sum(blocks), block_len, stride, starts, q.device),
+            spanned.block_spans(40, sum(blocks), block_len, stride, starts, q.device),
             k_blocks,
             v_blocks,
             blocks,
@@ -182,7 +182,7 @@ def compressed_alone(q: Tensor, k: Tensor, v: Tensor, block_len: int, stride: in
 def test_the_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype) -> None:
     rounded = [torch.randn(1, heads, 40, 16).to(dtype) for heads in (4, 2, 2)]
     upstream = torch.randn(1, 4, 40, 16).to(dtype)
-    seen = spanned.spans_of_last_tokens(40, 12, None, torch.device("cpu"))
+    seen = spanned.window_spans(40, 12, None, torch.device("cpu"))
 
     def results(attention: Attention, kind: torch.dtype) -> list[Tensor]:
         inputs = [tensor.to(kind).requires_grad_() for tensor in rounded]
@@ -201,7 +201,7 @@ def test_the_error_is_at_most_twice_that_of_plain_torch(dtype: torch.dtype) -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_huge_logits_stay_finite(dtype: torch.dtype) -> None:
     q, k, v = ((60 * torch.randn(1, heads, 40, 16)).to(dtype).requires_grad_() for heads in (4, 2, 2))
-    output, lse = spanned_attention(q, k, v, spanned.spans_of_last_tokens(40, 12, None, q.device), 1.0)
+    output, lse = spanned_attention(q, k, v, spanned.window_spans(40, 12, None, q.device), 1.0)
     for tensor in (output, lse, *torch.autograd.grad(output.float().sum(), (q, k, v))):
         assert bool(tensor.isfinite().all())
 
@@ -212,14 +212,14 @@ def test_the_gradients_are_those_of_the_output() -> None:
 
 
 def test_the_same_inputs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning.Situation, "tiles", lambda _self, *_sizes: [Tile(rows=16, keys=16)])
-    tuning.forget()
+    monkeypatch.setattr(tuning.TuningKey, "tiles", lambda _self, *_sizes: [Tile(rows=16, keys=16)])
+    tuning.clear()
     q, k, v = (
         leaf(1, 3, 40, 4, dtype=torch.float32),
         leaf(1, 1, 40, 4, dtype=torch.float32),
         leaf(1, 1, 40, 4, dtype=torch.float32),
     )
-    seen = spanned.spans_of_last_tokens(40, 30, None, q.device)
+    seen = spanned.window_spans(40, 30, None, q.device)
 
     def once() -> list[Tensor]:
         output, lse = spanned_attention(q, k, v, seen, 0.5)
@@ -235,7 +235,7 @@ def test_tiles_by_descriptor_are_the_same_bits(
 ) -> None:
     """Keys and values of two kernels; queries and gradients of one, unless heads are padded; none with odd rows."""
     q, k, v = leaf(1, 2 * heads, 20, width), leaf(1, 2, 20, width), leaf(1, 2, 20, width)
-    seen, upstream = spanned.spans_of_last_tokens(20, 9, None, q.device), torch.randn_like(q)
+    seen, upstream = spanned.window_spans(20, 9, None, q.device), torch.randn_like(q)
     made = []
 
     def once() -> list[Tensor]:
@@ -244,11 +244,11 @@ def test_tiles_by_descriptor_are_the_same_bits(
 
     def noted(tensor: Tensor, block: tuple[int, ...]) -> TensorDescriptor:
         made.append(block)
-        return descriptors.described(tensor, block)
+        return descriptors.make_descriptor(tensor, block)
 
     by_pointers = once()
-    monkeypatch.setattr(descriptors, "copied_by_tiles", lambda _tensor: True)
-    monkeypatch.setattr(spanned, "described", noted)
+    monkeypatch.setattr(descriptors, "supports_descriptors", lambda _tensor: True)
+    monkeypatch.setattr(spanned, "make_descriptor", noted)
     for first, second in zip(by_pointers, once(), strict=True):
         assert torch.equal(first, second)
     assert len(made) == described
@@ -256,7 +256,7 @@ def test_tiles_by_descriptor_are_the_same_bits(
 
 def test_torch_accepts_the_operators() -> None:
     q, k, v = leaf(1, 2, 7, 4), leaf(1, 1, 7, 4), leaf(1, 1, 7, 4)
-    seen = spanned.spans_of_last_tokens(7, 3, None, q.device).tensors()
+    seen = spanned.window_spans(7, 3, None, q.device).tensors()
     torch.library.opcheck(spanned._spanned, (q, k, v, *seen, 0.5, "any"))
     output, lse = spanned._spanned(q, k, v, *seen, 0.5, "any")
     saved = [tensor.detach() for tensor in (torch.randn_like(output), q, k, v, *seen, output, lse)]
@@ -266,7 +266,7 @@ def test_torch_accepts_the_operators() -> None:
 def test_bfloat16_is_refused_under_the_interpreter() -> None:
     q = torch.zeros(1, 1, 4, 4, dtype=torch.bfloat16)
     with pytest.raises(CannotLaunchError, match="bfloat16"):
-        spanned_attention(q, q, q, spanned.spans_of_last_tokens(4, 2, None, q.device), 1.0)
+        spanned_attention(q, q, q, spanned.window_spans(4, 2, None, q.device), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -280,13 +280,13 @@ def test_bfloat16_is_refused_under_the_interpreter() -> None:
 def test_what_no_kernel_takes_is_refused(heads: int, groups: int, width: int, text: str) -> None:
     q, k = torch.zeros(1, heads, 4, width), torch.zeros(1, groups, 4, width)
     with pytest.raises(CannotLaunchError, match=text):
-        spanned_attention(q, k, k, spanned.spans_of_last_tokens(4, 2, None, q.device), 1.0)
+        spanned_attention(q, k, k, spanned.window_spans(4, 2, None, q.device), 1.0)
 
 
 @pytest.mark.parametrize("scale", [0.0, -0.5])
 def test_a_scale_may_be_zero_or_turn_the_order_of_scores_around(scale: float) -> None:
     q, k, v = leaf(1, 2, 40, 4), leaf(1, 1, 40, 4), leaf(1, 1, 40, 4)
-    ours = spanned_attention(q, k, v, spanned.spans_of_last_tokens(40, 35, None, q.device), scale)
+    ours = spanned_attention(q, k, v, spanned.window_spans(40, 35, None, q.device), scale)
     theirs = sliding_attention(q, k, v, window=35, scale=scale, kernel=EagerKernel())
     torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
@@ -294,7 +294,7 @@ def test_a_scale_may_be_zero_or_turn_the_order_of_scores_around(scale: float) ->
 def test_tensors_of_several_dtypes_are_refused() -> None:
     q = torch.zeros(1, 1, 4, 4)
     with pytest.raises(CannotLaunchError, match=r"torch\.float32, torch\.float64"):
-        spanned_attention(q, q.double(), q, spanned.spans_of_last_tokens(4, 2, None, q.device), 1.0)
+        spanned_attention(q, q.double(), q, spanned.window_spans(4, 2, None, q.device), 1.0)
 
 
 @given(
@@ -318,8 +318,8 @@ def test_both_directions_of_the_spans_tell_the_same_pairs(
             blocks += [(t, key) for t in range(begin + i * stride + block_len - 1, begin + length)]
             key += 1
     total = starts[-1]
-    assert pairs(spanned.spans_of_last_tokens(total, window, cumulative, device)) == (sorted(windows), sorted(windows))
-    found = spanned.spans_of_completed_blocks(total, key, block_len, stride, cumulative, device)
+    assert pairs(spanned.window_spans(total, window, cumulative, device)) == (sorted(windows), sorted(windows))
+    found = spanned.block_spans(total, key, block_len, stride, cumulative, device)
     assert pairs(found) == (sorted(blocks), sorted(blocks))
 
 

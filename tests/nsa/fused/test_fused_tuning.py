@@ -16,12 +16,12 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from nsa_attention.ops.fused import importance, lists, selected, spanned, tuning
 from nsa_attention.ops.fused.backend import FusedBackend
-from nsa_attention.ops.fused.launch import Tile, padded
-from nsa_attention.ops.fused.tuning import Situation
+from nsa_attention.ops.fused.launch import Tile, next_power_of_two
+from nsa_attention.ops.fused.tuning import TuningKey
 from nsa_attention.ops.selection import Selection
 
 TILES = [Tile(rows=rows, keys=64) for rows in (128, 64, 32)]
-HERE = Situation(
+HERE = TuningKey(
     kernel="k",
     pattern="sliding w=512",
     device="NVIDIA H200",
@@ -36,12 +36,12 @@ HERE = Situation(
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    before, ran = dict(tuning._tiles), dict(tuning._ran)
-    tuning.forget()
+    before, ran = dict(tuning._tiles), dict(tuning._compiled_for)
+    tuning.clear()
     yield
-    tuning.forget()
+    tuning.clear()
     tuning._tiles.update(before)
-    tuning._ran.update(ran)
+    tuning._compiled_for.update(ran)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_warm_up_keeps_the_fastest_tile_that_fits() -> None:
     with tuning.measuring():
         assert Kernel().best() == [128, 64, 32, 64]
     assert Kernel().best(times=2) == [64, 64]
-    tuning.forget()
+    tuning.clear()
     with tuning.measuring():
         assert Kernel(most_rows=32).best() == [32, 32]
 
@@ -107,7 +107,7 @@ def test_what_is_timed_may_be_a_trial_and_then_the_kernel_runs_once() -> None:
 @pytest.mark.parametrize("error", [NO_ROOM, PTXASError("no such instruction"), RuntimeError("PassManager::run failed")])
 def test_a_tile_that_does_not_fit_or_cannot_be_compiled_is_passed_over(error: Exception) -> None:
     assert Kernel(most_rows=64, error=error).best(times=2) == [64, 64]
-    tuning.forget()
+    tuning.clear()
     with tuning.measuring():
         assert Kernel(most_rows=32, error=error).best() == [32, 32]
 
@@ -140,7 +140,7 @@ def test_what_another_rank_has_measured_is_what_runs() -> None:
 def test_rows_that_are_not_understood_are_left_out() -> None:
     Kernel().best()
     good = tuning.table()
-    tuning.forget()
+    tuning.clear()
     tuning.adopt([None, [{"kernel": "k"}, [1, 2, 3, 4]], [{}, 7], *good])
     assert tuning.table() == good
     tuning.adopt("nonsense")
@@ -154,11 +154,11 @@ def test_choices_are_kept_in_a_file_with_those_of_other_processes(tmp_path: Path
     Kernel().best()
     tuning.save(file)
     first = tuning.table()
-    tuning.forget()
+    tuning.clear()
     tuning.run_best(Kernel(), replace(HERE, kernel="another"), lambda _: TILES)
     own = tuning.table()
     tuning.save(file)
-    tuning.forget()
+    tuning.clear()
     tuning.load(file)
     assert sorted(map(str, tuning.table())) == sorted(map(str, [*own, *first]))
     file.write_text("{", encoding="utf-8")
@@ -175,18 +175,18 @@ def test_rows_of_a_table_with_other_fields_are_left_out_and_the_others_read() ->
     assert tuning.table() == [[vars(HERE), [64, 64, 4, 2]]]
 
 
-def settled(monkeypatch: pytest.MonkeyPatch) -> list[Situation]:
+def settled(monkeypatch: pytest.MonkeyPatch) -> list[TuningKey]:
     """The situations that are asked for from here on. Nothing is computed: to be asked for is all that counts."""
-    seen: list[Situation] = []
+    seen: list[TuningKey] = []
 
     def run(
         run: Callable[[Tile], None],
-        situation: Situation,
-        candidates: Callable[[Situation], list[Tile]],
+        tuning_key: TuningKey,
+        candidates: Callable[[TuningKey], list[Tile]],
         _trial: Callable[[Tile], None] | None = None,
     ) -> None:
-        seen.append(situation)
-        run(candidates(situation)[0])
+        seen.append(tuning_key)
+        run(candidates(tuning_key)[0])
 
     for module in (tuning, importance):
         monkeypatch.setattr(module, "run_best", run)
@@ -195,7 +195,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[Situation]:
     return seen
 
 
-def asked(seen: list[Situation], **numbers: int) -> set[Situation]:
+def asked(seen: list[TuningKey], **numbers: int) -> set[TuningKey]:
     """What a pass over these lengths asks for, all kernels."""
     of = {"tokens": 40, "l": 6, "d": 3, "size": 5, "n": 4, "w": 7} | numbers
     seen.clear()
@@ -288,5 +288,5 @@ class TestALengthThatNothingWasMeasuredFor:
 
 @given(width=st.integers(0, 1 << 40))
 def test_a_padded_width_is_the_next_power_of_two(width: int) -> None:
-    assert padded(width, least=1) == max(1, triton.next_power_of_2(width))
-    assert padded(width) == max(16, triton.next_power_of_2(width))
+    assert next_power_of_two(width, least=1) == max(1, triton.next_power_of_2(width))
+    assert next_power_of_two(width) == max(16, triton.next_power_of_2(width))

@@ -104,9 +104,9 @@ def apart(
 def main(words: list[str]) -> None:
     way, width, dtype = words[0], int(words[1]), getattr(torch, words[2])
     JITFunction.run = look
-    spanned.ENOUGH_PROGRAMS = FEW_PROGRAMS
+    spanned.MIN_PROGRAMS = FEW_PROGRAMS
     # As a GPU of capability 9.0 takes them.
-    descriptors.copied_by_tiles = lambda tensor: tensor.element_size() == 2
+    descriptors.supports_descriptors = lambda tensor: tensor.element_size() == 2
 
     def tell(rows: int, tokens: int, starts: Tensor | None = None, off: int = 0) -> None:
         new.clear()

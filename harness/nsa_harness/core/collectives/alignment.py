@@ -17,7 +17,7 @@ from nsa_harness.core.collectives.call_history import (
 )
 from nsa_harness.core.collectives.repair import Edit, Repair, repairs
 from nsa_harness.core.collectives.timeline import UNKNOWN_GROUP, Event, Field, Timeline, Token, field_apart, value
-from nsa_harness.core.evidence.evidence import Mode, StatusFile
+from nsa_harness.core.evidence.evidence import ForwardMode, StatusFile
 
 Members = tuple[int, ...]
 
@@ -527,10 +527,10 @@ def _late_difference(group: str, tracks: Sequence[_Track]) -> Difference | None:
 
 def _trains(track: _Track) -> bool:
     """Whether the rank runs a model. The steps of ranks with and without a model cannot be compared."""
-    return track.board is not None and (track.board.training is not None or bool(track.board.steps_s))
+    return track.board is not None and (track.board.latest_training_event is not None or bool(track.board.steps_s))
 
 
-def _evaluates(mode: Mode | None, other: Mode | None) -> bool:
+def _evaluates(mode: ForwardMode | None, other: ForwardMode | None) -> bool:
     """Whether the rank has disabled gradients, or its model is in evaluation mode, while the other rank trains."""
     if mode is None or other is None:
         return False
@@ -538,7 +538,11 @@ def _evaluates(mode: Mode | None, other: Mode | None) -> bool:
 
 
 def _between_steps(track: _Track) -> bool:
-    return track.board is not None and track.board.training is not None and track.board.training.kind == "step"
+    return (
+        track.board is not None
+        and track.board.latest_training_event is not None
+        and track.board.latest_training_event.kind == "step"
+    )
 
 
 def _has_passed(track: _Track, event: Event, waiting: Sequence[StatusFile]) -> bool:

@@ -72,7 +72,7 @@ def others_got_more_batches(boards: Mapping[int, StatusFile], finished: OutOfBat
 
     Otherwise it belongs to an evaluation. True if no rank's loaders are known.
     """
-    ended = [loader for rank in finished.ranks for loader in boards[rank].loaders if loader.ended]
+    ended = [loader for rank in finished.ranks for loader in boards[rank].loaders if loader.is_exhausted]
     others = {
         (loader.number, loader.iterators, loader.chain): loader.batches
         for rank in finished.others
@@ -127,7 +127,9 @@ def _difference(finished: Mapping[int, dict[int, StepRow]], shared: Sequence[int
 
 def _difference_in(rows: Mapping[int, StepRow], group: str) -> StepDifference:
     """Return the difference in that step: the kind of collective with the widest gap between ranks."""
-    kinds = sorted({(tally.op, tally.called) for row in rows.values() for tally in row.tallies if tally.group == group})
+    kinds = sorted(
+        {(tally.op, tally.from_python) for row in rows.values() for tally in row.tallies if tally.group == group}
+    )
     counts = {kind: {rank: _count(row, group, *kind) for rank, row in rows.items()} for kind in kinds}
     differing = [kind for kind in kinds if len(set(counts[kind].values())) > 1]
     op, called = max(kinds, key=lambda kind: max(counts[kind].values()) - min(counts[kind].values()))
@@ -152,12 +154,12 @@ def _entered(row: StepRow, group: str) -> int:
 
 def _count(row: StepRow, group: str, op: str, called: bool) -> int:
     kind = (group, op, called)
-    return sum(tally.count for tally in row.tallies if (tally.group, tally.op, tally.called) == kind)
+    return sum(tally.count for tally in row.tallies if (tally.group, tally.op, tally.from_python) == kind)
 
 
 def _out_of_batches(board: StatusFile) -> bool:
     """Whether the rank's latest training event requests a batch, and the rank then did something else."""
-    training = board.training
+    training = board.latest_training_event
     if training is None or training.kind != "data" or training.name != _FETCH:
         return False
     went_on = any(call.entered_s > training.at_s for call in board.calls)
@@ -165,7 +167,7 @@ def _out_of_batches(board: StatusFile) -> bool:
 
 
 def _trains(board: StatusFile, step: int) -> bool:
-    training = board.training
+    training = board.latest_training_event
     return training is not None and training.step >= step and training.kind in ("forward", "backward", "optimizer")
 
 
@@ -221,7 +223,9 @@ def abandoned_batch(boards: Mapping[int, StatusFile]) -> AbandonedBatch | None:
 def other_pace(boards: Mapping[int, StatusFile]) -> OtherPace | None:
     """Return the ranks with another number of batches per step; None if they agree, or if steps of one rank differ."""
     usual = _usual_events(boards)
-    steady = all(set(board.marked.values()) == {usual[rank]} for rank, board in boards.items()) if usual else False
+    steady = (
+        all(set(board.events_per_step.values()) == {usual[rank]} for rank, board in boards.items()) if usual else False
+    )
     if not steady or len(set(usual.values())) < 2 or not _short_ranks(boards):
         return None
     return OtherPace(ranks=minority(usual), marks=tuple(sorted(usual.items())))
@@ -229,9 +233,9 @@ def other_pace(boards: Mapping[int, StatusFile]) -> OtherPace | None:
 
 def _usual_events(boards: Mapping[int, StatusFile]) -> dict[int, int]:
     """Return each rank's most frequent number of training events per step; empty if unknown for some rank."""
-    if len(boards) < 2 or any(len(board.marked) < _STEPS for board in boards.values()):
+    if len(boards) < 2 or any(len(board.events_per_step) < _STEPS for board in boards.values()):
         return {}
-    return {rank: Counter(board.marked.values()).most_common(1)[0][0] for rank, board in boards.items()}
+    return {rank: Counter(board.events_per_step.values()).most_common(1)[0][0] for rank, board in boards.items()}
 
 
 def _short_ranks(boards: Mapping[int, StatusFile]) -> tuple[int, ...]:
@@ -240,21 +244,23 @@ def _short_ranks(boards: Mapping[int, StatusFile]) -> tuple[int, ...]:
     return tuple(
         rank
         for rank, board in sorted(boards.items())
-        if begun[rank] < max(begun.values()) and board.training is not None and board.training.kind not in _TRAINS
+        if begun[rank] < max(begun.values())
+        and board.latest_training_event is not None
+        and board.latest_training_event.kind not in _TRAINS
     )
 
 
 def _begun(board: StatusFile) -> int:
     done = board.steps_s[-1][0] if board.steps_s else 0
-    training = board.training
+    training = board.latest_training_event
     return max(done, training.step) if training is not None and training.kind in _TRAINS else done
 
 
 def _begun_twice(rank: int, boards: Mapping[int, StatusFile], usual: Mapping[int, int]) -> Iterator[AbandonedBatch]:
     """Yield the steps that the rank began twice and the others once. A complete second pass is an evaluation."""
     others = tuple(sorted(set(boards) - {rank}))
-    for step, marks in sorted(boards[rank].marked.items()):
-        alone = all(boards[other].marked.get(step) == usual[other] for other in others)
+    for step, marks in sorted(boards[rank].events_per_step.items()):
+        alone = all(boards[other].events_per_step.get(step) == usual[other] for other in others)
         if alone and usual[rank] < marks < 2 * usual[rank]:
             yield AbandonedBatch(rank=rank, step=step, marks=marks, usual=usual[rank], others=others)
 
@@ -279,13 +285,13 @@ def diverging_modules(boards: Mapping[int, StatusFile]) -> OtherModules | None:
     skipped nothing yet. Another pass through the model, such as an evaluation, does not count either.
     """
     step = min((board.step for board in boards.values()), default=0)
-    lines = {rank: modules for rank, board in sorted(boards.items()) if (modules := board.entered(step))}
+    lines = {rank: modules for rank, board in sorted(boards.items()) if (modules := board.modules_entered(step))}
     if len(lines) < 2 or len(lines) < len(boards):
         return None
     at = next((at for at, calls in enumerate(zip(*lines.values(), strict=False)) if len(_names(calls)) > 1), None)
     if at is None or any(line[at].name == line[0].name for line in lines.values()):
         return None
-    before = {rank: boards[rank].entered(step - 1) for rank in lines}
+    before = {rank: boards[rank].modules_entered(step - 1) for rank in lines}
     if not all(before.values()) or len({_names_of(line) for line in before.values()}) > 1:
         return None
     in_order = {rank for rank, line in lines.items() if _names_of(line[: at + 1]) == _names_of(before[rank])[: at + 1]}

@@ -12,12 +12,16 @@ from typing import NamedTuple
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import TRAINING, Call, Collective, Frame, Stack, StatusFile
 from nsa_harness.core.evidence.stacks import group_call, is_library
-from nsa_harness.core.evidence.steps import SETUP, calls_of, elements, entered_s
+from nsa_harness.core.evidence.steps import SETUP, elements, entered_s, python_calls
 from nsa_harness.core.report import Place
 from nsa_harness.core.verdict.group_waits import TRANSFERS, call_of_stack, operation
 
 UNKNOWN_GROUP = "?"  # a stack does not show to which group a call belongs
-_EVEN_ON_GLOO = protocol.EQUAL_SIZES | {"all_gather", "all_gather_coalesced", "reduce_scatter"}  # gloo refuses uneven ones
+_EVEN_ON_GLOO = protocol.EQUAL_SIZES | {
+    "all_gather",
+    "all_gather_coalesced",
+    "reduce_scatter",
+}  # gloo refuses uneven ones
 
 
 class Token(NamedTuple):
@@ -177,7 +181,7 @@ def _line_of(chain: Sequence[Frame]) -> Place | None:
 
 def _training_tid(board: StatusFile) -> int | None:
     """Return the training thread. autograd's own threads record only backward, a prefetching thread only data."""
-    marked = [mark for mark in board.marks if mark.kind in TRAINING]
+    marked = [mark for mark in board.events if mark.kind in TRAINING]
     trains = [mark.tid for mark in marked if mark.tid == board.pid or mark.kind not in ("backward", "data")]
     if not trains and any(call.tid == board.pid for call in board.calls):
         return board.pid
@@ -218,7 +222,7 @@ def _unbroken(collectives: Sequence[Collective]) -> list[Collective]:
 
 def _recorded_events(board: StatusFile | None, series: Sequence[Collective]) -> Iterator[Event]:
     """Yield one event per recorded call; a call that enters several collectives is one event with the first number."""
-    calls = calls_of(board, series) if board else {}
+    calls = python_calls(board, series) if board else {}
     entered = (
         _event_of_collective(board, collective, calls.get((collective.group, collective.seq))) for collective in series
     )

@@ -171,9 +171,9 @@ def _loop_of_calls(
 def _is_a_step_ahead(context: DiagnosisContext, mine: Event, theirs: Event, loop: Loop, other: int) -> bool:
     """Return whether `other` is in a later step and the loop is within one step: then both ranks finished the loop."""
     board = context.boards.get(other)
-    if board is None or not board.stepped_from or mine.step is None or theirs.step is None:
+    if board is None or not board.optimizer_chain or mine.step is None or theirs.step is None:
         return False
-    return theirs.step > mine.step and not any(loop.holds(frame) for frame in board.stepped_from)
+    return theirs.step > mine.step and not any(loop.holds(frame) for frame in board.optimizer_chain)
 
 
 def loops_around_any(context: DiagnosisContext, frames: Sequence[Frame]) -> Iterator[Loop]:
@@ -187,4 +187,6 @@ def jumps_before(context: DiagnosisContext, frame: Frame) -> list[Branch]:
 
 
 def in_backward(board: StatusFile | None) -> bool:
-    return board is not None and board.training is not None and board.training.kind == "backward"
+    return (
+        board is not None and board.latest_training_event is not None and board.latest_training_event.kind == "backward"
+    )

@@ -92,7 +92,7 @@ def _is_seen(wait: Wait | None, snapshot: RankSnapshot | None) -> bool:
     if wait is None:
         return False
     return wait.kind in _SHOWN_BY_KERNEL or (
-        snapshot is not None and (bool(snapshot.stacks) or snapshot.board is not None)
+        snapshot is not None and (bool(snapshot.stacks) or snapshot.status_file is not None)
     )
 
 
@@ -141,10 +141,12 @@ def _caught_something(context: DiagnosisContext, explanation: Explanation) -> Op
         exception.type
         for rank, board in context.boards.items()
         if rank not in explanation.ranks
-        for exception in board.caught
+        for exception in board.caught_exceptions
     }
     boards = [(rank, context.boards[rank]) for rank in explanation.ranks if rank in context.boards]
-    own = [(rank, exception) for rank, board in boards for exception in board.caught if exception.left_forward]
+    own = [
+        (rank, exception) for rank, board in boards for exception in board.caught_exceptions if exception.left_forward
+    ]
     rank, alone = next(((rank, exception) for rank, exception in own if exception.type not in others), (None, None))
     return _left_open(Caveat.CAUGHT_SOMETHING, rank=rank, exception=alone.type, line=alone.place) if alone else None
 
@@ -168,9 +170,13 @@ def _of_a_loop_without_a_beat(context: DiagnosisContext, explanation: Explanatio
 def _ended_as_if_done(context: DiagnosisContext, explanation: Explanation) -> OpenQuestion | None:
     """Check for a rank that exited between two steps: it may have had fewer steps to do."""
     boards = [board for rank in explanation.ranks if (board := context.boards.get(rank))]
-    if any(board.left_from for board in boards):
+    if any(board.exit_chain for board in boards):
         return None
-    between = [board for board in boards if board.training is not None and board.training.kind in ("step", "data")]
+    between = [
+        board
+        for board in boards
+        if board.latest_training_event is not None and board.latest_training_event.kind in ("step", "data")
+    ]
     return _left_open(Caveat.ENDED_AS_IF_DONE) if between else None
 
 

@@ -32,7 +32,7 @@ from nsa_harness.core.evidence.evidence import (
     Ending,
     Evidence,
     Frame,
-    Raised,
+    RaisedException,
     RankEvidence,
     RankSnapshot,
     StatusFile,
@@ -67,7 +67,7 @@ class DiagnosisContext:
         return next((evidence for evidence in self.evidence.ranks if evidence.rank == rank), None)
 
     def board(self, rank: int | None) -> StatusFile | None:
-        return next((evidence.board for evidence in self.evidence.ranks if evidence.rank == rank), None)
+        return next((evidence.status_file for evidence in self.evidence.ranks if evidence.rank == rank), None)
 
     @cached_property
     def last_snapshot(self) -> dict[int, RankSnapshot]:
@@ -91,13 +91,13 @@ class DiagnosisContext:
     @property
     def boards(self) -> dict[int, StatusFile]:
         """The last status file of each rank that wrote one."""
-        return {rank.rank: rank.board for rank in self.evidence.ranks if rank.board}
+        return {rank.rank: rank.status_file for rank in self.evidence.ranks if rank.status_file}
 
     @property
     def counts_steps(self) -> bool:
         """Whether step numbers mean something: some rank has torch's optimizer, or finished a step without it."""
         boards = self.boards.values()
-        return not boards or any(board.optimizer or board.steps_s for board in boards)
+        return not boards or any(board.has_optimizer or board.steps_s for board in boards)
 
     @cached_property
     def stacks_only(self) -> bool:
@@ -126,7 +126,7 @@ class DiagnosisContext:
             {
                 rank.rank: timeline(
                     rank.rank,
-                    rank.board,
+                    rank.status_file,
                     collectives_of(self.evidence, rank),
                     self.backend,
                     lost=lost_groups(self.evidence, rank),
@@ -205,7 +205,7 @@ def parameter_place(name: str | None, line: Place | None = None) -> Place:
 def module_of(context: DiagnosisContext, rank: int | None) -> str | None:
     """Return the module whose forward or backward pass the rank is in, or None."""
     board = context.board(rank)
-    mark = board.training if board else None
+    mark = board.latest_training_event if board else None
     return mark.name if mark and mark.kind in ("forward", "backward") else None
 
 
@@ -223,11 +223,15 @@ def wait_place(context: DiagnosisContext, wait: Wait) -> Place | None:
 def last_place(context: DiagnosisContext, rank: int | None) -> Place | None:
     """Return the last known place of a rank without a stack: from its heartbeat, its last progress event or call."""
     board = context.board(rank)
-    if board is None or (board.seen is not None and not is_library(board.seen.file)):
-        return place_of(context, rank, board.seen if board else None)
+    if board is None or (board.heartbeat_frame is not None and not is_library(board.heartbeat_frame.file)):
+        return place_of(context, rank, board.heartbeat_frame if board else None)
     called = next((call for call in reversed(board.calls) if call.place), None)
     marked = place_of(context, rank, None)
-    if called is None or (marked is not None and board.training is not None and board.training.at_s > called.entered_s):
+    if called is None or (
+        marked is not None
+        and board.latest_training_event is not None
+        and board.latest_training_event.at_s > called.entered_s
+    ):
         return marked
     return called.place
 
@@ -235,29 +239,35 @@ def last_place(context: DiagnosisContext, rank: int | None) -> Place | None:
 def last_line(context: DiagnosisContext, rank: int | None) -> Facts | None:
     """Return the last line that the heartbeat thread recorded, and how long before the rank's exit that was."""
     evidence, board = context.rank(rank), context.board(rank)
-    if evidence is None or board is None or board.seen is None or board.beat_s is None or evidence.exit is None:
+    if (
+        evidence is None
+        or board is None
+        or board.heartbeat_frame is None
+        or board.beat_s is None
+        or evidence.exit is None
+    ):
         return None
-    place = Place(file=board.seen.file, line=board.seen.line)
+    place = Place(file=board.heartbeat_frame.file, line=board.heartbeat_frame.line)
     return {"line": place, "before_end_s": max(0.0, evidence.exit.at_s - board.beat_s)}
 
 
 def last_seen(context: DiagnosisContext, rank: int | None) -> Facts:
     """Return the last progress event of a rank, or the reason why there is none: a key of [unseen] in causes.toml."""
     board = context.board(rank)
-    mark = board.training or board.newest if board else None
+    mark = board.latest_training_event or board.latest_event if board else None
     if mark is not None:
         return {"in": mark.kind, "name": mark.name, "step": mark.step}
     if context.evidence.ending is Ending.POST_MORTEM:
         return {"unseen": "no_file"}
     if rank is None:
         return {"unseen": "launcher"}
-    return {"unseen": "not_inspected" if context.evidence.attached else "no_progress"}
+    return {"unseen": "not_inspected" if context.evidence.is_attached else "no_progress"}
 
 
 def loop_place(context: DiagnosisContext, root: Wait) -> Place | None:
     """Return the line in which most samples show the loop of the rank, or of the thread or child that it waits for."""
-    own = [sample.user for sample in context.evidence.samples if sample.rank == root.rank]
-    below = [child.user for child in computations(root, context.evidence.samples)[0]] if root.computing else []
+    own = [sample.user_frame for sample in context.evidence.samples if sample.rank == root.rank]
+    below = [child.user_frame for child in computations(root, context.evidence.samples)[0]] if root.computing else []
     lines = Counter(user for user in below or own if user)
     return place_of(context, root.rank, lines.most_common(1)[0][0] if lines else root.user)
 
@@ -296,13 +306,13 @@ def first_failure_of(*kinds: FailureKind) -> Callable[[DiagnosisContext], tuple[
 first_own_failure = first_failure_of(*FailureKind)
 
 
-def first_own_exception(context: DiagnosisContext) -> tuple[Failure, Raised] | None:
+def first_own_exception(context: DiagnosisContext) -> tuple[Failure, RaisedException] | None:
     """Find the first failure, if it is an exception and not a consequence of another failure."""
     first = context.first_failure
     return (first, first.raised) if first and first.raised and not first.collateral else None
 
 
-def exception_place(context: DiagnosisContext, rank: int | None, raised: Raised) -> Place | None:
+def exception_place(context: DiagnosisContext, rank: int | None, raised: RaisedException) -> Place | None:
     return place_of(context, rank, user_frame(raised.frames))
 
 
@@ -321,7 +331,7 @@ def event_place(context: DiagnosisContext, rank: int, event: Event) -> Place | N
     if rank in context.waits:
         return wait_place(context, context.waits[rank])
     evidence = context.rank(rank)
-    return place_of(context, rank, user_frame(evidence.raised.frames) if evidence and evidence.raised else None)
+    return place_of(context, rank, user_frame(evidence.exception.frames) if evidence and evidence.exception else None)
 
 
 def flight_proof(context: DiagnosisContext, ranks: Sequence[int]) -> tuple[str, ...]:
@@ -377,7 +387,7 @@ def ranks_by_facts(facts: Iterable[tuple[int, Facts]]) -> tuple[Facts, ...]:
 
 def meshes(evidence: Evidence) -> Meshes:
     """Return the mesh coordinates of each rank that reported them."""
-    return {rank.rank: rank.board.mesh for rank in evidence.ranks if rank.board and rank.board.mesh}
+    return {rank.rank: rank.status_file.mesh for rank in evidence.ranks if rank.status_file and rank.status_file.mesh}
 
 
 def step_in_progress(context: DiagnosisContext, rank: RankEvidence) -> int | None:
@@ -385,27 +395,27 @@ def step_in_progress(context: DiagnosisContext, rank: RankEvidence) -> int | Non
 
     Between two steps the stack decides: a rank above the line that leads to `optimizer.step` has begun the next step.
     """
-    board = rank.board
+    board = rank.status_file
     if board is None:
         return None
-    between = board.training is not None and board.training.kind == "step"
+    between = board.latest_training_event is not None and board.latest_training_event.kind == "step"
     # If a step recorded no forward pass and no batch, only its end shows its number.
     done = board.steps_s[-1][0] if between and board.steps_s else board.step
-    return done + 1 if between and _is_before_optimizer(frames_of(context, rank), board.stepped_from) else done
+    return done + 1 if between and _is_before_optimizer(frames_of(context, rank), board.optimizer_chain) else done
 
 
 def frames_of(context: DiagnosisContext, rank: RankEvidence) -> Sequence[Frame]:
     """Return the rank's frames, innermost first: at its failure or exit, in the last snapshot, or at its heartbeat."""
-    snapshot, board = context.last_snapshot.get(rank.rank), rank.board
+    snapshot, board = context.last_snapshot.get(rank.rank), rank.status_file
     stack = training_stack(snapshot.stacks, snapshot.pid) if snapshot else None
     stacks = (
-        rank.raised.frames
-        if rank.raised and not hung_roots(context)
+        rank.exception.frames
+        if rank.exception and not hung_roots(context)
         else (),  # a rank that hangs printed this traceback and continued
-        board.left_from if board else (),
+        board.exit_chain if board else (),
         rank.death_stacks[-1].frames if rank.death_stacks and rank.exit else (),
         stack.frames if stack else (),
-        (board.seen,) if board and board.seen else (),
+        (board.heartbeat_frame,) if board and board.heartbeat_frame else (),
     )
     return next(filter(None, stacks), ())
 

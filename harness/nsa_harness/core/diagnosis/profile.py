@@ -59,8 +59,8 @@ def profiles(evidence: Evidence) -> tuple[RankProfile, ...]:
     """Return a profile of each rank that was sampled with a stack."""
     sampled = []
     for rank in evidence.ranks:
-        samples = [sample for sample in evidence.samples if sample.rank == rank.rank and sample.user is not None]
-        samples = [sample for sample in samples if sample.at_s > _began_s(rank.board)] or samples
+        samples = [sample for sample in evidence.samples if sample.rank == rank.rank and sample.user_frame is not None]
+        samples = [sample for sample in samples if sample.at_s > _began_s(rank.status_file)] or samples
         if samples:
             sampled.append(_profile(rank, samples))
     return tuple(sampled)
@@ -74,16 +74,16 @@ def busiest(made: Sequence[RankProfile]) -> RankProfile | None:
 
 def pace(evidence: Evidence) -> Pace | None:
     """Return the pace of the rank with the fewest steps; None if no rank has a status file."""
-    boards = [rank for rank in evidence.ranks if rank.board is not None]
+    boards = [rank for rank in evidence.ranks if rank.status_file is not None]
     if not boards:
         return None
-    slowest = min(boards, key=lambda rank: (_done(rank.board), rank.rank))
-    assert slowest.board is not None
-    times = [at_s for _, at_s in slowest.board.steps_s]
-    since_s = times[-1] if times else slowest.board.created_s
+    slowest = min(boards, key=lambda rank: (_done(rank.status_file), rank.rank))
+    assert slowest.status_file is not None
+    times = [at_s for _, at_s in slowest.status_file.steps_s]
+    since_s = times[-1] if times else slowest.status_file.created_s
     return Pace(
-        done=_done(slowest.board),
-        step_s=step_s(slowest.board),
+        done=_done(slowest.status_file),
+        step_s=step_s(slowest.status_file),
         running_s=max(evidence.ended_s - since_s, 0.0),
         planned=slowest.planned_steps,
     )
@@ -96,12 +96,12 @@ def _began_s(board: StatusFile | None) -> float:
 
 def _profile(rank: RankEvidence, samples: Sequence[Sample]) -> RankProfile:
     working = [sample for sample in samples if sample.motion in _AT_WORK]
-    users = Counter(sample.user for sample in working or samples if sample.user is not None)
+    users = Counter(sample.user_frame for sample in working or samples if sample.user_frame is not None)
     lines = tuple(
         HotLine(user=user, seen=seen, leaf=_usual_leaf(user, working or samples))
         for user, seen in users.most_common(_MAX_LINES)
     )
-    nodes = rank.board.autograd_nodes if rank.board else None
+    nodes = rank.status_file.autograd_nodes if rank.status_file else None
     spent = [(sample.at_s, sample.cpu_s) for sample in samples if sample.cpu_s is not None]
     lasted_s = spent[-1][0] - spent[0][0] if spent else 0.0
     return RankProfile(
@@ -122,7 +122,7 @@ def _meets_others(sample: Sample) -> bool:
 
 
 def _usual_leaf(user: Frame, samples: Sequence[Sample]) -> Frame | None:
-    leaves = Counter(sample.leaf for sample in samples if sample.user == user and sample.leaf is not None)
+    leaves = Counter(sample.leaf for sample in samples if sample.user_frame == user and sample.leaf is not None)
     return leaves.most_common(1)[0][0] if leaves else None
 
 

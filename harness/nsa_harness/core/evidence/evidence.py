@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from nsa_harness.core.evidence.gradients import BucketsReady, OutOfOrder, RankTraces
-from nsa_harness.core.evidence.health_samples import HealthSamples, LastMessages
+from nsa_harness.core.evidence.gradients import BucketOrder, OrderDifference, RankTraces
+from nsa_harness.core.evidence.health_samples import HealthSamples, PrintedMessage
 from nsa_harness.core.evidence.host import Gpu, HostMemory, MemoryAtEvent, NcclInfo, Process, SentSignal
 from nsa_harness.core.plan import Limits
 from nsa_harness.core.report import Place, Trouble
+from nsa_harness.core.stored_keys import stored_as
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,7 @@ class Call:
     tid: int | None = None  # native id of the calling thread
 
 
+@stored_as(caught_at="handled")
 @dataclass(frozen=True, kw_only=True)
 class CaughtException:
     """A kind of exception that left a module's forward, or that the program's own code caught."""
@@ -68,7 +70,9 @@ class CaughtException:
     count: int = 1
     last_step: int | None = None  # None: the status file only has the first ones
     chain: tuple[Frame, ...] = ()  # the program's own lines, innermost first; empty = unknown
-    handled: Place | None = None  # where the program's own code caught it; None = not caught, or unknown (Python 3.11)
+    caught_at: Place | None = (
+        None  # where the program's own code caught it; None = not caught, or unknown (Python 3.11)
+    )
     left_forward: bool = True
 
 
@@ -80,19 +84,20 @@ class CallCount:
     hash: int  # equal on ranks that made the same calls in the same order
 
 
+@stored_as(is_exhausted="ended")
 @dataclass(frozen=True, kw_only=True)
-class Loader:
+class DataLoaderProgress:
     """A DataLoader, and the progress of its latest iterator."""
 
     number: int  # in the order of first use
     iterators: int  # so far; more than one = it was restarted
     batches: int  # batches from the latest iterator
-    ended: bool  # the latest iterator is exhausted
+    is_exhausted: bool  # the latest iterator is exhausted
     chain: tuple[Frame, ...] = ()  # the program's own lines that created it, innermost first
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeySet:
+class StoreKeyWrites:
     """A line of the program that sets keys of a store."""
 
     key: str  # the latest key, its beginning cut off
@@ -102,7 +107,7 @@ class KeySet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mode:
+class ForwardMode:
     """The mode of the latest outermost forward."""
 
     training: bool  # module.training
@@ -117,12 +122,13 @@ class ModuleCall:
     place: Place | None  # None: the line belongs to a library
 
 
+@stored_as(is_complete="whole")
 @dataclass(frozen=True, kw_only=True)
-class Forwards:
+class StepForwards:
     """The modules that a step entered, in the order in which their forwards began."""
 
     step: int
-    whole: bool  # the first of them is the step's first
+    is_complete: bool  # the first of them is the step's first
     calls: tuple[int, ...]  # indices into StatusFile.modules
 
 
@@ -176,27 +182,40 @@ class Collective:
     frames: tuple[Frame, ...] = ()  # frames that entered it, innermost first; only in dumps taken by others
 
 
+@stored_as(from_python="called")
 @dataclass(frozen=True, kw_only=True)
 class Tally:
     """How often one rank entered one kind of collective during one step."""
 
     group: str
     op: str
-    called: bool  # from Python; False = below Python: DDP's buckets, FSDP
+    from_python: bool  # from Python; False = below Python: DDP's buckets, FSDP
     count: int
 
 
+@stored_as(last_step="until")
 @dataclass(frozen=True, kw_only=True)
 class StepRow:
     """Consecutive equal optimizer steps of one rank, from the status file and the flight recorder together."""
 
     step: int  # the first step
-    until: int  # the last step
+    last_step: int  # the last step
     done_s: float | None  # end of the last step; None = in progress
     gradients: int | None  # parameters with a gradient when the optimizer began; None = unknown
     tallies: tuple[Tally, ...]  # by group, operation, called
 
 
+@stored_as(
+    ended_by_exception="raised",
+    events="marks",
+    heartbeat_frame="seen",
+    caught_exceptions="caught",
+    events_per_step="marked",
+    checkpoint_without_gradient="unfed_checkpoint",
+    optimizer_chain="stepped_from",
+    exit_chain="left_from",
+    has_optimizer="optimizer",
+)
 @dataclass(frozen=True, kw_only=True)
 class StatusFile:
     """The status file of one process: its progress in shared memory."""
@@ -207,63 +226,68 @@ class StatusFile:
     created_s: float
     beat_s: float | None
     exit_s: float | None  # orderly end of the interpreter
-    raised: bool
-    marks: tuple[ProgressEvent, ...]  # latest event of each thread, latest first
+    ended_by_exception: bool
+    events: tuple[ProgressEvent, ...]  # latest event of each thread, latest first
     gaps_s: dict[str, float]  # longest pause after an event of each kind
     steps_s: tuple[tuple[int, float], ...]  # (step, time at which it was done)
     calls: tuple[Call, ...]  # oldest first
     enqueued: int
     completed: int
     collectives_changed_s: float | None
-    seen: Frame | None = None  # the user's line that the heartbeat thread saw last, at `beat_s`
+    heartbeat_frame: Frame | None = None  # the user's line that the heartbeat thread saw last, at `beat_s`
     gradients: dict[int, int] = field(default_factory=dict)  # step -> parameters with a gradient as the optimizer began
-    caught: tuple[CaughtException, ...] = ()
-    marked: dict[int, int] = field(default_factory=dict)  # step -> training events in it when it was done
+    caught_exceptions: tuple[CaughtException, ...] = ()
+    events_per_step: dict[int, int] = field(default_factory=dict)  # step -> training events in it when it was done
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # process group -> its members' global ranks
     mesh: tuple[tuple[str, int], ...] = ()  # this rank's coordinates: (axis, coordinate)
     backend: str = ""  # backend of the default process group, from the rank
     device_pending: int = 0  # events recorded at progress events that the GPU has not reached
     device_completed: int = 0
     device_changed_s: float | None = None  # when it reached the last one
-    unfed_checkpoint: Place | None = None  # the user's line of a reentrant checkpoint whose inputs have no gradient
-    stepped_from: tuple[Frame, ...] = ()  # the user's lines that led to the optimizer, innermost first; no directories
-    left_from: tuple[Frame, ...] = ()  # the user's lines that led to sys.exit or os._exit, in the form of stepped_from
-    optimizer: bool = True  # the program created an optimizer; without one there are no steps to count
+    checkpoint_without_gradient: Place | None = (
+        None  # the user's line of a reentrant checkpoint whose inputs have no gradient
+    )
+    optimizer_chain: tuple[
+        Frame, ...
+    ] = ()  # the user's lines that led to the optimizer, innermost first; no directories
+    exit_chain: tuple[Frame, ...] = ()  # the user's lines that led to sys.exit or os._exit, in the form of stepped_from
+    has_optimizer: bool = True  # the program created an optimizer; without one there are no steps to count
     autograd_nodes: int | None = None  # nodes in the first backward pass; protocol.NODES_LIMIT = at least that many
     realtime_ns: int | None = None  # CLOCK_REALTIME minus CLOCK_MONOTONIC at creation
     zero_ns: int | None = None  # CLOCK_REALTIME at second 0, for the flight recorder's times
     counts: dict[str, CallCount] = field(default_factory=dict)  # by process group
-    loaders: tuple[Loader, ...] = ()
-    keys_set: tuple[KeySet, ...] = ()
-    mode: Mode | None = None
+    loaders: tuple[DataLoaderProgress, ...] = ()
+    keys_set: tuple[StoreKeyWrites, ...] = ()
+    mode: ForwardMode | None = None
     modules: tuple[ModuleCall, ...] = ()  # modules that the steps below entered, each once
-    forwards: tuple[Forwards, ...] = ()  # the latest steps of the thread that began the latest one, oldest first
+    forwards: tuple[StepForwards, ...] = ()  # the latest steps of the thread that began the latest one, oldest first
 
-    def entered(self, step: int) -> tuple[ModuleCall, ...] | None:
+    def modules_entered(self, step: int) -> tuple[ModuleCall, ...] | None:
         """Return the modules that the step entered, in order; None if the first of them is not known."""
-        calls = next((forward.calls for forward in self.forwards if forward.step == step and forward.whole), None)
+        calls = next((forward.calls for forward in self.forwards if forward.step == step and forward.is_complete), None)
         return None if calls is None else tuple(self.modules[call] for call in calls if call < len(self.modules))
 
     @property
-    def newest(self) -> ProgressEvent | None:
-        return self.marks[0] if self.marks else None
+    def latest_event(self) -> ProgressEvent | None:
+        return self.events[0] if self.events else None
 
     @property
-    def training(self) -> ProgressEvent | None:
+    def latest_training_event(self) -> ProgressEvent | None:
         """The latest event of training itself: data, forward, backward, optimizer, step."""
-        return next((mark for mark in self.marks if mark.kind in TRAINING), None)
+        return next((mark for mark in self.events if mark.kind in TRAINING), None)
 
     @property
     def step(self) -> int:
         """The step in progress, 1-based; a finished step until the next batch or forward begins."""
-        return self.training.step if self.training else 1
+        return self.latest_training_event.step if self.latest_training_event else 1
 
     @property
     def position(self) -> int:
         """The number of training events in that step so far."""
-        return self.training.position if self.training else 0
+        return self.latest_training_event.position if self.latest_training_event else 0
 
 
+@stored_as(status_file="board", query_bytes="asked_bytes", is_from_dump="dumped")
 @dataclass(frozen=True, kw_only=True)
 class RankSnapshot:
     """One rank at one moment."""
@@ -274,22 +298,24 @@ class RankSnapshot:
     children: tuple[Process, ...] = ()
     stacks: tuple[Stack, ...] = ()
     child_stacks: dict[int, tuple[Stack, ...]] = field(default_factory=dict)
-    board: StatusFile | None = None
+    status_file: StatusFile | None = None
     collectives: tuple[Collective, ...] = ()  # latest of each group, and all that are not retired
-    asked_bytes: int = 0  # part of process.io_bytes that our own earlier queries cost
+    query_bytes: int = 0  # part of process.io_bytes that our own earlier queries cost
     proof: str | None = None  # file with the stacks, relative to the attempt
-    dumped: bool = False  # from a dump of a blocked rank that another program took; its process state is unknown
+    is_from_dump: bool = False  # from a dump of a blocked rank that another program took; its process state is unknown
 
 
+@stored_as(user_frame="user")
 @dataclass(frozen=True, kw_only=True)
 class ChildSample:
     """A process that computes below a rank that waits for it."""
 
     pid: int
     leaf: Frame | None
-    user: Frame | None
+    user_frame: Frame | None
 
 
+@stored_as(user_frame="user", only_line_changed="another_line", child_samples="below")
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """A summary of one rank at one moment: enough to see later whether it moved and where its time went."""
@@ -298,11 +324,11 @@ class Sample:
     at_s: float
     motion: str  # core.verdict.motion.Motion
     leaf: Frame | None  # innermost Python frame of the training thread
-    user: Frame | None  # innermost frame of the user's own code
+    user_frame: Frame | None  # innermost frame of the user's own code
     cpu_s: float | None
-    another_line: bool = False  # its only motion is a change of the line
+    only_line_changed: bool = False  # its only motion is a change of the line
     wakes_at_s: float | None = None  # end of the training thread's sleep
-    below: tuple[ChildSample, ...] = ()  # all processes that the rank waits for, if they only compute
+    child_samples: tuple[ChildSample, ...] = ()  # all processes that the rank waits for, if they only compute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +341,7 @@ class Snapshot:
     gpus: tuple[Gpu, ...] = ()  # only if a process of the run uses one
 
 
+@stored_as(during_teardown="by_us")
 @dataclass(frozen=True, kw_only=True)
 class Exit:
     """The end of one process."""
@@ -323,7 +350,7 @@ class Exit:
     rank: int | None  # None = the launcher
     status: int | None  # exit code, or minus the signal; None = unknown
     at_s: float
-    by_us: bool  # after the harness began to end the run
+    during_teardown: bool  # after the harness began to end the run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,7 +373,7 @@ class EarlierError:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Raised:
+class RaisedException:
     """The exception that ended a rank's program."""
 
     rank: int
@@ -360,7 +387,7 @@ class Raised:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Debugged:
+class DebugMessage:
     """torch's message about one operation in a debugging mode that the user enabled."""
 
     operation: str
@@ -369,6 +396,15 @@ class Debugged:
     recomputed: bool = False  # checkpointing's debug mode; else autograd's anomaly detection
 
 
+@stored_as(
+    exception="raised",
+    status_file="board",
+    warnings="warned",
+    debug_message="debugged",
+    health="looks",
+    exit_messages="last_words",
+    background_failures="deaths",
+)
 @dataclass(frozen=True, kw_only=True)
 class RankEvidence:
     """The evidence of one rank after the run."""
@@ -376,8 +412,8 @@ class RankEvidence:
     rank: int
     pid: int | None
     exit: Exit | None
-    raised: Raised | None
-    board: StatusFile | None
+    exception: RaisedException | None
+    status_file: StatusFile | None
     collectives: tuple[Collective, ...]
     death_stacks: tuple[Stack, ...]  # from faulthandler, written on a fatal signal
     peak_rss_bytes: int | None
@@ -387,14 +423,17 @@ class RankEvidence:
     error_lines: tuple[str, ...]  # last lines of stderr that name an error, escaped
     ledger: tuple[StepRow, ...] = ()  # the steps that status file and recorder still have completely, oldest first
     planned_steps: int | None = None  # planned number of optimizer steps, if the program's heartbeat has it
-    warned: tuple[str, ...] = ()  # torch's warnings on stderr that some rule reads, each once
-    debugged: Debugged | None = None
-    looks: HealthSamples | None = None  # numbers sampled between steps; None = the probe took none
-    last_words: tuple[LastMessages, ...] = ()
-    deaths: tuple[LastMessages, ...] = ()  # ends of its threads and children, as they were printed, oldest first
+    warnings: tuple[str, ...] = ()  # torch's warnings on stderr that some rule reads, each once
+    debug_message: DebugMessage | None = None
+    health: HealthSamples | None = None  # numbers sampled between steps; None = the probe took none
+    exit_messages: tuple[PrintedMessage, ...] = ()
+    background_failures: tuple[
+        PrintedMessage, ...
+    ] = ()  # ends of its threads and children, as they were printed, oldest first
     memory: tuple[MemoryAtEvent, ...] = ()  # as the rank reported it: at boot, in its latest dump and heartbeat
 
 
+@stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class Retraction:
     """A proof that the run itself refuted by moving again. Only a job that is not ended can do that."""
@@ -402,7 +441,7 @@ class Retraction:
     at_s: float  # time of the proof
     kind: str
     reason: str
-    quiet_s: float  # from the last progress before to the first after
+    no_progress_s: float  # from the last progress before to the first after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,6 +453,15 @@ class Source:
     text: str
 
 
+@stored_as(
+    unkillable="undead",
+    retractions="retracted",
+    bucket_order="buckets_ready",
+    launcher_reports_ranks="agent",
+    is_observed="observed",
+    is_attached="attached",
+    program_records="reported",
+)
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """The evidence of one attempt, reduced to its size limit. Merging nodes is a pure function of these."""
@@ -435,19 +483,21 @@ class Evidence:
     samples: tuple[Sample, ...]  # every sample taken during a suspicion, oldest first
     last_progress_s: float | None  # latest event or collective of any rank
     leftovers: tuple[str, ...]  # processes that outlived the run, as "pid command"
-    undead: tuple[str, ...] | None  # processes that the harness could not end, with owner and reason; None = unchecked
+    unkillable: (
+        tuple[str, ...] | None
+    )  # processes that the harness could not end, with owner and reason; None = unchecked
     metrics: dict[str, float]  # loss_first, loss_last, steps, tokens_per_s, ... as the program reported
     trouble: tuple[Trouble, ...]
-    retracted: tuple[Retraction, ...] = ()
-    gradient_order: OutOfOrder | None = None  # if the program traced gradients and ranks differ
-    buckets_ready: BucketsReady | None = None  # if the program traced them on two ranks
-    agent: bool = True  # the launcher exits with 0 only if every rank did
-    observed: bool = False  # another user's job: the harness ends it only on request
-    attached: bool = False  # found while it ran: its start and its earlier life are unknown
+    retractions: tuple[Retraction, ...] = ()
+    gradient_order: OrderDifference | None = None  # if the program traced gradients and ranks differ
+    bucket_order: BucketOrder | None = None  # if the program traced them on two ranks
+    launcher_reports_ranks: bool = True  # the launcher exits with 0 only if every rank did
+    is_observed: bool = False  # another user's job: the harness ends it only on request
+    is_attached: bool = False  # found while it ran: its start and its earlier life are unknown
     last_lines: tuple[str, ...] = ()  # lines of the job's output that name an error, if no rank was observed
     signals: tuple[SentSignal, ...] = ()  # as far as the senders are known
     memory: HostMemory | None = None
-    reported: tuple[dict[str, float | str], ...] = ()  # reported by the program, for its own rules only
+    program_records: tuple[dict[str, float | str], ...] = ()  # reported by the program, for its own rules only
     sources: tuple[Source, ...] = ()  # for the lines that this evidence names
     disk_full: str | None = None  # how the reaper noticed that the run's disk is full; None = it is not full
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)  # members from a dump, if no status file has them

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
-from nsa_harness.core.evidence.evidence import Debugged, EarlierError, Frame, Raised, RankEvidence
-from nsa_harness.core.evidence.health_samples import LastMessages
+from nsa_harness.core.evidence.evidence import DebugMessage, EarlierError, Frame, RaisedException, RankEvidence
+from nsa_harness.core.evidence.health_samples import PrintedMessage
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import Place
 
@@ -46,7 +46,7 @@ def last_traceback(log: str) -> tuple[str, str, tuple[Frame, ...]] | None:
     return None
 
 
-def with_passed_on_errors(raised: Raised) -> Raised:
+def with_passed_on_errors(raised: RaisedException) -> RaisedException:
     """Return the exception with the errors that its message quotes.
 
     DataLoader workers, process pools and spawned ranks pass on their tracebacks as text.
@@ -57,7 +57,7 @@ def with_passed_on_errors(raised: Raised) -> Raised:
     return replace(raised, chain=(*inner, *raised.chain))
 
 
-def earliest_program_error(raised: Raised) -> Raised:
+def earliest_program_error(raised: RaisedException) -> RaisedException:
     """Return the exception, or the earliest one of its chain that has a frame of the program.
 
     Exceptions that a library caught inside itself do not count: they explain less.
@@ -73,7 +73,7 @@ def earliest_program_error(raised: Raised) -> Raised:
 
 
 # Messages of a rank that waited longer than its process group allows: gloo's transport, the store, NCCL's watchdog.
-GAVE_UP = re.compile(
+TIMEOUT_MESSAGE = re.compile(
     r"Timed out waiting|[Tt]imed out after \d+ ?(?:ms|milli)|Watchdog caught collective operation timeout"
     r"|Ranks? (?P<absent>\d+(?:, \d+)*) failed to pass monitoredBarrier"
 )
@@ -84,15 +84,15 @@ _LAST_BEFORE_ABORT = re.compile(r"Watchdog caught|what\(\):")
 
 def timeout_message(rank: RankEvidence) -> re.Match[str] | None:
     """Return the message of a rank that gave up waiting for others; None if it did not."""
-    raised = rank.raised
+    raised = rank.exception
     # A program may wait for other things than its ranks, or print the message and continue.
     inside = raised is not None and any("/torch/" in frame.file for frame in raised.frames[:1])
     texts = [f"{raised.type}: {raised.message}"] if raised is not None and inside else []
     texts += [line for line in rank.error_lines if _LAST_BEFORE_ABORT.search(line)]
-    return next((message for text in texts if (message := GAVE_UP.search(text))), None)
+    return next((message for text in texts if (message := TIMEOUT_MESSAGE.search(text))), None)
 
 
-def warnings_of(log: Iterable[str]) -> tuple[str, ...]:
+def known_warnings(log: Iterable[str]) -> tuple[str, ...]:
     """Return the torch warnings that the diagnosis rules need, by their first words, each once."""
     return tuple(sorted({match[0] for line in log if (match := _WARNINGS.search(line))}))
 
@@ -123,17 +123,17 @@ _DEATHS = (
 )
 
 
-def last_words(log: str) -> tuple[LastMessages, ...]:
+def read_exit_messages(log: str) -> tuple[PrintedMessage, ...]:
     """Return the messages that Python and torch print while the interpreter exits, in order, each once."""
     return _read_messages(log, _BEGINNINGS)
 
 
-def deaths(log: str, raised: Raised | None) -> tuple[LastMessages, ...]:
+def read_background_failures(log: str, raised: RaisedException | None) -> tuple[PrintedMessage, ...]:
     """Return the tracebacks of a rank's threads and child processes.
 
     A traceback without a name counts if it is not that of `raised`, of its causes, or of a named one.
     """
-    behind: tuple[Raised | EarlierError, ...] = (raised, *raised.chain) if raised else ()
+    behind: tuple[RaisedException | EarlierError, ...] = (raised, *raised.chain) if raised else ()
     own = {frame.line for error in behind if (frame := user_frame(error.frames))}
     deaths_with_lines = [
         (death, death.place.line) for death in _read_messages(log, _DEATHS) if death.place and death.place.line
@@ -142,9 +142,9 @@ def deaths(log: str, raised: Raised | None) -> tuple[LastMessages, ...]:
     return tuple(death for death, line in deaths_with_lines if death.name != death.kind or line not in own)
 
 
-def _read_messages(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[LastMessages, ...]:
+def _read_messages(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) -> tuple[PrintedMessage, ...]:
     lines = log.splitlines()[-_LINES:]
-    messages: dict[LastMessages, None] = {}
+    messages: dict[PrintedMessage, None] = {}
     for number, line in enumerate(lines):
         for kind, beginning in beginnings:
             begins = beginning.match(line)
@@ -154,7 +154,7 @@ def _read_messages(log: str, beginnings: Sequence[tuple[str, re.Pattern[str]]]) 
     return tuple(messages)
 
 
-def _read_message(kind: str, name: str, after: Sequence[str]) -> LastMessages:
+def _read_message(kind: str, name: str, after: Sequence[str]) -> PrintedMessage:
     """Return the message, with the traceback that follows it immediately if there is one."""
     error, place, entered = "", None, None
     if after and after[0].startswith("Traceback (most recent call last)"):
@@ -165,7 +165,7 @@ def _read_message(kind: str, name: str, after: Sequence[str]) -> LastMessages:
             place = Place(file=frame.file, line=frame.line, function=frame.function) if frame else None
             own = [frame for frame in raised[2] if not is_library(frame.file)][-1:]
             entered = next((Place(file=frame.file, line=frame.line, function=frame.function) for frame in own), None)
-    return LastMessages(kind=kind, name=name[:_MAX_TEXT], error=error, place=place, entered=entered)
+    return PrintedMessage(kind=kind, name=name[:_MAX_TEXT], error=error, place=place, entered=entered)
 
 
 _ANOMALY = re.compile(r"Error detected in (\w{1,80})\. Traceback of forward call that caused the error:")
@@ -178,7 +178,7 @@ _LISTED = re.compile(r"^(/.+\.py|<.+>):(\d+):(\S+)$")
 _MOST_LINES = 200
 
 
-def debug_message(log: str) -> Debugged | None:
+def read_debug_message(log: str) -> DebugMessage | None:
     """Return the last message that a debugging mode of torch printed: anomaly detection or checkpoint's debug mode."""
     if "Traceback of forward call" not in log and _RECOMPUTED not in log:
         return None
@@ -186,13 +186,13 @@ def debug_message(log: str) -> Debugged | None:
     return _read_anomaly(lines) or _read_recomputation(lines)
 
 
-def _read_anomaly(lines: Sequence[str]) -> Debugged | None:
+def _read_anomaly(lines: Sequence[str]) -> DebugMessage | None:
     starts = [(number, match) for number, line in enumerate(lines) if (match := _ANOMALY.search(line))]
     if not starts:
         return None
     number, match = starts[-1]
     frames = tuple(_printed_frames(lines[number + 1 : number + 1 + _MOST_LINES]))
-    return Debugged(operation=match[1], frames=frames[::-1]) if frames else None
+    return DebugMessage(operation=match[1], frames=frames[::-1]) if frames else None
 
 
 def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
@@ -204,7 +204,7 @@ def _printed_frames(lines: Sequence[str]) -> Iterator[Frame]:
             return
 
 
-def _read_recomputation(lines: Sequence[str]) -> Debugged | None:
+def _read_recomputation(lines: Sequence[str]) -> DebugMessage | None:
     """Return the first operation in which the recomputation differs from the forward pass, with its stack."""
     if _FORWARD not in lines or _RECOMPUTED not in lines:
         return None
@@ -216,7 +216,7 @@ def _read_recomputation(lines: Sequence[str]) -> Debugged | None:
         frames = tuple(
             _listed_frames(lines, "original", number) if number else _listed_frames(lines, "recompute", other)
         )
-        return Debugged(operation=before or after, instead=after if before else "", frames=frames, recomputed=True)
+        return DebugMessage(operation=before or after, instead=after if before else "", frames=frames, recomputed=True)
     return None
 
 

@@ -103,7 +103,9 @@ def parse_flight(text: str) -> tuple[Collective, ...]:
     return parse_dump(text.encode("utf-8", "replace")).collectives
 
 
-def essential(collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GROUP) -> tuple[Collective, ...]:
+def essential_collectives(
+    collectives: Sequence[Collective], newest_kept: int = _KEPT_PER_GROUP
+) -> tuple[Collective, ...]:
     """Return the latest collectives of each group and all open ones: enough to know which rank waits for which."""
     newest: dict[str, list[Collective]] = {}
     for collective in collectives:

@@ -8,18 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nsa_harness.core.stored_keys import stored_as
+
 _TRACE = re.compile(r"^(?:\[GRAD-TRACE\] |  - MISSING: |\[DDP\] |\[MODULE-BWD\] )")
 _GRADIENTS = re.compile(r"^\[GRAD-TRACE\] after_backward_step(\d+) arrived=(\d+) missing=(\d+)$")
 _MISSING = re.compile(r"^  - MISSING: (\S.*)$")
 _BUCKET = re.compile(r"^\[DDP\] rank=(\d+) bucket_elems=(\d+) dtype=(\S+)$")
 
 
+@stored_as(gradient_count="arrived", missing_count="missing")
 @dataclass(frozen=True, kw_only=True)
 class RankTraces:
     """The trace of one rank."""
 
-    arrived: int | None  # in the last traced step
-    missing: int | None
+    gradient_count: int | None  # in the last traced step
+    missing_count: int | None
     missing_parameters: tuple[str, ...]  # over all steps, in order of appearance
     buckets: tuple[tuple[int, str], ...]  # (elements, dtype)
 
@@ -34,8 +37,8 @@ def read_traces(lines: Sequence[str]) -> RankTraces:
     buckets = [(int(match[2]), match[3]) for line in lines if (match := _BUCKET.match(line))]
     last = gradients[-1] if gradients else None
     return RankTraces(
-        arrived=int(last[2]) if last else None,
-        missing=int(last[3]) if last else None,
+        gradient_count=int(last[2]) if last else None,
+        missing_count=int(last[3]) if last else None,
         missing_parameters=tuple(dict.fromkeys(names)),
         buckets=tuple(buckets),
     )
@@ -48,7 +51,7 @@ Orders = Mapping[int, tuple[str, ...]]  # by step; a missing step has the order 
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutOfOrder:
+class OrderDifference:
     """In `step` the gradients of `rank` came in another order than on most ranks."""
 
     step: int
@@ -69,15 +72,16 @@ def read_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]
     return orders
 
 
+@stored_as(difference="differs")
 @dataclass(frozen=True, kw_only=True)
-class BucketsReady:
+class BucketOrder:
     """The order in which DDP's buckets became ready, compared over the ranks that traced it."""
 
     count: int  # the most buckets in one step
-    differs: OutOfOrder | None  # None: the same on every rank
+    difference: OrderDifference | None  # None: the same on every rank
 
 
-def read_ready_buckets(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
+def read_bucket_orders(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str, ...]]:
     """Return the buckets from lines {"step", "buckets": [{"bucket"}]}, in the order in which they became ready."""
     orders: dict[int, tuple[str, ...]] = {}
     for record in records:
@@ -88,16 +92,16 @@ def read_ready_buckets(records: Iterable[dict[str, Any]]) -> dict[int, tuple[str
     return orders
 
 
-def buckets_ready(ranks: Mapping[int, Orders]) -> BucketsReady | None:
+def compare_bucket_order(ranks: Mapping[int, Orders]) -> BucketOrder | None:
     """Return the comparison; None if fewer than two ranks traced buckets."""
     traced = {rank: orders for rank, orders in ranks.items() if orders}
     if len(traced) < 2:
         return None
     count = max(len(order) for orders in traced.values() for order in orders.values())
-    return BucketsReady(count=count, differs=first_out_of_order(traced))
+    return BucketOrder(count=count, difference=first_order_difference(traced))
 
 
-def first_out_of_order(ranks: Mapping[int, Orders]) -> OutOfOrder | None:
+def first_order_difference(ranks: Mapping[int, Orders]) -> OrderDifference | None:
     """Return the first step and rank with an order that differs from most ranks' order; of two ranks, the higher one.
 
     Only gradients that both ranks have are compared, because a missing gradient is another finding.
@@ -110,7 +114,9 @@ def first_out_of_order(ranks: Mapping[int, Orders]) -> OutOfOrder | None:
         for rank, order in now.items():
             if (first := _first_difference(order, common)) is not None:
                 position, name, expected = first
-                return OutOfOrder(step=step, rank=rank, position=position, name=name, expected=expected, other=other)
+                return OrderDifference(
+                    step=step, rank=rank, position=position, name=name, expected=expected, other=other
+                )
     return None
 
 

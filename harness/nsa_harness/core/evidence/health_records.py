@@ -9,18 +9,18 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from nsa_harness.core.evidence.health_samples import (
-    Arrived,
-    Broken,
-    Fetched,
-    GivenUp,
-    Grown,
+    DataWait,
+    DroppedBatches,
+    GradientArrivals,
     HealthSamples,
-    Memory,
+    MemoryGrowth,
+    MemorySample,
+    NonFiniteValue,
     OverwrittenFile,
-    Part,
+    ParameterBlock,
     Replica,
     ReplicaSample,
-    Unwaited,
+    UnawaitedCall,
 )
 from nsa_harness.core.evidence.status_file import read_place, read_ranks
 from nsa_harness.core.report import Place
@@ -51,14 +51,14 @@ class _Reader:
     def __init__(self) -> None:
         self.seen = False
         self._state = HealthSamples()
-        self._memory: list[Memory] = []
-        self._fetched: list[Fetched] = []
+        self._memory: list[MemorySample] = []
+        self._fetched: list[DataWait] = []
         self._replicas: dict[int, Replica] = {}
         # Each by optimizer, from its last sample.
         self._never: dict[int, tuple[int, tuple[str, ...], Place | None]] = {}  # parameters without any gradient so far
         self._still: dict[int, int] = {}  # parameters whose gradients were always zero
         self._samples: Counter[int] = Counter()
-        self._broken: dict[int, Broken | None] = {}
+        self._broken: dict[int, NonFiniteValue | None] = {}
 
     def take(self, record: dict[str, Any]) -> None:
         kind = record.get("at")
@@ -74,15 +74,15 @@ class _Reader:
         elif kind == "wrote":
             place = read_place(str(record["place"]))
             written = OverwrittenFile(path=str(record["path"])[:_MAX_PATH], place=place, step=int(record["step"]))
-            self._change(wrote=(*self._state.wrote, written)[:_MAX_FILES])
+            self._change(overwritten_files=(*self._state.overwritten_files, written)[:_MAX_FILES])
         elif kind == "unwaited":
-            self._change(unwaited=(*self._state.unwaited, _read_unwaited(record))[:_MAX_LINES])
+            self._change(unawaited_calls=(*self._state.unawaited_calls, _read_unwaited(record))[:_MAX_LINES])
         elif kind == "given up":
-            self._change(given_up=(*self._state.given_up, _read_given_up(record))[:_MAX_LINES])
+            self._change(dropped_batches=(*self._state.dropped_batches, _read_given_up(record))[:_MAX_LINES])
         elif kind == "gradients":
-            self._change(arrived=(*self._state.arrived, _read_arrived(record))[:_MAX_MODELS])
+            self._change(gradient_arrivals=(*self._state.gradient_arrivals, _read_arrived(record))[:_MAX_MODELS])
         elif kind == "grown":
-            self._change(grown=tuple(_read_grown(record))[:_MAX_LINES])
+            self._change(memory_growth=tuple(_read_grown(record))[:_MAX_LINES])
         elif kind == "exit":
             self._change(open_group=bool(record["open_group"]), steps=max(self._state.steps, int(record["step"])))
             self._count_losses(record)
@@ -97,15 +97,15 @@ class _Reader:
         return replace(
             self._state,
             memory=tuple(_thin_out(self._memory)),
-            fetched=tuple(_thin_out(self._fetched)),
+            data_waits=tuple(_thin_out(self._fetched)),
             replicas=tuple(self._replicas.values()),
-            never=tuple(name for _, names, _ in never for name in names)[:_MAX_NAMES],
-            never_count=sum(count for count, _, _ in never),
-            never_place=never[0][2] if never else None,
-            still_count=still[1],
-            still_looks=still[0],
-            looks=max(self._samples.values(), default=0),
-            parameters=min(broken, key=lambda value: value.step, default=None),
+            without_gradient=tuple(name for _, names, _ in never for name in names)[:_MAX_NAMES],
+            without_gradient_count=sum(count for count, _, _ in never),
+            without_gradient_place=never[0][2] if never else None,
+            zero_gradient_count=still[1],
+            zero_gradient_samples=still[0],
+            sample_count=max(self._samples.values(), default=0),
+            non_finite_parameters=min(broken, key=lambda value: value.step, default=None),
         )
 
     def _change(self, **changes: Any) -> None:
@@ -118,9 +118,9 @@ class _Reader:
         """Store a loss that is not finite. If the parameters were not finite before it, store only those."""
         step, place = int(record["step"]), read_place(str(record["place"]))
         if names := _names(record["held"]):
-            self._broken[0] = self._broken.get(0) or Broken(step=step - 1, value=_value(record), names=names)
+            self._broken[0] = self._broken.get(0) or NonFiniteValue(step=step - 1, value=_value(record), names=names)
         else:
-            self._change(loss=Broken(step=step, value=_value(record), place=place))
+            self._change(non_finite_loss=NonFiniteValue(step=step, value=_value(record), place=place))
 
     def _take_step(self, record: dict[str, Any]) -> None:
         """Store what the probe sampled after one step of one optimizer: memory, waits for data, and gradients.
@@ -133,7 +133,7 @@ class _Reader:
         self._count_losses(record)
         if optimizer == 0 and record["anon"] is not None:
             gpu = None if record["gpu"] is None else int(record["gpu"])
-            self._memory.append(Memory(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
+            self._memory.append(MemorySample(step=step, anonymous_bytes=int(record["anon"]), gpu_bytes=gpu))
         if optimizer == 0 and "waited_s" in record:
             self._fetched.append(_read_fetched(record))
         self._samples[optimizer] += 1
@@ -141,7 +141,9 @@ class _Reader:
         self._never[optimizer] = int(record["never"]), _names(record["never_names"]), place
         self._still[optimizer] = int(record.get("still", 0))
         before = self._broken.get(optimizer)
-        now = Broken(step=step, value=_value(record), names=_names(record["names"])) if record["broken"] else None
+        now = (
+            NonFiniteValue(step=step, value=_value(record), names=_names(record["names"])) if record["broken"] else None
+        )
         self._broken[optimizer] = before or now if now else None
 
     def _take_replica(self, record: dict[str, Any]) -> None:
@@ -154,31 +156,31 @@ class _Reader:
         )
         self._replicas[replica.number] = replace(
             replica,
-            looks=(*replica.looks, sample)[-KEPT_SAMPLES:],
-            parts=tuple(_part(part) for part in record["seen"][:_MAX_PARTS]),
+            samples=(*replica.samples, sample)[-KEPT_SAMPLES:],
+            blocks=tuple(_part(part) for part in record["seen"][:_MAX_PARTS]),
             hook=str(record["hook"])[:_MAX_TEXT],
         )
 
 
-def _read_fetched(record: dict[str, Any]) -> Fetched:
+def _read_fetched(record: dict[str, Any]) -> DataWait:
     waited_s, passed_s = float(record["waited_s"]), float(record["passed_s"])
     if not (isfinite(waited_s) and isfinite(passed_s)):
         raise ValueError(f"waited {waited_s} of {passed_s} s")
-    return Fetched(
+    return DataWait(
         step=int(record["step"]),
         waited_s=waited_s,
-        passed_s=passed_s,
+        elapsed_s=passed_s,
         place=read_place(str(record["waited_at"])),
     )
 
 
-def _read_unwaited(record: dict[str, Any]) -> Unwaited:
+def _read_unwaited(record: dict[str, Any]) -> UnawaitedCall:
     place = read_place(str(record["place"]))
-    return Unwaited(op=str(record["op"])[:_MAX_TEXT], place=place, calls=int(record["calls"]))
+    return UnawaitedCall(op=str(record["op"])[:_MAX_TEXT], place=place, calls=int(record["calls"]))
 
 
-def _read_given_up(record: dict[str, Any]) -> GivenUp:
-    return GivenUp(
+def _read_given_up(record: dict[str, Any]) -> DroppedBatches:
+    return DroppedBatches(
         type=str(record["type"])[:_MAX_TEXT],
         place=read_place(str(record["place"])),
         batches=int(record["batches"]),
@@ -186,23 +188,23 @@ def _read_given_up(record: dict[str, Any]) -> GivenUp:
     )
 
 
-def _read_arrived(record: dict[str, Any]) -> Arrived:
-    return Arrived(
+def _read_arrived(record: dict[str, Any]) -> GradientArrivals:
+    return GradientArrivals(
         model=str(record["model"])[:_MAX_TEXT],
-        looks=int(record["looks"]),
-        still=int(record["still"]),
-        never=_names(record["never_names"]),
-        never_count=int(record["never"]),
+        sample_count=int(record["looks"]),
+        zero_gradient_count=int(record["still"]),
+        without_gradient=_names(record["never_names"]),
+        without_gradient_count=int(record["never"]),
         unset=_names(record["unset"]),
         unset_value=str(record["unset_value"])[:_MAX_TEXT],
     )
 
 
-def _read_grown(record: dict[str, Any]) -> Iterator[Grown]:
+def _read_grown(record: dict[str, Any]) -> Iterator[MemoryGrowth]:
     for line in record["lines"][:_MAX_LINES]:
         place = read_place(str(line["place"]))
         if place is not None:
-            yield Grown(
+            yield MemoryGrowth(
                 place=place,
                 first_step=int(record["first"]),
                 last_step=int(record["last"]),
@@ -217,17 +219,17 @@ def _replica(record: dict[str, Any]) -> Replica:
         number=int(record["ddp"]),
         ranks=ranks,
         names=tuple(names),
-        looks=(),
-        parts=(),
-        wrapped=bool(record.get("wrapped", True)),
-        broadcast=bool(record.get("broadcast", False)),
-        reduced=bool(record.get("reduced", False)),
+        samples=(),
+        blocks=(),
+        in_ddp=bool(record.get("wrapped", True)),
+        was_broadcast=bool(record.get("broadcast", False)),
+        reduces_gradients=bool(record.get("reduced", False)),
     )
 
 
-def _part(record: Any) -> Part:
+def _part(record: Any) -> ParameterBlock:
     checksum, size, total = record
-    return Part(checksum=str(checksum)[:16], size=float(size), total=float(total))
+    return ParameterBlock(checksum=str(checksum)[:16], size=float(size), total=float(total))
 
 
 def _names(texts: Any) -> tuple[str, ...]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nsa_harness.core.report import Place
+from nsa_harness.core.stored_keys import stored_as
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemorySample:
     """Memory of the process at the end of a step."""
 
     step: int
@@ -16,18 +17,19 @@ class Memory:
     gpu_bytes: int | None  # allocated by torch; None = CUDA was not in use
 
 
+@stored_as(elapsed_s="passed_s")
 @dataclass(frozen=True, kw_only=True)
-class Fetched:
+class DataWait:
     """The time that the program's main thread had waited for data loaders by the end of a step."""
 
     step: int
     waited_s: float
-    passed_s: float
+    elapsed_s: float
     place: Place | None = None  # line of the longest wait so far
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class ParameterBlock:
     """Some neighbouring parameters of a replica."""
 
     checksum: str
@@ -47,6 +49,7 @@ class ReplicaSample:
     checksum: str
 
 
+@stored_as(samples="looks", blocks="parts", in_ddp="wrapped", was_broadcast="broadcast", reduces_gradients="reduced")
 @dataclass(frozen=True, kw_only=True)
 class Replica:
     """One DistributedDataParallel of a rank, or a model outside of it."""
@@ -54,12 +57,12 @@ class Replica:
     number: int
     ranks: tuple[int, ...]  # ranks whose parameters should be equal
     names: tuple[tuple[str, str], ...]  # first and last parameter of each part
-    looks: tuple[ReplicaSample, ...]  # in order of time
-    parts: tuple[Part, ...]  # the parts in the last sample
+    samples: tuple[ReplicaSample, ...]  # in order of time
+    blocks: tuple[ParameterBlock, ...]  # the parts in the last sample
     hook: str = ""  # a communication hook that may leave replicas unequal on purpose
-    wrapped: bool = True  # in DDP, which keeps them equal
-    broadcast: bool = False  # every parameter, before the first step
-    reduced: bool = False  # every gradient of the first step, over all ranks, by the program itself
+    in_ddp: bool = True  # in DDP, which keeps them equal
+    was_broadcast: bool = False  # every parameter, before the first step
+    reduces_gradients: bool = False  # every gradient of the first step, over all ranks, by the program itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class OverwrittenFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unwaited:
+class UnawaitedCall:
     """A line that called a collective asynchronously and never checked any of its handles."""
 
     op: str
@@ -81,7 +84,7 @@ class Unwaited:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenUp:
+class DroppedBatches:
     """Batches that were dropped: an exception at one line ended their training pass, and they were not retried."""
 
     type: str
@@ -90,21 +93,26 @@ class GivenUp:
     step: int  # step of the first batch
 
 
+@stored_as(
+    sample_count="looks", zero_gradient_count="still", without_gradient="never", without_gradient_count="never_count"
+)
 @dataclass(frozen=True, kw_only=True)
-class Arrived:
+class GradientArrivals:
     """Gradients of one model after each backward pass, before they were reduced or used."""
 
     model: str
-    looks: int  # samples that found any
-    still: int = 0  # parameters whose gradients were zero in every sample
-    never: tuple[str, ...] = ()  # no gradient in any sample, though their module was called; no torch optimizer stepped
-    never_count: int = 0
+    sample_count: int  # samples that found any
+    zero_gradient_count: int = 0  # parameters whose gradients were zero in every sample
+    without_gradient: tuple[
+        str, ...
+    ] = ()  # no gradient in any sample, though their module was called; no torch optimizer stepped
+    without_gradient_count: int = 0
     unset: tuple[str, ...] = ()  # values that no program begins with, when their first gradient came
     unset_value: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Broken:
+class NonFiniteValue:
     """The first time that a value was not finite."""
 
     step: int
@@ -114,7 +122,7 @@ class Broken:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grown:
+class MemoryGrowth:
     """A line whose allocations were larger after a later step than after an earlier one."""
 
     place: Place
@@ -123,35 +131,51 @@ class Grown:
     size_bytes: int
 
 
+@stored_as(
+    sample_count="looks",
+    data_waits="fetched",
+    non_finite_loss="loss",
+    non_finite_parameters="parameters",
+    without_gradient="never",
+    without_gradient_count="never_count",
+    without_gradient_place="never_place",
+    zero_gradient_count="still_count",
+    zero_gradient_samples="still_looks",
+    overwritten_files="wrote",
+    unawaited_calls="unwaited",
+    dropped_batches="given_up",
+    gradient_arrivals="arrived",
+    memory_growth="grown",
+)
 @dataclass(frozen=True, kw_only=True)
 class HealthSamples:
     """All health samples of one rank."""
 
     steps: int = 0  # the last one that was sampled
-    looks: int = 0  # samples of parameters
-    memory: tuple[Memory, ...] = ()
-    fetched: tuple[Fetched, ...] = ()
-    loss: Broken | None = None
+    sample_count: int = 0  # samples of parameters
+    memory: tuple[MemorySample, ...] = ()
+    data_waits: tuple[DataWait, ...] = ()
+    non_finite_loss: NonFiniteValue | None = None
     bad_losses: int = 0
     bad_in_a_row: int = 0  # up to the last one
     losses: int = 0
-    parameters: Broken | None = None  # only stored while they are still broken in the last sample
-    never: tuple[str, ...] = ()  # no gradient in any sample, though their module was called
-    never_count: int = 0
-    never_place: Place | None = None  # the line that uses the first of them
-    still_count: int = 0  # parameters of an optimizer whose gradients were zero in every sample
-    still_looks: int = 0  # the number of these samples
+    non_finite_parameters: NonFiniteValue | None = None  # only stored while they are still broken in the last sample
+    without_gradient: tuple[str, ...] = ()  # no gradient in any sample, though their module was called
+    without_gradient_count: int = 0
+    without_gradient_place: Place | None = None  # the line that uses the first of them
+    zero_gradient_count: int = 0  # parameters of an optimizer whose gradients were zero in every sample
+    zero_gradient_samples: int = 0  # the number of these samples
     replicas: tuple[Replica, ...] = ()
-    wrote: tuple[OverwrittenFile, ...] = ()
-    unwaited: tuple[Unwaited, ...] = ()
-    given_up: tuple[GivenUp, ...] = ()
-    arrived: tuple[Arrived, ...] = ()
-    grown: tuple[Grown, ...] = ()  # largest growth first; only if the launch requested it
+    overwritten_files: tuple[OverwrittenFile, ...] = ()
+    unawaited_calls: tuple[UnawaitedCall, ...] = ()
+    dropped_batches: tuple[DroppedBatches, ...] = ()
+    gradient_arrivals: tuple[GradientArrivals, ...] = ()
+    memory_growth: tuple[MemoryGrowth, ...] = ()  # largest growth first; only if the launch requested it
     open_group: bool | None = None  # a process group was still open at the end; None = no orderly end
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastMessages:
+class PrintedMessage:
     """A failure after or next to the program, as the interpreter or torch printed it."""
 
     kind: str  # "atexit", "left", "process group"; "thread", "child process"

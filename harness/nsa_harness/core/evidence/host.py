@@ -9,7 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from nsa_harness.core.stored_keys import stored_as
 
+
+@stored_as(wake_count="woke")
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """One kernel thread."""
@@ -29,7 +32,7 @@ class Task:
     held_by: tuple[int, ...] | None = None
     io_bytes: int | None = None  # read + written by this thread, None = not readable
     idle_s: float | None = None  # for a main thread: time since it last ran on a core; None = unknown
-    woke: int = 0  # how often it was in a later sleep than in the snapshot before, since it was last elsewhere
+    wake_count: int = 0  # how often it was in a later sleep than in the snapshot before, since it was last elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ class SignalMasks:
     caught: int
 
 
+@stored_as(open_ends="holds", is_frozen="frozen")
 @dataclass(frozen=True, kw_only=True)
 class Process:
     """One process of the run: a rank or a child."""
@@ -71,10 +75,12 @@ class Process:
     io_bytes: int | None  # read + written, None = not readable
     rss_bytes: int
     tasks: tuple[Task, ...] = ()
-    holds: tuple[str, ...] = ()  # open ends of pipes, FIFOs, sockets: "pipe:[123] w", "/tmp/fifo r", "socket:[456] rw"
+    open_ends: tuple[
+        str, ...
+    ] = ()  # open ends of pipes, FIFOs, sockets: "pipe:[123] w", "/tmp/fifo r", "socket:[456] rw"
     sockets: tuple[Socket, ...] = ()
     traced_by: int | None = None  # the debugger that is attached at this moment
-    frozen: bool = False  # by its control group
+    is_frozen: bool = False  # by its control group
     signals: SignalMasks | None = None  # None = not read
 
 
@@ -114,6 +120,7 @@ class SentSignal:
     at_s: float | None  # None = unknown
 
 
+@stored_as(kill_messages="killed")
 @dataclass(frozen=True, kw_only=True)
 class HostMemory:
     """Memory of the node while the run was watched; None = not readable."""
@@ -123,7 +130,7 @@ class HostMemory:
     limit_bytes: int | None  # the smallest limit of the control groups around the run
     used_bytes: int | None  # of that group, at the end
     oom_kills: int | None  # processes that the kernel killed in those groups since the launch
-    killed: tuple[str, ...]  # the kernel's log lines: "Out of memory: Killed process 71 (python) ..."
+    kill_messages: tuple[str, ...]  # the kernel's log lines: "Out of memory: Killed process 71 (python) ..."
 
 
 GPU_FIELDS = (
@@ -180,7 +187,7 @@ _CLOCK_SLACK_US = 2_000_000  # the log's clock and CLOCK_MONOTONIC drift apart b
 _MAX_LINE = 300
 
 
-def killed_since(records: Iterable[str], began_us: int) -> Iterator[str]:
+def kill_messages_since(records: Iterable[str], began_us: int) -> Iterator[str]:
     """Yield the lines of /dev/kmsg on processes that the kernel killed after `began_us` (microseconds since boot)."""
     for record in records:
         parts = _RECORD.match(record)
@@ -193,11 +200,11 @@ def killed_pids(lines: Iterable[str]) -> Iterator[int]:
     return (int(killed[1]) for line in lines if (killed := _KILLED.search(line)))
 
 
-def would_act(process: Process) -> str:
+def sigterm_reaction(process: Process) -> str:
     """Return how the process would react to SIGTERM, by its state and masks; empty if unknown. Send no signal."""
     if process.state == "D":
         return "in state D, in which no signal reaches it, SIGKILL included, until its call of the kernel is over"
-    if process.state in "Tt" or process.frozen:
+    if process.state in "Tt" or process.is_frozen:
         return "stopped: of all signals only SIGKILL and SIGCONT act"
     if process.signals is None or process.state in "ZX":
         return ""

@@ -172,7 +172,7 @@ _MAX_MATCHES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class WatchdogReport:
     """How far a rank was in a group when a watchdog reported."""
 
     rank: int
@@ -200,7 +200,7 @@ def timeouts(text: str) -> tuple[tuple[int, Collective], ...]:
     return tuple((rank, collective) for (rank, _), collective in first.items())
 
 
-def progress(text: str) -> tuple[Progress, ...]:
+def watchdog_reports(text: str) -> tuple[WatchdogReport, ...]:
     """Return the watchdogs' last report on each rank and group."""
     latest = {
         (int(match["rank"]), match["group"] or match["id"]): (int(match["enqueued"]), int(match["completed"]))
@@ -208,7 +208,7 @@ def progress(text: str) -> tuple[Progress, ...]:
         if int(match["rank"]) < MAX_RANKS
     }
     return tuple(
-        Progress(rank=rank, group=group, enqueued=enqueued, completed=completed)
+        WatchdogReport(rank=rank, group=group, enqueued=enqueued, completed=completed)
         for (rank, group), (enqueued, completed) in latest.items()
     )
 
@@ -295,7 +295,7 @@ _FINGERPRINT = re.compile(
 )
 
 
-def fingerprints(text: str) -> tuple[tuple[int, Collective], ...]:
+def mismatched_collectives(text: str) -> tuple[tuple[int, Collective], ...]:
     """Return (rank, collective) for both sides of the mismatches that TORCH_DISTRIBUTED_DEBUG=DETAIL reports."""
     collectives: dict[int, Collective] = {}
     for match in _matching_lines(_FINGERPRINT, text, "CollectiveFingerPrint"):
@@ -317,7 +317,7 @@ _SNIFFED = 4096
 _BINARY = 0.1  # share of the first bytes
 
 
-class Kind(StrEnum):
+class JobFileKind(StrEnum):
     LOG = "log"
     RECORDER = "flight recorder dump"
     STACKS = "stack dump"
@@ -330,9 +330,9 @@ class JobFile:
     """One file and its kind."""
 
     name: str
-    kind: Kind
+    kind: JobFileKind
     changed_ns: int = 0
-    why: str = ""  # for NOTHING: the reason why the file is not used
+    reason: str = ""  # for NOTHING: the reason why the file is not used
     text: str = ""  # text of a log or of a printed dump
     stacks: Mapping[int, tuple[Stack, ...]] = field(default_factory=dict)  # by process; 0 if the dump names none
     recorder: FlightDump | None = None
@@ -350,21 +350,21 @@ def _json_like(head: bytes) -> bool:
 
 def read_job_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
     """Return a file's kind and content. Never raises: an unusable file has a reason."""
-    file = JobFile(name=name, kind=Kind.NOTHING, changed_ns=changed_ns)
+    file = JobFile(name=name, kind=JobFileKind.NOTHING, changed_ns=changed_ns)
     if not data.strip():
-        return replace(file, why=EMPTY)
+        return replace(file, reason=EMPTY)
     if data[:1] == _PICKLE:
         return _recorder(file, data)
     if data[:4] == _ELF:
         if int.from_bytes(data[16:18], "little") != _CORE:
-            return replace(file, why="a program, and no dump of one")
-        return replace(file, kind=Kind.CORE)
+            return replace(file, reason="a program, and no dump of one")
+        return replace(file, kind=JobFileKind.CORE)
     if data.startswith(_PACKED):
-        return replace(file, why="it is packed; unpack it first")
+        return replace(file, reason="it is packed; unpack it first")
     head = data[:_SNIFFED]
     strange = sum(byte < 9 or 13 < byte < 27 for byte in head) + head.decode("utf-8", "replace").count("\ufffd")
     if strange > _BINARY * len(head) or b"\0\0" in head:
-        return replace(file, why="binary, and no dump that is known")
+        return replace(file, reason="binary, and no dump that is known")
     if _json_like(head) and (document := _document(file, data)):
         return document
     return _text(file, data.decode("utf-8-sig", errors="replace"))
@@ -372,9 +372,9 @@ def read_job_file(name: str, data: bytes, changed_ns: int = 0) -> JobFile:
 
 def _recorder(file: JobFile, data: bytes) -> JobFile:
     try:
-        return replace(file, kind=Kind.RECORDER, recorder=parse_dump(data))
+        return replace(file, kind=JobFileKind.RECORDER, recorder=parse_dump(data))
     except ValueError as error:
-        return replace(file, why=str(error))
+        return replace(file, reason=str(error))
 
 
 def _document(file: JobFile, data: bytes) -> JobFile | None:
@@ -390,10 +390,10 @@ def _document(file: JobFile, data: bytes) -> JobFile | None:
         pids = {thread.get("pid") for thread in value}
         pid = pids.pop() if len(pids) == 1 else 0
     except (ValueError, TypeError, AttributeError):
-        return replace(file, why="JSON, and neither a flight recorder dump nor stacks of py-spy")
+        return replace(file, reason="JSON, and neither a flight recorder dump nor stacks of py-spy")
     if not stacks:
-        return replace(file, why="JSON without anything in it")
-    return replace(file, kind=Kind.STACKS, stacks={pid if isinstance(pid, int) else 0: stacks})
+        return replace(file, reason="JSON without anything in it")
+    return replace(file, kind=JobFileKind.STACKS, stacks={pid if isinstance(pid, int) else 0: stacks})
 
 
 _BEGINS_WITH_A_THREAD = re.compile(r"\s*(?:Timeout \([\d:.]+\)!\s+)?(?:Current thread|Thread) 0x[0-9a-f]+ ")
@@ -409,4 +409,4 @@ def _text(file: JobFile, text: str) -> JobFile:
             stacks = {0: parse_pystack(text)}
         except ValueError:
             stacks = {}
-    return replace(file, kind=Kind.STACKS if stacks else Kind.LOG, text=text, stacks=stacks)
+    return replace(file, kind=JobFileKind.STACKS if stacks else JobFileKind.LOG, text=text, stacks=stacks)

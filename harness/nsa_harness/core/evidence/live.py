@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nsa_harness.core.stored_keys import stored_as
+
 STILL_S = 300.0  # longest time without output; CI systems end a job that prints nothing for ten minutes
 
 
+@stored_as(no_progress_s="quiet_s")
 @dataclass(frozen=True, kw_only=True)
 class RankProgress:
     """One rank at this moment, from its status file."""
@@ -15,7 +18,7 @@ class RankProgress:
     rank: int
     phase: str
     step: int  # optimizer step in progress, 1-based
-    quiet_s: float | None  # age of the latest event; None = no event yet
+    no_progress_s: float | None  # age of the latest event; None = no event yet
     rss_bytes: int | None  # the peak so far
     module: str | None
 
@@ -52,7 +55,7 @@ class ProgressNews:
     at_s: float
 
 
-def news(last: ProgressNews | None, phase: str, progress: Progress) -> ProgressNews | None:
+def next_news(last: ProgressNews | None, phase: str, progress: Progress) -> ProgressNews | None:
     """Return what to print now, or None: a new phase, a step of 1, 2, 5, 10, 20 ..., or a sign of life."""
     word = phase.partition(" ")[0]
     reached = milestone(min((rank.step for rank in progress.ranks), default=0)) if word == "step" else 0

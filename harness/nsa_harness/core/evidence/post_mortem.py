@@ -13,7 +13,7 @@ from nsa_harness.core.evidence.evidence import (
     Evidence,
     Exit,
     Frame,
-    Raised,
+    RaisedException,
     RankEvidence,
     RankSnapshot,
     Snapshot,
@@ -22,35 +22,35 @@ from nsa_harness.core.evidence.evidence import (
 from nsa_harness.core.evidence.exit_messages import (
     agent_failures,
     closing_signals,
-    deaths,
-    debug_message,
     error_lines,
+    known_warnings,
     last_traceback,
-    last_words,
+    read_background_failures,
+    read_debug_message,
+    read_exit_messages,
     timeout_message,
-    warnings_of,
     with_passed_on_errors,
 )
-from nsa_harness.core.evidence.flight import FlightDump, essential
+from nsa_harness.core.evidence.flight import FlightDump, essential_collectives
 from nsa_harness.core.evidence.gradients import RankTraces
 from nsa_harness.core.evidence.host import HostMemory, SentSignal
 from nsa_harness.core.evidence.job_files import (
     EMPTY,
     MAX_RANKS,
     JobFile,
+    JobFileKind,
     JobLog,
-    Kind,
     by_rank,
     exits_of_tasks,
     find_rank,
     find_world_size,
-    fingerprints,
     is_launcher_text,
     killed_for_memory,
-    progress,
+    mismatched_collectives,
     rank_of_path,
     timeouts,
     watchdog_lines,
+    watchdog_reports,
 )
 from nsa_harness.core.evidence.stacks import parse_faulthandler
 from nsa_harness.core.plan import Limits
@@ -89,7 +89,7 @@ class PostMortem:
 
     evidence: Evidence
     files: Mapping[str, str]  # a proof as the rules name it -> the file that was read
-    missing: tuple[Missing, ...]
+    missing: tuple[MissingData, ...]
     script: str  # from torchrun's messages; empty if unknown
 
 
@@ -108,7 +108,7 @@ class _Merge:
 
     def merge(self) -> PostMortem:
         latest = _latest_attempts(self.files)
-        logs = [step for step in latest if step.kind is Kind.LOG]
+        logs = [step for step in latest if step.kind is JobFileKind.LOG]
         self.numbered = _numbered_ranks(file.name for file in logs)
         split = [(file, by_rank(file.text)) for file in logs]
         local = {rank: log_rank for _, log in split for rank, log_rank in log.local.items()}
@@ -172,21 +172,21 @@ class _Merge:
             # torchrun has microseconds for the first failure; its table only has seconds.
             at_s = max(0.0, _time_of(text, failure.pid) - began) + (0.0 if failure.first else 0.5)
             self._files_of(failure.rank).exit = Exit(
-                pid=failure.pid, rank=failure.rank, status=failure.status, at_s=at_s, by_us=False
+                pid=failure.pid, rank=failure.rank, status=failure.status, at_s=at_s, during_teardown=False
             )
             self._files_of(failure.rank).pid = failure.pid
         for rank, status in () if self.failures else exits_of_tasks(text):
-            self._files_of(rank).exit = Exit(pid=0, rank=rank, status=status, at_s=0.0, by_us=False)
+            self._files_of(rank).exit = Exit(pid=0, rank=rank, status=status, at_s=0.0, during_teardown=False)
 
     def _take_watchdogs(self, texts: Iterable[str]) -> None:
         whole = "\n".join(texts)
         gave_up = timeouts(whole)
         for rank, collective in gave_up:
             self._files_of(rank).collectives += (collective,)
-        for rank, collective in fingerprints(whole):
+        for rank, collective in mismatched_collectives(whole):
             self._files_of(rank).fingerprint = collective
         entered = {(collective.group, collective.seq): collective for _, collective in gave_up}
-        for report in progress(whole):
+        for report in watchdog_reports(whole):
             mine = self._files_of(report.rank).collectives
             if any(collective.group == report.group for collective in mine):
                 continue
@@ -202,7 +202,7 @@ class _Merge:
     # Dumps.
 
     def _take_dump(self, file: JobFile, pids: Mapping[int, int]) -> None:
-        if file.kind not in (Kind.RECORDER, Kind.STACKS):
+        if file.kind not in (JobFileKind.RECORDER, JobFileKind.STACKS):
             return
         path = rank_of_path(file.name)
         by_pid = next((pids[pid] for pid in file.stacks if pid in pids), None)
@@ -292,7 +292,7 @@ class _Merge:
             samples=(),
             last_progress_s=None,
             leftovers=(),
-            undead=None,
+            unkillable=None,
             metrics={},
             trouble=(),
             signals=tuple(
@@ -300,7 +300,7 @@ class _Merge:
                 for pid, signal, sender in closing
             ),
             memory=_memory(everything),
-            observed=True,
+            is_observed=True,
             last_lines=error_lines(launcher_text),
             groups=groups,
         )
@@ -360,29 +360,29 @@ def _rank_evidence(rank: int, files: _Rank) -> RankEvidence:
         rank=rank,
         pid=files.pid or None,
         exit=files.exit,
-        raised=with_passed_on_errors(raised) if raised else None,
-        board=None,
+        exception=with_passed_on_errors(raised) if raised else None,
+        status_file=None,
         collectives=_collectives(files),
         death_stacks=parse_faulthandler(errors[fatal.start() :]) if fatal else (),
         peak_rss_bytes=None,
         peak_gpu_bytes=None,
-        traces=RankTraces(arrived=None, missing=None, missing_parameters=(), buckets=()),
+        traces=RankTraces(gradient_count=None, missing_count=None, missing_parameters=(), buckets=()),
         last_loss=None,
         error_lines=tuple(dict.fromkeys(lines)),
-        warned=warnings_of(errors.splitlines()),
-        debugged=debug_message(errors),
-        last_words=last_words(errors),
-        deaths=deaths(errors, raised),
+        warnings=known_warnings(errors.splitlines()),
+        debug_message=read_debug_message(errors),
+        exit_messages=read_exit_messages(errors),
+        background_failures=read_background_failures(errors, raised),
     )
 
 
-def _raised(rank: int, files: _Rank) -> Raised | None:
+def _raised(rank: int, files: _Rank) -> RaisedException | None:
     """Return the last exception in the files of a rank, or None. torchrun's own exception does not count."""
     for _, text in reversed(files.texts):
         printed = last_traceback(text)
         if printed and not printed[0].endswith(_LAUNCHER):
             kind, message, frames = printed
-            return Raised(
+            return RaisedException(
                 rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"rank{rank}/stderr.log"
             )
     return None
@@ -393,7 +393,7 @@ def _collectives(files: _Rank) -> tuple[Collective, ...]:
     if files.recorder is None:
         return files.collectives or ((files.fingerprint,) if files.fingerprint else ())
     frames = files.recorder.frames
-    collectives = essential(files.recorder.collectives)
+    collectives = essential_collectives(files.recorder.collectives)
     return tuple(
         replace(collective, frames=frames.get((collective.group, collective.seq), ())) for collective in collectives
     )
@@ -405,9 +405,9 @@ def _snapshot(rank: RankEvidence, files: _Rank) -> RankSnapshot | None:
     text = files.text
     if not stacks and not _DIED.search(text):
         stacks = parse_faulthandler(text)
-    if not stacks and rank.raised and rank.raised.frames and timeout_message(rank):
+    if not stacks and rank.exception and rank.exception.frames and timeout_message(rank):
         proof = "stderr.log"
-        stacks = (_stack_of_traceback(rank.raised.frames),)
+        stacks = (_stack_of_traceback(rank.exception.frames),)
     recorded = files.recorder is not None or bool(files.collectives)
     if not stacks and not recorded:
         return None
@@ -419,7 +419,7 @@ def _snapshot(rank: RankEvidence, files: _Rank) -> RankSnapshot | None:
         child_stacks=files.children,
         collectives=rank.collectives if recorded else (),
         proof=f"rank{rank.rank}/{proof}" if stacks else f"rank{rank.rank}/flight.json",
-        dumped=True,
+        is_from_dump=True,
     )
 
 
@@ -488,7 +488,7 @@ def _seconds(stamp: str) -> float:
 def _launcher(closing: Sequence[tuple[int, str, str]]) -> Exit | None:
     """Return the launcher's exit by SIGTERM (15) if Slurm cancelled the whole job, else None."""
     whole = any(not pid and sender.startswith("Slurm") for pid, _, sender in closing)
-    return Exit(pid=0, rank=None, status=-15, at_s=0.0, by_us=False) if whole else None
+    return Exit(pid=0, rank=None, status=-15, at_s=0.0, during_teardown=False) if whole else None
 
 
 def _memory(text: str) -> HostMemory | None:
@@ -496,7 +496,12 @@ def _memory(text: str) -> HostMemory | None:
     if not killed:
         return None
     return HostMemory(
-        total_bytes=None, available_bytes=None, limit_bytes=None, used_bytes=None, oom_kills=len(killed), killed=killed
+        total_bytes=None,
+        available_bytes=None,
+        limit_bytes=None,
+        used_bytes=None,
+        oom_kills=len(killed),
+        kill_messages=killed,
     )
 
 
@@ -534,14 +539,14 @@ _HOW = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Missing:
+class MissingData:
     """Data that would have shown more. `how` has commands and settings that record it next time."""
 
     what: str
     how: tuple[str, ...]
 
 
-def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[JobFile]) -> Iterator[Missing]:
+def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[JobFile]) -> Iterator[MissingData]:
     everyone = range(evidence.world_size)
     with_stacks = {rank.rank for snapshot in evidence.snapshots for rank in snapshot.ranks if rank.stacks}
     is_there: dict[str, Callable[[int], bool]] = {
@@ -549,18 +554,22 @@ def _missing(evidence: Evidence, ranks: Mapping[int, _Rank], files: Sequence[Job
         "stacks": lambda rank: rank in with_stacks,
         "flight recorder dumps": lambda rank: rank in ranks and ranks[rank].recorder is not None,
     }
-    cores = [file.name for file in files if file.kind is Kind.CORE]
+    cores = [file.name for file in files if file.kind is JobFileKind.CORE]
     for what, there in is_there.items():
         lacking = [rank for rank in everyone if not there(rank)]
         whose = "every rank" if len(lacking) == len(everyone) > 1 else _ranks_text(lacking)
         now = tuple(f"pystack core {core} > rank3.txt  # and read that too" for core in cores[:1])
         if lacking:
-            yield Missing(what=f"{what} of {whose}", how=(*(now if what == "stacks" else ()), *_HOW[what]))
+            yield MissingData(what=f"{what} of {whose}", how=(*(now if what == "stacks" else ()), *_HOW[what]))
 
 
 def _unused_files(files: Sequence[JobFile]) -> Iterator[Trouble]:
     """Return the reasons for unused files, except empty logs: most ranks write nothing to stderr."""
-    return (Trouble(what=file.name, why=file.why) for file in files if file.kind is Kind.NOTHING and file.why != EMPTY)
+    return (
+        Trouble(what=file.name, why=file.reason)
+        for file in files
+        if file.kind is JobFileKind.NOTHING and file.reason != EMPTY
+    )
 
 
 def _ranks_text(ranks: Sequence[int]) -> str:

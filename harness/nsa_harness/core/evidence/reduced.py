@@ -18,7 +18,7 @@ from nsa_harness.core.evidence.evidence import (
     Stack,
     StatusFile,
 )
-from nsa_harness.core.evidence.flight import essential
+from nsa_harness.core.evidence.flight import essential_collectives
 from nsa_harness.core.evidence.health_samples import HealthSamples
 from nsa_harness.core.evidence.host import Process, Task
 from nsa_harness.core.evidence.stacks import is_library, is_poller, training_stack
@@ -30,7 +30,7 @@ _MAY_ACT = ("read", "write", "recvfrom", "recvmsg", "sendto", "sendmsg", "connec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep:
+class SizeLimits:
     """How much evidence one level of reduction leaves."""
 
     stacks: int
@@ -46,10 +46,10 @@ class Keep:
 
 # The next level applies if the evidence is still too large; the last one leaves about 15 KiB per rank.
 LEVELS = (
-    Keep(stacks=48, frames=64, tasks=64, ends=64, children=16, calls=96, samples=100, snapshots=3, text=2000),
-    Keep(stacks=12, frames=32, tasks=24, ends=16, children=8, calls=48, samples=40, snapshots=2, text=500),
-    Keep(stacks=3, frames=12, tasks=8, ends=6, children=3, calls=16, samples=20, snapshots=2, text=160),
-    Keep(stacks=2, frames=8, tasks=4, ends=2, children=1, calls=8, samples=8, snapshots=2, text=100),
+    SizeLimits(stacks=48, frames=64, tasks=64, ends=64, children=16, calls=96, samples=100, snapshots=3, text=2000),
+    SizeLimits(stacks=12, frames=32, tasks=24, ends=16, children=8, calls=48, samples=40, snapshots=2, text=500),
+    SizeLimits(stacks=3, frames=12, tasks=8, ends=6, children=3, calls=16, samples=20, snapshots=2, text=160),
+    SizeLimits(stacks=2, frames=8, tasks=4, ends=2, children=1, calls=8, samples=8, snapshots=2, text=100),
 )
 
 
@@ -65,8 +65,10 @@ def with_history(evidence: Evidence, calls: int) -> Evidence:
     ranks = (
         replace(
             rank,
-            board=replace(rank.board, calls=_whole_steps(rank.board.calls, calls)) if rank.board else None,
-            collectives=essential(rank.collectives, calls),
+            status_file=replace(rank.status_file, calls=_whole_steps(rank.status_file.calls, calls))
+            if rank.status_file
+            else None,
+            collectives=essential_collectives(rank.collectives, calls),
         )
         for rank in evidence.ranks
     )
@@ -82,7 +84,7 @@ def _whole_steps(calls: tuple[Call, ...], most: int) -> tuple[Call, ...]:
 
 def without_finished_calls(snapshot: Snapshot) -> Snapshot:
     """Return a snapshot without finished calls and steps that the rank's final status file has too."""
-    ranks = (replace(rank, board=_with_recent_calls(rank.board, _RECENT_CALLS)) for rank in snapshot.ranks)
+    ranks = (replace(rank, status_file=_with_recent_calls(rank.status_file, _RECENT_CALLS)) for rank in snapshot.ranks)
     return replace(snapshot, ranks=tuple(ranks))
 
 
@@ -104,7 +106,7 @@ def _with_recent_calls(board: StatusFile | None, count: int) -> StatusFile | Non
     return replace(board, calls=tuple(calls), steps_s=board.steps_s[-count:])
 
 
-def reduce_evidence(evidence: Evidence, keep: Keep) -> Evidence:
+def reduce_evidence(evidence: Evidence, keep: SizeLimits) -> Evidence:
     """Return the evidence with at most as many items as `keep` allows, and a note of that in `trouble`.
 
     The items that the verdict needs most are dropped last.
@@ -123,8 +125,8 @@ def reduce_evidence(evidence: Evidence, keep: Keep) -> Evidence:
     )
 
 
-def _rank(rank: RankEvidence, keep: Keep) -> RankEvidence:
-    raised = rank.raised
+def _rank(rank: RankEvidence, keep: SizeLimits) -> RankEvidence:
+    raised = rank.exception
     if raised is not None:
         chain = (
             replace(error, message=error.message[: keep.text], frames=error.frames[: keep.frames])
@@ -135,23 +137,23 @@ def _rank(rank: RankEvidence, keep: Keep) -> RankEvidence:
         )
     return replace(
         rank,
-        raised=raised,
-        board=_board(rank.board, keep),
+        exception=raised,
+        status_file=_board(rank.status_file, keep),
         collectives=rank.collectives[-keep.calls :],
         death_stacks=_stacks(rank.death_stacks, keep),
         error_lines=tuple(line[: keep.text] for line in rank.error_lines),
-        looks=_health_samples(rank.looks, keep),
+        health=_health_samples(rank.health, keep),
     )
 
 
-def _health_samples(samples: HealthSamples | None, keep: Keep) -> HealthSamples | None:
+def _health_samples(samples: HealthSamples | None, keep: SizeLimits) -> HealthSamples | None:
     """Return the latest samples. Totals, such as parameters without gradients, stay complete."""
     if samples is None:
         return None
     replicas = tuple(
         replace(
             replica,
-            looks=replica.looks[-keep.calls :],
+            samples=replica.samples[-keep.calls :],
             names=tuple((first[-keep.text :], last[-keep.text :]) for first, last in replica.names),
         )
         for replica in samples.replicas
@@ -159,14 +161,14 @@ def _health_samples(samples: HealthSamples | None, keep: Keep) -> HealthSamples 
     return replace(samples, memory=samples.memory[-keep.calls :], replicas=replicas)
 
 
-def _board(board: StatusFile | None, keep: Keep) -> StatusFile | None:
+def _board(board: StatusFile | None, keep: SizeLimits) -> StatusFile | None:
     if board is None:
         return None
     return replace(board, calls=board.calls[-keep.calls :], steps_s=board.steps_s[-keep.calls :])
 
 
-def _rank_snapshot(rank: RankSnapshot, keep: Keep) -> RankSnapshot:
-    marking = [mark.tid for mark in rank.board.marks] if rank.board else []
+def _rank_snapshot(rank: RankSnapshot, keep: SizeLimits) -> RankSnapshot:
+    marking = [mark.tid for mark in rank.status_file.events] if rank.status_file else []
     below = replace(keep, stacks=min(keep.stacks, 3))
     children = tuple(
         _threads(child, rank.child_stacks.get(child.pid, ()), (), below) for child in rank.children[: keep.children]
@@ -178,13 +180,13 @@ def _rank_snapshot(rank: RankSnapshot, keep: Keep) -> RankSnapshot:
         children=tuple(child for child, _ in children),
         stacks=stacks,
         child_stacks={child.pid: stacks for child, stacks in children if child.pid in rank.child_stacks},
-        board=_with_recent_calls(rank.board, keep.calls),
+        status_file=_with_recent_calls(rank.status_file, keep.calls),
         collectives=rank.collectives[-keep.calls :],
     )
 
 
 def _threads(
-    process: Process, stacks: Sequence[Stack], marking: Iterable[int], keep: Keep
+    process: Process, stacks: Sequence[Stack], marking: Iterable[int], keep: SizeLimits
 ) -> tuple[Process, tuple[Stack, ...]]:
     """Return the process and its stacks with at most `keep.stacks` stacks.
 
@@ -202,7 +204,7 @@ def _threads(
     return _process(replace(process, tasks=tasks), [stack.tid for stack in chosen], keep), _stacks(chosen, keep)
 
 
-def _stacks(stacks: Iterable[Stack], keep: Keep) -> tuple[Stack, ...]:
+def _stacks(stacks: Iterable[Stack], keep: SizeLimits) -> tuple[Stack, ...]:
     """Return the stacks with the innermost frames of each."""
     return tuple(
         replace(stack, thread=stack.thread[:80], frames=_frames(stack, keep), native=stack.native[:8])
@@ -210,7 +212,7 @@ def _stacks(stacks: Iterable[Stack], keep: Keep) -> tuple[Stack, ...]:
     )
 
 
-def _frames(stack: Stack, keep: Keep) -> tuple[Frame, ...]:
+def _frames(stack: Stack, keep: SizeLimits) -> tuple[Frame, ...]:
     """Return the innermost frames, which show the wait, and then the program's frames; drop library frames first."""
     inner, outer = stack.frames[: keep.frames // 2], stack.frames[keep.frames // 2 :]
     own = [frame for frame in outer if not is_library(frame.file)]
@@ -222,7 +224,7 @@ def _frames(stack: Stack, keep: Keep) -> tuple[Frame, ...]:
     )
 
 
-def _process(process: Process, tids: Iterable[int | None], keep: Keep) -> Process:
+def _process(process: Process, tids: Iterable[int | None], keep: SizeLimits) -> Process:
     """Return the process with fewer threads: those of the stacks first, then those that may act, then by CPU time."""
     leading = {process.pid, *tids}
 
@@ -236,6 +238,6 @@ def _process(process: Process, tids: Iterable[int | None], keep: Keep) -> Proces
     return replace(
         process,
         tasks=tuple(replace(task, target=task.target[: keep.text]) for task in tasks),
-        holds=tuple(end[-keep.text :] for end in process.holds[: keep.ends]),
+        open_ends=tuple(end[-keep.text :] for end in process.open_ends[: keep.ends]),
         sockets=(*waited_for, *(socket for socket in process.sockets if socket not in waited_for))[: keep.ends],
     )

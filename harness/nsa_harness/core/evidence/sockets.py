@@ -31,7 +31,7 @@ _BYTES_AT = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transferred:
+class TransferredBytes:
     """Bytes that one connection carried over its life."""
 
     acked_bytes: int
@@ -44,7 +44,7 @@ def parse_table(text: str) -> dict[int, Socket]:
     return {row.inode: row for row in rows if row is not None and row.inode}
 
 
-def parse_answers(data: bytes) -> Iterator[tuple[int, Transferred | None]]:
+def parse_answers(data: bytes) -> Iterator[tuple[int, TransferredBytes | None]]:
     """Yield inode and bytes of the sockets in one inet_diag datagram. Raises ValueError if the kernel refused."""
     for kind, body in _messages(data, _NLMSG):
         if kind == _NLMSG_ERROR:
@@ -98,12 +98,12 @@ def _address(text: str) -> str:
     return f"[{ipaddress.IPv6Address(raw)}]:{int(port, 16)}"
 
 
-def _transferred(attributes: bytes) -> Transferred | None:
+def _transferred(attributes: bytes) -> TransferredBytes | None:
     with suppress(ValueError):
         for kind, info in _messages(attributes, _ATTRIBUTE):
             if kind == _INET_DIAG_INFO and len(info) >= _BYTES_AT + _BYTES.size:
                 acked, received = _BYTES.unpack_from(info, _BYTES_AT)
-                return Transferred(acked_bytes=acked, received_bytes=received)
+                return TransferredBytes(acked_bytes=acked, received_bytes=received)
     return None
 
 

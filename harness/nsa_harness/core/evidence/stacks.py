@@ -229,7 +229,7 @@ def in_function(frames: Sequence[Frame], file_ends: str, names: Iterable[str] = 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Awaited:
+class ThreadWait:
     """A wait for another thread, identified by the standard library's call."""
 
     call: str
@@ -237,20 +237,22 @@ class Awaited:
     ended_by: str  # the action of another thread that ends the wait
 
 
-A_LOCK = Awaited(call="a lock", what="a lock", ended_by="release it")
+A_LOCK = ThreadWait(call="a lock", what="a lock", ended_by="release it")
 _AWAITED = {
-    ("/queue.py", "get"): Awaited(call="Queue.get", what="an item of a queue", ended_by="put one into it"),
-    ("/queue.py", "put"): Awaited(call="Queue.put", what="room in a queue", ended_by="take an item out of it"),
-    ("/queue.py", "join"): Awaited(call="Queue.join", what="the items of a queue to be done", ended_by="do them"),
-    ("/threading.py", "Event.wait"): Awaited(call="Event.wait", what="an event", ended_by="set it"),
-    ("/threading.py", "Barrier.wait"): Awaited(call="Barrier.wait", what="a barrier of threads", ended_by="come to it"),
-    ("concurrent/futures/_base.py", "result"): Awaited(
+    ("/queue.py", "get"): ThreadWait(call="Queue.get", what="an item of a queue", ended_by="put one into it"),
+    ("/queue.py", "put"): ThreadWait(call="Queue.put", what="room in a queue", ended_by="take an item out of it"),
+    ("/queue.py", "join"): ThreadWait(call="Queue.join", what="the items of a queue to be done", ended_by="do them"),
+    ("/threading.py", "Event.wait"): ThreadWait(call="Event.wait", what="an event", ended_by="set it"),
+    ("/threading.py", "Barrier.wait"): ThreadWait(
+        call="Barrier.wait", what="a barrier of threads", ended_by="come to it"
+    ),
+    ("concurrent/futures/_base.py", "result"): ThreadWait(
         call="Future.result", what="the result of a future", ended_by="give it"
     ),
 }
 
 
-def awaited(frames: Sequence[Frame]) -> Awaited:
+def thread_wait(frames: Sequence[Frame]) -> ThreadWait:
     """Return the wait that the innermost library frames show, else A_LOCK. py-spy prefixes a method with its class."""
     for frame in takewhile(lambda frame: is_library(frame.file), frames):
         for (file, name), wait in _AWAITED.items():
@@ -354,7 +356,7 @@ _PYSTACK_THREAD = re.compile(r"^Traceback for thread (\d+)(?: \(.*?\))?((?: \[[^
 _PYSTACK_FRAME = re.compile(r'^\s+\(Python\) File "(.*)", line (\d+), in (.*)$')
 
 
-def native_wanted(
+def stack_that_needs_native_frames(
     stacks: Sequence[Stack], process: Process, marking: Iterable[int], last: Frame | None
 ) -> Stack | None:
     """Return the training thread if its native frames are needed because its Python line does not show what it does.

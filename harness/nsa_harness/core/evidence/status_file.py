@@ -13,14 +13,14 @@ from nsa_harness.core.evidence.evidence import (
     Call,
     CallCount,
     CaughtException,
-    Forwards,
+    DataLoaderProgress,
+    ForwardMode,
     Frame,
-    KeySet,
-    Loader,
-    Mode,
     ModuleCall,
     ProgressEvent,
     StatusFile,
+    StepForwards,
+    StoreKeyWrites,
 )
 from nsa_harness.core.evidence.stacks import is_library
 from nsa_harness.core.report import Place
@@ -76,38 +76,38 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
         created_s=clock(created_ns),
         beat_s=clock_if_set(beat_ns),
         exit_s=clock_if_set(end_ns) if flags & protocol.END_ATEXIT else None,
-        raised=bool(flags & protocol.END_RAISED),
-        marks=_marks(data, strings, clock),
+        ended_by_exception=bool(flags & protocol.END_RAISED),
+        events=_marks(data, strings, clock),
         gaps_s=_gaps(data),
         steps_s=tuple((step, clock(at_ns)) for step, at_ns, _, _ in steps),
         calls=tuple(_call(record, strings, chains, clock) for record in calls[-newest_calls:]),
         enqueued=enqueued,
         completed=completed,
         collectives_changed_s=clock_if_set(changed_ns),
-        seen=_frame(_string(strings, protocol.LAST_LINE.unpack_from(data, protocol.LAST_LINE_AT)[0])),
+        heartbeat_frame=_frame(_string(strings, protocol.LAST_LINE.unpack_from(data, protocol.LAST_LINE_AT)[0])),
         gradients={step: gradients for step, _, gradients, _ in steps},
-        marked={step: marks for step, _, _, marks in steps if marks},
+        events_per_step={step: marks for step, _, _, marks in steps if marks},
         groups=_groups(facts),
-        caught=_read_caught(facts, chains),
+        caught_exceptions=_read_caught(facts, chains),
         mesh=tuple((axis, int(place)) for axis, place in _COORDINATE.findall(facts.get(protocol.FACT_MESH, ""))),
         backend=facts.get(protocol.FACT_BACKEND, ""),
         device_pending=max(0, recorded - reached),
         device_completed=reached,
         device_changed_s=clock_if_set(reached_ns),
-        unfed_checkpoint=read_place(facts.get(protocol.FACT_CHECKPOINT_INPUT, "")),
-        stepped_from=_frames(facts.get(protocol.FACT_STEPPED, "")),
-        left_from=_frames(facts.get(protocol.FACT_EXITED_FROM, "")),
-        optimizer=facts.get(protocol.FACT_OPTIMIZER) != "none",
+        checkpoint_without_gradient=read_place(facts.get(protocol.FACT_CHECKPOINT_INPUT, "")),
+        optimizer_chain=_frames(facts.get(protocol.FACT_STEPPED, "")),
+        exit_chain=_frames(facts.get(protocol.FACT_EXITED_FROM, "")),
+        has_optimizer=facts.get(protocol.FACT_OPTIMIZER) != "none",
         autograd_nodes=_count(facts.get(protocol.FACT_NODES, "")),
         realtime_ns=realtime_ns or None,
         zero_ns=realtime_ns + launched_ns if realtime_ns else None,
         counts=_counts(data, strings),
         loaders=tuple(
-            Loader(
+            DataLoaderProgress(
                 number=number,
                 iterators=iterators,
                 batches=batches,
-                ended=bool(ended),
+                is_exhausted=bool(ended),
                 chain=_at(chains, chain, ()),
             )
             for number, batches, iterators, chain, ended in _ring(
@@ -115,7 +115,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
             )
         ),
         keys_set=tuple(
-            KeySet(
+            StoreKeyWrites(
                 key=key[:length].decode("utf-8", "replace"),
                 count=count,
                 at_s=clock(at_ns),
@@ -126,7 +126,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
             )
             if count
         ),
-        mode=Mode(training=bool(mode & protocol.MODE_TRAINING), gradients=bool(mode & protocol.MODE_GRADIENTS))
+        mode=ForwardMode(training=bool(mode & protocol.MODE_TRAINING), gradients=bool(mode & protocol.MODE_GRADIENTS))
         if mode & protocol.MODE_KNOWN
         else None,
         modules=modules,
@@ -134,7 +134,7 @@ def parse(data: bytes, launched_ns: int, newest_calls: int = protocol.CALLS) -> 
     )
 
 
-def answered(data: bytes) -> int:
+def answered_requests(data: bytes) -> int:
     """Return the number of the last flight recorder request that this process has answered."""
     return int(protocol.HEARTBEAT.unpack_from(data, protocol.HEARTBEAT_AT)[1])
 
@@ -245,7 +245,7 @@ def _steps(data: bytes) -> list[tuple[int, ...]]:
     return series
 
 
-def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[Forwards, ...]]:
+def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], tuple[StepForwards, ...]]:
     """Return each entered module once, with the line that called it, and the latest steps as indices into these."""
     ring = _ring(data, protocol.FORWARD, protocol.FORWARDS_AT, protocol.FORWARDS)
     # A record that is being written leaves a gap, which ends what can be compared.
@@ -254,7 +254,7 @@ def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], 
     for record in newest:
         by_step.setdefault(record[1] & protocol.EVENT_STEP_MASK, []).append(record)
     modules: dict[tuple[int, int], int] = {}
-    steps: list[Forwards] = []
+    steps: list[StepForwards] = []
     for step, records in list(by_step.items())[-_STEPS_OF_FORWARDS:]:
         thread = by_step[max(by_step)][0][3]
         keys = [
@@ -264,7 +264,7 @@ def _forwards(data: bytes, strings: list[str]) -> tuple[tuple[ModuleCall, ...], 
         ]
         calls = tuple(modules.setdefault(key, len(modules)) for key in keys)
         whole = records[0][0] == 1 or records[0] is not newest[0]
-        steps.append(Forwards(step=step, whole=whole, calls=calls))
+        steps.append(StepForwards(step=step, is_complete=whole, calls=calls))
     named = (ModuleCall(name=_string(strings, name), place=read_place(_string(strings, at))) for name, at in modules)
     return tuple(named), tuple(steps)
 
@@ -300,7 +300,7 @@ def _read_caught(facts: dict[str, str], chains: list[tuple[Frame, ...]]) -> tupl
             number = name[len(protocol.FACT_CAUGHT) :]
             again = facts.get(protocol.FACT_CAUGHT_AGAIN + number, "")
             caught.append(_with_handler(_with_count(exception, again, chains), number, facts))
-    return tuple(exception for exception in caught if exception.left_forward or exception.handled is not None)
+    return tuple(exception for exception in caught if exception.left_forward or exception.caught_at is not None)
 
 
 def _with_count(exception: CaughtException, again: str, chains: list[tuple[Frame, ...]]) -> CaughtException:
@@ -325,7 +325,7 @@ def _with_handler(exception: CaughtException, number: str, facts: dict[str, str]
         if name.startswith(f"{protocol.FACT_HANDLED}{number}.") and (match := _HANDLED.fullmatch(value))
     ]
     place = next((read_place(line[3]) for line in lines if line[1] == "1"), None)
-    return replace(exception, handled=place, left_forward=not lines or any(line[2] == "1" for line in lines))
+    return replace(exception, caught_at=place, left_forward=not lines or any(line[2] == "1" for line in lines))
 
 
 def read_ranks(text: str) -> tuple[int, ...]:

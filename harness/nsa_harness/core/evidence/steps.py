@@ -25,7 +25,7 @@ def entered_s(board: StatusFile, collective: Collective) -> float | None:
     return None if board.zero_ns is None else (collective.created_ns - board.zero_ns) / _NS
 
 
-def calls_of(board: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
+def python_calls(board: StatusFile, collectives: Iterable[Collective]) -> dict[tuple[str, int], Call]:
     """Return the Python call that entered each collective, by (group, number).
 
     Collectives of DDP and FSDP have no Python call. One call may enter several collectives. If several calls fit in
@@ -81,7 +81,7 @@ def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Ste
     rows = (
         StepRow(
             step=step,
-            until=step,
+            last_step=step,
             done_s=end_s,
             gradients=board.gradients.get(step) if end_s is not None else None,
             tallies=_tallies(
@@ -101,7 +101,9 @@ def step_rows(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Ste
 
 def by_step(rows: Sequence[StepRow]) -> dict[int, StepRow]:
     """Return every step as a row of its own."""
-    return {step: replace(row, step=step, until=step) for row in rows for step in range(row.step, row.until + 1)}
+    return {
+        step: replace(row, step=step, last_step=step) for row in rows for step in range(row.step, row.last_step + 1)
+    }
 
 
 def ledger_table(rows: dict[int, tuple[StepRow, ...]]) -> Iterator[str]:
@@ -124,7 +126,7 @@ def _row_text(row: StepRow | None) -> str:
     done = "in progress" if row.done_s is None else "done"
     gradients = "" if row.gradients is None else f", {row.gradients} gradients"
     tallies = [
-        f"{tally.op} x{tally.count} group {tally.group}{'' if tally.called else ' below'}" for tally in row.tallies
+        f"{tally.op} x{tally.count} group {tally.group}{'' if tally.from_python else ' below'}" for tally in row.tallies
     ]
     return f"{done}{gradients}: {', '.join(tallies) or 'no collective'}"
 
@@ -158,12 +160,13 @@ def _spans(board: StatusFile) -> Iterator[tuple[int, float | None, float | None]
 
 
 def _tallies(board: StatusFile, collectives: Sequence[Collective]) -> tuple[Tally, ...]:
-    called = calls_of(board, collectives)
+    called = python_calls(board, collectives)
     counts = Counter(
         (collective.group, collective.op, (collective.group, collective.seq) in called) for collective in collectives
     )
     return tuple(
-        Tally(group=group, op=op, called=called, count=count) for (group, op, called), count in sorted(counts.items())
+        Tally(group=group, op=op, from_python=called, count=count)
+        for (group, op, called), count in sorted(counts.items())
     )
 
 

@@ -206,7 +206,7 @@ def numbers_of(outcome: Outcome, evidence: Evidence | None) -> dict[str, Number]
 
 
 def _of_evidence(evidence: Evidence) -> dict[str, Number]:
-    checks = [rank.looks for rank in evidence.ranks if rank.looks is not None]
+    checks = [rank.health for rank in evidence.ranks if rank.health is not None]
     host = [slope([(at.step, at.anonymous_bytes) for at in check.memory]) for check in checks]
     device = [slope([(at.step, at.gpu_bytes) for at in check.memory if at.gpu_bytes]) for check in checks]
     numbers: dict[str, Number] = {}
@@ -215,12 +215,12 @@ def _of_evidence(evidence: Evidence) -> dict[str, Number]:
             numbers[name] = max((fit for fit in fits if fit is not None), key=lambda fit: fit.high or fit.value)
     groups: dict[tuple[int, tuple[int, ...]], dict[int, Replica]] = {}
     for rank in evidence.ranks:
-        for replica in rank.looks.replicas if rank.looks else ():
+        for replica in rank.health.replicas if rank.health else ():
             groups.setdefault((replica.number, replica.ranks), {})[rank.rank] = replica
     complete = [of_rank for (_, ranks), of_rank in groups.items() if len(ranks) > 1 and set(ranks) == set(of_rank)]
     if complete:
         diverged = sum(first_divergence(of_rank) is not None for of_rank in complete)
-        fewest = min(len(replica.looks) for of_rank in complete for replica in of_rank.values())
+        fewest = min(len(replica.samples) for of_rank in complete for replica in of_rank.values())
         numbers |= {"replicas_apart": Number(value=float(diverged)), "replica_looks": Number(value=float(fewest))}
     return numbers
 

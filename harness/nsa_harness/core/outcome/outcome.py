@@ -17,7 +17,7 @@ from nsa_harness.core.diagnosis.context import layer_of, meshes
 from nsa_harness.core.diagnosis.engine import Diagnosis
 from nsa_harness.core.diagnosis.explanation import make_finding
 from nsa_harness.core.evidence.evidence import Ending, Evidence, RankEvidence, RankSnapshot
-from nsa_harness.core.evidence.host import Gpu, would_act
+from nsa_harness.core.evidence.host import Gpu, sigterm_reaction
 from nsa_harness.core.evidence.stacks import user_frame
 from nsa_harness.core.outcome.callstacks import call_stacks
 from nsa_harness.core.outcome.wording import Meshes, coordinates, counted, located, rank_names, shorten
@@ -50,7 +50,7 @@ _DTYPES = {"torch.float32": "fp32", "torch.float64": "fp64", "torch.bfloat16": "
 
 
 def own_exit(rank: RankEvidence) -> int | None:
-    return rank.exit.status if rank.exit and not rank.exit.by_us else None
+    return rank.exit.status if rank.exit and not rank.exit.during_teardown else None
 
 
 def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
@@ -59,24 +59,24 @@ def checked(evidence: Evidence, verdict: Verdict) -> Iterator[str]:
     if losses and all(loss is not None and math.isfinite(loss) for loss in losses):
         yield "losses finite on every rank"
     traced = [rank.traces for rank in evidence.ranks]
-    if traced and all(trace.missing == 0 for trace in traced):
-        yield f"{traced[0].arrived} of {traced[0].arrived} gradients on every rank"
-    buckets = evidence.buckets_ready
-    if buckets is not None and buckets.differs is None:
+    if traced and all(trace.missing_count == 0 for trace in traced):
+        yield f"{traced[0].gradient_count} of {traced[0].gradient_count} gradients on every rank"
+    buckets = evidence.bucket_order
+    if buckets is not None and buckets.difference is None:
         yield f"{counted(buckets.count, 'bucket')} of DDP ready in the same order on every rank"
-    boards = [rank.board for rank in evidence.ranks]
+    boards = [rank.status_file for rank in evidence.ranks]
     known = [board for board in boards if board is not None]
     complete = len({board.enqueued for board in known}) == 1 and all(b.enqueued == b.completed for b in known)
     if len(known) == len(boards) and complete and known[0].enqueued:
         yield f"{known[0].completed} of {known[0].enqueued} collectives completed, the same on every rank"
     if verdict.status is not Status.HANG and evidence.ranks and all(own_exit(rank) == 0 for rank in evidence.ranks):
         yield "every rank exited 0"
-    if evidence.attached and (looks := _answered(evidence)):
+    if evidence.is_attached and (looks := _answered(evidence)):
         yield f"stacks of every rank, in {counted(looks, 'look')}"
     is_over = evidence.ending is not Ending.NOT_LAUNCHED and not _runs_on(evidence)
-    if is_over and not evidence.leftovers and evidence.undead == ():
+    if is_over and not evidence.leftovers and evidence.unkillable == ():
         yield "no process left"
-    if evidence.attached:
+    if evidence.is_attached:
         yield from _checked_by_kernel(evidence)
 
 
@@ -86,7 +86,7 @@ def _checked_by_kernel(evidence: Evidence) -> Iterator[str]:
     alive = [process for process in processes if process is not None and process.state not in "ZX"]
     if evidence.ranks and len(alive) == len(evidence.ranks):
         yield "every rank is alive"
-    if alive and not any(process.state in "Tt" or process.frozen for process in alive):
+    if alive and not any(process.state in "Tt" or process.is_frozen for process in alive):
         yield "none is stopped, frozen or held by a debugger"
     if evidence.memory is not None and evidence.memory.oom_kills == 0:
         yield "nothing was killed for want of memory"
@@ -102,7 +102,7 @@ def _answered(evidence: Evidence) -> int:
 
 def _runs_on(evidence: Evidence) -> bool:
     """Whether this is another user's job that the harness left running."""
-    return evidence.ending is Ending.DETACHED or (evidence.observed and not evidence.teardown_s)
+    return evidence.ending is Ending.DETACHED or (evidence.is_observed and not evidence.teardown_s)
 
 
 _FILES = frozenset({WaitKind.IO, WaitKind.FILE_LOCK, WaitKind.LOADER, WaitKind.CHILD, WaitKind.PIPE})
@@ -119,7 +119,7 @@ def ruled_out(evidence: Evidence, judgement: Judgement) -> Iterator[str]:
         yield "network (the ranks are not all in the same collective)"
     if not kinds & _FILES:
         yield "data and files (no rank is blocked in a read or write)"
-    if not any(rank.raised for rank in evidence.ranks):
+    if not any(rank.exception for rank in evidence.ranks):
         yield "errors (no rank raised, none died)"
 
 
@@ -172,10 +172,10 @@ _OUTSIDE = {
 
 def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None) -> RankStatus:
     """Return the last progress event of a rank, and how it exited."""
-    mark = rank.board.training or rank.board.newest if rank.board else None
+    mark = rank.status_file.latest_training_event or rank.status_file.latest_event if rank.status_file else None
     # A module without a name has a number, which is not shown.
     place = f"{mark.kind} {'' if mark.name.isdigit() else mark.name}".strip() if mark else "nothing recorded"
-    left = rank.exit is not None and not rank.exit.by_us
+    left = rank.exit is not None and not rank.exit.during_teardown
     blocked_in = f"{how_it_ended(rank.exit.status)} · last in {place}" if rank.exit and left else place
     return RankStatus(
         rank=rank.rank,
@@ -189,7 +189,7 @@ def _last_status(evidence: Evidence, rank: RankEvidence, culprit: Culprit | None
 
 def _ending_from_files(rank: RankEvidence) -> str:
     """Return how a rank of an unwatched job ended, from its files."""
-    raised = f"raised {rank.raised.type}" if rank.raised else ""
+    raised = f"raised {rank.exception.type}" if rank.exception else ""
     exited = how_it_ended(rank.exit.status) if rank.exit else ""
     return " · ".join(text for text in (raised, exited) if text) or "nothing that was read says it"
 
@@ -205,10 +205,10 @@ def _waits_for(wait: Wait, places: Meshes) -> str:
 
 
 def _no_progress_s(evidence: Evidence, rank: int) -> float | None:
-    board = next((other.board for other in evidence.ranks if other.rank == rank), None)
-    if board is None or board.newest is None:
-        return _idle_s(evidence, rank) if evidence.attached else None
-    return max(0.0, evidence.ended_s - board.newest.at_s)
+    board = next((other.status_file for other in evidence.ranks if other.rank == rank), None)
+    if board is None or board.latest_event is None:
+        return _idle_s(evidence, rank) if evidence.is_attached else None
+    return max(0.0, evidence.ended_s - board.latest_event.at_s)
 
 
 def _idle_s(evidence: Evidence, rank: int) -> float | None:
@@ -224,13 +224,17 @@ def _is_culprit(rank: int, culprit: Culprit | None) -> bool:
 
 def summarize_rank(rank: RankEvidence) -> RankSummary:
     traces = rank.traces
-    gradients = None if traces.arrived is None else f"{traces.arrived} of {traces.arrived + (traces.missing or 0)}"
+    gradients = (
+        None
+        if traces.gradient_count is None
+        else f"{traces.gradient_count} of {traces.gradient_count + (traces.missing_count or 0)}"
+    )
     return RankSummary(
         rank=rank.rank,
         loss=rank.last_loss,
         gradients=gradients,
         buckets=_buckets(traces.buckets),
-        longest_quiet_s=max(rank.board.gaps_s.values(), default=None) if rank.board else None,
+        longest_quiet_s=max(rank.status_file.gaps_s.values(), default=None) if rank.status_file else None,
         peak_rss_bytes=rank.peak_rss_bytes,
     )
 
@@ -248,9 +252,9 @@ def ended(evidence: Evidence) -> str:
         return "nothing was started"
     if evidence.ending is Ending.POST_MORTEM:
         return UNWATCHED
-    left = _left(evidence.undead)
+    left = _left(evidence.unkillable)
     if _runs_on(evidence):
-        found_so = evidence.attached or evidence.ending is Ending.DETACHED
+        found_so = evidence.is_attached or evidence.ending is Ending.DETACHED
         return RUNS_ON if found_so or evidence.launcher is None else "not by us"
     if evidence.ending is Ending.EXITED and not evidence.leftovers:
         return f"by itself, {left}"
@@ -361,7 +365,7 @@ def memory_at(evidence: Evidence, judgement: Judgement) -> Iterator[MemoryAt]:
 def _memory_at_end(seen: RankSnapshot, rank: RankEvidence | None, gpus: Sequence[Gpu]) -> MemoryAt:
     """Return the memory according to the kernel and the driver, and the rank's last report of torch's allocator."""
     last = rank.memory[-1] if rank and rank.memory else None
-    sample = rank.looks.memory[-1] if rank and rank.looks and rank.looks.memory else None
+    sample = rank.health.memory[-1] if rank and rank.health and rank.health.memory else None
     reported = last is not None and last.allocated_bytes is not None
     used = [gpu.used_by[seen.pid] for gpu in gpus if seen.pid in gpu.used_by]
     allocated = last.allocated_bytes if last and reported else sample.gpu_bytes if sample else None
@@ -386,7 +390,7 @@ def signals(evidence: Evidence, judgement: Judgement) -> Iterator[tuple[int, str
     if judgement.status is not Status.HANG or not evidence.snapshots:
         return
     for rank in evidence.snapshots[-1].ranks:
-        handled = would_act(rank.process) if rank.process else ""
+        handled = sigterm_reaction(rank.process) if rank.process else ""
         if handled:
             parts = (handled, _how_stacks_were_read(rank), _reaction_to_signals(evidence, rank.pid))
             yield rank.rank, "; ".join(part for part in parts if part)
@@ -409,12 +413,12 @@ def _reaction_to_signals(evidence: Evidence, pid: int) -> str:
     sent = {sent.signal for sent in evidence.signals if sent.pid == pid and sent.sender == "harness"}
     if "SIGKILL" in sent:
         return "our SIGTERM did not end it in time, and SIGKILL followed"
-    return "it ended at our SIGTERM" if "SIGTERM" in sent and evidence.undead == () else ""
+    return "it ended at our SIGTERM" if "SIGTERM" in sent and evidence.unkillable == () else ""
 
 
 def _cost(evidence: Evidence) -> StepCost | None:
     """Return the cost of a step, from the row of the program's tables that has it, or None."""
-    row = next((row for row in evidence.reported if "step_cost" in row), None)
+    row = next((row for row in evidence.program_records if "step_cost" in row), None)
     if row is None:
         return None
 
@@ -496,10 +500,10 @@ _Miss = tuple[Facts, tuple[int, ...]]
 def _missed_gradients(expect: Expect, evidence: Evidence) -> Iterator[_Miss]:
     if expect.missing_grads is None:
         return
-    untraced = tuple(rank.rank for rank in evidence.ranks if rank.traces.missing is None)
+    untraced = tuple(rank.rank for rank in evidence.ranks if rank.traces.missing_count is None)
     if untraced:
         yield {"variant": "gradients not traced", "missing_gradients": expect.missing_grads}, untraced
-    wrong = {rank.rank: rank.traces.missing for rank in evidence.ranks if rank.traces.missing is not None}
+    wrong = {rank.rank: rank.traces.missing_count for rank in evidence.ranks if rank.traces.missing_count is not None}
     off = tuple(rank for rank, missing in wrong.items() if missing != expect.missing_grads)
     if off:
         seen = tuple({"rank": rank, "missing": wrong[rank]} for rank in off)
@@ -577,26 +581,26 @@ def _settings(spec: RunSpec) -> tuple[tuple[str, str], ...]:
 
 def _missing_gradients(evidence: Evidence) -> tuple[str, ...] | None:
     traces = [rank.traces for rank in evidence.ranks]
-    if not traces or any(trace.missing is None for trace in traces):
+    if not traces or any(trace.missing_count is None for trace in traces):
         return None
     return tuple(sorted({name for trace in traces for name in trace.missing_parameters}))
 
 
 def _last_agreed(evidence: Evidence) -> str | None:
     """Return the last collective that all ranks completed, as text, or None if it is not known."""
-    boards = {rank.rank: rank.board for rank in evidence.ranks if rank.board is not None}
+    boards = {rank.rank: rank.status_file for rank in evidence.ranks if rank.status_file is not None}
     call = last_agreed(boards) if len(boards) == len(evidence.ranks) else None
     if call is None:
         return None
-    counts_steps = any(board.optimizer or board.steps_s for board in boards.values())
+    counts_steps = any(board.has_optimizer or board.steps_s for board in boards.values())
     return f"{call.op}{located(call.place, call.step if counts_steps else None)}"
 
 
 def _steps_done(rank: RankEvidence) -> int | None:
     """Return the finished optimizer steps; None without a status file or an optimizer."""
-    if rank.board is None or not (rank.board.optimizer or rank.board.steps_s):
+    if rank.status_file is None or not (rank.status_file.has_optimizer or rank.status_file.steps_s):
         return None
-    return rank.board.steps_s[-1][0] if rank.board.steps_s else 0
+    return rank.status_file.steps_s[-1][0] if rank.status_file.steps_s else 0
 
 
 def _verdict(
@@ -612,9 +616,11 @@ def _verdict(
 
 def _phase(evidence: Evidence, culprit: Culprit | None) -> str | None:
     marks = [
-        rank.board.training or rank.board.newest
+        rank.status_file.latest_training_event or rank.status_file.latest_event
         for rank in evidence.ranks
-        if rank.board and rank.board.newest and (culprit is None or not culprit.ranks or rank.rank in culprit.ranks)
+        if rank.status_file
+        and rank.status_file.latest_event
+        and (culprit is None or not culprit.ranks or rank.rank in culprit.ranks)
     ]
     return min(marks, key=lambda mark: mark.at_s).kind if marks else None
 
@@ -644,10 +650,12 @@ def _last_mark_s(evidence: Evidence, culprit: Culprit | None) -> float | None:
     ranks = culprit.ranks if culprit else ()
     seen = evidence.snapshots[-1].ranks if evidence.snapshots else ()
     boards = {
-        **{rank.rank: rank.board for rank in evidence.ranks},
-        **{rank.rank: rank.board for rank in seen if rank.board},
+        **{rank.rank: rank.status_file for rank in evidence.ranks},
+        **{rank.rank: rank.status_file for rank in seen if rank.status_file},
     }
-    marks = [board.newest.at_s for rank, board in boards.items() if rank in ranks and board and board.newest]
+    marks = [
+        board.latest_event.at_s for rank, board in boards.items() if rank in ranks and board and board.latest_event
+    ]
     return max(marks, default=None)
 
 
@@ -683,13 +691,13 @@ def rerun_findings(spec: RunSpec, evidence: Evidence) -> Iterator[Finding]:
 
 
 def _failed_at_s(rank: RankEvidence) -> float:
-    at_s = rank.raised.at_s if rank.raised else None
+    at_s = rank.exception.at_s if rank.exception else None
     return math.inf if at_s is None else at_s
 
 
 def _forward_line(rank: RankEvidence) -> Finding | None:
     """Return the line of the forward pass that autograd's anomaly mode or checkpoint's debug mode printed."""
-    debugged = rank.debugged
+    debugged = rank.debug_message
     frame = user_frame(debugged.frames) if debugged else None
     if debugged is None or frame is None:
         return None
@@ -702,12 +710,12 @@ def _forward_line(rank: RankEvidence) -> Finding | None:
 
 def _parameter_names(rank: RankEvidence) -> Finding | None:
     """Return the parameters that DDP named in its error messages."""
-    texts = [rank.raised.message if rank.raised else "", *rank.error_lines]
+    texts = [rank.exception.message if rank.exception else "", *rank.error_lines]
     names = _names(texts)
     if not names:
         return None
     place = Place(parameter=names[0], module=names[0].rpartition(".")[0] or None, layer=layer_of(names[0]))
-    proof = rank.raised.proof if rank.raised else f"rank{rank.rank}/stderr.log"
+    proof = rank.exception.proof if rank.exception else f"rank{rank.rank}/stderr.log"
     return _finding(rank, {"variant": "parameters", "names": tuple(names)}, place, proof)
 
 
@@ -716,7 +724,11 @@ _MUCH_BYTES = 1 << 20
 
 def _memory_growth(rank: RankEvidence) -> Finding | None:
     """Return the line that allocated most of the memory that stays in use."""
-    most = next((line for line in rank.looks.grown if line.size_bytes >= _MUCH_BYTES), None) if rank.looks else None
+    most = (
+        next((line for line in rank.health.memory_growth if line.size_bytes >= _MUCH_BYTES), None)
+        if rank.health
+        else None
+    )
     if most is None:
         return None
     facts: Facts = {

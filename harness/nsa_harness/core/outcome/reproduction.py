@@ -137,17 +137,17 @@ def ranks_outside_calls(evidence: Evidence) -> Members:
 
 
 def _has_ended(rank: RankEvidence) -> bool:
-    return rank.raised is not None or (rank.exit is not None and not rank.exit.by_us)
+    return rank.exception is not None or (rank.exit is not None and not rank.exit.during_teardown)
 
 
 def _is_in_a_call(rank: RankEvidence, evidence: Evidence) -> bool:
-    calls = rank.board.calls if rank.board else ()
+    calls = rank.status_file.calls if rank.status_file else ()
     inside = any(call.left_s is None and call.op not in _SET_UP for call in calls)
     return inside or any(not collective.retired for collective in collectives_of(evidence, rank))
 
 
 def _from_recorder(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -> Iterator[ScriptCall]:
-    groups = rank.board.groups if rank.board else {}
+    groups = rank.status_file.groups if rank.status_file else {}
     for collective in collectives_of(evidence, rank):
         members = all_ranks if collective.group in _DEFAULT else groups.get(collective.group)
         if members is None:
@@ -167,11 +167,11 @@ def _from_recorder(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -
 
 
 def _from_board(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -> Iterator[ScriptCall]:
-    if rank.board is None:
+    if rank.status_file is None:
         raise NotRepeatableError(f"rank {rank.rank} left no record of its calls")
     counts: dict[Channel, int] = {}
-    for call in _whole_steps(evidence, rank.board):
-        scripted = _script_call(rank.rank, call, rank.board, all_ranks)
+    for call in _whole_steps(evidence, rank.status_file):
+        scripted = _script_call(rank.rank, call, rank.status_file, all_ranks)
         if scripted is not None:
             counts[scripted.channel] = counts.get(scripted.channel, 0) + 1
             yield replace(scripted, number=counts[scripted.channel])
@@ -179,7 +179,7 @@ def _from_board(rank: RankEvidence, evidence: Evidence, all_ranks: Members) -> I
 
 def _whole_steps(evidence: Evidence, board: StatusFile) -> Iterator[Call]:
     """Return the calls since the first step that every rank recorded completely: gaps would shift the numbers."""
-    firsts = [rank.board.calls[0] for rank in evidence.ranks if rank.board and rank.board.calls]
+    firsts = [rank.status_file.calls[0] for rank in evidence.ranks if rank.status_file and rank.status_file.calls]
     since = max((call.step + 1 for call in firsts if call.number > 1), default=0)
     return (call for call in board.calls if call.step >= since)
 
@@ -328,7 +328,7 @@ def _script(evidence: Evidence, outcome: Outcome) -> tuple[str | None, str]:
     replay = row_of(outcome.verdict.cause).replay
     if replay is Replay.NONE:
         return None, "the cause lies in no call to other ranks: command.txt repeats the program itself"
-    if not any(rank.board or rank.collectives for rank in evidence.ranks):
+    if not any(rank.status_file or rank.collectives for rank in evidence.ranks):
         return None, "no call of any rank was recorded, and a script is made of calls"
     outside = ranks_outside_calls(evidence) if outcome.verdict.status is Status.HANG else ()
     if outside:

@@ -88,8 +88,8 @@ def _lines_setting_keys(evidence: Evidence, text: str) -> set[int]:
 
     Empty if no rank waited for a key.
     """
-    boards = (rank.board for rank in evidence.ranks if rank.board)
-    gave_up = any(rank.raised and "DistStoreError" in rank.raised.type for rank in evidence.ranks)
+    boards = (rank.status_file for rank in evidence.ranks if rank.status_file)
+    gave_up = any(rank.exception and "DistStoreError" in rank.exception.type for rank in evidence.ranks)
     if not gave_up and not any(call.key for board in boards for call in board.calls):
         return set()
     return {number for number, line in enumerate(text.splitlines(), 1) if _MAY_SET.search(line)}

@@ -67,7 +67,7 @@ def job_of(
 ) -> JobState:
     """Return the state of the job. `world_size` and `groups` are used if no status file has them."""
     left = frozenset(gone)
-    boards = [rank.board for rank in ranks if rank.board]
+    boards = [rank.status_file for rank in ranks if rank.status_file]
     sizes = [board.world_size or 0 for board in boards]
     recorded = (collective.started for rank in ranks for collective in rank.collectives)
     known_backend = backend_of(backend, boards)
@@ -123,10 +123,10 @@ def _spins_for_device(frames: Sequence[Frame], stack: Stack | None, still: bool)
 
 
 def _open_call(rank: RankSnapshot) -> Call | None:
-    if rank.board is None:
+    if rank.status_file is None:
         stack = rank_stack(rank)
         return call_of_stack(stack) if stack else None
-    return next((call for call in reversed(rank.board.calls) if call.left_s is None), None)
+    return next((call for call in reversed(rank.status_file.calls) if call.left_s is None), None)
 
 
 def call_of_stack(stack: Stack) -> Call | None:
@@ -181,14 +181,14 @@ def _creation(rank: RankSnapshot, call: Call, job: JobState) -> WaitState:
 
 def _calls_ahead(rank: RankSnapshot, peer: RankSnapshot | None, kinds: frozenset[str]) -> tuple[int, bool]:
     """Return how many calls of these kinds the peer is ahead (0 if unknown), and whether it is inside one."""
-    if peer is None or peer.board is None or rank.board is None:
+    if peer is None or peer.status_file is None or rank.status_file is None:
         return -1, False
     within = _open_call(peer)
     inside = within is not None and within.op in kinds
-    if not _has_lost_calls(peer.board) and not _has_lost_calls(rank.board):
-        return _count(peer.board, kinds) - _count(rank.board, kinds), inside
+    if not _has_lost_calls(peer.status_file) and not _has_lost_calls(rank.status_file):
+        return _count(peer.status_file, kinds) - _count(rank.status_file, kinds), inside
     # The entrance is every rank's first call. A rank inside a call of that kind is taken to be in the same call.
-    entered = inside or (kinds == {ENTRANCE} and _has_lost_calls(peer.board))
+    entered = inside or (kinds == {ENTRANCE} and _has_lost_calls(peer.status_file))
     return (0 if entered else -1), inside
 
 
@@ -218,7 +218,7 @@ def _is_other_half(rank: int, call: Call, peer: RankSnapshot) -> bool:
     if _BOTH_WAYS.intersection(both) or sum(op in _SENDS for op in both) == 1:
         return True
     # Both send. That is fine if the partner has posted a receive, which completes without another call.
-    posted = () if peer.board is None else peer.board.calls
+    posted = () if peer.status_file is None else peer.status_file.calls
     return all(op in _SENDS for op in both) and any(op.op == "irecv" and op.peer in (rank, None) for op in posted)
 
 
@@ -267,7 +267,7 @@ def _collective(
     others = job.others(rank.rank)
     if pending is None:
         # Without a probe only the stack shows the collective; DDP waits below the engine of autograd.
-        named = group_call(frames) if rank.board is None and not computes else None
+        named = group_call(frames) if rank.status_file is None and not computes else None
         if not (inside or named or (call is not None and not frames)):
             return None
         if named and named.op in TRANSFERS:
@@ -308,7 +308,7 @@ def _missing_members(pending: Collective, rank: int, job: JobState) -> tuple[tup
 
 def _has_not_entered(peer: RankSnapshot, pending: Collective, *, certain: bool) -> bool:
     """Whether the peer has not entered the collective, according to its recorder."""
-    if not peer.collectives and peer.board is not None and peer.board.enqueued:
+    if not peer.collectives and peer.status_file is not None and peer.status_file.enqueued:
         return False  # it has entered collectives, but its recorder could not be read, so nothing is known
     in_group = {collective.seq: collective for collective in peer.collectives if collective.group == pending.group}
     if not in_group and pending.group != "0" and peer.collectives and not certain:

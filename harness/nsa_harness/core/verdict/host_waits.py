@@ -45,7 +45,7 @@ def _may_act(stack: Stack, tasks: Mapping[int, Task]) -> bool:
     if is_poller(stack):
         return False
     task = tasks.get(stack.tid) if stack.tid else None
-    if task is not None and task.woke >= WAKES and only_reports(stack.loop):
+    if task is not None and task.wake_count >= WAKES and only_reports(stack.loop):
         return False
     return task is None or task.syscall != "futex" or task.timed is not False
 
@@ -170,9 +170,11 @@ def _wait_of(family: _Family, pid: int, above: tuple[int, ...]) -> WaitState:
 
 
 def _sleep(family: _Family, actor: _Actor, task: Task, above: tuple[int, ...]) -> WaitState:
-    only_reads = actor.stack is not None and task.woke >= WAKES and only_polls(actor.stack.loop)
+    only_reads = actor.stack is not None and task.wake_count >= WAKES and only_polls(actor.stack.loop)
     alone = len(family.actors) == 1 and not actor.thread_may_act()
-    polls = len(above) > 1 and task.woke >= WAKES  # the end of this sleep then ends nothing for the processes above
+    polls = (
+        len(above) > 1 and task.wake_count >= WAKES
+    )  # the end of this sleep then ends nothing for the processes above
     return WaitState(kind=WaitKind.SLEEP, until_s=None if polls else task.wakes_at_s, closed=only_reads and alone)
 
 

@@ -26,13 +26,13 @@ def has_started(board: StatusFile | None) -> bool:
     """Whether the rank has finished start-up: it trains, or has called a collective that does not create a group."""
     if board is None:
         return False
-    trains = board.training is not None
+    trains = board.latest_training_event is not None
     return trains or any(call.op not in _SET_UP and not call.op.startswith(protocol.WAIT) for call in board.calls)
 
 
 def last_progress_s(board: StatusFile) -> float:
     """Return when this rank last made progress."""
-    newest = board.newest
+    newest = board.latest_event
     counted = (board.collectives_changed_s or 0.0, board.device_changed_s or 0.0)
     return max(board.created_s, newest.at_s if newest else 0.0, *counted)
 
@@ -44,7 +44,7 @@ def current_limits(declared: Limits, boards: Iterable[StatusFile | None], grown_
     least stall limit after a suspicion that proved wrong.
     """
     status_files = [board for board in boards if board is not None]
-    phases = {board.newest.kind for board in status_files if board.newest}
+    phases = {board.latest_event.kind for board in status_files if board.latest_event}
     same_phase = max((gap for b in status_files for kind, gap in b.gaps_s.items() if kind in phases), default=0.0)
     longest = max((gap for b in status_files for gap in b.gaps_s.values()), default=0.0)
     floor = STALL_FLOOR_S if status_files else BLIND_STALL_S
@@ -71,7 +71,7 @@ def since_launch(limits: Limits, began_s: float | None) -> Limits:
 
 def limits_of(evidence: Evidence) -> Limits:
     """Return the limits in force when watching ended, with the deadline as a time after the launch."""
-    ours = not evidence.observed and not evidence.attached
+    ours = not evidence.is_observed and not evidence.is_attached
     return since_launch(evidence.limits, evidence.launch_s if ours else None)
 
 

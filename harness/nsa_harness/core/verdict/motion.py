@@ -34,7 +34,7 @@ def motion(before: RankSnapshot | None, after: RankSnapshot, elapsed_s: float) -
     A rank is MOVING if it recorded a progress event, transferred bytes or went to another line. It is BURNING if it
     used CPU time and did none of these, as an endless loop does.
     """
-    if after.dumped:
+    if after.is_from_dump:
         return Motion.WAITING
     if after.process is None or after.process.state in "ZX":
         return Motion.GONE
@@ -93,7 +93,7 @@ def _stopped(before: RankSnapshot | None, after: Process) -> bool:
     """Whether a signal or a frozen control group stopped the process, or a debugger held it in both snapshots."""
     if after.state == "t":
         return before is not None and before.process is not None and before.process.state == "t"
-    return after.state == "T" or after.frozen
+    return after.state == "T" or after.is_frozen
 
 
 def cpu_share(before: Process, after: Process, elapsed_s: float) -> float:
@@ -116,11 +116,11 @@ def task_of(snapshot: RankSnapshot, stack: Stack | None) -> Task | None:
 
 def _has_new_event(before: RankSnapshot, after: RankSnapshot) -> bool:
     """Whether the rank recorded a progress event or completed a collective between the snapshots."""
-    if before.board is None or after.board is None:
-        return before.board is not after.board
+    if before.status_file is None or after.status_file is None:
+        return before.status_file is not after.status_file
     then, now = (
-        (sum(mark.count for mark in board.marks), board.completed, board.device_completed)
-        for board in (before.board, after.board)
+        (sum(mark.count for mark in board.events), board.completed, board.device_completed)
+        for board in (before.status_file, after.status_file)
     )
     return then != now
 
@@ -183,7 +183,7 @@ def _moved_bytes(before: RankSnapshot, after: RankSnapshot) -> int | None:
     None if the kernel does not report them.
     """
     totals = [
-        snapshot.process.io_bytes - snapshot.asked_bytes
+        snapshot.process.io_bytes - snapshot.query_bytes
         for snapshot in (before, after)
         if snapshot.process is not None and snapshot.process.io_bytes is not None
     ]
@@ -197,5 +197,5 @@ def leaf(snapshot: RankSnapshot) -> Frame | None:
 
 def rank_stack(snapshot: RankSnapshot) -> Stack | None:
     """Return the stack of the training thread."""
-    tids = [mark.tid for mark in snapshot.board.marks] if snapshot.board else []
+    tids = [mark.tid for mark in snapshot.status_file.events] if snapshot.status_file else []
     return training_stack(snapshot.stacks, snapshot.pid, tids)

@@ -130,7 +130,7 @@ class StallEpisode:
         times = (
             sample.at_s
             for sample in self.samples
-            if sample.rank == root.rank and sample.motion in stirring and not sample.another_line
+            if sample.rank == root.rank and sample.motion in stirring and not sample.only_line_changed
         )
         return self.snapshots[-1].at_s - max([self.last_progress_s, *times])
 
@@ -162,8 +162,8 @@ def computations(root: Wait, samples: Sequence[Sample]) -> tuple[Computation, ..
     """
     seen = _burning(root.rank, samples)
     if not root.computing:
-        return (tuple(sample for sample in seen if not sample.below),)
-    below = [child for sample in seen for child in sample.below]
+        return (tuple(sample for sample in seen if not sample.child_samples),)
+    below = [child for sample in seen for child in sample.child_samples]
     return tuple(tuple(process for process in below if process.pid == child.pid) for child in root.computing)
 
 
@@ -187,7 +187,7 @@ def _burning(rank: int, samples: Sequence[Sample]) -> list[Sample]:
     moves = (
         number
         for number, sample in enumerate(own, start=1)
-        if sample.motion == Motion.MOVING and not sample.another_line
+        if sample.motion == Motion.MOVING and not sample.only_line_changed
     )
     moved = max(moves, default=0)
     return [sample for sample in own[moved:] if sample.motion == Motion.BURNING]
@@ -204,7 +204,7 @@ def _loops(seen: Computation) -> bool:
 def _is_short_loop(seen: Computation) -> bool:
     """Whether all last samples show one function of the user, few lines of it, and few innermost lines."""
     last = seen[-TURN_SAMPLES:]
-    users = {sample.user for sample in last}
+    users = {sample.user_frame for sample in last}
     functions = {(user.file, user.function) if user else None for user in users}
     leaves = {(sample.leaf.file, sample.leaf.line) if sample.leaf else None for sample in last}
     few = len(users) <= TURN_USER_LINES and len(leaves) <= TURN_LINES

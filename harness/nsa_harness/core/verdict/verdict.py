@@ -17,7 +17,7 @@ from nsa_harness.core.evidence.evidence import (
     Ending,
     Evidence,
     Exit,
-    Raised,
+    RaisedException,
     RankEvidence,
     RankSnapshot,
     Sample,
@@ -40,7 +40,7 @@ def is_shutting_down(rank: RankSnapshot) -> bool:
 
     The probe records a progress event as this begins. Without a probe the stack shows it.
     """
-    if rank.board is not None and any(mark.kind == "exit" for mark in rank.board.marks):
+    if rank.status_file is not None and any(mark.kind == "exit" for mark in rank.status_file.events):
         return True
     main = _main_thread(rank)
     if main is None or not main.frames:
@@ -71,7 +71,7 @@ def still_moving(evidence: Evidence) -> list[int]:
 def observation_sentence(evidence: Evidence) -> str:
     """Return the result of observing a job that goes on: one sentence that begins with MOVING or SUSPECT."""
     last = evidence.snapshots[-1].ranks if evidence.snapshots else ()
-    blind = [rank.rank for rank in last if rank.board is None]
+    blind = [rank.rank for rank in last if rank.status_file is None]
     has, own = ("has", "its own") if len(blind) == 1 else ("have", "theirs")
     missing = f"; {_ranks_text(blind)} {has} no probe, so no step, module or collective of {own} is known"
     moving = still_moving(evidence)
@@ -89,7 +89,7 @@ def _moves(rank: int, samples: Sequence[Sample]) -> bool:
     own = [sample for sample in samples if sample.rank == rank]
     moved = [sample for sample in own if sample.motion == Motion.MOVING]
     burning = [sample for sample in own if sample.motion == Motion.BURNING]
-    below = [child for sample in burning for child in sample.below]
+    below = [child for sample in burning for child in sample.child_samples]
     lines = [
         _lines(burning),
         *(_lines([child for child in below if child.pid == pid]) for pid in {child.pid for child in below}),
@@ -104,7 +104,7 @@ def _lines(seen: Sequence[Sample] | Sequence[ChildSample]) -> set[tuple[str, int
 def _ranks_with_new_events(last: Sequence[RankSnapshot], evidence: Evidence) -> set[int]:
     """Return the ranks with a progress event since the first snapshot."""
     begun_s = evidence.samples[0].at_s if evidence.samples else evidence.ended_s
-    return {rank.rank for rank in last if rank.board and last_progress_s(rank.board) > begun_s}
+    return {rank.rank for rank in last if rank.status_file and last_progress_s(rank.status_file) > begun_s}
 
 
 # A rank prints these messages after its peer has exited, so they are never the first failure if there is another.
@@ -145,7 +145,7 @@ class Failure:
     text: str
     collateral: bool
     status: int | None = None
-    raised: Raised | None = None
+    raised: RaisedException | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,7 +231,7 @@ def ended_well(evidence: Evidence) -> str | None:
     rank's exit was not seen, below a program that may catch any error, the end of its interpreter is enough.
     """
     unseen, launcher = _ranks_without_good_end(evidence), evidence.launcher
-    if evidence.ending is Ending.EXITED and (launcher is None or launcher.status is None or launcher.by_us):
+    if evidence.ending is Ending.EXITED and (launcher is None or launcher.status is None or launcher.during_teardown):
         return None
     if evidence.ranks and not unseen:
         return "every rank ended with exit code 0"
@@ -239,20 +239,22 @@ def ended_well(evidence: Evidence) -> str | None:
         return None
     if not any(rank.pid for rank in evidence.ranks):
         return "the command ended with exit code 0; no rank was seen"
-    if not evidence.agent and not all(rank.board and rank.board.exit_s is not None for rank in unseen):
+    if not evidence.launcher_reports_ranks and not all(
+        rank.status_file and rank.status_file.exit_s is not None for rank in unseen
+    ):
         return None
-    who = "launcher" if evidence.agent else "command"
+    who = "launcher" if evidence.launcher_reports_ranks else "command"
     return f"the {who} ended with exit code 0; exit of {_ranks(unseen)} not seen"
 
 
 def _ranks_without_good_end(evidence: Evidence) -> list[RankEvidence]:
     """Return the ranks that are not known to have exited with 0 on their own."""
-    return [rank for rank in evidence.ranks if rank.exit is None or rank.exit.status != 0 or rank.exit.by_us]
+    return [rank for rank in evidence.ranks if rank.exit is None or rank.exit.status != 0 or rank.exit.during_teardown]
 
 
 def _unseen_end_text(evidence: Evidence) -> str:
     launcher, unseen = evidence.launcher, _ranks_without_good_end(evidence)
-    if launcher is None or launcher.status is None or launcher.by_us or not unseen:
+    if launcher is None or launcher.status is None or launcher.during_teardown or not unseen:
         return "nobody saw how the run ended: the record of its processes is missing"
     return f"the command {how_it_ended(launcher.status)}, and nobody saw how {_ranks(unseen)} ended"
 
@@ -267,12 +269,12 @@ def _ranks_text(ranks: Sequence[int]) -> str:
 
 def _ending_without_controller(evidence: Evidence) -> str:
     """Return a clause about how a run ended after its controller died, from the records of its reaper."""
-    if evidence.observed:
+    if evidence.is_observed:
         return "the job was left alone"
-    if evidence.undead is None:
+    if evidence.unkillable is None:
         return "nothing shows that its guardian ended the run"
-    if evidence.undead:
-        return f"its guardian could not end all of it: {'; '.join(evidence.undead)}"
+    if evidence.unkillable:
+        return f"its guardian could not end all of it: {'; '.join(evidence.unkillable)}"
     return "its guardian ended the run"
 
 
@@ -284,9 +286,9 @@ def _proof(evidence: Evidence) -> Proof | None:
         evidence.samples,
         last_progress_s=evidence.last_progress_s or 0.0,
         limits=limits_of(evidence),
-        gone=[exit.rank for exit in evidence.exits if exit.rank is not None and not exit.by_us],
+        gone=[exit.rank for exit in evidence.exits if exit.rank is not None and not exit.during_teardown],
         backend=evidence.backend,
-        attended=evidence.observed or evidence.attached,
+        attended=evidence.is_observed or evidence.is_attached,
     )
 
 
@@ -295,7 +297,7 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
     alive = [
         rank.rank for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks if evidence.ending is Ending.STALL
     ]
-    printed = {rank.rank for rank in evidence.ranks if rank.raised is not None and rank.raised.at_s is None}
+    printed = {rank.rank for rank in evidence.ranks if rank.exception is not None and rank.exception.at_s is None}
     survived = [rank.rank for rank in evidence.ranks if rank.rank in printed.intersection(alive) and rank.exit is None]
     over = {rank.rank for snapshot in evidence.snapshots[-1:] for rank in snapshot.ranks if is_shutting_down(rank)}
     ended = [rank for rank in evidence.ranks if rank.rank not in survived]
@@ -303,7 +305,7 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
     failures += [failure for exit in evidence.exits if (failure := _left_early(exit, evidence, proof, failures))]
     failures += _unseen_ends(evidence, failures)
     launcher = evidence.launcher
-    if not failures and launcher and launcher.status not in (0, None) and not launcher.by_us:
+    if not failures and launcher and launcher.status not in (0, None) and not launcher.during_teardown:
         failures.append(
             Failure(
                 kind=FailureKind.LAUNCHER,
@@ -320,19 +322,19 @@ def _failures(evidence: Evidence, proof: Proof | None) -> tuple[Failure, ...]:
 def _rank_failure(rank: RankEvidence, *, over: bool) -> Failure | None:
     """Return the failure of a rank. `over`: the program has finished and the interpreter is exiting."""
     exit = rank.exit
-    if rank.raised is not None and (_ended_by(rank.raised, exit) or (over and rank.raised.at_s is not None)):
-        raised = earliest_program_error(rank.raised)
+    if rank.exception is not None and (_ended_by(rank.exception, exit) or (over and rank.exception.at_s is not None)):
+        raised = earliest_program_error(rank.exception)
         return Failure(
             kind=FailureKind.RAISED,
             rank=rank.rank,
             at_s=raised.at_s if raised.at_s is not None else (exit.at_s if exit else 0.0),
             text=f"{raised.type}: {raised.message}".strip(),
             # If a handler raises or fails after a peer was lost, that is also a consequence.
-            collateral=_lost_a_peer(rank.raised) or any(_lost_a_peer(error) for error in rank.raised.chain),
+            collateral=_lost_a_peer(rank.exception) or any(_lost_a_peer(error) for error in rank.exception.chain),
             status=exit.status if exit else None,
             raised=raised,
         )
-    if exit is None or exit.status in (0, None) or exit.by_us:
+    if exit is None or exit.status in (0, None) or exit.during_teardown:
         return None
     error_text = " ".join(rank.error_lines)
     lost = _COLLATERAL.search(error_text)
@@ -366,20 +368,20 @@ def _unseen_ends(evidence: Evidence, failures: Sequence[Failure]) -> list[Failur
             collateral=False,
         )
         for rank in _ranks_without_good_end(evidence)
-        if (rank.pid is None if rank.exit is None else rank.exit.status is None and not rank.exit.by_us)
+        if (rank.pid is None if rank.exit is None else rank.exit.status is None and not rank.exit.during_teardown)
     ]
 
 
-def _lost_a_peer(error: Raised | EarlierError) -> bool:
+def _lost_a_peer(error: RaisedException | EarlierError) -> bool:
     return bool(_COLLATERAL.search(f"{error.type}: {error.message}") and not _MAY_BE_OWN_PIPE.search(error.type))
 
 
-def _ended_by(raised: Raised, exit: Exit | None) -> bool:
+def _ended_by(raised: RaisedException, exit: Exit | None) -> bool:
     """Whether the exception ended the rank. A printed exception may have been caught before a signal came."""
     if exit is None:
         return True
     printed_only = raised.at_s is None and exit.status is not None and exit.status < 0
-    return exit.status != 0 and not exit.by_us and not printed_only
+    return exit.status != 0 and not exit.during_teardown and not printed_only
 
 
 def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, failures: list[Failure]) -> Failure | None:
@@ -388,7 +390,11 @@ def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, failures: l
     Another rank lost its connection to it afterwards, or still waits for it. In a job that was attached to, the exit
     status may be unknown.
     """
-    if exit.rank is None or exit.by_us or not (exit.status == 0 or (exit.status is None and evidence.attached)):
+    if (
+        exit.rank is None
+        or exit.during_teardown
+        or not (exit.status == 0 or (exit.status is None and evidence.is_attached))
+    ):
         return None
     left_s = _left_s(exit, evidence)
     needed = [failure for failure in failures if failure.at_s + _EXIT_DELAY_S >= left_s and failure.collateral]
@@ -407,7 +413,7 @@ def _left_early(exit: Exit, evidence: Evidence, proof: Proof | None, failures: l
 
 def _left_s(exit: Exit, evidence: Evidence) -> float:
     """Return when the others lost the rank. Destroying a group closes its connections, seconds before the exit."""
-    board = next((rank.board for rank in evidence.ranks if rank.rank == exit.rank), None)
+    board = next((rank.status_file for rank in evidence.ranks if rank.rank == exit.rank), None)
     calls = board.calls if board else ()
     destroyed = [call.entered_s for call in calls if call.op == _DESTROYS and call.group in ("", "0")]
     exits_s = [board.exit_s] if board and board.exit_s is not None else []

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nsa_harness.core.evidence.evidence import ChildSample, Evidence, Frame, RankSnapshot, Sample, Snapshot, Stack
-from nsa_harness.core.evidence.stacks import awaited, debugger, group_call, in_function, user_frame
+from nsa_harness.core.evidence.stacks import debugger, group_call, in_function, thread_wait, user_frame
 from nsa_harness.core.verdict.group_waits import TRANSFERS, JobState, group_wait, job_of, operation
 from nsa_harness.core.verdict.host_waits import host_wait, is_library
 from nsa_harness.core.verdict.motion import (
@@ -171,7 +171,7 @@ def _blocked_in(rank: RankSnapshot, stack: Stack | None, state: WaitState) -> st
     if state.kind in FOR_RANKS:
         return _group_words(state, frames)
     task, user = task_of(rank, stack), user_frame(frames)
-    named = awaited(frames).call if state.kind is WaitKind.LOCK else _WORDS.get(state.kind)
+    named = thread_wait(frames).call if state.kind is WaitKind.LOCK else _WORDS.get(state.kind)
     if state.kind in _AT_A_PROMPT and (asks := debugger(frames)):
         named = f"the debugger {asks}"
     words = named or (task.syscall if task else "io")
@@ -210,11 +210,13 @@ def _sample(
         at_s=at_s,
         motion=str(wait.motion) if wait else "unseen",
         leaf=frames[0] if frames else None,
-        user=user_frame(frames),
+        user_frame=user_frame(frames),
         cpu_s=rank.process.cpu_s if rank.process else None,
-        another_line=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
+        only_line_changed=moves and earlier is not None and only_another_line(earlier, rank, elapsed_s),
         wakes_at_s=sleep_end_s(rank),
-        below=tuple(ChildSample(pid=child.pid, leaf=child.leaf, user=child.user) for child in wait.computing)
+        child_samples=tuple(
+            ChildSample(pid=child.pid, leaf=child.leaf, user_frame=child.user) for child in wait.computing
+        )
         if wait
         else (),
     )

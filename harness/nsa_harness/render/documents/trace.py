@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from nsa_harness.core.evidence.evidence import Call, Collective, Evidence, ProgressEvent, RankEvidence, StatusFile
-from nsa_harness.core.evidence.steps import calls_of, entered_s
+from nsa_harness.core.evidence.steps import entered_s, python_calls
 from nsa_harness.core.report import Outcome, Place
 from nsa_harness.render import answer
 from nsa_harness.render.text import escaped
@@ -87,20 +87,20 @@ _STEPS = "steps"
 def _of_rank(
     rank: RankEvidence, lanes: _Lanes, most: int, entered: dict[tuple[str, int], list[tuple[float, _Event]]]
 ) -> Iterator[_Event]:
-    if rank.raised is not None and rank.raised.at_s is not None:
-        yield _instant(f"raised {rank.raised.type}", rank.raised.at_s, lanes, {"message": rank.raised.message})
+    if rank.exception is not None and rank.exception.at_s is not None:
+        yield _instant(f"raised {rank.exception.type}", rank.exception.at_s, lanes, {"message": rank.exception.message})
     if rank.exit is not None:
         status = "" if rank.exit.status is None else f" with {words.exit_word(rank.exit.status)}"
-        yield _instant(f"ended{status}", rank.exit.at_s, lanes, {"by the harness": rank.exit.by_us})
-    if rank.board is None:
+        yield _instant(f"ended{status}", rank.exit.at_s, lanes, {"by the harness": rank.exit.during_teardown})
+    if rank.status_file is None:
         return
-    yield from _steps(rank.board, lanes)
-    yield from _marks(rank.board, lanes)
-    yield from (_call(call, rank.board, lanes) for call in rank.board.calls[-most:])
+    yield from _steps(rank.status_file, lanes)
+    yield from _marks(rank.status_file, lanes)
+    yield from (_call(call, rank.status_file, lanes) for call in rank.status_file.calls[-most:])
     newest = sorted(rank.collectives, key=lambda one: one.created_ns)[-most:]
-    calls = calls_of(rank.board, newest)
+    calls = python_calls(rank.status_file, newest)
     for one in newest:
-        at_s = entered_s(rank.board, one)
+        at_s = entered_s(rank.status_file, one)
         if at_s is None:
             continue
         slice_ = _collective(one, at_s, calls.get((one.group, one.seq)), lanes)
@@ -115,7 +115,7 @@ def _steps(board: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
         known = ((0, board.created_s), *known)
     for (_, began_s), (step, done_s) in pairwise(known):
         yield _slice(f"step {step}", began_s, done_s, lanes.at(_STEPS), "step", {})
-    if board.training is not None and board.exit_s is None and (not known or board.step > known[-1][0]):
+    if board.latest_training_event is not None and board.exit_s is None and (not known or board.step > known[-1][0]):
         began_s = known[-1][1] if known else board.created_s
         yield _slice(f"step {board.step}", began_s, None, lanes.at(_STEPS), "step", {})
 
@@ -123,7 +123,7 @@ def _steps(board: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
 def _marks(board: StatusFile, lanes: _Lanes) -> Iterator[_Event]:
     """Yield the latest progress event of each thread, but not an open collective, which is shown as a call."""
     inside = any(call.left_s is None for call in board.calls)
-    newest = {mark.tid: mark for mark in reversed(board.marks)}
+    newest = {mark.tid: mark for mark in reversed(board.events)}
     for mark in newest.values():
         if inside and mark.kind == "collective":
             continue
@@ -139,7 +139,7 @@ def _told(mark: ProgressEvent) -> str:
 
 
 def _thread(tid: int | None, board: StatusFile, lanes: _Lanes) -> _Event:
-    trains = tid is None or tid == (board.training.tid if board.training else board.pid)
+    trains = tid is None or tid == (board.latest_training_event.tid if board.latest_training_event else board.pid)
     return lanes.at("training thread" if trains else f"thread {tid}")
 
 

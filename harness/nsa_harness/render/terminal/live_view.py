@@ -128,7 +128,7 @@ def _ranks(ranks: Sequence[RankProgress], lines: int, width: int) -> Iterator[st
     """Yield a row for each rank. If not all fit, the ranks without progress for longest stay."""
     fits = len(ranks) <= min(lines, MAX_RANKS)
     shown = len(ranks) if fits else max(lines - 1, min(lines, 1))
-    quietest = sorted(ranks, key=lambda rank: -(rank.quiet_s or 0.0))[:shown]
+    quietest = sorted(ranks, key=lambda rank: -(rank.no_progress_s or 0.0))[:shown]
     yield from _rows(sorted(quietest, key=lambda rank: rank.rank), width)
     if shown < min(lines, len(ranks)):
         omitted = len(ranks) - shown
@@ -168,4 +168,4 @@ def _column(cells: Sequence[str], least: int) -> list[str]:
 
 
 def _quiet(rank: RankProgress) -> str:
-    return "nothing yet" if rank.quiet_s is None else f"no progress {words.seconds(rank.quiet_s)}"
+    return "nothing yet" if rank.no_progress_s is None else f"no progress {words.seconds(rank.no_progress_s)}"

@@ -48,9 +48,9 @@ def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
 def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
     """Yield the phase, the time of the deadline, and the rank that made no progress for longest."""
     limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
-    known = [rank for rank in progress.ranks if (rank.quiet_s or 0.0) >= MIN_SHOWN_S]
-    quietest = max(known, key=lambda rank: rank.quiet_s or 0.0, default=None)
-    quiet = f" · rank {quietest.rank} no progress for {words.seconds(quietest.quiet_s)}" if quietest else ""
+    known = [rank for rank in progress.ranks if (rank.no_progress_s or 0.0) >= MIN_SHOWN_S]
+    quietest = max(known, key=lambda rank: rank.no_progress_s or 0.0, default=None)
+    quiet = f" · rank {quietest.rank} no progress for {words.seconds(quietest.no_progress_s)}" if quietest else ""
     text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{quiet}"
     yield from paragraph(text, width, "  ", "    ")
 

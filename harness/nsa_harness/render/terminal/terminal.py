@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TextIO
 
 from nsa_harness.core.comparison.decisions import Playbook
-from nsa_harness.core.evidence.live import FirstSnapshot, Progress, ProgressNews, news, time_left_s
+from nsa_harness.core.evidence.live import FirstSnapshot, Progress, ProgressNews, next_news, time_left_s
 from nsa_harness.core.plan import RunSpec, Skip
 from nsa_harness.core.report import MachineFacts, Outcome, Report, Status
 from nsa_harness.render import answer
@@ -118,7 +118,7 @@ class Terminal(Listener):
             self._running[attempt] = (running, self._clock_s())
         if self._paint.lively:
             self._writer.start()
-        elif fresh := news(self._last_news.get(attempt), phase, progress):
+        elif fresh := next_news(self._last_news.get(attempt), phase, progress):
             self._last_news[attempt] = fresh
             self._print(news_line(attempt, phase, progress, self._width))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from nsa_harness.core.evidence.host import Process, Socket, Task
-from nsa_harness.core.evidence.sockets import Transferred, answers_end, other_ends, parse_answers, parse_table
+from nsa_harness.core.evidence.sockets import TransferredBytes, answers_end, other_ends, parse_answers, parse_table
 from nsa_harness.supervisor.capture.syscalls import kernel_fields, kernel_text, link
 
 _MAX_FDS = 4096  # per process
@@ -271,7 +271,7 @@ def owners_of(processes: Iterable[tuple[int | None, Process]]) -> dict[int, tupl
     """Return socket inode -> (rank, pid). A socket that several processes hold belongs to the first."""
     found: dict[int, tuple[int | None, int]] = {}
     for rank, process in processes:
-        for inode in inodes(process.holds):
+        for inode in inodes(process.open_ends):
             found.setdefault(inode, (rank, process.pid))
     return found
 
@@ -283,7 +283,7 @@ def inodes(holds: Iterable[str]) -> Iterator[int]:
             yield int(end[len("socket:[") :].partition("]")[0])
 
 
-def _with_traffic(connection: Socket, carried: Transferred | None) -> Socket:
+def _with_traffic(connection: Socket, carried: TransferredBytes | None) -> Socket:
     if carried is None or connection.state == "LISTEN":
         return connection
     return replace(connection, acked_bytes=carried.acked_bytes, received_bytes=carried.received_bytes)
@@ -312,7 +312,7 @@ def _read_table(pid: int) -> dict[int, Socket]:
     return found
 
 
-def _ask_kernel() -> Iterator[tuple[int, Transferred]]:
+def _ask_kernel() -> Iterator[tuple[int, TransferredBytes]]:
     """Yield inode and bytes of each TCP socket in this network namespace. Raises OSError or ValueError if refused."""
     deadline = time.monotonic() + _ANSWER_LIMIT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from nsa_harness.core.evidence.host import GPU_FIELDS, PROCESS_FIELDS, Gpu, HostMemory, killed_since, parse_gpus
+from nsa_harness.core.evidence.host import GPU_FIELDS, PROCESS_FIELDS, Gpu, HostMemory, kill_messages_since, parse_gpus
 from nsa_harness.supervisor.capture.syscalls import kernel_text
 from nsa_harness.supervisor.launch.machine import memory_bytes
 
@@ -41,7 +41,7 @@ class MemoryWatch:
             limit_bytes=now.limit_bytes,
             used_bytes=now.used_bytes,
             oom_kills=(now.oom_kills or 0) - (self.before.oom_kills or 0) if counted else None,
-            killed=tuple(islice(killed_since(_records(kmsg), self.began_ns // 1000), _MAX_KILLED)),
+            kill_messages=tuple(islice(kill_messages_since(_records(kmsg), self.began_ns // 1000), _MAX_KILLED)),
         )
 
 

@@ -88,7 +88,7 @@ def _counted(task: Task, before: Task | None) -> Task:
     """Count how often the thread woke from a sleep and went to sleep again."""
     if before is None or before.wakes_at_s is None or task.wakes_at_s is None:
         return task
-    return replace(task, woke=before.woke + (task.wakes_at_s > before.wakes_at_s))
+    return replace(task, wake_count=before.wake_count + (task.wakes_at_s > before.wakes_at_s))
 
 
 def _as_before(task: Task, before: Task | None) -> Task:
@@ -116,9 +116,9 @@ def _run(
     for pid in sorted({process.parent for process in processes.values()}):
         launcher = procfs.read_process(pid, 0, tasks=False)
         if launcher is not None:
-            yield None, replace(launcher, holds=holds(pid))
+            yield None, replace(launcher, open_ends=holds(pid))
 
 
 def _with_connections(process: Process, table: SocketTable, holders: Holders) -> Process:
-    sockets = table.of(process.pid, inodes(process.holds))
-    return holders.with_holders(replace(process, sockets=sockets, frozen=frozen(process.pid)))
+    sockets = table.of(process.pid, inodes(process.open_ends))
+    return holders.with_holders(replace(process, sockets=sockets, is_frozen=frozen(process.pid)))

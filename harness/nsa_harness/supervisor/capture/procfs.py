@@ -190,7 +190,7 @@ def read_process(pid: int, origin_ns: int, *, tasks: bool = True) -> Process | N
         io_bytes=io_bytes(pid),
         rss_bytes=stat.rss_bytes,
         tasks=tuple(_tasks(pid, origin_ns)) if tasks else (),
-        holds=holds(pid) if tasks else (),
+        open_ends=holds(pid) if tasks else (),
         traced_by=int(status.get("TracerPid", "0")) or None,
         signals=_signal_masks(status),
     )

@@ -15,9 +15,15 @@ from pathlib import Path
 
 from nsa_harness import protocol
 from nsa_harness.core.evidence.evidence import Collective, RankSnapshot, Snapshot, Stack, StatusFile
-from nsa_harness.core.evidence.flight import essential, parse_dump, parse_flight
-from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task, would_act
-from nsa_harness.core.evidence.stacks import in_probe, is_poller, native_wanted, training_stack, user_frame
+from nsa_harness.core.evidence.flight import essential_collectives, parse_dump, parse_flight
+from nsa_harness.core.evidence.host import Gpu, Process, Socket, Task, sigterm_reaction
+from nsa_harness.core.evidence.stacks import (
+    in_probe,
+    is_poller,
+    stack_that_needs_native_frames,
+    training_stack,
+    user_frame,
+)
 from nsa_harness.core.evidence.status_file import parse as parse_board
 from nsa_harness.core.report import Trouble
 from nsa_harness.core.source_code.loops import innermost_loop
@@ -43,8 +49,8 @@ def readable(snapshot: RankSnapshot) -> Iterator[str]:
     yield f"rank {snapshot.rank}   pid {snapshot.pid}   {process.command if process else 'gone'}"
     if process:
         yield from _state(process)
-    if snapshot.board and snapshot.board.newest:
-        mark = snapshot.board.newest
+    if snapshot.status_file and snapshot.status_file.latest_event:
+        mark = snapshot.status_file.latest_event
         yield f"last mark {mark.kind} {mark.name}   step {mark.step}   at {mark.at_s:.2f} s"
     for child in snapshot.children:
         yield f"child {child.pid}   {child.command}   state {child.state}   cpu {child.cpu_s:.2f} s"
@@ -67,9 +73,9 @@ def _state(process: Process) -> Iterator[str]:
     yield f"state {process.state}   {where}   cpu {process.cpu_s:.2f} s   rss {process.rss_bytes >> 20} MiB"
     if process.traced_by is not None:
         yield f"held by the debugger {process.traced_by}"
-    if process.frozen:
+    if process.is_frozen:
         yield "its control group is frozen"
-    if acts := would_act(process):
+    if acts := sigterm_reaction(process):
         yield f"signals: {acts}"
     for task in process.tasks:
         if task.target or task.held_by:
@@ -184,9 +190,9 @@ class StackSampler:
                 children=children,
                 stacks=stacks,
                 child_stacks={child: found.result() for child, found in below.items()},
-                board=board,
+                status_file=board,
                 collectives=collectives,
-                asked_bytes=self.asked_bytes.get(pid, 0),
+                query_bytes=self.asked_bytes.get(pid, 0),
                 proof=f"{self.dumps.name}/rank{rank}.{number}.txt" if written else None,
             )
             # Only queries that the process answers itself make it read or write: by faulthandler or heartbeat thread.
@@ -203,7 +209,7 @@ class StackSampler:
         process = snapshot.process
         if process and process.io_bytes is not None:
             now = procfs.io_bytes(process.pid) or process.io_bytes
-            self.asked_bytes[process.pid] = snapshot.asked_bytes + now - process.io_bytes
+            self.asked_bytes[process.pid] = snapshot.query_bytes + now - process.io_bytes
 
     def _worker_server(self, process: Process) -> Path | int | None:
         """Return the worker server that the job itself started in this process. Each process is searched only once."""
@@ -227,7 +233,7 @@ class StackSampler:
             instead = f"; taken by {stacks[0].source} instead" if stacks else ""
             self._note("stacks", "; ".join(sources.failures) + instead, rank)
         known = len(sources.failures)
-        stacks = self._with_native(sources, stacks, [mark.tid for mark in board.marks] if board else [])
+        stacks = self._with_native(sources, stacks, [mark.tid for mark in board.events] if board else [])
         for failure in sources.failures[known:]:
             self._note("native stacks", failure, rank)
         return stacks, raw
@@ -239,7 +245,7 @@ class StackSampler:
         now = training_stack(stacks, process.pid, marking)
         if last and now and last.native and last.frames == now.frames:
             stacks = tuple(replace(stack, native=last.native) if stack is now else stack for stack in stacks)
-        elif native_wanted(stacks, process, marking, last.frames[0] if last and last.frames else None):
+        elif stack_that_needs_native_frames(stacks, process, marking, last.frames[0] if last and last.frames else None):
             stacks = sources.native(stacks)
         now = training_stack(stacks, process.pid, marking)
         if now is not None:
@@ -256,7 +262,7 @@ class StackSampler:
         return stacks
 
     def _gpus(self, tree: ProcessTree) -> tuple[Gpu, ...]:
-        if not any(end.startswith("/dev/nvidia") for process in tree.everyone for end in process.holds):
+        if not any(end.startswith("/dev/nvidia") for process in tree.everyone for end in process.open_ends):
             return ()
         try:
             return gpu_state()
@@ -279,7 +285,7 @@ class StackSampler:
             self._note("flight recorder", f"worker server: {error}", rank)
             return (), False
         write_document(self._flight_file(pid), text)
-        return essential(recorded), False
+        return essential_collectives(recorded), False
 
     def _piped_flight(self, rank: int, pid: int) -> tuple[Collective, ...]:
         """Return the recorder from NCCL's pipe: the first snapshot requests it, and the next one reads it."""
@@ -292,7 +298,9 @@ class StackSampler:
                 return ()
             if request.pipe is None:
                 return ()
-            return essential(parse_dump(await_dump(pid, rank, environment, request.at_ns, _FLIGHT_LIMIT_S)).collectives)
+            return essential_collectives(
+                parse_dump(await_dump(pid, rank, environment, request.at_ns, _FLIGHT_LIMIT_S)).collectives
+            )
         except (OSError, ValueError) as error:
             self.piped.setdefault(pid, Piped(rank=rank, pipe=None, at_ns=0))
             self._note("flight recorder", f"NCCL's pipe: {error}", rank)
@@ -316,7 +324,7 @@ class StackSampler:
                 self._note("flight recorder", "; ".join(filter(None, refusals)), rank)
             return (), by_beat
         try:
-            return essential(parse_flight(self._flight_file(pid).read_text(errors="replace"))), by_beat
+            return essential_collectives(parse_flight(self._flight_file(pid).read_text(errors="replace"))), by_beat
         except FileNotFoundError:
             return (), by_beat  # the process has not imported torch.distributed
         except (OSError, ValueError) as error:
@@ -351,7 +359,9 @@ class StackSampler:
         with suppress(OSError, ValueError), path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as board:
             (request,) = protocol.REQUEST.unpack_from(board, protocol.REQUEST_AT)
             protocol.REQUEST.pack_into(board, protocol.REQUEST_AT, request + 1)
-            if wait_for(lambda: protocol.HEARTBEAT.unpack_from(board, protocol.HEARTBEAT_AT)[1] > request, _FLIGHT_LIMIT_S):
+            if wait_for(
+                lambda: protocol.HEARTBEAT.unpack_from(board, protocol.HEARTBEAT_AT)[1] > request, _FLIGHT_LIMIT_S
+            ):
                 return None
         return f"no answer of the beat thread within {_FLIGHT_LIMIT_S:g} s"
 
@@ -378,7 +388,7 @@ def without_lone_recorders(seen: Sequence[RankSnapshot]) -> tuple[RankSnapshot, 
 
     Next to the recorders of other ranks, a recorder that could not be read would look like skipped calls.
     """
-    blind = [rank for rank in seen if rank.board is None and rank.process is not None]
+    blind = [rank for rank in seen if rank.status_file is None and rank.process is not None]
     if all(rank.collectives for rank in blind):
         return tuple(seen)
     return tuple(replace(rank, collectives=()) if rank in blind else rank for rank in seen)

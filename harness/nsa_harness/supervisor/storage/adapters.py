@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from nsa_harness.core.evidence.evidence import Evidence
+from nsa_harness.core.stored_keys import to_stored
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -38,7 +38,7 @@ def mistakes(error: ValidationError) -> list[str]:
 
 def plain(value: DataclassInstance) -> dict[str, Any]:
     """Return the value in the types of JSON; a number that is not finite becomes null."""
-    return {key: json_value(item) for key, item in asdict(value).items()}
+    return {key: json_value(item) for key, item in to_stored(value).items()}
 
 
 def json_value(value: Any, *, names_numbers: bool = False) -> Any:

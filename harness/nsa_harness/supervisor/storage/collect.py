@@ -21,27 +21,27 @@ from nsa_harness.core.evidence.evidence import (
     Exit,
     Frame,
     Hint,
-    Raised,
+    RaisedException,
     RankEvidence,
     Snapshot,
     StatusFile,
 )
 from nsa_harness.core.evidence.exit_messages import (
-    deaths,
-    debug_message,
     error_lines,
+    known_warnings,
     last_traceback,
-    last_words,
-    warnings_of,
+    read_background_failures,
+    read_debug_message,
+    read_exit_messages,
     with_passed_on_errors,
 )
-from nsa_harness.core.evidence.flight import FlightDump, essential, missing_numbers, parse_dump
+from nsa_harness.core.evidence.flight import FlightDump, essential_collectives, missing_numbers, parse_dump
 from nsa_harness.core.evidence.gradients import (
     RankTraces,
-    buckets_ready,
-    first_out_of_order,
+    compare_bucket_order,
+    first_order_difference,
+    read_bucket_orders,
     read_orders,
-    read_ready_buckets,
     read_traces,
     trace_lines,
 )
@@ -133,13 +133,13 @@ _MAX_HINTS = 32
 _MAX_CHAIN = 8
 
 
-def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> Raised:
+def raised_record(rank: int, record: dict[str, Any], origin_ns: int) -> RaisedException:
     """Return the exception that a probe recorded.
 
     Raises KeyError, TypeError, ValueError or OverflowError for a record of another form.
     """
     last, *before = (_earlier(error) for error in (record, *record.get("chain", ())[:_MAX_CHAIN]))
-    raised = Raised(
+    raised = RaisedException(
         rank=rank,
         at_s=(int(record["at_ns"]) - origin_ns) / 1e9,
         type=last.type,
@@ -267,7 +267,7 @@ class _Gather:
             world_size=self.spec.ranks,
             backend=self.spec.backend,
             ending=journals.ending(),
-            limits=journals.limits(self.spec.limits, [rank.board for rank in ranks]),
+            limits=journals.limits(self.spec.limits, [rank.status_file for rank in ranks]),
             ended_s=ended_s,
             launch_s=journals.last_record("started").get("t_s"),
             teardown_s=journals.teardown_s(),
@@ -280,18 +280,18 @@ class _Gather:
             samples=tuple(journals.samples()),
             last_progress_s=ending.get("last_progress_s"),
             leftovers=journals.outlived(),
-            undead=journals.undead(),
+            unkillable=journals.undead(),
             metrics=metrics,
             trouble=_first_troubles(self._all_trouble()),
             signals=journals.signals(),
             memory=journals.memory(),
-            retracted=tuple(journals.retracted()),
-            gradient_order=first_out_of_order(self._gradient_orders(read_orders)),
-            buckets_ready=buckets_ready(self._gradient_orders(read_ready_buckets)),
-            agent=self.spec.launcher is not Launcher.PLAIN or starts_ranks(self.spec.program),
-            observed=bool(journals.last_record("observed")),
-            attached=bool(journals.last_record("attached")),
-            reported=rows,
+            retractions=tuple(journals.retracted()),
+            gradient_order=first_order_difference(self._gradient_orders(read_orders)),
+            bucket_order=compare_bucket_order(self._gradient_orders(read_bucket_orders)),
+            launcher_reports_ranks=self.spec.launcher is not Launcher.PLAIN or starts_ranks(self.spec.program),
+            is_observed=bool(journals.last_record("observed")),
+            is_attached=bool(journals.last_record("attached")),
+            program_records=rows,
             disk_full=journals.disk_full(),
             nccl=self._nccl(),
         )
@@ -330,9 +330,9 @@ class _Gather:
             rank=rank,
             pid=pid,
             exit=next((exit for exit in exits if exit.rank == rank), None),
-            raised=raised,
-            board=board,
-            collectives=essential(collectives, HISTORIES[0]),
+            exception=raised,
+            status_file=board,
+            collectives=essential_collectives(collectives, HISTORIES[0]),
             death_stacks=parse_faulthandler(self.door.tail(rank_dir / "stacks.txt")),
             peak_rss_bytes=peaks.get(str(rank)),
             peak_gpu_bytes=whole(last_number(beats, "gpu_peak_bytes")),
@@ -340,14 +340,14 @@ class _Gather:
             last_loss=last_number(beats, "loss"),
             error_lines=error_lines(errors),
             # Search the whole log: Python prints a warning once, near the beginning.
-            warned=warnings_of(self.door.text_lines(rank_dir / "stderr.log", _MAX_LINE)),
+            warnings=known_warnings(self.door.text_lines(rank_dir / "stderr.log", _MAX_LINE)),
             ledger=step_rows(board, collectives) if board else (),
             planned_steps=whole(last_number(beats, "of_steps")),
             memory=tuple(self._memory(rank, beats)),
-            debugged=debug_message(errors),
-            looks=self._health_samples(rank_dir, rank),
-            last_words=last_words(errors),
-            deaths=deaths(errors, raised),
+            debug_message=read_debug_message(errors),
+            health=self._health_samples(rank_dir, rank),
+            exit_messages=read_exit_messages(errors),
+            background_failures=read_background_failures(errors, raised),
         )
 
     def _memory(self, rank: int, beats: Sequence[dict[str, Any]]) -> Iterator[MemoryAtEvent]:
@@ -396,7 +396,7 @@ class _Gather:
             self._note("looks.jsonl", repr(error), rank)
             return None
 
-    def _exception(self, rank: int, rank_dir: Path, errors: str) -> Raised | None:
+    def _exception(self, rank: int, rank_dir: Path, errors: str) -> RaisedException | None:
         path = rank_dir / "raised.json"
         record = self._read(path, json.loads, rank) if self.door.exists(path) else None
         if isinstance(record, dict):
@@ -408,7 +408,7 @@ class _Gather:
         if printed is None:
             return None
         kind, message, frames = printed
-        return Raised(
+        return RaisedException(
             rank=rank, at_s=None, type=kind, message=message, frames=frames, proof=f"{rank_dir.name}/stderr.log"
         )
 

@@ -69,18 +69,18 @@ def _artifact(attempt: AttemptDir, file: ProgramFile) -> Artifact | None:
 def _listed(evidence: Evidence, program_files: Sequence[ProgramFile]) -> Iterator[ProgramFile]:
     lines, files = CountedIn.LINES, CountedIn.FILES
     # Without the probe it is unknown whether there was anything to write.
-    has_probe = not evidence.attached or any(rank.board for rank in evidence.ranks)
+    has_probe = not evidence.is_attached or any(rank.status_file for rank in evidence.ranks)
     blind = "" if has_probe else "it is written by the probe, and the job was started without it"
     no_dumps = (
         "nothing was suspected" if evidence.ending is Ending.EXITED else "the run was over before stacks could be taken"
     )
     no_flight = (
         "the job offers no flight recorder that could be asked"
-        if evidence.attached
+        if evidence.is_attached
         else "torch.distributed was not used, or the rank died before its exit"
     )
     for pattern, counted_in, absent in (
-        ("output.log", lines, "it stays the job's own" if evidence.observed else "the program was not started"),
+        ("output.log", lines, "it stays the job's own" if evidence.is_observed else "the program was not started"),
         ("heartbeat_rank*.jsonl", lines, blind or "not reached: no optimizer step was done"),
         ("dumps/rank*.txt", files, no_dumps),
         ("profile.txt", lines, no_dumps),

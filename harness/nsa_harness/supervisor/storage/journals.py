@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Required
@@ -18,6 +18,7 @@ from nsa_harness.core.evidence.host import HostMemory, SentSignal, killed_pids
 from nsa_harness.core.evidence.status_file import parse as parse_board
 from nsa_harness.core.plan import MAX_RANKS, Limits
 from nsa_harness.core.report import Trouble
+from nsa_harness.core.stored_keys import stored_keys
 from nsa_harness.core.verdict.limits import current_limits
 from nsa_harness.core.verdict.proof import TURN_SAMPLES
 from nsa_harness.supervisor.storage.adapters import adapter
@@ -35,7 +36,7 @@ def sent_signals(
     `ranks` are by process id.
     """
     # The kernel logs process ids of the host even in a container, so only ids of the run's processes count.
-    killed = [pid for pid in killed_pids(memory.killed if memory else ()) if pid in ranks]
+    killed = [pid for pid in killed_pids(memory.kill_messages if memory else ()) if pid in ranks]
     sent: list[tuple[int, str, str, float | None]] = [
         (pid, "SIGKILL", "kernel (out of memory)", None) for pid in killed
     ]
@@ -50,7 +51,7 @@ def sent_signals(
 
 
 _KEPT_SAMPLES = 200  # for all ranks together; more if a proof needs more per rank
-_SAMPLE_KEYS = frozenset(field.name for field in fields(Sample))
+_SAMPLE_KEYS = frozenset(stored_keys(Sample).values())
 
 _Whole = Annotated[int, Field(ge=-(1 << 62), lt=1 << 62)]
 _Rank = Annotated[int, Field(ge=0, lt=MAX_RANKS)]
@@ -180,7 +181,7 @@ class Journals:
                 continue
             reported = agent[pid].status if pid in agent else None
             status = reported if event.get("status") is None else event["status"]
-            seen[pid] = Exit(pid=pid, rank=ranks.get(pid), status=status, at_s=at_s, by_us=at_s >= begun_s)
+            seen[pid] = Exit(pid=pid, rank=ranks.get(pid), status=status, at_s=at_s, during_teardown=at_s >= begun_s)
         ended = [*self._exits_of_summary(agent.values(), seen), *self._exits_without_reaper(), *seen.values()]
         yield from sorted(ended, key=lambda exit: exit.at_s)
 
@@ -189,7 +190,9 @@ class Journals:
         for record in self.watched:
             if record["event"] == "left":
                 rank, status = record["rank"] or 0, record.get("status")
-                yield Exit(pid=record.get("pid", 0), rank=rank, status=status, at_s=record["t_s"], by_us=False)
+                yield Exit(
+                    pid=record.get("pid", 0), rank=rank, status=status, at_s=record["t_s"], during_teardown=False
+                )
 
     def _decided_s(self) -> list[float]:
         """Return when a proof that was not retracted, or a signal, decided an observed job.
@@ -229,7 +232,7 @@ class Journals:
         for failure in agent:
             if failure.pid not in seen:
                 at_s = earliest_s if failure.first else latest_s
-                yield Exit(pid=failure.pid, rank=failure.rank, status=failure.status, at_s=at_s, by_us=False)
+                yield Exit(pid=failure.pid, rank=failure.rank, status=failure.status, at_s=at_s, during_teardown=False)
 
     def teardown_s(self) -> float:
         ended = self._events("ended")

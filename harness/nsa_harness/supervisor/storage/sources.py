@@ -58,9 +58,9 @@ def _within_bound(sources: Iterator[Source]) -> Iterator[Source]:
 
 def _read(attempt: AttemptDir, evidence: Evidence) -> Iterator[Source]:
     since_s = attempt.door.changed_ns(attempt.spec) / 1e9 or None
-    if evidence.attached:  # the job was running before us: its ranks have read the files as they were at its start
+    if evidence.is_attached:  # the job was running before us: its ranks have read the files as they were at its start
         since_s = time.time() - evidence.ended_s
-    pid = next((rank.pid for rank in evidence.ranks if rank.pid), None) if evidence.attached else None
+    pid = next((rank.pid for rank in evidence.ranks if rank.pid), None) if evidence.is_attached else None
     return program_sources(evidence, lambda file: text_as_launched(file, since_s, pid))
 
 

@@ -118,13 +118,13 @@ class Ranks:
         return Progress(elapsed_s=now_s, deadline_s=deadline_s, ranks=rows)
 
     def _row(self, rank: int, board: StatusFile | None, now_s: float) -> RankProgress:
-        newest = board.newest if board else None
-        mark = (board.training or newest) if board else None
+        newest = board.latest_event if board else None
+        mark = (board.latest_training_event or newest) if board else None
         return RankProgress(
             rank=rank,
             phase=mark.kind if mark else "start",
             step=board.step if board else 1,
-            quiet_s=max(0.0, now_s - newest.at_s) if newest else None,
+            no_progress_s=max(0.0, now_s - newest.at_s) if newest else None,
             rss_bytes=self.peaks.get(rank),
             module=mark.name if mark else None,
         )

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from ..selection import RANKERS, Selection, select_blocks
 from .importance import select_by_importance
-from .mix import mixed
-from .selected import selected
-from .spanned import kept_completed_blocks, kept_last_tokens, spanned_attention
+from .mix import mix_branches
+from .selected import fused_selected_attention
+from .spanned import cached_block_spans, cached_window_spans, spanned_attention
 
 
 class FusedBackend:
@@ -29,7 +29,7 @@ class FusedBackend:
         scale: float,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return spanned_attention(q, k, v, kept_completed_blocks(q, k, block_len, block_stride, starts), scale)
+        return spanned_attention(q, k, v, cached_block_spans(q, k, block_len, block_stride, starts), scale)
 
     def select(
         self,
@@ -53,18 +53,20 @@ class FusedBackend:
         scale: float,
         starts: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        return selected(q, k, v, indices, select_len=select_len, scale=scale, starts=starts)
+        return fused_selected_attention(q, k, v, indices, select_len=select_len, scale=scale, starts=starts)
 
     def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return spanned_attention(q, k, v, kept_last_tokens(q, window, starts), scale)
+        return spanned_attention(q, k, v, cached_window_spans(q, window, starts), scale)
 
     def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-        return mixed(outputs, gates_cBHT)
+        return mix_branches(outputs, gates_cBHT)
 
 
-def _ranked(q: Tensor, k: Tensor, selection: Selection, lse: Tensor | None, starts: Tensor | None) -> Tensor:
+def _select_with_fused_kernel(
+    q: Tensor, k: Tensor, selection: Selection, lse: Tensor | None, starts: Tensor | None
+) -> Tensor:
     """Without a log-sum-exp the compressed attention runs for it alone."""
     if lse is None:
         lengths = {"block_len": selection.block_len, "block_stride": selection.block_stride}
@@ -72,4 +74,4 @@ def _ranked(q: Tensor, k: Tensor, selection: Selection, lse: Tensor | None, star
     return select_by_importance(q, k, lse, selection, starts=starts)
 
 
-RANKERS[FusedBackend.name] = _ranked
+RANKERS[FusedBackend.name] = _select_with_fused_kernel

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-_LEAST_CAPABILITY = (9, 0)
+_MIN_CAPABILITY = (9, 0)
 _ALIGNMENT_BYTES = 16
 
 
-def copied_by_tiles(tensor: Tensor) -> bool:
+def supports_descriptors(tensor: Tensor) -> bool:
     """Of half types only: exact products take no tensor core, which is what waits for copies."""
     if not tensor.is_cuda or tensor.element_size() != 2:
         return False
-    return torch.cuda.get_device_capability(tensor.device) >= _LEAST_CAPABILITY
+    return torch.cuda.get_device_capability(tensor.device) >= _MIN_CAPABILITY
 
 
-def describable(*tensors: Tensor) -> bool:
+def can_describe(*tensors: Tensor) -> bool:
     """Whether a descriptor can take all of them; for one without elements, its dimensions decide."""
-    return all(copied_by_tiles(tensor) and _fits(tensor) for tensor in tensors)
+    return all(supports_descriptors(tensor) and _fits(tensor) for tensor in tensors)
 
 
 def _fits(tensor: Tensor) -> bool:
@@ -34,11 +34,11 @@ def _fits(tensor: Tensor) -> bool:
         return tensor.shape[-1] * size % _ALIGNMENT_BYTES == 0
     strides = [stride for stride, length in zip(tensor.stride(), tensor.shape, strict=True) if length > 1]
     *outer, last = strides if tensor.shape[-1] > 1 else [*strides, 1]
-    aligned = all(stride > 0 and stride * size % _ALIGNMENT_BYTES == 0 for stride in outer)
-    return last == 1 and aligned and tensor.data_ptr() % _ALIGNMENT_BYTES == 0
+    is_aligned = all(stride > 0 and stride * size % _ALIGNMENT_BYTES == 0 for stride in outer)
+    return last == 1 and is_aligned and tensor.data_ptr() % _ALIGNMENT_BYTES == 0
 
 
-def described(tensor: Tensor, block: Sequence[int]) -> TensorDescriptor:
+def make_descriptor(tensor: Tensor, block: Sequence[int]) -> TensorDescriptor:
     """A tensor that is describable, to be read in tiles of this shape. What lies outside of it reads as zeros."""
     if not tensor.numel():
         tensor = tensor.new_zeros([max(1, length) for length in tensor.shape])

@@ -18,19 +18,19 @@ from torch import Tensor
 from .. import NAMESPACE
 from ..selection import Selection
 from . import lists
-from .gates import GatedBranch, no_gradients
+from .gates import GatedBranch, empty_gradients
 from .importance import select_by_importance
-from .launch import check_attention, check_dtypes, like_tokens, outputs
-from .mix import like_the_sum, mix_forward, weighted_sum
-from .selected import queries_of_tile, segment_length, selected_gradients, selected_output
+from .launch import check_attention, check_dtypes, empty_outputs, empty_token_major
+from .mix import empty_sum, mix_forward, weighted_sum
+from .selected import segment_length, selected_gradients, selected_output, tile_queries
 from .spanned import (
     Spans,
-    kept_completed_blocks,
-    kept_last_tokens,
-    pattern_of_completed_blocks,
-    pattern_of_last_tokens,
+    block_pattern,
+    cached_block_spans,
+    cached_window_spans,
     spanned_gradients,
     spanned_output,
+    window_pattern,
 )
 from .spanned_kernels import spanned_forward
 
@@ -54,9 +54,9 @@ def gated_attention(
         check_attention(spanned_forward, q_BHTD, *pair)
     check_dtypes(mix_forward, gates_cBHT)
     lengths = selection.block_len, selection.block_stride
-    blocks = kept_completed_blocks(q_BHTD, pairs[0][0], *lengths, starts)
-    tokens = kept_last_tokens(q_BHTD, window, starts)
-    result = _gated(
+    blocks = cached_block_spans(q_BHTD, pairs[0][0], *lengths, starts)
+    tokens = cached_window_spans(q_BHTD, window, starts)
+    result = _gated_attention(
         q_BHTD,
         [tensor for pair in pairs for tensor in pair],
         gates_cBHT,
@@ -73,7 +73,7 @@ def gated_attention(
 
 
 @torch.library.custom_op(f"{NAMESPACE}::gated", mutates_args=())
-def _gated(
+def _gated_attention(
     q_BHTD: Tensor,
     keys_values: list[Tensor],
     gates_cBHT: Tensor,
@@ -87,8 +87,8 @@ def _gated(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The sum; then output and log-sum-exp of each branch; the chosen blocks, and their unions."""
-    compressed, selected, sliding = _pairs(keys_values)
-    seen = _spans(spans, block_len, block_stride, window)
+    compressed_pair, selected_pair, sliding_pair = _pairs(keys_values)
+    spans_by_branch = _spans(spans, block_len, block_stride, window)
     selection = Selection(
         block_len=block_len,
         block_stride=block_stride,
@@ -96,18 +96,18 @@ def _gated(
         select_count=select_count,
         scale=scale,
     )
-    of_compressed = spanned_output(q_BHTD, *compressed, seen[0], scale)
-    indices_BGTn = select_by_importance(q_BHTD, compressed[0], of_compressed[1], selection, starts=starts)
-    queries = queries_of_tile(q_BHTD, selected[0])
+    compressed_result = spanned_output(q_BHTD, *compressed_pair, spans_by_branch[0], scale)
+    indices_BGTn = select_by_importance(q_BHTD, compressed_pair[0], compressed_result[1], selection, starts=starts)
+    queries = tile_queries(q_BHTD, selected_pair[0])
     union_NxW = lists.unions(indices_BGTn, select_len=select_len, queries=queries, starts=starts)
-    of_selected = selected_output(q_BHTD, *selected, indices_BGTn, union_NxW, select_len, scale)
-    of_sliding = spanned_output(q_BHTD, *sliding, seen[1], scale)
-    output_BTHE = weighted_sum([of_compressed[0], of_selected[0], of_sliding[0]], gates_cBHT)
-    return output_BTHE, *of_compressed, *of_selected, *of_sliding, indices_BGTn, union_NxW
+    selected_result = selected_output(q_BHTD, *selected_pair, indices_BGTn, union_NxW, select_len, scale)
+    sliding_result = spanned_output(q_BHTD, *sliding_pair, spans_by_branch[1], scale)
+    output_BTHE = weighted_sum([compressed_result[0], selected_result[0], sliding_result[0]], gates_cBHT)
+    return output_BTHE, *compressed_result, *selected_result, *sliding_result, indices_BGTn, union_NxW
 
 
 @torch.library.custom_op(f"{NAMESPACE}::gated_backward", mutates_args=())
-def _gated_backward(
+def _gated_attention_backward(
     grad_BTHE: Tensor,
     q_BHTD: Tensor,
     keys_values: list[Tensor],
@@ -120,40 +120,42 @@ def _gated_backward(
     select_len: int,
     window: int,
     scale: float,
-    wanted: list[bool],
+    needs_grad: list[bool],
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """Gradients of queries, of keys and values, and of gates; without an element where none is `wanted`."""
-    wants_queries, *wants, wants_gates = wanted
-    *attended, indices_BGTn, union_NxW = results
-    seen = _spans(spans, block_len, block_stride, window)
+    needs_q, *needs_kv, needs_gates = needs_grad
+    *branch_results, indices_BGTn, union_NxW = results
+    spans_by_branch = _spans(spans, block_len, block_stride, window)
     dy_BHTE = grad_BTHE.contiguous().transpose(1, 2)
-    dq_BHTD = like_tokens(q_BHTD, q_BHTD.shape[-1])
+    dq_BHTD = empty_token_major(q_BHTD, q_BHTD.shape[-1])
     dgates_cBHT = gates_cBHT.new_empty(gates_cBHT.shape)
-    adds, gradients = False, list[Tensor]()
-    for number, (pair, of_pair) in enumerate(zip(_pairs(keys_values), _pairs(attended), strict=True)):
-        wants_keys = any(wants[2 * number : 2 * number + 2])
-        if not (wants_queries or wants_keys or wants_gates):
-            gradients += no_gradients(*pair)
+    adds_to_dq, gradients = False, list[Tensor]()
+    for number, (pair, result) in enumerate(zip(_pairs(keys_values), _pairs(branch_results), strict=True)):
+        needs_key_grads = any(needs_kv[2 * number : 2 * number + 2])
+        if not (needs_q or needs_key_grads or needs_gates):
+            gradients += empty_gradients(*pair)
             continue
-        gated = GatedBranch(
+        gated_branch = GatedBranch(
             number=number,
             gates_cBHT=gates_cBHT,
             dgates_cBHT=dgates_cBHT,
             dq_BHTD=dq_BHTD,
-            adds=adds,
-            wants_keys=wants_keys,
+            adds_to_dq=adds_to_dq,
+            needs_key_grads=needs_key_grads,
         )
         if number == _SELECTED:
-            tensors = (dy_BHTE, q_BHTD, *pair, indices_BGTn, starts, union_NxW, *of_pair)
+            tensors = (dy_BHTE, q_BHTD, *pair, indices_BGTn, starts, union_NxW, *result)
             segment = segment_length(select_len, indices_BGTn)
-            _, *both = selected_gradients(*tensors, select_len, scale, segment, gated=gated)
+            _, *key_value_grads = selected_gradients(*tensors, select_len, scale, segment, gated=gated_branch)
         else:
-            _, *both = spanned_gradients(dy_BHTE, q_BHTD, *pair, seen[number // 2], *of_pair, scale, gated)
-        adds = True
-        gradients += both
+            _, *key_value_grads = spanned_gradients(
+                dy_BHTE, q_BHTD, *pair, spans_by_branch[number // 2], *result, scale, gated_branch
+            )
+        adds_to_dq = True
+        gradients += key_value_grads
     dq_BHTD, dgates_cBHT = (
-        gradient if is_wanted else no_gradients(gradient)[0]
-        for gradient, is_wanted in ((dq_BHTD, wants_queries), (dgates_cBHT, wants_gates))
+        gradient if is_needed else empty_gradients(gradient)[0]
+        for gradient, is_needed in ((dq_BHTD, needs_q), (dgates_cBHT, needs_gates))
     )
     return dq_BHTD, gradients, dgates_cBHT
 
@@ -164,12 +166,12 @@ def _pairs(tensors: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
 
 def _spans(tensors: Sequence[Tensor], block_len: int, block_stride: int, window: int) -> tuple[Spans, Spans]:
     return (
-        Spans.of(tensors[:4], pattern_of_completed_blocks(block_len, block_stride)),
-        Spans.of(tensors[4:], pattern_of_last_tokens(window)),
+        Spans.of(tensors[:4], block_pattern(block_len, block_stride)),
+        Spans.of(tensors[4:], window_pattern(window)),
     )
 
 
-@_gated.register_fake
+@_gated_attention.register_fake
 def _(
     q_BHTD: Tensor,
     keys_values: list[Tensor],
@@ -182,27 +184,27 @@ def _(
     select_count: int,
     *_: Any,
 ) -> tuple[Tensor, ...]:
-    attended = [tensor for values in keys_values[1::2] for tensor in outputs(q_BHTD, values)]
+    branch_results = [tensor for values in keys_values[1::2] for tensor in empty_outputs(q_BHTD, values)]
     keys_BGTD = keys_values[2]
     indices_BGTn = q_BHTD.new_empty((*keys_BGTD.shape[:3], select_count), dtype=torch.int32)
-    union = lists.union_shape(indices_BGTn, queries_of_tile(q_BHTD, keys_BGTD))
-    return like_the_sum(attended), *attended, indices_BGTn, indices_BGTn.new_empty(union)
+    union = lists.union_shape(indices_BGTn, tile_queries(q_BHTD, keys_BGTD))
+    return empty_sum(branch_results), *branch_results, indices_BGTn, indices_BGTn.new_empty(union)
 
 
-@_gated_backward.register_fake
+@_gated_attention_backward.register_fake
 def _(
     _grad: Tensor, q_BHTD: Tensor, keys_values: list[Tensor], gates_cBHT: Tensor, *rest: Any
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    wants_queries, *wants, wants_gates = rest[-1]
-    dq_BHTD = like_tokens(q_BHTD, q_BHTD.shape[-1]) if wants_queries else no_gradients(q_BHTD)[0]
+    needs_q, *needs_kv, needs_gates = rest[-1]
+    dq_BHTD = empty_token_major(q_BHTD, q_BHTD.shape[-1]) if needs_q else empty_gradients(q_BHTD)[0]
     gradients: list[Tensor] = []
     for number, pair in enumerate(_pairs(keys_values)):
-        wants_keys = any(wants[2 * number : 2 * number + 2])
-        gradients += [one.new_empty(one.shape) for one in pair] if wants_keys else no_gradients(*pair)
-    return dq_BHTD, gradients, gates_cBHT.new_empty(gates_cBHT.shape if wants_gates else 0)
+        needs_key_grads = any(needs_kv[2 * number : 2 * number + 2])
+        gradients += [tensor.new_empty(tensor.shape) for tensor in pair] if needs_key_grads else empty_gradients(*pair)
+    return dq_BHTD, gradients, gates_cBHT.new_empty(gates_cBHT.shape if needs_gates else 0)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q_BHTD, keys_values, gates_cBHT, spans, starts, block_len, block_stride, select_len, _, window, scale = inputs
     ctx.save_for_backward(q_BHTD, gates_cBHT, starts, *keys_values, *spans, *output[1:])
     ctx.numbers = (block_len, block_stride, select_len, window, scale)
@@ -210,19 +212,21 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad_BTHE: Tensor | None, *_: None) -> tuple[Any, ...]:
-    wants_queries, wants, wants_gates, *_ = ctx.needs_input_grad
+def _backward(ctx: Any, grad_BTHE: Tensor | None, *_: None) -> tuple[Any, ...]:
+    needs_q, needs_kv, needs_gates, *_ = ctx.needs_input_grad
     nothing = ([None] * 8, *[None] * 7)  # for spans, starts and numbers
     if grad_BTHE is None:
-        return None, [None] * len(wants), None, *nothing
-    q_BHTD, gates_cBHT, starts, *saved = ctx.saved_tensors
-    keys_values, spans, results = saved[:6], saved[6:14], saved[14:]
-    wanted = [wants_queries, *wants, wants_gates]
+        return None, [None] * len(needs_kv), None, *nothing
+    q_BHTD, gates_cBHT, starts, *saved_tensors = ctx.saved_tensors
+    keys_values, spans, results = saved_tensors[:6], saved_tensors[6:14], saved_tensors[14:]
+    needs_grad = [needs_q, *needs_kv, needs_gates]
     tensors = (grad_BTHE, q_BHTD, keys_values, gates_cBHT, spans, starts, results)
-    dq_BHTD, of_pairs, dgates_cBHT = _gated_backward(*tensors, *ctx.numbers, wanted)
-    gradients = [dq_BHTD, *of_pairs, dgates_cBHT]
-    dq, *of_pairs, dgates = (one if is_wanted else None for one, is_wanted in zip(gradients, wanted, strict=True))
-    return dq, of_pairs, dgates, *nothing
+    dq_BHTD, kv_grads, dgates_cBHT = _gated_attention_backward(*tensors, *ctx.numbers, needs_grad)
+    gradients = [dq_BHTD, *kv_grads, dgates_cBHT]
+    dq, *kv_grads, dgates = (
+        gradient if is_needed else None for gradient, is_needed in zip(gradients, needs_grad, strict=True)
+    )
+    return dq, kv_grads, dgates, *nothing
 
 
-_gated.register_autograd(_differentiate, setup_context=_keep)
+_gated_attention.register_autograd(_backward, setup_context=_save_context)

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .device import as_exponent
-from .launch import like_tokens
+from .launch import empty_token_major
 
 _INFINITE = tl.constexpr(float("inf"))
 
@@ -37,32 +37,34 @@ class GatedBranch:
     gates_cBHT: Tensor
     dgates_cBHT: Tensor  # contiguous
     dq_BHTD: Tensor
-    adds: bool  # to the gradient of the queries, which another branch has written
-    wants_keys: bool  # or their values; else no gradient of theirs is computed
+    adds_to_dq: bool  # to the gradient of the queries, which another branch has written
+    needs_key_grads: bool  # or their values; else no gradient of theirs is computed
 
 
-def gates_of(branch: GatedBranch | None) -> tuple[Any, ...]:
+def gate_arguments(branch: GatedBranch | None) -> tuple[Any, ...]:
     """For a kernel, with their strides; without any nothing is gated."""
     return (None, 0, 0, 0, 0) if branch is None else (branch.gates_cBHT, *branch.gates_cBHT.stride())
 
 
-def gated_queries(q_BHTD: Tensor, branch: GatedBranch | None) -> tuple[Tensor, bool]:
+def query_gradient_buffer(q_BHTD: Tensor, branch: GatedBranch | None) -> tuple[Tensor, bool]:
     """Where the gradient of the queries is left, and whether something stands there already."""
-    return (like_tokens(q_BHTD, q_BHTD.shape[-1]), False) if branch is None else (branch.dq_BHTD, branch.adds)
+    return (
+        (empty_token_major(q_BHTD, q_BHTD.shape[-1]), False) if branch is None else (branch.dq_BHTD, branch.adds_to_dq)
+    )
 
 
-def no_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
+def empty_gradients(*tensors: Tensor) -> tuple[Tensor, ...]:
     """In place of gradients that nobody wants: an operator has no other word for it."""
     return tuple(tensor.new_empty(0) for tensor in tensors)
 
 
-def kernel_of(name: str, branch: GatedBranch | None) -> str:
+def tuning_name(name: str, branch: GatedBranch | None) -> str:
     """What tile sizes are settled for: with gates it is another kernel of the same code."""
     return name if branch is None else f"{name}, gated"
 
 
 @triton.jit
-def row_numbers(
+def row_statistics(
     b_o, b_do, b_lse, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, i_b, o_head, o_token, o_dg, branch, m_row,
     EXACT: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -75,7 +77,7 @@ def row_numbers(
     b_lse = as_exponent(b_lse, EXACT)
     # Relative to infinity every share is 0, as it is where a row sees nothing.
     b_lse = tl.where(b_lse == -_INFINITE, _INFINITE, b_lse)
-    b_told = b_delta
+    b_signed_delta = b_delta
     if p_g is not None:
         p_gate = p_g + tl.cast(branch, tl.int64) * s_gc + i_b * s_gb + o_head * s_gh + o_token * s_gt
         b_gate = tl.load(p_gate, mask=m_row, other=1.0).to(ACC)
@@ -86,14 +88,14 @@ def row_numbers(
         else:
             b_lse -= tl.log2(tl.abs(b_gate))
         m_below = b_gate < 0.0
-        b_told = with_sign(b_delta, m_below)
+        b_signed_delta = encode_sign(b_delta, m_below)
         b_delta = tl.where(m_below, -b_delta, b_delta)
         b_do = tl.where(m_below[:, None], -b_do, b_do)
-    return b_lse, b_delta, b_told, b_do
+    return b_lse, b_delta, b_signed_delta, b_do
 
 
 @triton.jit
-def bits_of(b_delta):
+def _bits_of(b_delta):
     if b_delta.dtype == tl.float64:
         b_bits = b_delta.to(tl.int64, bitcast=True)
     else:
@@ -102,14 +104,14 @@ def bits_of(b_delta):
 
 
 @triton.jit
-def with_sign(b_delta, m_below):
+def encode_sign(b_delta, m_below):
     """The last bit says whether the gate is below 0."""
-    b_bits = bits_of(b_delta)
+    b_bits = _bits_of(b_delta)
     return ((b_bits & -2) | m_below.to(b_bits.dtype)).to(b_delta.dtype, bitcast=True)
 
 
 @triton.jit
-def turned_around(b_p, b_delta):
+def with_gate_sign(b_p, b_delta):
     """Shares [K, R] with the sign of their row's gate."""
-    m_below = (bits_of(b_delta) & 1) != 0
+    m_below = (_bits_of(b_delta) & 1) != 0
     return tl.where(m_below[None, :], -b_p, b_p)

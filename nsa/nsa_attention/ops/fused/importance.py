@@ -25,14 +25,24 @@ from ..packed import compressed_starts
 from ..selection import Selection
 from ..table_cache import cached_table
 from .device import as_exponent, load_heads, load_rows, power
-from .launch import NARROWEST, CannotLaunchError, Tile, check_dtypes, constants, for_any_length, launch, padded, strided
-from .sorting import merged
-from .steps import load_whole
-from .tuning import Situation, run_best
+from .launch import (
+    MIN_DOT_WIDTH,
+    CannotLaunchError,
+    Tile,
+    check_dtypes,
+    for_any_length,
+    kernel_constants,
+    launch,
+    next_power_of_two,
+    with_strides,
+)
+from .sorting import merge_runs
+from .steps import load_existing_rows
+from .tuning import TuningKey, run_best
 
 LAST_INDEX: constexpr = constexpr(2**31 - 1)
 LARGEST: constexpr = constexpr(3.0e38)
-MOST_QUERIES = 32
+MAX_TILE_QUERIES = 32
 
 
 def select_by_importance(
@@ -63,7 +73,9 @@ def select_by_importance(
         _launch(size, q_BHTD, k_BGSD, lse_BHT, starts, selection, indices)
 
     if tile is None:
-        run_best(run, Situation.of(ranked_blocks.__name__, q_BHTD, k_BGSD, k_BGSD, _pattern(selection)), candidates)
+        run_best(
+            run, TuningKey.of(ranked_blocks.__name__, q_BHTD, k_BGSD, k_BGSD, _pattern(selection)), candidate_tiles
+        )
     else:
         run(tile)
     return indices
@@ -74,18 +86,18 @@ def _pattern(selection: Selection) -> str:
     return f"ranked {blocks} l'={selection.select_len} n={selection.select_count}"
 
 
-def candidates(situation: Situation) -> list[Tile]:
+def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
     """Each program reads all keys before its queries, so that traffic is T / rows: more rows first.
 
     Queries are few where a group has few heads: to rank their blocks takes registers too. None of these spills any when
     compiled for sm_90 with keys of 128.
     """
-    most_rows = MOST_QUERIES * situation.heads
+    most_rows = MAX_TILE_QUERIES * tuning_key.heads
     sizes = ((128, 64, 4, 3), (256, 64, 8, 3), (64, 64, 4, 3), (64, 32, 4, 2))
-    return situation.tiles(*((min(rows, most_rows), keys, warps, stages) for rows, keys, warps, stages in sizes))
+    return tuning_key.tiles(*((min(rows, most_rows), keys, warps, stages) for rows, keys, warps, stages in sizes))
 
 
-def taps(selection: Selection) -> int:
+def taps_per_block(selection: Selection) -> int:
     """How many compressed blocks overlap one selection block, at most: 5 for l=32, d=16, l'=64."""
     length, stride, size = selection.block_len, selection.block_stride, selection.select_len
     # Where selection blocks begin relative to compressed ones repeats after this many of them.
@@ -93,7 +105,7 @@ def taps(selection: Selection) -> int:
     return max((j * size + size - 1) // stride - (j * size - length) // stride for j in range(period))
 
 
-def reaches_over(selection: Selection) -> bool:
+def shares_last_tap(selection: Selection) -> bool:
     """Whether the last tap of each selection block is the first one of the next: its products serve both."""
     length, stride = selection.block_len, selection.block_stride
     return length == 2 * stride and selection.select_len % stride == 0
@@ -110,19 +122,21 @@ def _launch(
 ) -> None:
     batch, heads, tokens, _ = q_BHTD.shape
     groups, blocks = k_BGSD.shape[1:3]
-    queries = max(1, tile.rows // padded(heads // groups, least=1))
+    queries = max(1, tile.rows // next_power_of_two(heads // groups, least=1))
     tiles = -(-tokens // queries) + (0 if starts is None else starts.shape[0] - 2)
     table = None
     if starts is not None:
         numbers = ("ranked tiles", tiles, queries, blocks, selection)
-        table = cached_table(starts, starts.device, numbers, lambda: _table(starts, tiles, queries, blocks, selection))
-    sizes = constants(q_BHTD, k_BGSD, k_BGSD, selection.scale)
-    for unused in ("SCALE", "E", "E_PADDED"):
-        del sizes[unused]
+        table = cached_table(
+            starts, starts.device, numbers, lambda: _tile_table(starts, tiles, queries, blocks, selection)
+        )
+    sizes = kernel_constants(q_BHTD, k_BGSD, k_BGSD, selection.scale)
+    for unused_constant in ("SCALE", "E", "E_PADDED"):
+        del sizes[unused_constant]
     launch(
         ranked_blocks,
         batch * groups * tiles if tokens else 0,
-        *(*strided(q_BHTD), *strided(k_BGSD), lse_BHT.contiguous(), indices, table),
+        *(*with_strides(q_BHTD), *with_strides(k_BGSD), lse_BHT.contiguous(), indices, table),
         *(groups, tokens, blocks, tiles),
         **sizes,
         **_lengths(selection, queries, tile.keys),
@@ -139,10 +153,10 @@ def _lengths(selection: Selection, queries: int, keys: int) -> dict[str, int]:
         "SELECT_LEN": selection.select_len,
         "PLACES": selection.select_count,
         "LOG_PLACES": _log2_padded(selection.select_count),
-        "TAPS": taps(selection) - reaches_over(selection),
-        "REACHES": int(reaches_over(selection)),
+        "TAPS": taps_per_block(selection) - shares_last_tap(selection),
+        "REACHES": int(shares_last_tap(selection)),
         "QUERIES": queries,
-        "LOG_CHUNK": _log2_padded(max(NARROWEST, keys)),
+        "LOG_CHUNK": _log2_padded(max(MIN_DOT_WIDTH, keys)),
     }
 
 
@@ -150,7 +164,7 @@ def _log2_padded(number: int) -> int:
     return (number - 1).bit_length()
 
 
-def _table(starts: Tensor, tiles: int, queries: int, blocks: int, selection: Selection) -> Tensor:
+def _tile_table(starts: Tensor, tiles: int, queries: int, blocks: int, selection: Selection) -> Tensor:
     """For each tile its sequence's first token, tokens, first block and blocks, and the tile's first query in it.
 
     [tiles, 5], int32. The number of tiles is an upper bound that needs no value from the device; those left over belong
@@ -238,16 +252,18 @@ def ranked_blocks(
         if SELECT_LEN % BLOCK_STRIDE == 0:
             first = block_of_tap(step // TAPS * CHUNK, tap, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
             p_first = p_keys + first.to(tl.int64) * s_ks
-            b_k = load_whole(p_first, tl.cast(s_ks, tl.int64) * (SELECT_LEN // BLOCK_STRIDE), 0, CHUNK, D, D_PADDED)
+            b_k = load_existing_rows(
+                p_first, tl.cast(s_ks, tl.int64) * (SELECT_LEN // BLOCK_STRIDE), 0, CHUNK, D, D_PADDED
+            )
         else:
             b_k = load_rows(p_keys, s_ks, o_block, o_block >= 0, D, D_PADDED)  # [C, D]
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC)  # [R, C]
         b_p = power(b_s * EXPONENT - b_lse[:, None], EXACT)  # [R, C]
         b_sum += b_p * weight_of_tap(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
         if tap == TAPS - 1 + REACHES:
-            b_importance = _of_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
+            b_importance = _sum_over_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
             if REACHES:
-                b_importance, b_over = _reached_over(b_importance, b_p, b_over, BLOCK_STRIDE, HEADS_PADDED)
+                b_importance, b_over = _add_shared_tap(b_importance, b_p, b_over, BLOCK_STRIDE, HEADS_PADDED)
             b_best = with_chunk(b_best, b_importance, o_selected, b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
             b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
     skipped = tl.maximum(old_chunks - UNEVEN, 0)
@@ -265,9 +281,9 @@ def ranked_blocks(
         b_p = tl.where(m_seen, power(b_s * EXPONENT - b_lse[:, None], EXACT), 0.0)  # [R, C]
         b_sum += b_p * weight_of_tap(o_selected, o_block, tap, ACC, BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN)
         if tap == TAPS - 1 + REACHES:
-            b_importance = _of_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
+            b_importance = _sum_over_heads(b_sum, QUERIES, HEADS_PADDED, CHUNK)  # [Q, C]
             if REACHES:
-                b_importance, b_over = _reached_over(b_importance, b_p, b_over, BLOCK_STRIDE, HEADS_PADDED)
+                b_importance, b_over = _add_shared_tap(b_importance, b_p, b_over, BLOCK_STRIDE, HEADS_PADDED)
             b_best = with_chunk(b_best, b_importance, o_selected, b_current, QUERIES, LOG_CHUNK, LOG_PLACES)
             b_sum = tl.zeros([ROWS, CHUNK], dtype=ACC)
 
@@ -304,7 +320,7 @@ def weight_of_tap(
 
 
 @triton.jit
-def _of_heads(b_share, QUERIES: tl.constexpr, HEADS_PADDED: tl.constexpr, CHUNK: tl.constexpr):
+def _sum_over_heads(b_share, QUERIES: tl.constexpr, HEADS_PADDED: tl.constexpr, CHUNK: tl.constexpr):
     """The sum over the heads of each query [Q, C].
 
     It leaves a copy in each thread that held a head. To gather all as they are spreads them out again, and halves the
@@ -315,17 +331,17 @@ def _of_heads(b_share, QUERIES: tl.constexpr, HEADS_PADDED: tl.constexpr, CHUNK:
 
 
 @triton.jit
-def _reached_over(b_importance, b_p, b_over, BLOCK_STRIDE: tl.constexpr, HEADS_PADDED: tl.constexpr):
+def _add_shared_tap(b_importance, b_p, b_over, BLOCK_STRIDE: tl.constexpr, HEADS_PADDED: tl.constexpr):
     """Importance with what the compressed block that ends each selection block gives to the next; and to that of the
     next chunk."""
     QUERIES: tl.constexpr = b_importance.shape[0]
     CHUNK: tl.constexpr = b_importance.shape[1]
     o_selected = tl.arange(0, CHUNK)  # [C]
-    b_given = _of_heads(b_p, QUERIES, HEADS_PADDED, CHUNK) * BLOCK_STRIDE  # [Q, C]
+    b_shared = _sum_over_heads(b_p, QUERIES, HEADS_PADDED, CHUNK) * BLOCK_STRIDE  # [Q, C]
     o_before = tl.broadcast_to(tl.maximum(o_selected - 1, 0)[None, :], [QUERIES, CHUNK])
-    b_taken = tl.where((o_selected == 0)[None, :], b_over[:, None], tl.gather(b_given, o_before, 1))
-    b_over = tl.sum(tl.where((o_selected == CHUNK - 1)[None, :], b_given, 0.0), 1)
-    return b_importance + b_taken, b_over
+    b_from_previous = tl.where((o_selected == 0)[None, :], b_over[:, None], tl.gather(b_shared, o_before, 1))
+    b_over = tl.sum(tl.where((o_selected == CHUNK - 1)[None, :], b_shared, 0.0), 1)
+    return b_importance + b_from_previous, b_over
 
 
 @triton.jit
@@ -334,17 +350,17 @@ def with_chunk(
     QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES: tl.constexpr,
 ):  # fmt: skip
     """The best so far [Q, N], ascending, and those of a chunk that are better."""
-    b_rank = _ranked(b_importance.to(tl.float32), o_selected, b_current)
+    b_rank = _rank(b_importance.to(tl.float32), o_selected, b_current)
     # Most chunks of a long sequence have none that is better than the worst that was kept.
     if tl.max((b_rank > tl.min(b_best, 1)[:, None]).to(tl.int32)) > 0:
         # What is ascending meets what is descending.
         b_best = tl.maximum(b_best, _best_of(b_rank, QUERIES, LOG_CHUNK, LOG_PLACES))
-        b_best = merged(b_best, QUERIES, LOG_PLACES, LOG_PLACES, 1)
+        b_best = merge_runs(b_best, QUERIES, LOG_PLACES, LOG_PLACES, 1)
     return b_best
 
 
 @triton.jit
-def _ranked(b_importance, o_selected, b_current):
+def _rank(b_importance, o_selected, b_current):
     """One integer per block, the greater the better: importance above, the lower index below; -1 for later blocks."""
     o_block = o_selected[None, :]  # [1, C]
     m_forced = (o_block == 0) | (o_block == b_current[:, None]) | (o_block == b_current[:, None] - 1)  # [Q, C]
@@ -371,14 +387,14 @@ def _best_of(b_rank, QUERIES: tl.constexpr, LOG_CHUNK: tl.constexpr, LOG_PLACES:
         b_rank = tl.reshape(b_spread, [QUERIES, PLACES_PADDED])
     LOG_WIDTH: tl.constexpr = max(LOG_CHUNK, LOG_PLACES)
     for log_sorted in tl.static_range(1, LOG_PLACES + 1):
-        b_rank = merged(b_rank, QUERIES, LOG_WIDTH, log_sorted, 0)
+        b_rank = merge_runs(b_rank, QUERIES, LOG_WIDTH, log_sorted, 0)
     for log_left in tl.static_range(LOG_WIDTH - LOG_PLACES):
-        b_rank = _halved(b_rank, QUERIES, LOG_WIDTH - log_left - 1, LOG_PLACES)
+        b_rank = _merge_halves(b_rank, QUERIES, LOG_WIDTH - log_left - 1, LOG_PLACES)
     return b_rank
 
 
 @triton.jit
-def _halved(b_rank, QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_PLACES: tl.constexpr):
+def _merge_halves(b_rank, QUERIES: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_PLACES: tl.constexpr):
     GROUPS: tl.constexpr = QUERIES << (LOG_WIDTH - LOG_PLACES)
     b_rank = tl.max(tl.reshape(b_rank, [GROUPS, 2, 1 << LOG_PLACES]), 1)
-    return merged(tl.reshape(b_rank, [QUERIES, 1 << LOG_WIDTH]), QUERIES, LOG_WIDTH, LOG_PLACES, 0)
+    return merge_runs(tl.reshape(b_rank, [QUERIES, 1 << LOG_WIDTH]), QUERIES, LOG_WIDTH, LOG_PLACES, 0)

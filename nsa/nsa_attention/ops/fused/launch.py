@@ -19,11 +19,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from . import MOST_HEADS, WIDEST
+from . import MAX_HEADS_PER_GROUP, MAX_WIDTH
 from .device import LOG2_E
 
 # A dot product on tensor cores is at least this wide in its inner dimension.
-NARROWEST = 16
+MIN_DOT_WIDTH = 16
 
 launches: Counter[str] = Counter()
 """How often each kernel ran in this process, by its name."""
@@ -51,12 +51,16 @@ def for_any_length(function: Callable[..., None]) -> Any:
     of rows whose width 16 divides they always are multiples of 16, and without knowing it no load is 16 bytes wide.
     So do the addresses of tensors: a view that begins off a multiple of 16 bytes has a kernel of its own.
     """
-    return triton.jit(function, do_not_specialize=[name for name in _numbers(function) if _is_size(name)])
+    return triton.jit(function, do_not_specialize=[name for name in _number_parameters(function) if _is_size(name)])
 
 
-def _numbers(function: Callable[..., None]) -> list[str]:
+def _number_parameters(function: Callable[..., None]) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
-    return [one.name for one in parameters if not one.name.startswith("p_") and "constexpr" not in str(one.annotation)]
+    return [
+        parameter.name
+        for parameter in parameters
+        if not parameter.name.startswith("p_") and "constexpr" not in str(parameter.annotation)
+    ]
 
 
 def _is_size(name: str) -> bool:
@@ -66,7 +70,7 @@ def _is_size(name: str) -> bool:
 @cache
 def _for_any_stride(kernel: Any) -> Any:
     """The same for rows whose width 16 does not divide: which strides it divides changes with the length."""
-    return triton.jit(kernel.fn, do_not_specialize=_numbers(kernel.fn))
+    return triton.jit(kernel.fn, do_not_specialize=_number_parameters(kernel.fn))
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: int = 2, **constants: Any) -> None:
@@ -74,18 +78,18 @@ def launch(kernel: Any, programs: int, *arguments: Any, warps: int = 4, stages: 
     if not programs:
         return
     launches[kernel.__name__] += 1
-    if any(constants.get(width, 0) % NARROWEST for width in ("D", "E")):
+    if any(constants.get(width, 0) % MIN_DOT_WIDTH for width in ("D", "E")):
         kernel = _for_any_stride(kernel)
     kernel[(programs,)](*arguments, num_warps=warps, num_stages=stages, **constants)
 
 
-def interpreted(kernel: Any) -> bool:
+def is_interpreted(kernel: Any) -> bool:
     return isinstance(kernel, InterpretedFunction)
 
 
 def is_interpreting() -> bool:
     """Whether Triton was imported with TRITON_INTERPRET=1: its own functions show it."""
-    return interpreted(tl.sort)
+    return is_interpreted(tl.sort)
 
 
 def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
@@ -93,10 +97,10 @@ def check_dtypes(kernel: Any, *tensors: Tensor) -> None:
 
     The interpreter multiplies the bit patterns of bfloat16 without a word (triton #11584).
     """
-    kinds = {tensor.dtype for tensor in tensors}
-    if len(kinds) > 1:
-        raise CannotLaunchError(f"queries, keys and values are {', '.join(sorted(map(str, kinds)))}: cast them to one")
-    if torch.bfloat16 in kinds and interpreted(kernel):
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        raise CannotLaunchError(f"queries, keys and values are {', '.join(sorted(map(str, dtypes)))}: cast them to one")
+    if torch.bfloat16 in dtypes and is_interpreted(kernel):
         raise CannotLaunchError("Triton's interpreter cannot compute in bfloat16: use float32 or float16")
 
 
@@ -104,31 +108,31 @@ def check_attention(kernel: Any, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor)
     """Raises CannotLaunchError for dtypes, widths or heads that no attention kernel takes."""
     check_dtypes(kernel, q_BHTD, k_BGSD, v_BGSE)
     heads, groups, width, value_width = q_BHTD.shape[1], k_BGSD.shape[1], q_BHTD.shape[3], v_BGSE.shape[3]
-    if heads % groups or heads // groups > MOST_HEADS:
+    if heads % groups or heads // groups > MAX_HEADS_PER_GROUP:
         raise CannotLaunchError(
-            f"{heads} query heads for {groups} groups: each takes the same number, 1 to {MOST_HEADS}"
+            f"{heads} query heads for {groups} groups: each takes the same number, 1 to {MAX_HEADS_PER_GROUP}"
         )
-    if max(width, value_width) > WIDEST:
-        raise CannotLaunchError(f"keys of width {width}, values of width {value_width}: the widest is {WIDEST}")
+    if max(width, value_width) > MAX_WIDTH:
+        raise CannotLaunchError(f"keys of width {width}, values of width {value_width}: the widest is {MAX_WIDTH}")
 
 
-def accumulator(dtype: torch.dtype) -> tl.dtype:
+def triton_accumulator_dtype(dtype: torch.dtype) -> tl.dtype:
     """Sums of float64 are kept in float64, which tests need; those of anything else in float32."""
     return tl.float64 if dtype is torch.float64 else tl.float32
 
 
-def accumulated(dtype: torch.dtype) -> torch.dtype:
+def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
     """The same, as a dtype of torch."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def padded(width: int, least: int = NARROWEST) -> int:
+def next_power_of_two(width: int, least: int = MIN_DOT_WIDTH) -> int:
     """The power of two that holds `width`: tiles have no other sizes."""
     # Triton's own function is made for kernels, and takes the host fifty times as long.
     return max(least, 1 << max(0, width - 1).bit_length())
 
 
-def strided(tensor: Tensor) -> tuple[Any, ...]:
+def with_strides(tensor: Tensor) -> tuple[Any, ...]:
     """A tensor [B, H, T, D] for a kernel: itself, with its strides but the last, which is 1.
 
     A dimension of one has the stride 0, of any that it may say: one row is no other kernel than several, and of one
@@ -138,7 +142,7 @@ def strided(tensor: Tensor) -> tuple[Any, ...]:
     return dense, *(dense.stride(axis) if dense.shape[axis] > 1 else 0 for axis in range(3))
 
 
-def constants(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, scale: float) -> dict[str, Any]:
+def kernel_constants(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, scale: float) -> dict[str, Any]:
     """The constants that every attention kernel is compiled for."""
     heads = q_BHTD.shape[1] // k_BGSD.shape[1]
     width, value_width = q_BHTD.shape[-1], v_BGSE.shape[-1]
@@ -148,22 +152,22 @@ def constants(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, scale: float) -> d
         "EXPONENT": scale if exact else scale * LOG2_E,
         "EXACT": exact,
         "HEADS": heads,
-        "HEADS_PADDED": padded(heads, least=1),
+        "HEADS_PADDED": next_power_of_two(heads, least=1),
         "D": width,
-        "D_PADDED": padded(width),
+        "D_PADDED": next_power_of_two(width),
         "E": value_width,
-        "E_PADDED": padded(value_width),
-        "ACC": accumulator(q_BHTD.dtype),
+        "E_PADDED": next_power_of_two(value_width),
+        "ACC": triton_accumulator_dtype(q_BHTD.dtype),
     }
 
 
-def outputs(q_BHTD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
+def empty_outputs(q_BHTD: Tensor, v_BGSE: Tensor) -> tuple[Tensor, Tensor]:
     """Room for output and log-sum-exp."""
-    lse_BHT = q_BHTD.new_empty(q_BHTD.shape[:3], dtype=accumulated(q_BHTD.dtype))
-    return like_tokens(q_BHTD, v_BGSE.shape[-1]), lse_BHT
+    lse_BHT = q_BHTD.new_empty(q_BHTD.shape[:3], dtype=accumulator_dtype(q_BHTD.dtype))
+    return empty_token_major(q_BHTD, v_BGSE.shape[-1]), lse_BHT
 
 
-def like_tokens(q_BHTD: Tensor, width: int) -> Tensor:
+def empty_token_major(q_BHTD: Tensor, width: int) -> Tensor:
     """[B, H, T, width] with the heads of a token side by side, as a tile of queries x heads writes them."""
     batch, heads, tokens, _ = q_BHTD.shape
     return q_BHTD.new_empty((batch, tokens, heads, width)).transpose(1, 2)

@@ -22,15 +22,15 @@ from triton.language.core import constexpr
 
 from ..packed import selection_starts, sequence_numbers
 from ..table_cache import cached_table
-from .launch import for_any_length, launch, padded
-from .sorting import ascending
+from .launch import for_any_length, launch, next_power_of_two
+from .sorting import sort_ascending
 
-MOST_QUERIES = 32  # of a tile: one bit each
+MAX_TILE_QUERIES = 32  # of a tile: one bit each
 # What stands behind first tokens and members in a tile's row of a union: a walk may look a place too far.
 UNION_TAIL = 2
-_NONE: constexpr = constexpr(2**62)  # greater than every key of a sort
-_PLACES_OF_A_PROGRAM = 1024
-_BLOCKS_AT_A_TIME = 1024  # of any number: a tile that fits it would be another kernel for each length
+_NO_BLOCK: constexpr = constexpr(2**62)  # greater than every key of a sort
+_SLOTS_PER_PROGRAM = 1024
+_BLOCKS_PER_STEP = 1024  # of any number: a tile that fits it would be another kernel for each length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ def unions(indices_BGTn: Tensor, *, select_len: int, queries: int, starts: Tenso
     tiles = triton.cdiv(tokens, queries)
     union_NxW = indices_BGTn.new_zeros(union_shape(indices_BGTn, queries), dtype=torch.int32)
     sequences = None if starts is None else Sequences.of(starts, tokens, select_len)
-    log_width = _log2(queries) + _log2(padded(places, least=1))
-    tiles_of_a_program = max(1, _PLACES_OF_A_PROGRAM >> log_width)
+    log_width = _log2(queries) + _log2(next_power_of_two(places, least=1))
+    tiles_of_a_program = max(1, _SLOTS_PER_PROGRAM >> log_width)
     launch(
         selected_unions,
         batch * groups * triton.cdiv(tiles, tiles_of_a_program) if places else 0,
@@ -111,13 +111,15 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
     sequences = None if starts is None else Sequences.of(starts, tokens, select_len)
     first_b = None
     if starts is not None:
-        numbers = ("first tokens of blocks", tokens, select_len)
-        first_b = cached_table(starts, starts.device, numbers, lambda: _first_tokens(starts, select_len, tokens))
+        cache_arguments = ("first tokens of blocks", tokens, select_len)
+        first_b = cached_table(
+            starts, starts.device, cache_arguments, lambda: _first_tokens(starts, select_len, tokens)
+        )
     blocks = triton.cdiv(tokens, select_len) if first_b is None else first_b.shape[0] - 1
     # Half as wide a sort where 32 bits hold every key.
-    kind = torch.int32 if (blocks + 1) * tokens < 1 << 31 else torch.int64
-    key_NL = indices_BGTn.new_empty((rows, tokens * places), dtype=kind)
-    queries = max(1, _PLACES_OF_A_PROGRAM // padded(places, least=1) ** 2)
+    key_dtype = torch.int32 if (blocks + 1) * tokens < 1 << 31 else torch.int64
+    key_NL = indices_BGTn.new_empty((rows, tokens * places), dtype=key_dtype)
+    queries = max(1, _SLOTS_PER_PROGRAM // next_power_of_two(places, least=1) ** 2)
     launch(
         selected_keys,
         rows * triton.cdiv(tokens, queries),
@@ -126,22 +128,22 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
         *(tokens, blocks),
         SELECT_LEN=select_len,
         PLACES=places,
-        PLACES_PADDED=padded(places, least=1),
+        PLACES_PADDED=next_power_of_two(places, least=1),
         QUERIES=queries,
     )
     key_NL = key_NL.sort(-1).values
     # A block of c places has fewer than c / length + 1 segments, and fewer than 2 c / length if it has several.
-    bound = blocks + tokens * places // length
+    segment_bound = blocks + tokens * places // length
     # Each of the four begins at a multiple of 16 bytes: at another address it would make kernels of its own.
     table_4Nb = key_NL.new_empty((4, -(-rows // 4) * 4, blocks + 1), dtype=torch.int32)
-    block_Ns = key_NL.new_empty((rows, bound), dtype=torch.int32)
+    block_Ns = key_NL.new_empty((rows, segment_bound), dtype=torch.int32)
     launch(
         selected_segments,
         rows,
         *(key_NL, first_b, table_4Nb, block_Ns),
-        *(tokens, key_NL.shape[1], blocks, bound, length, table_4Nb.shape[1]),
+        *(tokens, key_NL.shape[1], blocks, segment_bound, length, table_4Nb.shape[1]),
         SELECT_LEN=select_len,
-        BLOCKS=_BLOCKS_AT_A_TIME,
+        BLOCKS=_BLOCKS_PER_STEP,
     )
     return Segments(
         key_NL=key_NL,
@@ -149,7 +151,7 @@ def segments(indices_BGTn: Tensor, *, select_len: int, starts: Tensor | None, le
         block_Ns=block_Ns,
         first_b=first_b,
         length=length,
-        partials=min(bound, 2 * tokens * places // length),
+        partials=min(segment_bound, 2 * tokens * places // length),
     )
 
 
@@ -157,9 +159,9 @@ def _first_tokens(starts: Tensor, select_len: int, tokens: int) -> Tensor:
     """[b + 1]: blocks beyond the last begin, and end, at the end of the row."""
     block_begins = selection_starts(starts, select_len)
     bound = (tokens + (starts.shape[0] - 1) * (select_len - 1)) // select_len
-    own_b = sequence_numbers(block_begins, bound + 1)
+    sequence_b = sequence_numbers(block_begins, bound + 1)
     number_b = torch.arange(bound + 1, device=starts.device, dtype=starts.dtype)
-    return (starts[own_b] + (number_b - block_begins[own_b]) * select_len).clamp_max(tokens).int()
+    return (starts[sequence_b] + (number_b - block_begins[sequence_b]) * select_len).clamp_max(tokens).int()
 
 
 def _log2(power: int) -> int:
@@ -192,17 +194,17 @@ def selected_unions(
     m_real = (b_block >= 0) & (b_block <= (o_token - b_begin) // SELECT_LEN)
     b_first = b_begin + tl.where(m_real, b_block, 0).to(tl.int32) * SELECT_LEN
     b_key = (b_first.to(tl.int64) << LOG_QUERIES) | o_query[None, :]
-    b_key = ascending(tl.where(m_real, b_key, _NONE), TILES, LOG_WIDTH)
-    m_real = b_key < _NONE
+    b_key = sort_ascending(tl.where(m_real, b_key, _NO_BLOCK), TILES, LOG_WIDTH)
+    m_real = b_key < _NO_BLOCK
     b_first = tl.where(m_real, b_key >> LOG_QUERIES, -1).to(tl.int32)
     b_members = tl.where(m_real, tl.full([TILES, WIDTH], 1, tl.int32) << (b_key & (QUERIES - 1)).to(tl.int32), 0)
     # Equal blocks are a run, whose last place gathers all its queries: of twice as many places each time.
     for log_far in tl.static_range(LOG_WIDTH):
-        o_far = _of_each_tile(tl.maximum(o_place - (1 << log_far), 0), TILES, WIDTH)
+        o_far = _broadcast_to_tiles(tl.maximum(o_place - (1 << log_far), 0), TILES, WIDTH)
         m_same = (tl.gather(b_first, o_far, 1) == b_first) & (o_place >= 1 << log_far)[None, :]
         b_members |= tl.where(m_same, tl.gather(b_members, o_far, 1), 0)
-    b_before = tl.gather(b_first, _of_each_tile(tl.maximum(o_place - 1, 0), TILES, WIDTH), 1)
-    b_behind = tl.gather(b_first, _of_each_tile(tl.minimum(o_place + 1, WIDTH - 1), TILES, WIDTH), 1)
+    b_before = tl.gather(b_first, _broadcast_to_tiles(tl.maximum(o_place - 1, 0), TILES, WIDTH), 1)
+    b_behind = tl.gather(b_first, _broadcast_to_tiles(tl.minimum(o_place + 1, WIDTH - 1), TILES, WIDTH), 1)
     m_begin = m_real & ((b_before != b_first) | (o_place == 0)[None, :])
     m_end = m_real & ((b_behind != b_first) | (o_place == WIDTH - 1)[None, :])
     o_rank = tl.cumsum(m_begin.to(tl.int32), 1) - 1
@@ -216,7 +218,7 @@ def selected_unions(
 
 
 @triton.jit
-def _of_each_tile(o_place, TILES: tl.constexpr, WIDTH: tl.constexpr):
+def _broadcast_to_tiles(o_place, TILES: tl.constexpr, WIDTH: tl.constexpr):
     return tl.broadcast_to(o_place[None, :], [TILES, WIDTH])
 
 
@@ -270,9 +272,9 @@ def selected_segments(
         else:
             b_stop = tl.load(p_first + o_block, mask=m_block, other=0) + SELECT_LEN
         o_key = o_block.to(tl.int64) * tokens
-        b_begin = _places_below(p_key, o_key, places, BLOCKS)
-        b_behind = _places_below(p_key, o_key + tl.minimum(b_stop, tokens), places, BLOCKS)
-        b_end = _places_below(p_key, o_key + tokens, places, BLOCKS)
+        b_begin = _count_below(p_key, o_key, places, BLOCKS)
+        b_behind = _count_below(p_key, o_key + tl.minimum(b_stop, tokens), places, BLOCKS)
+        b_end = _count_below(p_key, o_key + tokens, places, BLOCKS)
         b_cuts = tl.maximum((b_end - b_begin + length - 1) // length, 1)
         b_cuts = tl.where(o_block < blocks, b_cuts, 0)
         b_several = tl.where(b_cuts > 1, b_cuts, 0)
@@ -292,7 +294,7 @@ def selected_segments(
 
 
 @triton.jit
-def _places_below(p_key, b_key, places, BLOCKS: tl.constexpr):
+def _count_below(p_key, b_key, places, BLOCKS: tl.constexpr):
     """How many of the ascending keys are less than each of `b_key`."""
     b_low = tl.zeros([BLOCKS], tl.int32)
     b_high = b_low + places

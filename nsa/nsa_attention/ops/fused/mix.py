@@ -18,24 +18,32 @@ from torch import Tensor
 
 from .. import NAMESPACE
 from .device import load_heads, store_heads
-from .launch import CannotLaunchError, accumulator, check_dtypes, for_any_length, launch, padded, strided
+from .launch import (
+    CannotLaunchError,
+    check_dtypes,
+    for_any_length,
+    launch,
+    next_power_of_two,
+    triton_accumulator_dtype,
+    with_strides,
+)
 
-MOST_BRANCHES = 3
+MAX_BRANCHES = 3
 # What a program holds of each branch. Reading is all it does, so that nothing is gained by choosing this.
 ELEMENTS = 2048
 WARPS = 4
 
 
-def mixed(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
+def mix_branches(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
     """The sum over branches of gate * output, [B, T, H, E], contiguous, in the dtype of the outputs [B, H, T, E].
 
     Sums are kept in float32 (float64 for float64) and rounded once. Gates may be of another dtype, as under autocast.
     Raises CannotLaunchError.
     """
-    if not 1 <= len(outputs) <= MOST_BRANCHES or len(outputs) != gates_cBHT.shape[0]:
+    if not 1 <= len(outputs) <= MAX_BRANCHES or len(outputs) != gates_cBHT.shape[0]:
         raise CannotLaunchError(
             f"outputs: {len(outputs)} branches with {gates_cBHT.shape[0]} gates: expected as many gates as branches, "
-            f"and 1 to {MOST_BRANCHES} of them"
+            f"and 1 to {MAX_BRANCHES} of them"
         )
     check_dtypes(mix_forward, *outputs)
     check_dtypes(mix_forward, gates_cBHT)
@@ -49,7 +57,7 @@ def _mix(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
 
 def weighted_sum(outputs: list[Tensor], gates_cBHT: Tensor) -> Tensor:
     """What `mixed` gives, without autograd."""
-    result = like_the_sum(outputs)
+    result = empty_sum(outputs)
     programs, constants = _plan(outputs, gates_cBHT)
     launch(
         mix_forward,
@@ -70,8 +78,8 @@ def _mix_backward(grad_BTHE: Tensor, outputs: list[Tensor], gates_cBHT: Tensor) 
     launch(
         mix_backward,
         programs,
-        *(*_for_three(outputs), gates_cBHT, *gates_cBHT.stride(), *strided(grad_BTHE)),
-        *(*(grads * MOST_BRANCHES)[:MOST_BRANCHES], grad_gates),
+        *(*_for_three(outputs), gates_cBHT, *gates_cBHT.stride(), *with_strides(grad_BTHE)),
+        *(*(grads * MAX_BRANCHES)[:MAX_BRANCHES], grad_gates),
         *grad_BTHE.shape[:2],
         **constants,
         warps=WARPS,
@@ -81,7 +89,7 @@ def _mix_backward(grad_BTHE: Tensor, outputs: list[Tensor], gates_cBHT: Tensor) 
 
 @_mix.register_fake
 def _(outputs: list[Tensor], _gates: Tensor) -> Tensor:
-    return like_the_sum(outputs)
+    return empty_sum(outputs)
 
 
 @_mix_backward.register_fake
@@ -89,40 +97,40 @@ def _(_grad: Tensor, outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Te
     return _like_the_inputs(outputs, gates_cBHT)
 
 
-def _keep(ctx: Any, inputs: tuple[list[Tensor], Tensor], output: Tensor) -> None:  # noqa: ARG001, torch calls by name
+def _save_context(ctx: Any, inputs: tuple[list[Tensor], Tensor], output: Tensor) -> None:  # noqa: ARG001, torch calls by name
     outputs, gates_cBHT = inputs
     ctx.save_for_backward(*outputs, gates_cBHT)
 
 
-def _differentiate(ctx: Any, grad_BTHE: Tensor) -> tuple[list[Tensor], Tensor]:
+def _backward(ctx: Any, grad_BTHE: Tensor) -> tuple[list[Tensor], Tensor]:
     *outputs, gates_cBHT = ctx.saved_tensors
     return _mix_backward(grad_BTHE, outputs, gates_cBHT)
 
 
-_mix.register_autograd(_differentiate, setup_context=_keep)
+_mix.register_autograd(_backward, setup_context=_save_context)
 
 
-def like_the_sum(outputs: list[Tensor]) -> Tensor:
+def empty_sum(outputs: list[Tensor]) -> Tensor:
     batch, heads, tokens, width = outputs[0].shape
     return outputs[0].new_empty((batch, tokens, heads, width))
 
 
 def _like_the_inputs(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[list[Tensor], Tensor]:
     """Gradients lie as the sum does, the heads of a token side by side: who reads them reads a token in one piece."""
-    grads = [like_the_sum(outputs).transpose(1, 2) for _ in outputs]
+    grads = [empty_sum(outputs).transpose(1, 2) for _ in outputs]
     return grads, gates_cBHT.new_empty(gates_cBHT.shape)
 
 
 def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any]]:
     """How many programs, and the constants of both kernels."""
     batch, heads, tokens, width = outputs[0].shape
-    rows = max(1, ELEMENTS // padded(width))
+    rows = max(1, ELEMENTS // next_power_of_two(width))
     programs = batch * -(-tokens * heads // rows)
     return programs, {
         "HEADS": heads,
         "E": width,
-        "E_PADDED": padded(width),
-        "ACC": accumulator(torch.promote_types(outputs[0].dtype, gates_cBHT.dtype)),
+        "E_PADDED": next_power_of_two(width),
+        "ACC": triton_accumulator_dtype(torch.promote_types(outputs[0].dtype, gates_cBHT.dtype)),
         "BRANCHES": len(outputs),
         "ROWS": rows,
     }
@@ -130,7 +138,7 @@ def _plan(outputs: list[Tensor], gates_cBHT: Tensor) -> tuple[int, dict[str, Any
 
 def _for_three(outputs: list[Tensor]) -> list[Any]:
     """Each output with its strides; a kernel has three of them, of which it reads as many as there are."""
-    return [part for output in (outputs * MOST_BRANCHES)[:MOST_BRANCHES] for part in strided(output)]
+    return [part for output in (outputs * MAX_BRANCHES)[:MAX_BRANCHES] for part in with_strides(output)]
 
 
 @for_any_length

@@ -20,67 +20,67 @@ from torch import Tensor
 from ...config import Branch
 from ..paged_attention import BLOCKS, TOKENS, WINDOW, PagedAttentionConfig, PagedRows
 from .device import load_heads, load_rows, power, store_heads
-from .importance import LAST_INDEX, block_of_tap, taps, weight_of_tap, with_chunk
+from .importance import LAST_INDEX, block_of_tap, taps_per_block, weight_of_tap, with_chunk
 from .launch import (
-    NARROWEST,
+    MIN_DOT_WIDTH,
     Tile,
-    accumulated,
+    accumulator_dtype,
     check_attention,
     check_dtypes,
-    constants,
     for_any_length,
+    kernel_constants,
     launch,
-    padded,
-    strided,
+    next_power_of_two,
+    with_strides,
 )
-from .tuning import Situation, run_best
+from .tuning import TuningKey, run_best
 
 # Programs that fill a GPU, and the least work of one: with less, reading what it wrote costs as much as it saves.
-ENOUGH_PROGRAMS = 256
-LEAST_ROWS = 256
+MIN_PROGRAMS = 256
+MIN_PART_ROWS = 256
 LOG_CHUNK = 6
 _BLOCKS, _TOKENS, _WINDOW = tl.constexpr(BLOCKS), tl.constexpr(TOKENS), tl.constexpr(WINDOW)
 _INFINITE = tl.constexpr(float("inf"))
 
 
 def attend_pages(
-    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: PagedAttentionConfig, *, tile: Tile | None = None
+    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> Tensor:
     """The branches weighed by their gates, [1, R, H, E], in the dtype of the values. Raises CannotLaunchError."""
-    return attended_and_chosen(q_1HRD, gates_c1HR, rows, numbers, tile=tile)[0]
+    return attend_and_select(q_1HRD, gates_c1HR, rows, config, tile=tile)[0]
 
 
-def attended_and_chosen(
-    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, numbers: PagedAttentionConfig, *, tile: Tile | None = None
+def attend_and_select(
+    q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, config: PagedAttentionConfig, *, tile: Tile | None = None
 ) -> tuple[Tensor, Tensor]:
     """The same, and the blocks that were chosen: [R, G, n] int32, of a layer that chooses none whatever was there."""
     check_attention(cached_parts, q_1HRD, rows.keys, rows.values)
     check_dtypes(cached_parts, gates_c1HR)
     _, heads, tokens, _ = q_1HRD.shape
     output = rows.values.new_empty(1, tokens, heads, rows.values.shape[-1])
-    places = numbers.selection.select_count
+    places = config.selection.select_count
     indices = rows.tables.new_empty(tokens, rows.keys.shape[1], places)
 
     def run(size: Tile) -> None:
-        _launch(size, q_1HRD, gates_c1HR, rows, numbers, indices, output)
+        _launch(size, q_1HRD, gates_c1HR, rows, config, indices, output)
 
     if tile is None:
-        situation = Situation.of(cached_parts.__name__, q_1HRD, rows.keys, rows.values, _pattern(numbers))
-        run_best(run, situation, candidates)
+        tuning_key = TuningKey.of(cached_parts.__name__, q_1HRD, rows.keys, rows.values, _pattern(config))
+        run_best(run, tuning_key, candidate_tiles)
     else:
         run(tile)
     return output, indices
 
 
-def _pattern(numbers: PagedAttentionConfig) -> str:
-    selection = numbers.selection
-    lengths = f"l={selection.block_len} d={selection.block_stride} l'={selection.select_len} w={numbers.window}"
-    return f"paged {'+'.join(numbers.branches)} {lengths} n={selection.select_count}"
+def _pattern(config: PagedAttentionConfig) -> str:
+    selection = config.selection
+    lengths = f"l={selection.block_len} d={selection.block_stride} l'={selection.select_len} w={config.window}"
+    return f"paged {'+'.join(config.branches)} {lengths} n={selection.select_count}"
 
 
-def candidates(situation: Situation) -> list[Tile]:
+def candidate_tiles(tuning_key: TuningKey) -> list[Tile]:
     """A tile has the heads of a group as its rows; the more keys are on their way, the better."""
-    return situation.tiles((NARROWEST, 64, 4, 3), (NARROWEST, 64, 4, 2), (NARROWEST, 32, 4, 2))
+    return tuning_key.tiles((MIN_DOT_WIDTH, 64, 4, 3), (MIN_DOT_WIDTH, 64, 4, 2), (MIN_DOT_WIDTH, 32, 4, 2))
 
 
 def _launch(
@@ -88,39 +88,44 @@ def _launch(
     q_1HRD: Tensor,
     gates_c1HR: Tensor,
     rows: PagedRows,
-    numbers: PagedAttentionConfig,
+    config: PagedAttentionConfig,
     indices: Tensor,
     output: Tensor,
 ) -> None:
     _, heads, tokens, _ = q_1HRD.shape
     groups, width = rows.keys.shape[1], rows.values.shape[-1]
-    by_blocks = numbers.branches != (Branch.WIN,)
-    blocks = numbers.blocks(rows.longest) if by_blocks else 0
-    keys = _keys_of_a_step(tile.keys, rows.keys.shape[2])
+    uses_blocks = config.branches != (Branch.WIN,)
+    blocks = config.blocks(rows.longest) if uses_blocks else 0
+    keys = _keys_per_step(tile.keys, rows.keys.shape[2])
     # A walk begins with a whole step, which may hold keys before the window.
-    window = min(numbers.window + keys - 1, rows.longest) if Branch.WIN in numbers.branches else 0
-    of_part = _rows_of_a_part(tokens * groups, blocks + window, keys)
-    block_parts, window_parts = -(-blocks // of_part), -(-window // of_part)
+    window = min(config.window + keys - 1, rows.longest) if Branch.WIN in config.branches else 0
+    part_rows = _rows_per_part(tokens * groups, blocks + window, keys)
+    block_parts, window_parts = -(-blocks // part_rows), -(-window // part_rows)
     parts = block_parts + window_parts
-    sizes = {**constants(q_1HRD, rows.keys, rows.values, numbers.selection.scale), **_lengths(rows, numbers)}
+    sizes = {
+        **kernel_constants(q_1HRD, rows.keys, rows.values, config.selection.scale),
+        **_shared_constants(rows, config),
+    }
     del sizes["SCALE"]
     # A product takes 16 rows at least.
-    sizes["HEADS_PADDED"] = max(NARROWEST, sizes["HEADS_PADDED"])
+    sizes["HEADS_PADDED"] = max(MIN_DOT_WIDTH, sizes["HEADS_PADDED"])
     # Of scores and parts of a softmax; each begins on a multiple of 16 bytes, whatever the lengths are.
     stats = tokens * heads * parts
-    room = (tokens * groups * blocks * sizes["HEADS_PADDED"], stats * width, stats, stats)
-    scores, partial, highest, total = (q_1HRD.new_empty(size, dtype=accumulated(q_1HRD.dtype)) for size in room)
-    q, _, *q_strides = strided(q_1HRD)
+    buffer_sizes = (tokens * groups * blocks * sizes["HEADS_PADDED"], stats * width, stats, stats)
+    scores, partial, highest, total = (
+        q_1HRD.new_empty(size, dtype=accumulator_dtype(q_1HRD.dtype)) for size in buffer_sizes
+    )
+    q, _, *q_strides = with_strides(q_1HRD)
     gate_strides = [gates_c1HR.stride(axis) for axis in (0, 2, 3)]
-    told = (rows.tables, rows.lengths, scores, partial, highest, total)
+    shared_arguments = (rows.tables, rows.lengths, scores, partial, highest, total)
     lengths = (groups, blocks, parts, *rows.tables.stride()[:2], block_parts)
     launch(
         cached_parts,
         tokens * groups * parts,
-        *(q, *q_strides, rows.keys, rows.values, *told),
-        *(*lengths, of_part),
+        *(q, *q_strides, rows.keys, rows.values, *shared_arguments),
+        *(*lengths, part_rows),
         **sizes,
-        SPAN=numbers.window,
+        SPAN=config.window,
         KEYS=keys,
         warps=tile.warps,
         stages=tile.stages,
@@ -128,49 +133,49 @@ def _launch(
     launch(
         cached_output,
         tokens * groups,
-        *(q, *q_strides, gates_c1HR, *gate_strides, rows.keys, rows.values, *told, indices, output),
+        *(q, *q_strides, gates_c1HR, *gate_strides, rows.keys, rows.values, *shared_arguments, indices, output),
         *lengths,
         **sizes,
-        **_choice(numbers),
+        **_output_constants(config),
         warps=tile.warps,
         stages=tile.stages,
     )
 
 
-def _keys_of_a_step(most: int, page_len: int) -> int:
+def _keys_per_step(most: int, page_len: int) -> int:
     """As many as lie in one page wherever a step begins, so that one number says where; if they are enough."""
     in_one_page = min(most, page_len & -page_len)
-    return in_one_page if in_one_page >= NARROWEST else max(NARROWEST, most)
+    return in_one_page if in_one_page >= MIN_DOT_WIDTH else max(MIN_DOT_WIDTH, most)
 
 
-def _rows_of_a_part(programs: int, rows: int, keys: int) -> int:
+def _rows_per_part(programs: int, rows: int, keys: int) -> int:
     """So many that the GPU is filled, where there is enough to fill it with."""
-    parts = -(-ENOUGH_PROGRAMS // max(1, programs))
-    return max(LEAST_ROWS, -(-rows // parts // keys) * keys)
+    parts = -(-MIN_PROGRAMS // max(1, programs))
+    return max(MIN_PART_ROWS, -(-rows // parts // keys) * keys)
 
 
-def _lengths(rows: PagedRows, numbers: PagedAttentionConfig) -> dict[str, int]:
+def _shared_constants(rows: PagedRows, config: PagedAttentionConfig) -> dict[str, int]:
     """The constants of both kernels."""
     return {
-        "BLOCK_LEN": numbers.selection.block_len,
-        "BLOCK_STRIDE": numbers.selection.block_stride,
+        "BLOCK_LEN": config.selection.block_len,
+        "BLOCK_STRIDE": config.selection.block_stride,
         "PAGE_LEN": rows.keys.shape[2],
-        "COMPRESSES": int(Branch.CMP in numbers.branches),
-        "SELECTS": int(Branch.SEL in numbers.branches),
+        "COMPRESSES": int(Branch.CMP in config.branches),
+        "SELECTS": int(Branch.SEL in config.branches),
     }
 
 
-def _choice(numbers: PagedAttentionConfig) -> dict[str, int]:
+def _output_constants(config: PagedAttentionConfig) -> dict[str, int]:
     """The constants of the second kernel alone."""
-    selection = numbers.selection
+    selection = config.selection
     return {
-        "SLIDES": int(Branch.WIN in numbers.branches),
+        "SLIDES": int(Branch.WIN in config.branches),
         "SELECT_LEN": selection.select_len,
         "PLACES": selection.select_count,
         "LOG_PLACES": (selection.select_count - 1).bit_length(),
-        "TAPS": taps(selection),
+        "TAPS": taps_per_block(selection),
         "LOG_CHUNK": LOG_CHUNK,
-        "PIECE": min(padded(selection.select_len), 64),
+        "PIECE": min(next_power_of_two(selection.select_len), 64),
     }
 
 
@@ -193,7 +198,7 @@ def cached_parts(
     is_block = i_part < block_parts
     seen_from = tl.where(is_block, 0, tokens - SPAN)
     first = tl.where(is_block, i_part, i_part - block_parts) * rows + tl.maximum(seen_from, 0) // KEYS * KEYS
-    stop = tl.minimum(first + rows, tl.where(is_block, _blocks_of(tokens, BLOCK_LEN, BLOCK_STRIDE), tokens))
+    stop = tl.minimum(first + rows, tl.where(is_block, _block_count(tokens, BLOCK_LEN, BLOCK_STRIDE), tokens))
     p_table = p_tables + i_r * table_row + tl.where(is_block, _BLOCKS, _WINDOW).to(tl.int64) * columns
     # Where nothing but the selected branch asks for the blocks, their values are read by nobody.
     m_attended = (COMPRESSES == 1) | (i_part >= block_parts)
@@ -220,7 +225,7 @@ def cached_parts(
         if SELECTS:
             o_score = (i_rg * blocks + o_key)[None, :] * HEADS_PADDED + o_head[:, None]  # [h, K]
             tl.store(p_scores + o_score, b_s, mask=m_head[:, None] & (m_key & is_block)[None, :])
-        b_highest, b_total, b_o = _with_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
+        b_highest, b_total, b_o = _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
     o_stat = tl.program_id(0).to(tl.int64) * HEADS + o_head  # [h]
     tl.store(p_highest + o_stat, b_highest, mask=m_head)
     tl.store(p_total + o_stat, b_total, mask=m_head)
@@ -250,7 +255,7 @@ def cached_output(
     p_gate = p_g + (i_g * HEADS + o_head) * s_gh + i_r * s_gt  # [h]
     b_y = tl.zeros([HEADS_PADDED, E_PADDED], dtype=ACC)  # [h, E]
     if SELECTS:
-        _choose(
+        _select_best(
             p_scores + i_rg * blocks * HEADS_PADDED, p_highest, p_total, p_indices + i_rg * PLACES,
             o_stat, m_head, tokens, block_parts, HEADS, HEADS_PADDED, ACC, EXACT,
             BLOCK_LEN, BLOCK_STRIDE, SELECT_LEN, PLACES, LOG_PLACES, TAPS, LOG_CHUNK,
@@ -258,7 +263,7 @@ def cached_output(
         # What one thread has written others read.
         tl.debug_barrier()
     if COMPRESSES:
-        b_o = _together(p_partial, p_highest, p_total, o_stat, m_head, 0, block_parts,
+        b_o = _combine_parts(p_partial, p_highest, p_total, o_stat, m_head, 0, block_parts,
                         HEADS, HEADS_PADDED, E, E_PADDED, ACC, EXACT)  # fmt: skip
         b_y += b_o * tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]
         p_gate += s_gc
@@ -279,19 +284,19 @@ def cached_output(
             b_k = load_rows(p_k + page_row * D, D, o_row, m_key, D, D_PADDED)  # [K, D]
             b_v = load_rows(p_v + page_row * E, E, o_row, m_key, E, E_PADDED)  # [K, E]
             b_s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee", out_dtype=ACC) * EXPONENT  # [h, K]
-            b_highest, b_total, b_o = _with_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
+            b_highest, b_total, b_o = _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT, ACC)
         b_o = b_o / b_total[:, None]  # its own token is among them
         b_y += b_o * tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]
         p_gate += s_gc
     if SLIDES:
-        b_o = _together(p_partial, p_highest, p_total, o_stat, m_head, block_parts, parts,
+        b_o = _combine_parts(p_partial, p_highest, p_total, o_stat, m_head, block_parts, parts,
                         HEADS, HEADS_PADDED, E, E_PADDED, ACC, EXACT)  # fmt: skip
         b_y += b_o * tl.load(p_gate, mask=m_head, other=0.0).to(ACC)[:, None]
     store_heads(p_y, (i_rg * HEADS + o_head) * E, m_head, b_y, E, E_PADDED)
 
 
 @triton.jit
-def _blocks_of(tokens, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr):
+def _block_count(tokens, BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr):
     """Compressed blocks of so many tokens."""
     return tl.where(tokens >= BLOCK_LEN, (tokens - BLOCK_LEN) // BLOCK_STRIDE + 1, 0)
 
@@ -303,7 +308,7 @@ def _row_of_page(p_table, row, i_g, groups, PAGE_LEN: tl.constexpr):
 
 
 @triton.jit
-def _with_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT: tl.constexpr, ACC: tl.constexpr):
+def _add_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT: tl.constexpr, ACC: tl.constexpr):
     """A tile of keys, of which `m_key` [K] exist, into running maximum, sum and output of each head."""
     b_s = tl.where(m_key[None, :], b_s, -_INFINITE)  # [h, K]
     b_higher = tl.maximum(b_highest, tl.max(b_s, 1))
@@ -317,7 +322,7 @@ def _with_keys(b_s, b_v, m_key, b_highest, b_total, b_o, EXACT: tl.constexpr, AC
 
 
 @triton.jit
-def _together(
+def _combine_parts(
     p_partial, p_highest, p_total, o_stat, m_head, first, stop,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, EXACT: tl.constexpr,
@@ -341,7 +346,7 @@ def _together(
 
 
 @triton.jit
-def _choose(
+def _select_best(
     p_scores, p_highest, p_total, p_indices, o_stat, m_head, tokens, block_parts,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, ACC: tl.constexpr, EXACT: tl.constexpr,
     BLOCK_LEN: tl.constexpr, BLOCK_STRIDE: tl.constexpr, SELECT_LEN: tl.constexpr,
@@ -363,7 +368,7 @@ def _choose(
     b_highest = tl.where(b_highest == -_INFINITE, 0.0, b_highest)
     b_share_of_one = 1.0 / tl.where(b_total == 0.0, 1.0, b_total)  # [h]
 
-    blocks = _blocks_of(tokens, BLOCK_LEN, BLOCK_STRIDE)
+    blocks = _block_count(tokens, BLOCK_LEN, BLOCK_STRIDE)
     o_head = tl.arange(0, HEADS_PADDED)
     b_current = tl.full([1], 0, dtype=tl.int32) + (tokens - 1) // SELECT_LEN
     b_best = tl.full([1, PLACES_PADDED], -1, dtype=tl.int64)  # ascending

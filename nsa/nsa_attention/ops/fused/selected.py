@@ -27,24 +27,24 @@ from torch import Tensor
 from .. import NAMESPACE
 from . import lists, tuning
 from .device import load_heads, load_rows, log_sum, store_heads, store_rows
-from .gates import GatedBranch, gated_queries, gates_of, kernel_of, no_gradients, row_numbers
+from .gates import GatedBranch, empty_gradients, gate_arguments, query_gradient_buffer, row_statistics, tuning_name
 from .launch import (
-    NARROWEST,
+    MIN_DOT_WIDTH,
     CannotLaunchError,
     Tile,
-    accumulated,
-    accumulator,
+    accumulator_dtype,
     check_attention,
-    constants,
+    empty_outputs,
+    empty_token_major,
     for_any_length,
+    kernel_constants,
     launch,
-    like_tokens,
-    outputs,
-    padded,
-    strided,
+    next_power_of_two,
+    triton_accumulator_dtype,
+    with_strides,
 )
 from .lists import UNION_TAIL
-from .steps import forward_step, key_step, load_whole, query_step
+from .steps import forward_step, key_step, load_existing_rows, query_step
 
 # A block may be chosen this many times as often as the average one before it is shared out. With 4 the parts take
 # about as much room as the gradients of keys and values.
@@ -55,7 +55,7 @@ FAIR_SHARE = 4
 ROWS, ROWS_EXACT = 64, 32
 
 
-def selected(
+def fused_selected_attention(
     q_BHTD: Tensor,
     k_BGTD: Tensor,
     v_BGTE: Tensor,
@@ -77,7 +77,7 @@ def selected(
     _check(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts)
     sizes = [] if tile is None else [tile.rows, tile.keys, tile.warps, tile.stages]
     length = segment or segment_length(select_len, indices_BGTn)
-    union_NxW = _unions(indices_BGTn, starts, select_len, queries_of_tile(q_BHTD, k_BGTD, tile))
+    union_NxW = _unions(indices_BGTn, starts, select_len, tile_queries(q_BHTD, k_BGTD, tile))
     return _selected(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, union_NxW, select_len, scale, sizes, length)
 
 
@@ -86,12 +86,12 @@ def segment_length(select_len: int, indices_BGTn: Tensor) -> int:
     return FAIR_SHARE * select_len * max(1, indices_BGTn.shape[3])
 
 
-def queries_of_tile(q_BHTD: Tensor, k_BGTD: Tensor, tile: Tile | None = None) -> int:
+def tile_queries(q_BHTD: Tensor, k_BGTD: Tensor, tile: Tile | None = None) -> int:
     """Neighbouring queries of a tile: at least a row for each head of one, and at most a bit for each."""
-    heads = padded(q_BHTD.shape[1] // k_BGTD.shape[1], least=1)
+    heads = next_power_of_two(q_BHTD.shape[1] // k_BGTD.shape[1], least=1)
     exact = q_BHTD.dtype not in (torch.float16, torch.bfloat16)
     rows = tile.rows if tile is not None else ROWS_EXACT if exact else ROWS
-    return min(lists.MOST_QUERIES, max(1, padded(rows) // heads))
+    return min(lists.MAX_TILE_QUERIES, max(1, next_power_of_two(rows) // heads))
 
 
 @torch.library.custom_op(f"{NAMESPACE}::selected_unions", mutates_args=())
@@ -118,7 +118,7 @@ def _selected(
     _segment: int,
 ) -> tuple[Tensor, Tensor]:
     if not q_BHTD.numel() or not indices_BGTn.numel():
-        o_BHTE, lse_BHT = outputs(q_BHTD, v_BGTE)
+        o_BHTE, lse_BHT = empty_outputs(q_BHTD, v_BGTE)
         return o_BHTE.zero_(), lse_BHT.fill_(-torch.inf)
     return selected_output(q_BHTD, k_BGTD, v_BGTE, indices_BGTn, union_NxW, select_len, scale, tile)
 
@@ -134,26 +134,26 @@ def selected_output(
     tile: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, without autograd; there are tokens and places."""
-    o_BHTE, lse_BHT = outputs(q_BHTD, v_BGTE)
-    sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
+    o_BHTE, lse_BHT = empty_outputs(q_BHTD, v_BGTE)
+    sizes = kernel_constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
     del sizes["SCALE"]
 
     def run(tile: Tile) -> None:
         launch(
             selected_forward,
             union_NxW.shape[0] * union_NxW.shape[1],
-            *strided(q_BHTD),
-            *strided(k_BGTD),
-            *strided(v_BGTE),
-            *strided(o_BHTE),
+            *with_strides(q_BHTD),
+            *with_strides(k_BGTD),
+            *with_strides(v_BGTE),
+            *with_strides(o_BHTE),
             lse_BHT,
-            *_walk(union_NxW, k_BGTD),
-            **_tiled(tile, sizes, _queries_of(union_NxW, indices_BGTn)),
+            *_union_arguments(union_NxW, k_BGTD),
+            **_tile_constants(tile, sizes, _queries_per_tile(union_NxW, indices_BGTn)),
             **sizes,
         )
 
-    situation = _situation("selected_forward", q_BHTD, k_BGTD, v_BGTE, select_len, indices_BGTn)
-    _run_best(run, tile, situation, _forward_tiles)
+    tuning_key = _tuning_key("selected_forward", q_BHTD, k_BGTD, v_BGTE, select_len, indices_BGTn)
+    _run_with_tile(run, tile, tuning_key, _forward_tiles)
     return o_BHTE, lse_BHT
 
 
@@ -174,7 +174,7 @@ def _selected_backward(
     segment: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not q_BHTD.numel() or not indices_BGTn.numel():
-        dq, dk, dv = _gradients(q_BHTD, k_BGTD, v_BGTE)
+        dq, dk, dv = _empty_gradients(q_BHTD, k_BGTD, v_BGTE)
         return dq.zero_(), dk.zero_(), dv.zero_()
     tensors = (q_BHTD, k_BGTD, v_BGTE, indices_BGTn, starts, union_NxW, o_BHTE, lse_BHT)
     return selected_gradients(grad_BHTE, *tensors, select_len, scale, segment, tile)
@@ -198,9 +198,9 @@ def selected_gradients(
     gated: GatedBranch | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values. As a `gated` branch it gets the gradient of the sum of all branches."""
-    dq, adds = gated_queries(q_BHTD, gated)
-    sizes = constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
-    keys_values = (*strided(k_BGTD), *strided(v_BGTE))
+    dq, adds_to_dq = query_gradient_buffer(q_BHTD, gated)
+    sizes = kernel_constants(q_BHTD, k_BGTD, v_BGTE, scale) | {"SELECT_LEN": select_len}
+    keys_values = (*with_strides(k_BGTD), *with_strides(v_BGTE))
     # A token's heads side by side, so that what is gathered of a query is one piece: also its log-sum-exp and delta.
     q_BTHD, grad_BTHE = (tensor.transpose(1, 2).contiguous() for tensor in (q_BHTD, grad_BHTE))
     stats_2BTH = lse_BHT.new_empty((2, *q_BTHD.shape[:3]))
@@ -210,58 +210,69 @@ def selected_gradients(
         launch(
             selected_backward_queries,
             union_NxW.shape[0] * union_NxW.shape[1],
-            *(*keys_values, *strided(o_BHTE), *gates_of(gated)),
+            *(*keys_values, *with_strides(o_BHTE), *gate_arguments(gated)),
             *(q_BTHD, grad_BTHE, dq.transpose(1, 2), gated and gated.dgates_cBHT, lse_BHT, stats_2BTH),
-            *_walk(union_NxW, k_BGTD),
+            *_union_arguments(union_NxW, k_BGTD),
             *(batch_groups, gated.number if gated else 0),
-            ADDS=adds,
-            **_tiled(tile, sizes, _queries_of(union_NxW, indices_BGTn)),
+            ADDS=adds_to_dq,
+            **_tile_constants(tile, sizes, _queries_per_tile(union_NxW, indices_BGTn)),
             **sizes,
         )
 
-    situation = _situation("selected_backward_queries", q_BHTD, k_BGTD, v_BGTE, select_len, indices_BGTn)
-    of_queries = replace(situation, kernel=kernel_of(situation.kernel, gated))
-    _run_best(
-        run_queries, tile, of_queries, _backward_query_tiles, lambda tile: run_queries(tile, torch.empty_like(dq))
+    tuning_key = _tuning_key("selected_backward_queries", q_BHTD, k_BGTD, v_BGTE, select_len, indices_BGTn)
+    queries_tuning_key = replace(tuning_key, kernel=tuning_name(tuning_key.kernel, gated))
+    _run_with_tile(
+        run_queries,
+        tile,
+        queries_tuning_key,
+        _backward_query_tiles,
+        lambda tile: run_queries(tile, torch.empty_like(dq)),
     )
-    if gated is not None and not gated.wants_keys:
-        return dq, *no_gradients(k_BGTD, v_BGTE)
+    if gated is not None and not gated.needs_key_grads:
+        return dq, *empty_gradients(k_BGTD, v_BGTE)
     dk, dv = k_BGTD.new_empty(k_BGTD.shape), v_BGTE.new_empty(v_BGTE.shape)
-    cut = lists.segments(indices_BGTn, select_len=select_len, starts=starts, length=segment)
-    room = (cut.block_Ns.shape[0], cut.partials, select_len, dk.shape[3] + dv.shape[3])
-    parts = dk.new_empty(room, dtype=accumulated(dk.dtype))
+    segments = lists.segments(indices_BGTn, select_len=select_len, starts=starts, length=segment)
+    parts_shape = (segments.block_Ns.shape[0], segments.partials, select_len, dk.shape[3] + dv.shape[3])
+    parts = dk.new_empty(parts_shape, dtype=accumulator_dtype(dk.dtype))
 
     def run_keys(tile: Tile) -> None:
-        tiled = _tiled(tile, sizes)
+        tile_constants = _tile_constants(tile, sizes)
         launch(
             selected_backward_keys,
-            cut.block_Ns.numel() * triton.cdiv(select_len, tiled["KEYS"]),
+            segments.block_Ns.numel() * triton.cdiv(select_len, tile_constants["KEYS"]),
             *(*keys_values, q_BTHD, grad_BTHE, dk, dv, parts, stats_2BTH),
-            *(cut.key_NL, *cut.table_4Nb, cut.block_Ns, cut.first_b),
-            *(*k_BGTD.shape[1:3], cut.key_NL.shape[1], cut.blocks, cut.block_Ns.shape[1], cut.partials, segment),
+            *(segments.key_NL, *segments.table_4Nb, segments.block_Ns, segments.first_b),
+            *(
+                *k_BGTD.shape[1:3],
+                segments.key_NL.shape[1],
+                segments.blocks,
+                segments.block_Ns.shape[1],
+                segments.partials,
+                segment,
+            ),
             batch_groups,
             SIGNED=gated is not None,
-            **tiled,
+            **tile_constants,
             **sizes,
         )
 
-    of_keys = replace(situation, kernel=kernel_of("selected_backward_keys", gated))
-    _run_best(run_keys, tile, of_keys, _backward_key_tiles)
-    _add_parts(parts, dk, dv, cut)
+    keys_tuning_key = replace(tuning_key, kernel=tuning_name("selected_backward_keys", gated))
+    _run_with_tile(run_keys, tile, keys_tuning_key, _backward_key_tiles)
+    _add_parts(parts, dk, dv, segments)
     return dq, dk, dv
 
 
 @_selected.register_fake
 def _(q_BHTD: Tensor, _k: Tensor, v_BGTE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return outputs(q_BHTD, v_BGTE)
+    return empty_outputs(q_BHTD, v_BGTE)
 
 
 @_selected_backward.register_fake
 def _(_grad: Tensor, *tensors: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _gradients(*tensors[:3])
+    return _empty_gradients(*tensors[:3])
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, select_len, scale, tile, segment = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.numbers = (select_len, scale, tile, segment)
@@ -269,14 +280,14 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     none = (None,) * 7
     if grad_BHTE is None:
         return None, None, None, *none
     return *_selected_backward(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
 
 
-_selected.register_autograd(_differentiate, setup_context=_keep)
+_selected.register_autograd(_backward, setup_context=_save_context)
 
 
 @triton.jit
@@ -339,8 +350,8 @@ def selected_forward(
     whole = tl.load(p_members + places + 1) * PIECES if SELECT_LEN % KEYS == 0 else 0
     first, m_member = _step_of_walk(p_first, p_members, 0, o_query, PIECES, KEYS)
     for i in range(whole):
-        b_k = load_whole(p_keys, s_kt, first, KEYS, D, D_PADDED)  # [K, D]
-        b_v = load_whole(p_values, s_vt, first, KEYS, E, E_PADDED)  # [K, E]
+        b_k = load_existing_rows(p_keys, s_kt, first, KEYS, D, D_PADDED)  # [K, D]
+        b_v = load_existing_rows(p_values, s_vt, first, KEYS, E, E_PADDED)  # [K, E]
         b_highest, b_total, b_o = forward_step(
             b_q, b_k, b_v, m_member, None, b_highest, b_total, b_o, EXPONENT, EXACT, ACC
         )
@@ -388,12 +399,12 @@ def selected_backward_queries(
     o_lse = (i_b * groups * HEADS + o_head) * tokens + o_wide
     to_delta = tl.cast(batch_groups, tl.int64) * HEADS * tokens
     b_lse = tl.load(p_lse + o_lse, mask=m_row, other=float("-inf"))
-    b_lse, b_delta, b_told, b_do = row_numbers(
+    b_lse, b_delta, b_signed_delta, b_do = row_statistics(
         b_o, b_do, b_lse, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, i_b, o_head, o_wide, branch * to_delta + o_lse,
         branch, m_row, EXACT, ACC,
     )  # fmt: skip
     tl.store(p_stats + o_stat, b_lse, mask=m_row)
-    tl.store(p_stats + to_delta + o_stat, b_told, mask=m_row)
+    tl.store(p_stats + to_delta + o_stat, b_signed_delta, mask=m_row)
     p_keys, p_values = p_k + i_b * s_kb + i_g * s_kg, p_v + i_b * s_vb + i_g * s_vg
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
     p_first = p_union + i_list.to(tl.int64) * (2 * places + 2)
@@ -402,8 +413,8 @@ def selected_backward_queries(
     whole = tl.load(p_members + places + 1) * PIECES if SELECT_LEN % KEYS == 0 else 0
     first, m_member = _step_of_walk(p_first, p_members, 0, o_query, PIECES, KEYS)
     for i in range(whole):
-        b_k = load_whole(p_keys, s_kt, first, KEYS, D, D_PADDED)  # [K, D]
-        b_v = load_whole(p_values, s_vt, first, KEYS, E, E_PADDED)  # [K, E]
+        b_k = load_existing_rows(p_keys, s_kt, first, KEYS, D, D_PADDED)  # [K, D]
+        b_v = load_existing_rows(p_values, s_vt, first, KEYS, E, E_PADDED)  # [K, E]
         b_dq = query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_member, None, b_dq, EXPONENT, EXACT, ACC)
         first, m_member = _step_of_walk(p_first, p_members, i + 1, o_query, PIECES, KEYS)
     for i in range(whole, steps):
@@ -571,89 +582,89 @@ def selected_backward_sum(
     store_rows(p_dv + i_bg * tokens * E, E, o_key, m_key, b_dv, E, E_PADDED)
 
 
-def _add_parts(parts: Tensor, dk: Tensor, dv: Tensor, cut: lists.Segments) -> None:
+def _add_parts(parts: Tensor, dk: Tensor, dv: Tensor, segments: lists.Segments) -> None:
     select_len, width, value_width = parts.shape[2], dk.shape[3], dv.shape[3]
-    keys = min(NARROWEST, padded(select_len))
+    keys = min(MIN_DOT_WIDTH, next_power_of_two(select_len))
     launch(
         selected_backward_sum,
-        parts.shape[0] * cut.blocks * triton.cdiv(select_len, keys),
-        *(dk, dv, parts, *cut.table_4Nb[2:], cut.first_b),
-        *(dk.shape[2], cut.blocks, cut.partials),
+        parts.shape[0] * segments.blocks * triton.cdiv(select_len, keys),
+        *(dk, dv, parts, *segments.table_4Nb[2:], segments.first_b),
+        *(dk.shape[2], segments.blocks, segments.partials),
         D=width,
-        D_PADDED=padded(width),
+        D_PADDED=next_power_of_two(width),
         E=value_width,
-        E_PADDED=padded(value_width),
-        ACC=accumulator(dk.dtype),
+        E_PADDED=next_power_of_two(value_width),
+        ACC=triton_accumulator_dtype(dk.dtype),
         SELECT_LEN=select_len,
         KEYS=keys,
     )
 
 
-def _run_best(
+def _run_with_tile(
     run: Callable[[Tile], None],
     tile: Sequence[int],
-    situation: tuning.Situation,
-    candidates: Callable[[tuning.Situation], list[Tile]],
+    tuning_key: tuning.TuningKey,
+    candidates: Callable[[tuning.TuningKey], list[Tile]],
     trial: Callable[[Tile], None] | None = None,
 ) -> None:
     if tile:
         rows, keys, warps, stages = tile
         run(Tile(rows=rows, keys=keys, warps=warps, stages=stages))
     else:
-        tuning.run_best(run, situation, candidates, trial)
+        tuning.run_best(run, tuning_key, candidates, trial)
 
 
-def _situation(
+def _tuning_key(
     kernel: str, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, select_len: int, indices_BGTn: Tensor
-) -> tuning.Situation:
+) -> tuning.TuningKey:
     pattern = f"selected l'={select_len} n={indices_BGTn.shape[3]}"
-    return tuning.Situation.of(kernel, q_BHTD, k_BGTD, v_BGTE, pattern)
+    return tuning.TuningKey.of(kernel, q_BHTD, k_BGTD, v_BGTE, pattern)
 
 
-def _forward_tiles(situation: tuning.Situation) -> list[Tile]:
+def _forward_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
     """Two programs of the first share a multiprocessor: one multiplies while the other takes exponents."""
-    return situation.tiles(*_of(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
+    return tuning_key.tiles(*_with_rows(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
 
 
-def _backward_query_tiles(situation: tuning.Situation) -> list[Tile]:
+def _backward_query_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
     """Of the first one program fits, whose loads are on their way two steps ahead; of the second two, without that."""
-    return situation.tiles(*_of(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
+    return tuning_key.tiles(*_with_rows(ROWS, (64, 4, 3), (64, 4, 2), (32, 4, 4), (64, 8, 3), (32, 4, 1)))
 
 
-def _of(rows: int, *sizes: tuple[int, int, int]) -> list[tuple[int, int, int, int]]:
+def _with_rows(rows: int, *sizes: tuple[int, int, int]) -> list[tuple[int, int, int, int]]:
     return [(rows, *size) for size in sizes]
 
 
-def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
+def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
     """Two accumulators stay on the chip: with four warps and 64 x 64 they spill at a width of 128.
 
     With eight warps both warp groups multiply all 64 keys with all queries: twice the products for S and dP.
     """
     sizes = (32, 64, 4, 3), (32, 64, 4, 4), (16, 64, 4, 4), (64, 64, 8, 3), (64, 64, 8, 1), (128, 64, 8, 1)
-    return situation.tiles(*sizes, (32, 32, 4, 1))
+    return tuning_key.tiles(*sizes, (32, 32, 4, 1))
 
 
-def _tiled(tile: Tile, sizes: dict[str, Any], queries: int | None = None) -> dict[str, int]:
+def _tile_constants(tile: Tile, sizes: dict[str, Any], queries: int | None = None) -> dict[str, int]:
     """What a tile comes to for a launch: rows for so many `queries`, and no more keys than a block has."""
     heads = sizes["HEADS_PADDED"]
-    rows = padded(tile.rows, max(NARROWEST, heads)) if queries is None else queries * heads
-    keys = min(padded(tile.keys), padded(sizes["SELECT_LEN"]))
+    rows = next_power_of_two(tile.rows, max(MIN_DOT_WIDTH, heads)) if queries is None else queries * heads
+    keys = min(next_power_of_two(tile.keys), next_power_of_two(sizes["SELECT_LEN"]))
     return {"ROWS": rows, "KEYS": keys, "warps": tile.warps, "stages": tile.stages}
 
 
-def _queries_of(union_NxW: Tensor, indices_BGTn: Tensor) -> int:
+def _queries_per_tile(union_NxW: Tensor, indices_BGTn: Tensor) -> int:
     return (union_NxW.shape[2] - UNION_TAIL) // (2 * indices_BGTn.shape[3])
 
 
-def _walk(union_NxW: Tensor, k_BGTD: Tensor) -> tuple[Any, ...]:
+def _union_arguments(union_NxW: Tensor, k_BGTD: Tensor) -> tuple[Any, ...]:
     """A union as arguments, with the numbers that say where each tile's part of it lies."""
     groups, tokens = k_BGTD.shape[1:3]
     tiles, columns = union_NxW.shape[1:]
     return union_NxW, groups, tokens, (columns - UNION_TAIL) // 2, tiles
 
 
-def _gradients(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dq_BHTD = like_tokens(q_BHTD, q_BHTD.shape[3])
+def _empty_gradients(q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dq_BHTD = empty_token_major(q_BHTD, q_BHTD.shape[3])
     return dq_BHTD, k_BGTD.new_empty(k_BGTD.shape), v_BGTE.new_empty(v_BGTE.shape)
 
 

@@ -10,26 +10,26 @@ import triton.language as tl
 
 
 @triton.jit
-def ascending(b_rank, ROWS: tl.constexpr, LOG_WIDTH: tl.constexpr):
+def sort_ascending(b_rank, ROWS: tl.constexpr, LOG_WIDTH: tl.constexpr):
     """Each row [2^LOG_WIDTH] of integers sorted."""
     for log_sorted in tl.static_range(1, LOG_WIDTH):
-        b_rank = merged(b_rank, ROWS, LOG_WIDTH, log_sorted, 0)
-    return merged(b_rank, ROWS, LOG_WIDTH, LOG_WIDTH, 1)
+        b_rank = merge_runs(b_rank, ROWS, LOG_WIDTH, log_sorted, 0)
+    return merge_runs(b_rank, ROWS, LOG_WIDTH, LOG_WIDTH, 1)
 
 
 @triton.jit
-def merged(b_rank, ROWS: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_LENGTH: tl.constexpr, ASCENDING: tl.constexpr):
+def merge_runs(b_rank, ROWS: tl.constexpr, LOG_WIDTH: tl.constexpr, LOG_LENGTH: tl.constexpr, ASCENDING: tl.constexpr):
     """Bitonic runs of 2^LOG_LENGTH ranks, each sorted: the first descending, the next ascending, and so on.
 
     Or the other way round, with ASCENDING = 1.
     """
     for log_step in tl.static_range(LOG_LENGTH):
-        b_rank = _exchanged(b_rank, ROWS, LOG_WIDTH, LOG_LENGTH, LOG_LENGTH - 1 - log_step, ASCENDING)
+        b_rank = _compare_exchange(b_rank, ROWS, LOG_WIDTH, LOG_LENGTH, LOG_LENGTH - 1 - log_step, ASCENDING)
     return b_rank
 
 
 @triton.jit
-def _exchanged(
+def _compare_exchange(
     b_rank,
     ROWS: tl.constexpr,
     LOG_WIDTH: tl.constexpr,

@@ -22,17 +22,17 @@ from .. import NAMESPACE
 from ..packed import compressed_starts, sequence_numbers, single_sequence_starts
 from ..table_cache import cached_table
 from . import tuning
-from .descriptors import describable, described
-from .gates import GatedBranch, gated_queries, gates_of, kernel_of, no_gradients
+from .descriptors import can_describe, make_descriptor
+from .gates import GatedBranch, empty_gradients, gate_arguments, query_gradient_buffer, tuning_name
 from .launch import (
     Tile,
-    accumulated,
+    accumulator_dtype,
     check_attention,
-    constants,
+    empty_outputs,
+    empty_token_major,
+    kernel_constants,
     launch,
-    like_tokens,
-    outputs,
-    strided,
+    with_strides,
 )
 from .spanned_kernels import spanned_backward_keys, spanned_backward_queries, spanned_forward
 
@@ -62,73 +62,69 @@ class Spans:
         return self.first_key_T, self.stop_key_T, self.first_query_S, self.stop_query_S
 
 
-def spans_of_completed_blocks(
+def block_spans(
     queries: int, blocks: int, block_len: int, block_stride: int, starts: Tensor | None, device: torch.device
 ) -> Spans:
     """Query t sees block i of its sequence when the block's last token i*d + l - 1 is not after t."""
     starts = single_sequence_starts(queries, device) if starts is None else starts
     first_block = compressed_starts(starts, block_len, block_stride)
-    sequence_T, query_T = sequence_numbers(starts, queries), _places(queries, device)
+    sequence_T, query_T = sequence_numbers(starts, queries), _positions(queries, device)
     inside_T = query_T - starts[sequence_T]
     complete_T = (torch.div(inside_T + 1 - block_len, block_stride, rounding_mode="floor") + 1).clamp_min(0)
     sequence_S = sequence_numbers(first_block, blocks)
-    inside_S = _places(blocks, device) - first_block[sequence_S]
+    inside_S = _positions(blocks, device) - first_block[sequence_S]
     return Spans(
         first_key_T=first_block[sequence_T],
         stop_key_T=first_block[sequence_T] + complete_T,
         first_query_S=starts[sequence_S] + inside_S * block_stride + block_len - 1,
         stop_query_S=starts[sequence_S + 1],
-        pattern=pattern_of_completed_blocks(block_len, block_stride),
+        pattern=block_pattern(block_len, block_stride),
     )
 
 
-def spans_of_last_tokens(tokens: int, window: int, starts: Tensor | None, device: torch.device) -> Spans:
+def window_spans(tokens: int, window: int, starts: Tensor | None, device: torch.device) -> Spans:
     """Query t sees the tokens of its sequence in (t - w, t]."""
     starts = single_sequence_starts(tokens, device) if starts is None else starts
-    sequence_T, token_T = sequence_numbers(starts, tokens), _places(tokens, device)
+    sequence_T, token_T = sequence_numbers(starts, tokens), _positions(tokens, device)
     return Spans(
         first_key_T=torch.maximum(starts[sequence_T], token_T - window + 1),
         stop_key_T=token_T + 1,
         first_query_S=token_T,
         stop_query_S=torch.minimum(starts[sequence_T + 1], token_T + window),
-        pattern=pattern_of_last_tokens(window),
+        pattern=window_pattern(window),
     )
 
 
-def kept_completed_blocks(
+def cached_block_spans(
     q_BHTD: Tensor, k_BGSD: Tensor, block_len: int, block_stride: int, starts: Tensor | None
 ) -> Spans:
     """The same for tensors, computed once for all layers and steps of these lengths."""
     numbers = q_BHTD.shape[2], k_BGSD.shape[2], block_len, block_stride
     device = q_BHTD.device
-    return cached_table(
-        starts, device, ("completed blocks", *numbers), lambda: spans_of_completed_blocks(*numbers, starts, device)
-    )
+    return cached_table(starts, device, ("completed blocks", *numbers), lambda: block_spans(*numbers, starts, device))
 
 
-def kept_last_tokens(q_BHTD: Tensor, window: int, starts: Tensor | None) -> Spans:
+def cached_window_spans(q_BHTD: Tensor, window: int, starts: Tensor | None) -> Spans:
     """The same for tensors, computed once for all layers and steps of these lengths."""
     numbers, device = (q_BHTD.shape[2], window), q_BHTD.device
-    return cached_table(
-        starts, device, ("last tokens", *numbers), lambda: spans_of_last_tokens(*numbers, starts, device)
-    )
+    return cached_table(starts, device, ("last tokens", *numbers), lambda: window_spans(*numbers, starts, device))
 
 
-def pattern_of_completed_blocks(block_len: int, block_stride: int) -> str:
+def block_pattern(block_len: int, block_stride: int) -> str:
     return f"compressed l={block_len} d={block_stride}"
 
 
-def pattern_of_last_tokens(window: int) -> str:
+def window_pattern(window: int) -> str:
     return f"sliding w={window}"
 
 
-def _places(count: int, device: torch.device) -> Tensor:
+def _positions(count: int, device: torch.device) -> Tensor:
     return torch.arange(count, dtype=torch.int32, device=device)
 
 
 # Programs that fill any GPU of today: below that, the queries that see a tile of keys are shared out among several.
-ENOUGH_PROGRAMS = 1024
-MOST_PARTS = 16
+MIN_PROGRAMS = 1024
+MAX_PARTS = 16
 
 
 def spanned_attention(
@@ -154,14 +150,14 @@ def _spanned(
     scale: float,
     pattern: str,
 ) -> tuple[Tensor, Tensor]:
-    seen = Spans.of((first_key_T, stop_key_T, first_query_S, stop_query_S), pattern)
-    return spanned_output(q_BHTD, k_BGSD, v_BGSE, seen, scale)
+    spans = Spans.of((first_key_T, stop_key_T, first_query_S, stop_query_S), pattern)
+    return spanned_output(q_BHTD, k_BGSD, v_BGSE, spans, scale)
 
 
 def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans, scale: float) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp, without autograd."""
-    o_BHTE, lse_BHT = outputs(q_BHTD, v_BGSE)
-    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
+    o_BHTE, lse_BHT = empty_outputs(q_BHTD, v_BGSE)
+    sizes = kernel_constants(q_BHTD, k_BGSD, v_BGSE, scale)
     del sizes["SCALE"]
 
     def run(tile: Tile) -> None:
@@ -170,17 +166,17 @@ def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans,
         launch(
             spanned_forward,
             tiles * q_BHTD.shape[0] * k_BGSD.shape[1],
-            *strided(q_BHTD),
+            *with_strides(q_BHTD),
             *keys.first,
             *keys.second,
-            *strided(o_BHTE),
+            *with_strides(o_BHTE),
             lse_BHT,
             spans.first_key_T,
             spans.stop_key_T,
             k_BGSD.shape[1],
             q_BHTD.shape[2],
             tiles,
-            DESCRIBED=keys.described,
+            DESCRIBED=keys.uses_descriptors,
             ROWS=tile.rows,
             KEYS=tile.keys,
             warps=tile.warps,
@@ -188,7 +184,7 @@ def spanned_output(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, spans: Spans,
             **sizes,
         )
 
-    tuning.run_best(run, tuning.Situation.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE, spans.pattern), _forward_tiles)
+    tuning.run_best(run, tuning.TuningKey.of("spanned_forward", q_BHTD, k_BGSD, v_BGSE, spans.pattern), _forward_tiles)
     return o_BHTE, lse_BHT
 
 
@@ -207,8 +203,8 @@ def _spanned_backward(
     scale: float,
     pattern: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    seen = Spans.of((first_key_T, stop_key_T, first_query_S, stop_query_S), pattern)
-    return spanned_gradients(grad_BHTE, q_BHTD, k_BGSD, v_BGSE, seen, o_BHTE, lse_BHT, scale)
+    spans = Spans.of((first_key_T, stop_key_T, first_query_S, stop_query_S), pattern)
+    return spanned_gradients(grad_BHTE, q_BHTD, k_BGSD, v_BGSE, spans, o_BHTE, lse_BHT, scale)
 
 
 def spanned_gradients(
@@ -226,14 +222,14 @@ def spanned_gradients(
     # What the first kernel computes of each row and the second needs: the log-sum-exp as an exponent, and delta.
     stats_2BHT = lse_BHT.new_empty((2, *lse_BHT.shape))
     tensors = (q_BHTD, k_BGSD, v_BGSE)
-    dq_BHTD = _gradient_of_queries(grad_BHTE, *tensors, spans, o_BHTE, lse_BHT, stats_2BHT, scale, gated)
-    if gated is not None and not gated.wants_keys:
-        return dq_BHTD, *no_gradients(k_BGSD, v_BGSE)
-    dk, dv = _gradients_of_keys(grad_BHTE, *tensors, spans, stats_2BHT, scale, gated)
+    dq_BHTD = _query_gradient(grad_BHTE, *tensors, spans, o_BHTE, lse_BHT, stats_2BHT, scale, gated)
+    if gated is not None and not gated.needs_key_grads:
+        return dq_BHTD, *empty_gradients(k_BGSD, v_BGSE)
+    dk, dv = _key_gradients(grad_BHTE, *tensors, spans, stats_2BHT, scale, gated)
     return dq_BHTD, dk, dv
 
 
-def _gradient_of_queries(
+def _query_gradient(
     grad_BHTE: Tensor,
     q_BHTD: Tensor,
     k_BGSD: Tensor,
@@ -245,8 +241,8 @@ def _gradient_of_queries(
     scale: float,
     gated: GatedBranch | None,
 ) -> Tensor:
-    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
-    dq_BHTD, adds = gated_queries(q_BHTD, gated)
+    sizes = kernel_constants(q_BHTD, k_BGSD, v_BGSE, scale)
+    dq_BHTD, adds_to_dq = query_gradient_buffer(q_BHTD, gated)
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
 
     def run(tile: Tile, dq_BHTD: Tensor = dq_BHTD) -> None:
@@ -255,13 +251,13 @@ def _gradient_of_queries(
         launch(
             spanned_backward_queries,
             tiles * rows,
-            *strided(q_BHTD),
+            *with_strides(q_BHTD),
             *keys.first,
             *keys.second,
-            *strided(grad_BHTE),
-            *strided(o_BHTE),
-            *strided(dq_BHTD),
-            *gates_of(gated),
+            *with_strides(grad_BHTE),
+            *with_strides(o_BHTE),
+            *with_strides(dq_BHTD),
+            *gate_arguments(gated),
             gated.dgates_cBHT if gated else None,
             lse_BHT,
             stats_2BHT,
@@ -272,22 +268,22 @@ def _gradient_of_queries(
             tiles,
             rows,
             gated.number if gated else 0,
-            DESCRIBED=keys.described,
+            DESCRIBED=keys.uses_descriptors,
             ROWS=tile.rows,
             KEYS=tile.keys,
-            ADDS=adds,
+            ADDS=adds_to_dq,
             warps=tile.warps,
             stages=tile.stages,
             **sizes,
         )
 
-    kernel = kernel_of("spanned_backward_queries", gated)
-    situation = tuning.Situation.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
-    tuning.run_best(run, situation, _backward_query_tiles, lambda tile: run(tile, torch.empty_like(dq_BHTD)))
+    kernel = tuning_name("spanned_backward_queries", gated)
+    tuning_key = tuning.TuningKey.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
+    tuning.run_best(run, tuning_key, _backward_query_tiles, lambda tile: run(tile, torch.empty_like(dq_BHTD)))
     return dq_BHTD
 
 
-def _gradients_of_keys(
+def _key_gradients(
     grad_BHTE: Tensor,
     q_BHTD: Tensor,
     k_BGSD: Tensor,
@@ -297,24 +293,24 @@ def _gradients_of_keys(
     scale: float,
     gated: GatedBranch | None,
 ) -> tuple[Tensor, Tensor]:
-    sizes = constants(q_BHTD, k_BGSD, v_BGSE, scale)
+    sizes = kernel_constants(q_BHTD, k_BGSD, v_BGSE, scale)
     rows, groups = q_BHTD.shape[0] * k_BGSD.shape[1], k_BGSD.shape[1]
     gradients: list[Tensor] = []
 
-    def run(tile: Tile, *, of_another_length: bool = False) -> None:
+    def run(tile: Tile, *, split_differently: bool = False) -> None:
         tiles = triton.cdiv(k_BGSD.shape[2], tile.keys)
-        parts = _parts(tiles * rows)
-        if of_another_length:
+        parts = _query_parts(tiles * rows)
+        if split_differently:
             parts = 1 if parts > 1 else 2
-        kept = accumulated(q_BHTD.dtype) if parts > 1 else q_BHTD.dtype
-        dk, dv = (tensor.new_empty((parts, *tensor.shape), dtype=kept) for tensor in (k_BGSD, v_BGSE))
+        part_dtype = accumulator_dtype(q_BHTD.dtype) if parts > 1 else q_BHTD.dtype
+        dk, dv = (tensor.new_empty((parts, *tensor.shape), dtype=part_dtype) for tensor in (k_BGSD, v_BGSE))
         queries = _queries_and_gradients(q_BHTD, grad_BHTE, tile, sizes)
         launch(
             spanned_backward_keys,
             tiles * rows * parts,
             *queries.first,
-            *strided(k_BGSD),
-            *strided(v_BGSE),
+            *with_strides(k_BGSD),
+            *with_strides(v_BGSE),
             *queries.second,
             dk,
             dv,
@@ -327,7 +323,7 @@ def _gradients_of_keys(
             tiles,
             parts,
             rows,
-            DESCRIBED=queries.described,
+            DESCRIBED=queries.uses_descriptors,
             ROWS=tile.rows,
             KEYS=tile.keys,
             SIGNED=gated is not None,
@@ -337,27 +333,27 @@ def _gradients_of_keys(
         )
         gradients[:] = [dk, dv]
 
-    kernel = kernel_of("spanned_backward_keys", gated)
-    situation = tuning.Situation.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
-    tuning.run_best(run, situation, _backward_key_tiles)
+    kernel = tuning_name("spanned_backward_keys", gated)
+    tuning_key = tuning.TuningKey.of(kernel, q_BHTD, k_BGSD, v_BGSE, spans.pattern)
+    tuning.run_best(run, tuning_key, _backward_key_tiles)
     dk, dv = (parts[0] if len(parts) == 1 else parts.sum(0).to(q_BHTD.dtype) for parts in gradients)
     if tuning.is_measuring():
         # Parts are of another dtype than the whole, which is another kernel: it must not be compiled inside a step.
-        tuning.run_best(partial(run, of_another_length=True), situation, _backward_key_tiles)
+        tuning.run_best(partial(run, split_differently=True), tuning_key, _backward_key_tiles)
     return dk, dv
 
 
 @_spanned.register_fake
 def _(q_BHTD: Tensor, _k: Tensor, v_BGSE: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return outputs(q_BHTD, v_BGSE)
+    return empty_outputs(q_BHTD, v_BGSE)
 
 
 @_spanned_backward.register_fake
 def _(_grad: Tensor, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, *_: Any) -> tuple[Tensor, ...]:
-    return like_tokens(q_BHTD, q_BHTD.shape[-1]), k_BGSD.new_empty(k_BGSD.shape), v_BGSE.new_empty(v_BGSE.shape)
+    return empty_token_major(q_BHTD, q_BHTD.shape[-1]), k_BGSD.new_empty(k_BGSD.shape), v_BGSE.new_empty(v_BGSE.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, scale, pattern = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.numbers = (scale, pattern)
@@ -365,81 +361,81 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_BHTE: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     none = (None,) * 6
     if grad_BHTE is None:
         return None, None, None, *none
     return *_spanned_backward(grad_BHTE, *ctx.saved_tensors, *ctx.numbers), *none
 
 
-_spanned.register_autograd(_differentiate, setup_context=_keep)
+_spanned.register_autograd(_backward, setup_context=_save_context)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Read:
+class _TiledPair:
     """Two tensors that a kernel reads in tiles, each with the strides that pointers need."""
 
     first: tuple[Any, ...]
     second: tuple[Any, ...]
-    described: bool
+    uses_descriptors: bool
 
 
-def _keys_and_values(k_BGSD: Tensor, v_BGSE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _Read:
-    first, second = strided(k_BGSD), strided(v_BGSE)
-    if not describable(k_BGSD, v_BGSE):
-        return _Read(first=first, second=second, described=False)
+def _keys_and_values(k_BGSD: Tensor, v_BGSE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _TiledPair:
+    first, second = with_strides(k_BGSD), with_strides(v_BGSE)
+    if not can_describe(k_BGSD, v_BGSE):
+        return _TiledPair(first=first, second=second, uses_descriptors=False)
     block = 1, 1, tile.keys
-    return _Read(
-        first=(described(k_BGSD, (*block, sizes["D_PADDED"])), *first[1:]),
-        second=(described(v_BGSE, (*block, sizes["E_PADDED"])), *second[1:]),
-        described=True,
+    return _TiledPair(
+        first=(make_descriptor(k_BGSD, (*block, sizes["D_PADDED"])), *first[1:]),
+        second=(make_descriptor(v_BGSE, (*block, sizes["E_PADDED"])), *second[1:]),
+        uses_descriptors=True,
     )
 
 
-def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _Read:
+def _queries_and_gradients(q_BHTD: Tensor, grad_BHTE: Tensor, tile: Tile, sizes: dict[str, Any]) -> _TiledPair:
     """A tile is some queries with all heads of a group: of padded heads the last would be the next group's."""
-    first, second = strided(q_BHTD), strided(grad_BHTE)
+    first, second = with_strides(q_BHTD), with_strides(grad_BHTE)
     heads, q_BTHD, grad_BTHE = sizes["HEADS_PADDED"], q_BHTD.transpose(1, 2), grad_BHTE.transpose(1, 2)
-    if heads != sizes["HEADS"] or not describable(q_BTHD, grad_BTHE):
-        return _Read(first=first, second=second, described=False)
+    if heads != sizes["HEADS"] or not can_describe(q_BTHD, grad_BTHE):
+        return _TiledPair(first=first, second=second, uses_descriptors=False)
     block = 1, tile.rows // heads, heads
-    return _Read(
-        first=(described(q_BTHD, (*block, sizes["D_PADDED"])), *first[1:]),
-        second=(described(grad_BTHE, (*block, sizes["E_PADDED"])), *second[1:]),
-        described=True,
+    return _TiledPair(
+        first=(make_descriptor(q_BTHD, (*block, sizes["D_PADDED"])), *first[1:]),
+        second=(make_descriptor(grad_BTHE, (*block, sizes["E_PADDED"])), *second[1:]),
+        uses_descriptors=True,
     )
 
 
-def _parts(programs: int) -> int:
-    return min(MOST_PARTS, max(1, ENOUGH_PROGRAMS // max(1, programs)))
+def _query_parts(programs: int) -> int:
+    return min(MAX_PARTS, max(1, MIN_PROGRAMS // max(1, programs)))
 
 
 # With two stages the loads of a step are issued at its end and awaited at the top of the next; three hide them.
-def _forward_tiles(situation: tuning.Situation) -> list[Tile]:
+def _forward_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
     """A long walk goes by 128 keys, which scales the output half as often; of a window it would see more in vain."""
     sizes = [(128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3), (256, 64, 16, 3), (64, 32, 4, 3), (32, 32, 4, 1)]
-    if _sees_blocks(situation):
+    if _is_compressed(tuning_key):
         sizes.insert(0, sizes.pop(1))
-    return situation.tiles(*sizes)
+    return tuning_key.tiles(*sizes)
 
 
-def _backward_query_tiles(situation: tuning.Situation) -> list[Tile]:
+def _backward_query_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
     """Shared memory has room for one program of these: with eight warps it hides more than with four."""
     sizes = (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 32, 4, 3), (128, 32, 8, 3), (32, 32, 4, 1)
-    return situation.tiles(*sizes)
+    return tuning_key.tiles(*sizes)
 
 
-def _backward_key_tiles(situation: tuning.Situation) -> list[Tile]:
+def _backward_key_tiles(tuning_key: tuning.TuningKey) -> list[Tile]:
     """Each four warps have 64 keys of their own: with fewer, two groups of them would compute the same scores.
 
     Keys of completed blocks are seen by most queries, which a tile of 128 keys reads half as often.
     """
     sizes = [(32, 64, 4, 3), (64, 128, 8, 3), (32, 128, 8, 3), (32, 64, 4, 4), (16, 64, 4, 4), (32, 32, 4, 1)]
-    if _sees_blocks(situation):
+    if _is_compressed(tuning_key):
         sizes.insert(0, sizes.pop(1))
-    return situation.tiles(*sizes)
+    return tuning_key.tiles(*sizes)
 
 
-def _sees_blocks(situation: tuning.Situation) -> bool:
+def _is_compressed(tuning_key: tuning.TuningKey) -> bool:
     """Fewer keys than queries: blocks of tokens, most of which a late query sees."""
-    return situation.keys < situation.tokens
+    return tuning_key.keys < tuning_key.tokens

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .device import load_heads, load_rows, log_sum, store_heads, store_rows
-from .gates import row_numbers
+from .gates import row_statistics
 from .launch import for_any_length
 from .steps import forward_step, key_step, query_step
 
@@ -22,7 +22,7 @@ _NO_KEY = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def rows_of(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
+def tile_rows(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr):
     """Token and head of each row of a tile, whether the row exists, and its span of keys."""
     o_row = tl.arange(0, ROWS)
     o_token = i_tile * (ROWS // HEADS_PADDED) + o_row // HEADS_PADDED  # [R]
@@ -34,7 +34,7 @@ def rows_of(i_tile, p_first, p_stop, tokens, ROWS: tl.constexpr, HEADS: tl.const
 
 
 @triton.jit
-def walk_of(b_first, b_stop, m_span, STEP: tl.constexpr):
+def plan_walk(b_first, b_stop, m_span, STEP: tl.constexpr):
     """The spans of a tile, walked in steps from the first of them: from where, to where, and in how many steps.
 
     In the steps [lead, lead + inner) all spans hold the whole step.
@@ -48,14 +48,14 @@ def walk_of(b_first, b_stop, m_span, STEP: tl.constexpr):
 
 
 @triton.jit
-def inside(o_place, b_first, b_stop):
+def is_inside(o_place, b_first, b_stop):
     """Whether places are in [first, stop): one comparison, as what lies before `first` is a huge number behind it."""
     b_length = (b_stop - b_first).to(tl.uint32, bitcast=True)
     return (o_place - b_first).to(tl.uint32, bitcast=True) < b_length
 
 
 @triton.jit
-def group_of(p_tensor, i_b, i_g, s_b, s_g, DESCRIBED: tl.constexpr):
+def group_pointer(p_tensor, i_b, i_g, s_b, s_g, DESCRIBED: tl.constexpr):
     """Where a group of a sequence begins; a descriptor takes both as coordinates."""
     if DESCRIBED:
         p_group = p_tensor
@@ -65,7 +65,7 @@ def group_of(p_tensor, i_b, i_g, s_b, s_g, DESCRIBED: tl.constexpr):
 
 
 @triton.jit
-def keys_at(
+def load_keys(
     p_rows, i_b, i_g, s_row, start, last, MASKED: tl.constexpr,
     KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
@@ -73,12 +73,12 @@ def keys_at(
     if DESCRIBED:
         b_rows = tl.reshape(p_rows.load([i_b, i_g, start, 0]), [KEYS, WIDTH_PADDED])
     else:
-        b_rows = loaded(p_rows, s_row, start, last, MASKED, KEYS, WIDTH, WIDTH_PADDED)
+        b_rows = load_key_rows(p_rows, s_row, start, last, MASKED, KEYS, WIDTH, WIDTH_PADDED)
     return b_rows  # [K, WIDTH_PADDED]
 
 
 @triton.jit
-def loaded(
+def load_key_rows(
     p_rows, s_row, start, last,
     MASKED: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -94,7 +94,7 @@ def loaded(
 
 
 @triton.jit
-def queries_at(
+def load_queries(
     p_rows, i_b, i_g, o_row, start, s_row, m_row, MASKED: tl.constexpr, HEADS: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
@@ -102,12 +102,12 @@ def queries_at(
     if DESCRIBED:
         b_rows = tl.reshape(p_rows.load([i_b, start, i_g * HEADS, 0]), [ROWS, WIDTH_PADDED])
     else:
-        b_rows = gathered(p_rows, o_row, start, s_row, m_row, MASKED, WIDTH, WIDTH_PADDED)
+        b_rows = load_query_rows(p_rows, o_row, start, s_row, m_row, MASKED, WIDTH, WIDTH_PADDED)
     return b_rows  # [R, WIDTH_PADDED]
 
 
 @triton.jit
-def gathered(
+def load_query_rows(
     p_rows, o_row, start, s_row, m_row,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -129,10 +129,10 @@ def forward_keys(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    b_k = keys_at(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
-    b_v = keys_at(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
+    b_k = load_keys(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
+    b_v = load_keys(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
     if MASKED:
-        m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
+        m_seen = is_inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
     else:
         m_seen = None
     return forward_step(b_q, b_k, b_v, None, m_seen, b_highest, b_total, b_o, EXPONENT, EXACT, ACC)
@@ -155,16 +155,16 @@ def spanned_forward(
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_bg = tl.program_id(0) // tiles
     i_b, i_g = i_bg // groups, i_bg % groups
-    o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, tokens, ROWS, HEADS, HEADS_PADDED)
+    o_token, o_head, m_row, b_first, b_stop = tile_rows(i_tile, p_first, p_stop, tokens, ROWS, HEADS, HEADS_PADDED)
     i_b_wide, o_head = i_b.to(tl.int64), i_g.to(tl.int64) * HEADS + o_head  # [R]
     o_wide = o_token.to(tl.int64)
     b_q = load_heads(p_q, i_b_wide * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
-    p_keys = group_of(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
-    p_values = group_of(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
+    p_keys = group_pointer(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
+    p_values = group_pointer(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
     b_highest = tl.full([ROWS], float("-inf"), ACC)
     b_total = tl.zeros([ROWS], ACC)
     b_o = tl.zeros([ROWS, E_PADDED], ACC)
-    first, last, steps, lead, inner = walk_of(b_first, b_stop, m_row, KEYS)
+    first, last, steps, lead, inner = plan_walk(b_first, b_stop, m_row, KEYS)
     for i in range(lead, lead + inner):
         b_highest, b_total, b_o = forward_keys(
             b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, first + i * KEYS, last, b_first, b_stop,
@@ -191,10 +191,10 @@ def gradient_from_keys(
     D: tl.constexpr, D_PADDED: tl.constexpr, E: tl.constexpr, E_PADDED: tl.constexpr,
     ACC: tl.constexpr, KEYS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    b_k = keys_at(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
-    b_v = keys_at(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
+    b_k = load_keys(p_keys, i_b, i_g, s_ks, start, last, MASKED, KEYS, D, D_PADDED, DESCRIBED)
+    b_v = load_keys(p_values, i_b, i_g, s_vs, start, last, MASKED, KEYS, E, E_PADDED, DESCRIBED)
     if MASKED:
-        m_seen = inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
+        m_seen = is_inside((start + tl.arange(0, KEYS))[None, :], b_first[:, None], b_stop[:, None])
     else:
         m_seen = None
     return query_step(b_q, b_k, b_v, b_do, b_lse, b_delta, None, m_seen, b_dq, EXPONENT, EXACT, ACC)
@@ -224,7 +224,7 @@ def spanned_backward_queries(
     i_tile = tiles - 1 - tl.program_id(0) % tiles
     i_bg = tl.program_id(0) // tiles
     i_b, i_g = i_bg // groups, i_bg % groups
-    o_token, o_head, m_row, b_first, b_stop = rows_of(i_tile, p_first, p_stop, tokens, ROWS, HEADS, HEADS_PADDED)
+    o_token, o_head, m_row, b_first, b_stop = tile_rows(i_tile, p_first, p_stop, tokens, ROWS, HEADS, HEADS_PADDED)
     i_b_wide, o_head = i_b.to(tl.int64), i_g.to(tl.int64) * HEADS + o_head
     o_wide = o_token.to(tl.int64)
     b_q = load_heads(p_q, i_b_wide * s_qb + o_head * s_qh + o_wide * s_qt, m_row, D, D_PADDED)  # [R, D]
@@ -233,16 +233,16 @@ def spanned_backward_queries(
     o_stat = (i_b_wide * groups * HEADS + o_head) * tokens + o_wide
     to_delta = tl.cast(batch_groups, tl.int64) * HEADS * tokens
     b_lse = tl.load(p_lse + o_stat, mask=m_row, other=0.0)
-    b_lse, b_delta, b_told, b_do = row_numbers(
+    b_lse, b_delta, b_signed_delta, b_do = row_statistics(
         b_o, b_do, b_lse, p_g, s_gc, s_gb, s_gh, s_gt, p_dg, i_b_wide, o_head, o_wide, branch * to_delta + o_stat,
         branch, m_row, EXACT, ACC,
     )  # fmt: skip
     tl.store(p_stats + o_stat, b_lse, mask=m_row)
-    tl.store(p_stats + to_delta + o_stat, b_told, mask=m_row)
-    p_keys = group_of(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
-    p_values = group_of(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
+    tl.store(p_stats + to_delta + o_stat, b_signed_delta, mask=m_row)
+    p_keys = group_pointer(p_k, i_b, i_g, s_kb, s_kg, DESCRIBED)
+    p_values = group_pointer(p_v, i_b, i_g, s_vb, s_vg, DESCRIBED)
     b_dq = tl.zeros([ROWS, D_PADDED], ACC)
-    first, last, steps, lead, inner = walk_of(b_first, b_stop, m_row, KEYS)
+    first, last, steps, lead, inner = plan_walk(b_first, b_stop, m_row, KEYS)
     for i in range(lead, lead + inner):
         b_dq = gradient_from_keys(
             b_q, p_keys, s_ks, p_values, s_vs, i_b, i_g, b_do, b_lse, b_delta,
@@ -274,10 +274,10 @@ def gradients_from_queries(
     o_token = start + tl.arange(0, ROWS) // HEADS_PADDED  # [R]
     m_row = m_head & (o_token < last)
     NEEDS: tl.constexpr = MASKED or HEADS != HEADS_PADDED
-    b_q = queries_at(
+    b_q = load_queries(
         p_queries, i_b, i_g, o_query, start, s_qt, m_row, NEEDS, HEADS, ROWS, D, D_PADDED, DESCRIBED
     )  # [R, D]
-    b_do = queries_at(
+    b_do = load_queries(
         p_grads, i_b, i_g, o_grad, start, s_dot, m_row, NEEDS, HEADS, ROWS, E, E_PADDED, DESCRIBED
     )  # [R, E]
     if NEEDS:
@@ -288,7 +288,7 @@ def gradients_from_queries(
         b_delta = tl.load(p_stats + start + to_delta)
     # Rows that do not exist are zeros, of queries and of gradients, and add nothing.
     if MASKED:
-        m_seen = inside(o_token[None, :], b_first[:, None], b_stop[:, None])
+        m_seen = is_inside(o_token[None, :], b_first[:, None], b_stop[:, None])
     else:
         m_seen = None
     return key_step(b_q, b_k, b_v, b_do, b_lse, b_delta, m_seen, b_dk, b_dv, SIGNED, EXPONENT, EXACT, ACC)
@@ -321,20 +321,23 @@ def spanned_backward_keys(
     i_b, i_g = i_bg // groups, i_bg % groups
     o_key = i_tile * KEYS + tl.arange(0, KEYS)  # [K]
     m_key = o_key < keys
-    b_k = load_rows(group_of(p_k, i_b, i_g, s_kb, s_kg, False), s_ks, o_key, m_key, D, D_PADDED)  # [K, D]
-    b_v = load_rows(group_of(p_v, i_b, i_g, s_vb, s_vg, False), s_vs, o_key, m_key, E, E_PADDED)  # [K, E]
+    b_k = load_rows(group_pointer(p_k, i_b, i_g, s_kb, s_kg, False), s_ks, o_key, m_key, D, D_PADDED)  # [K, D]
+    b_v = load_rows(group_pointer(p_v, i_b, i_g, s_vb, s_vg, False), s_vs, o_key, m_key, E, E_PADDED)  # [K, E]
     b_first = tl.load(p_first_query + o_key, mask=m_key, other=0)
     b_stop = tl.load(p_stop_query + o_key, mask=m_key, other=0)
     o_row = tl.arange(0, ROWS)
     i_b_wide, o_head = i_b.to(tl.int64), i_g.to(tl.int64) * HEADS + o_row % HEADS_PADDED  # [R]
     o_query = (o_row // HEADS_PADDED).to(tl.int64)
     m_head = o_row % HEADS_PADDED < HEADS
-    p_queries, p_grads = group_of(p_q, i_b, 0, s_qb, 0, DESCRIBED), group_of(p_do, i_b, 0, s_dob, 0, DESCRIBED)
+    p_queries, p_grads = (
+        group_pointer(p_q, i_b, 0, s_qb, 0, DESCRIBED),
+        group_pointer(p_do, i_b, 0, s_dob, 0, DESCRIBED),
+    )
     p_stats += (i_b_wide * groups * HEADS + o_head) * tokens + o_query
     to_delta = tl.cast(batch_groups, tl.int64) * HEADS * tokens
     b_dk = tl.zeros([KEYS, D_PADDED], ACC)
     b_dv = tl.zeros([KEYS, E_PADDED], ACC)
-    first, last, steps, lead, inner = walk_of(b_first, b_stop, m_key, QUERIES)
+    first, last, steps, lead, inner = plan_walk(b_first, b_stop, m_key, QUERIES)
     for i in range(i_part, steps - inner, parts):
         step = steps - inner - 1 - i
         start = first + tl.where(step < lead, step, step + inner) * QUERIES
@@ -351,7 +354,7 @@ def spanned_backward_keys(
             False, SIGNED, EXPONENT, EXACT, HEADS, HEADS_PADDED, D, D_PADDED, E, E_PADDED, ACC, ROWS, DESCRIBED,
         )  # fmt: skip
     # In numbers that hold this tile alone: each that is kept through the walk is a register.
-    o_inside, left = tl.arange(0, KEYS), keys - i_tile * KEYS
+    o_inside, remaining = tl.arange(0, KEYS), keys - i_tile * KEYS
     o_out = (i_part * batch_groups + i_bg).to(tl.int64) * keys + i_tile * KEYS
-    store_rows(p_dk + o_out * D, D, o_inside, o_inside < left, b_dk * SCALE, D, D_PADDED)
-    store_rows(p_dv + o_out * E, E, o_inside, o_inside < left, b_dv, E, E_PADDED)
+    store_rows(p_dk + o_out * D, D, o_inside, o_inside < remaining, b_dk * SCALE, D, D_PADDED)
+    store_rows(p_dv + o_out * E, E, o_inside, o_inside < remaining, b_dv, E, E_PADDED)

@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 
 from .device import power
-from .gates import turned_around
+from .gates import with_gate_sign
 
 _INFINITE = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def load_whole(p_rows, s_row, first, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
+def load_existing_rows(p_rows, s_row, first, ROWS: tl.constexpr, WIDTH: tl.constexpr, WIDTH_PADDED: tl.constexpr):
     """Rows from `first` on, all of which exist."""
     o_row = tl.arange(0, ROWS).to(tl.int64)
     o_column = tl.arange(0, WIDTH_PADDED)
@@ -101,7 +101,7 @@ def key_step(
         b_exponent = tl.where(m_seen, b_exponent, -_INFINITE)
     b_p = power(b_exponent, EXACT)
     if SIGNED:
-        b_p = turned_around(b_p, b_delta)
+        b_p = with_gate_sign(b_p, b_delta)
     b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv, input_precision="ieee", out_dtype=ACC)
     b_dp = tl.dot(b_v, tl.trans(b_do), input_precision="ieee", out_dtype=ACC)  # [K, R]
     b_ds = b_p * (b_dp - b_delta[None, :])

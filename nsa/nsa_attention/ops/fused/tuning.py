@@ -20,16 +20,16 @@ from filelock import FileLock
 from torch import Tensor
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from .launch import Tile, padded
+from .launch import Tile, next_power_of_two
 
-_REPEATS = 5
-_tiles: dict[Situation, Tile] = {}
-_ran: dict[Situation, Situation] = {}  # what ran here, so that its tile is compiled; and whose tile that was
+_TIMED_CALLS = 5
+_tiles: dict[TuningKey, Tile] = {}
+_compiled_for: dict[TuningKey, TuningKey] = {}  # what ran here, so that its tile is compiled; and whose tile that was
 _is_measuring = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
+class TuningKey:
     """What a good tile depends on. Lengths go by their power of two: nearby ones share a measurement.
 
     Rows of tables that other versions kept have other fields, and are left out.
@@ -46,17 +46,17 @@ class Situation:
     keys: int
 
     @classmethod
-    def of(cls, kernel: str, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, pattern: str) -> Situation:
+    def of(cls, kernel: str, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, pattern: str) -> TuningKey:
         return cls(
             kernel=kernel,
             pattern=pattern,
             device=torch.cuda.get_device_name(q_BHTD.device) if q_BHTD.is_cuda else q_BHTD.device.type,
             dtype=str(q_BHTD.dtype).removeprefix("torch."),
-            heads=padded(q_BHTD.shape[1] // k_BGSD.shape[1], least=1),
-            width=padded(q_BHTD.shape[-1]),
-            value_width=padded(v_BGSE.shape[-1]),
-            tokens=padded(q_BHTD.shape[2], least=1),
-            keys=padded(k_BGSD.shape[2], least=1),
+            heads=next_power_of_two(q_BHTD.shape[1] // k_BGSD.shape[1], least=1),
+            width=next_power_of_two(q_BHTD.shape[-1]),
+            value_width=next_power_of_two(v_BGSE.shape[-1]),
+            tokens=next_power_of_two(q_BHTD.shape[2], least=1),
+            keys=next_power_of_two(k_BGSD.shape[2], least=1),
         )
 
     @property
@@ -76,8 +76,8 @@ class Situation:
 
 def run_best(
     run: Callable[[Tile], None],
-    situation: Situation,
-    candidates: Callable[[Situation], Sequence[Tile]],
+    tuning_key: TuningKey,
+    candidates: Callable[[TuningKey], Sequence[Tile]],
     trial: Callable[[Tile], None] | None = None,
 ) -> None:
     """Call `run` with the tile for this situation. Raises what the last candidate raised if none is for this device.
@@ -86,28 +86,32 @@ def run_best(
     runs; then the first that fits. Where times are taken `trial` runs, again and again, and `run` once behind it: a
     kernel that adds to what is there has to add elsewhere meanwhile.
     """
-    source = _ran.get(situation)
-    if source is None or (_is_measuring and source != situation):
-        source = _ran[situation] = situation if _is_measuring else _nearest(situation)
+    source = _compiled_for.get(tuning_key)
+    if source is None or (_is_measuring and source != tuning_key):
+        source = _compiled_for[tuning_key] = tuning_key if _is_measuring else _nearest(tuning_key)
     tile = _tiles.get(source)
     if tile is not None:
         run(tile)
-    elif _is_measuring and situation.device != "cpu":
-        run(_tiles.setdefault(situation, _fastest(trial or run, candidates(situation))))
+    elif _is_measuring and tuning_key.device != "cpu":
+        run(_tiles.setdefault(tuning_key, _fastest(trial or run, candidates(tuning_key))))
     else:
-        _tiles[situation] = _run_first_that_fits(run, candidates(situation))
+        _tiles[tuning_key] = _run_first_that_fits(run, candidates(tuning_key))
 
 
-def _nearest(situation: Situation) -> Situation:
+def _nearest(tuning_key: TuningKey) -> TuningKey:
     """Of those that ran here and differ in lengths alone the nearest, by powers of two; none: the situation itself."""
 
-    def distance(other: Situation) -> int:
-        lengths = (situation.tokens, other.tokens), (situation.keys, other.keys)
-        return sum(abs(one.bit_length() - two.bit_length()) for one, two in lengths)
+    def distance(other: TuningKey) -> int:
+        lengths = (tuning_key.tokens, other.tokens), (tuning_key.keys, other.keys)
+        return sum(abs(candidate.bit_length() - two.bit_length()) for candidate, two in lengths)
 
-    anywhere = replace(situation, tokens=0, keys=0)
-    alike = (one for one, source in _ran.items() if one == source and replace(one, tokens=0, keys=0) == anywhere)
-    return min(alike, key=distance, default=situation)
+    without_lengths = replace(tuning_key, tokens=0, keys=0)
+    candidates = (
+        candidate
+        for candidate, source in _compiled_for.items()
+        if candidate == source and replace(candidate, tokens=0, keys=0) == without_lengths
+    )
+    return min(candidates, key=distance, default=tuning_key)
 
 
 def is_measuring() -> bool:
@@ -126,24 +130,24 @@ def measuring() -> Iterator[None]:
         _is_measuring = before
 
 
-def forget() -> None:
+def clear() -> None:
     """As in a new process."""
     _tiles.clear()
-    _ran.clear()
+    _compiled_for.clear()
 
 
 def table() -> list[list[object]]:
     """All tile sizes for a GPU as JSON, to be shared with other ranks or kept."""
     rows = (row for row in _tiles.items() if row[0].device != "cpu")
-    return [[asdict(situation), list(astuple(tile))] for situation, tile in rows]
+    return [[asdict(tuning_key), list(astuple(tile))] for tuning_key, tile in rows]
 
 
 def adopt(rows: object) -> None:
     """Take tile sizes over that another process made. Rows that are not understood are left out."""
     for row in rows if isinstance(rows, list) else []:
         try:
-            situation, (tile_rows, keys, warps, stages) = row
-            _tiles[Situation(**situation)] = Tile(rows=tile_rows, keys=keys, warps=warps, stages=stages)
+            tuning_key, (tile_rows, keys, warps, stages) = row
+            _tiles[TuningKey(**tuning_key)] = Tile(rows=tile_rows, keys=keys, warps=warps, stages=stages)
         except (TypeError, ValueError):
             continue
 
@@ -160,15 +164,15 @@ def save(path: Path) -> None:
     """Add this process's tile sizes to the file. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        own = dict(_tiles)
+        measured_here = dict(_tiles)
         load(path)
-        _tiles.update(own)
-        aside = path.with_name(f"{path.name}.{os.getpid()}")
-        aside.write_text(json.dumps(table()) + "\n", encoding="utf-8")
-        aside.replace(path)
+        _tiles.update(measured_here)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(table()) + "\n", encoding="utf-8")
+        temporary.replace(path)
 
 
-def refused(error: RuntimeError | OutOfResources | PTXASError) -> bool:
+def is_unsupported_tile(error: RuntimeError | OutOfResources | PTXASError) -> bool:
     """The device has no room for the tile, or the compiler cannot make it: it says so by a plain RuntimeError."""
     return isinstance(error, OutOfResources | PTXASError) or "PassManager::run failed" in str(error)
 
@@ -179,7 +183,7 @@ def _fastest(run: Callable[[Tile], None], candidates: Sequence[Tile]) -> Tile:
         try:
             times[tile] = _milliseconds(run, tile)
         except (RuntimeError, OutOfResources, PTXASError) as error:
-            if not refused(error):
+            if not is_unsupported_tile(error):
                 raise
     if not times:
         return _run_first_that_fits(run, candidates)  # raises what the last one raised
@@ -190,7 +194,7 @@ def _milliseconds(run: Callable[[Tile], None], tile: Tile) -> float:
     """The fastest of some calls, after one that compiles."""
     run(tile)
     best = float("inf")
-    for _ in range(_REPEATS):
+    for _ in range(_TIMED_CALLS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         run(tile)
@@ -206,7 +210,7 @@ def _run_first_that_fits(run: Callable[[Tile], None], candidates: Sequence[Tile]
         try:
             run(tile)
         except (RuntimeError, OutOfResources, PTXASError) as error:
-            if refused(error):
+            if is_unsupported_tile(error):
                 continue
             raise
         return tile

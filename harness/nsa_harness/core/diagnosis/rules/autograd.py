@@ -182,9 +182,9 @@ def silent_checkpoint(context: DiagnosisContext) -> Explanation | None:
     """A reentrant checkpoint whose inputs require no gradient, without DDP: nothing fails, and nothing is trained."""
     checkpoints = _checkpoints_without_grad_input(context)
     without = {
-        rank.rank: rank.looks.never
+        rank.rank: rank.health.without_gradient
         for rank in context.evidence.ranks
-        if rank.rank in checkpoints and rank.looks is not None and rank.looks.never
+        if rank.rank in checkpoints and rank.health is not None and rank.health.without_gradient
     }
     if not without or context.first_failure is not None:
         return None
@@ -201,7 +201,11 @@ def silent_checkpoint(context: DiagnosisContext) -> Explanation | None:
 
 
 def _checkpoints_without_grad_input(context: DiagnosisContext) -> dict[int | None, Place]:
-    return {rank: board.unfed_checkpoint for rank, board in context.boards.items() if board.unfed_checkpoint}
+    return {
+        rank: board.checkpoint_without_gradient
+        for rank, board in context.boards.items()
+        if board.checkpoint_without_gradient
+    }
 
 
 @refusal(Cause.NO_GRADIENT)
@@ -216,7 +220,9 @@ def find_unused_needless(context: DiagnosisContext) -> Explanation | None:
     torch warns of it after the first step. A status file keeps the gradient counts of a limited number of steps, so an
     older step may have needed the search.
     """
-    ranks = tuple(rank.rank for rank in context.evidence.ranks if any("find_unused" in words for words in rank.warned))
+    ranks = tuple(
+        rank.rank for rank in context.evidence.ranks if any("find_unused" in words for words in rank.warnings)
+    )
     needed = any(
         len(set(board.gradients.values())) > 1 or 1 not in board.gradients for board in context.boards.values()
     )
@@ -235,10 +241,10 @@ def gradient_order_differs(context: DiagnosisContext) -> Explanation | None:
 
     Nothing fails, because every rank reduces the buckets in the order of rank 0.
     """
-    order, buckets = context.evidence.gradient_order, context.evidence.buckets_ready
+    order, buckets = context.evidence.gradient_order, context.evidence.bucket_order
     if order is None:
         return None
-    swapped = buckets.differs if buckets else None
+    swapped = buckets.difference if buckets else None
     return Explanation(
         cause=Cause.GRADIENT_ORDER_DIFFERS,
         evidence=EvidenceKind.RECORD,
@@ -331,12 +337,14 @@ def _differing(context: DiagnosisContext, unfinished: Sequence[Failure]) -> tupl
         return (ranks, EvidenceKind.RAISED) if len(missing) > 1 else None
     step = _step_of(context, unfinished[0])
     entered = max(_entered(rank) for rank in context.evidence.ranks if rank.rank in ranks)
-    waited = [_waited(other) or (other.board is not None and other.board.enqueued > entered) for other in others]
+    waited = [
+        _waited(other) or (other.status_file is not None and other.status_file.enqueued > entered) for other in others
+    ]
     late = [
-        other.board is not None
+        other.status_file is not None
         and step is not None
-        and other.board.step <= step
-        and all(done < step for done, _ in other.board.steps_s)
+        and other.status_file.step <= step
+        and all(done < step for done, _ in other.status_file.steps_s)
         for other in others
     ]
     if not any(late):
@@ -347,7 +355,7 @@ def _differing(context: DiagnosisContext, unfinished: Sequence[Failure]) -> tupl
 
 def _waited(rank: RankEvidence) -> bool:
     """Return whether the rank failed in backward, where DDP waits for the other ranks after its own last gradient."""
-    frames = rank.raised.frames if rank.raised else ()
+    frames = rank.exception.frames if rank.exception else ()
     return in_function(frames, "torch/autograd/graph.py", ("_engine_run_backward",)) is not None
 
 
@@ -356,7 +364,7 @@ def _entered(rank: RankEvidence) -> int:
     newest: dict[str, int] = {}
     for collective in rank.collectives:
         newest[collective.group] = max(collective.seq, newest.get(collective.group, 0))
-    return max(sum(newest.values()), rank.board.enqueued if rank.board else 0)
+    return max(sum(newest.values()), rank.status_file.enqueued if rank.status_file else 0)
 
 
 def _step_of(context: DiagnosisContext, failure: Failure) -> int | None:

@@ -66,7 +66,7 @@ def _dropped_batch(context: DiagnosisContext) -> Reason | None:
     caught = next(
         (
             exception
-            for exception in context.boards[dropped.rank].caught
+            for exception in context.boards[dropped.rank].caught_exceptions
             if dropped.step in (exception.step, exception.last_step)
         ),
         None,
@@ -100,7 +100,7 @@ def _innermost_jumps(context: DiagnosisContext, rank: int) -> list[Branch]:
 
 def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reason | None:
     """A rank caught an exception that no other rank caught, in the step of the difference and not from that call."""
-    caught = {rank: board.caught for rank, board in context.boards.items() if rank in difference.everyone}
+    caught = {rank: board.caught_exceptions for rank, board in context.boards.items() if rank in difference.everyone}
     step = step_of(difference)
     for rank, own in caught.items():
         event = difference.event(rank)
@@ -113,7 +113,7 @@ def _caught_exception(context: DiagnosisContext, difference: Difference) -> Reas
         new = (exception for exception in new if step in _steps_of(exception))
         first = next((exception for exception in new if _decides_calls(context, difference, rank, exception)), None)
         if first is not None:
-            caught_at = first.handled or _enclosing_handler(context, rank)
+            caught_at = first.caught_at or _enclosing_handler(context, rank)
             return Reason(
                 cause=Cause.SWALLOWED_EXCEPTION,
                 ranks=(rank,),
@@ -134,11 +134,11 @@ def _decides_calls(context: DiagnosisContext, difference: Difference, rank: int,
 
     Many helper functions catch an exception and continue. That changes no call.
     """
-    if caught.left_forward or caught.handled is None:
+    if caught.left_forward or caught.caught_at is None:
         return caught.left_forward
     events = [event for event in (difference.expected, difference.event(rank)) if event is not None]
     paths = [*own_frames(context, rank), *(frame for event in events for frame in event.chain)]
-    handler = (caught.handled.file, (caught.handled.function or "").rpartition(".")[2])
+    handler = (caught.caught_at.file, (caught.caught_at.function or "").rpartition(".")[2])
     return any((frame.file, frame.function.rpartition(".")[2]) == handler for frame in paths)
 
 

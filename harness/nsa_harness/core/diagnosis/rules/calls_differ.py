@@ -478,8 +478,8 @@ def _under_condition_on_rank(
 def _is_above(context: DiagnosisContext, rank: int, branch: Branch) -> bool:
     """Return whether the rank, or a call in its stack, is above the branch in the branch's function."""
     frames, board = own_frames(context, rank), context.boards.get(rank)
-    if board and frames and [frame.function for frame in board.stepped_from[:1]] == [frames[-1].function]:
-        frames += board.stepped_from[1:]  # the heartbeat shows only the innermost line: add the callers of the step
+    if board and frames and [frame.function for frame in board.optimizer_chain[:1]] == [frames[-1].function]:
+        frames += board.optimizer_chain[1:]  # the heartbeat shows only the innermost line: add the callers of the step
     file = branch.file.rpartition("/")[2]
     inside = (frame for frame in frames if frame.file.rpartition("/")[2] == file and frame.function == branch.function)
     return any(frame.line < branch.line for frame in inside)

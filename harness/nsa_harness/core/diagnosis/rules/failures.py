@@ -30,9 +30,9 @@ from nsa_harness.core.diagnosis.context import (
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, given
 from nsa_harness.core.diagnosis.profile import PROFILE_FILE, HotLine, Pace, RankProfile, busiest, pace, profiles
 from nsa_harness.core.diagnosis.rules.threads import death_facts
-from nsa_harness.core.evidence.evidence import Ending, Frame, Raised
-from nsa_harness.core.evidence.exit_messages import GAVE_UP, timeout_message
-from nsa_harness.core.evidence.health_samples import LastMessages
+from nsa_harness.core.evidence.evidence import Ending, Frame, RaisedException
+from nsa_harness.core.evidence.exit_messages import TIMEOUT_MESSAGE, timeout_message
+from nsa_harness.core.evidence.health_samples import PrintedMessage
 from nsa_harness.core.evidence.stacks import is_library, user_frame
 from nsa_harness.core.report import CollectiveRef, Facts, Place, Status
 from nsa_harness.core.verdict.motion import BUSY_SHARE
@@ -81,7 +81,7 @@ def slow(context: DiagnosisContext) -> Explanation | None:
 def _gave_up(context: DiagnosisContext) -> tuple[Failure, re.Match[str]] | None:
     """Find the first failure, if its rank gave up waiting for other ranks."""
     first = context.first_failure
-    message = GAVE_UP.search(first.text) if first else None
+    message = TIMEOUT_MESSAGE.search(first.text) if first else None
     return (first, message) if first and message else None
 
 
@@ -96,7 +96,7 @@ def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -
         return None
     rank, call = late.ranks[0], late.expected
     board = context.boards[rank]
-    moved = board.training is not None and board.training.at_s > call.at_s
+    moved = board.latest_training_event is not None and board.latest_training_event.at_s > call.at_s
     return Explanation(
         cause=Cause.SLOW,
         evidence=EvidenceKind.OPEN if moved else EvidenceKind.ABSENCE,
@@ -119,11 +119,11 @@ def came_too_late(context: DiagnosisContext, first: Failure, _: re.Match[str]) -
 def _on_its_way(context: DiagnosisContext, rank: int) -> bool:
     """Return whether the rank was in no call, and was ended from outside when the other ranks failed."""
     evidence = context.rank(rank)
-    if evidence is None or evidence.board is None or evidence.raised is not None or evidence.exit is None:
+    if evidence is None or evidence.status_file is None or evidence.exception is not None or evidence.exit is None:
         return False
-    inside = any(call.left_s is None for call in evidence.board.calls)
-    ended = evidence.exit.by_us or evidence.exit.status in (-signal.SIGTERM, -signal.SIGKILL)
-    return ended and not inside and evidence.board.enqueued == evidence.board.completed
+    inside = any(call.left_s is None for call in evidence.status_file.calls)
+    ended = evidence.exit.during_teardown or evidence.exit.status in (-signal.SIGTERM, -signal.SIGKILL)
+    return ended and not inside and evidence.status_file.enqueued == evidence.status_file.completed
 
 
 @given(_gave_up)
@@ -327,7 +327,7 @@ def _hot_parts(context: DiagnosisContext, sampled: RankProfile) -> tuple[Facts, 
 
 
 @given(first_own_exception)
-def exception(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation:
+def exception(context: DiagnosisContext, first: Failure, raised: RaisedException) -> Explanation:
     """A rank raised an exception, and no earlier failure explains it."""
     line = exception_place(context, first.rank, raised)
     dead = _death_behind_exception(context, first, raised)
@@ -356,7 +356,9 @@ _LOST_PARTNER = re.compile(r"(?:EOF|BrokenPipe|ConnectionReset|CalledProcess|Chi
 _WAIT_TIMEOUT = re.compile(r"(?:Timeout|BrokenBarrier)Error$|Empty$")
 
 
-def _death_behind_exception(context: DiagnosisContext, first: Failure, raised: Raised) -> LastMessages | None:
+def _death_behind_exception(
+    context: DiagnosisContext, first: Failure, raised: RaisedException
+) -> PrintedMessage | None:
     """Return the last messages of a thread or child process whose death explains the rank's exception, or None.
 
     A lost connection follows from any death. A timeout follows only from a thread or child that is known by name: a
@@ -364,13 +366,13 @@ def _death_behind_exception(context: DiagnosisContext, first: Failure, raised: R
     """
     rank = context.rank(first.rank)
     lost_partner, timeout = _LOST_PARTNER.search(raised.type), _WAIT_TIMEOUT.search(raised.type)
-    for death in rank.deaths if rank else ():
+    for death in rank.background_failures if rank else ():
         if lost_partner or (timeout and death.name != death.kind):
             return death
     return None
 
 
-def _library_line(raised: Raised, place: Place | None) -> Place | None:
+def _library_line(raised: RaisedException, place: Place | None) -> Place | None:
     """Return the innermost line of the traceback, if it is in a library below the program's own line `place`."""
     top = raised.frames[0] if raised.frames else None
     if top is None or place is None or (top.file, top.line) == (place.file, place.line):
@@ -378,13 +380,13 @@ def _library_line(raised: Raised, place: Place | None) -> Place | None:
     return Place(file=top.file, line=top.line, function=top.function)
 
 
-def _error_of_rank(context: DiagnosisContext, first: Failure, raised: Raised) -> Facts | None:
+def _error_of_rank(context: DiagnosisContext, first: Failure, raised: RaisedException) -> Facts | None:
     """Return the exception that ended the rank, if it is not `raised` but followed from it or came from a worker."""
     rank = context.rank(first.rank)
-    if rank is None or rank.raised is None or rank.raised.frames == raised.frames:
+    if rank is None or rank.exception is None or rank.exception.frames == raised.frames:
         return None
-    error = f"{rank.raised.type}: {rank.raised.message}".partition("\n")[0]
-    return {"line": exception_place(context, None, rank.raised), "error": error}
+    error = f"{rank.exception.type}: {rank.exception.message}".partition("\n")[0]
+    return {"line": exception_place(context, None, rank.exception), "error": error}
 
 
 _INSTALLED = ("nsa_harness", "nsa_attention")
@@ -393,7 +395,7 @@ _CHECKOUT = ("nsa", "harness")  # directories of a checkout; another program may
 _PACKAGE = re.compile(r"(?:from '(?=[\w.]+')|No module named '(?=\w+\.))(\w+)")
 
 
-def _package_with_missing_name(raised: Raised) -> str | None:
+def _package_with_missing_name(raised: RaisedException) -> str | None:
     """Return the package with a name of ours in which an import of the program found no such name or module.
 
     The program may have a package of this name itself, which ours hides.
@@ -415,7 +417,7 @@ def _installed_in(text: str) -> str | None:
 @given(first_failure_of(FailureKind.LEFT))
 def early_exit(context: DiagnosisContext, first: Failure) -> Explanation:
     """A rank ended while the others still needed it."""
-    attached = context.evidence.attached  # then no record shows what the rank did before
+    attached = context.evidence.is_attached  # then no record shows what the rank did before
     evidence = EvidenceKind.EFFECT if attached else EvidenceKind.KERNEL
     place = (
         _skipped_branch(context, first.rank)
@@ -453,7 +455,7 @@ def _waits_for_ranks(context: DiagnosisContext) -> list[Wait]:
 
 def blocked_ranks(context: DiagnosisContext) -> Facts | None:
     """Return the waiting ranks of a job that nsa-harness attached to, and their call; None if no rank waits."""
-    waiting = _waits_for_ranks(context) if context.evidence.attached else []
+    waiting = _waits_for_ranks(context) if context.evidence.is_attached else []
     if not waiting:
         return None
     calls = {wait.blocked_in for wait in waiting}
@@ -465,16 +467,16 @@ def blocked_ranks(context: DiagnosisContext) -> Facts | None:
 
 
 def journal_of_ends(context: DiagnosisContext) -> tuple[str, ...]:
-    return ("watch.jsonl",) if context.evidence.attached else ("processes.jsonl",)
+    return ("watch.jsonl",) if context.evidence.is_attached else ("processes.jsonl",)
 
 
 def _last_call_before_exit(context: DiagnosisContext, rank: int | None) -> Place | None:
     """Return the line of the rank's last call, if it came after the last heartbeat and no `sys.exit` was recorded."""
     board = context.boards.get(rank) if rank is not None else None
-    if board is None or board.left_from or not board.calls or board.beat_s is None:
+    if board is None or board.exit_chain or not board.calls or board.beat_s is None:
         return None
     marked_s = (
-        board.training.at_s if board.training is not None else 0.0
+        board.latest_training_event.at_s if board.latest_training_event is not None else 0.0
     )  # the rank may have entered a module after that call
     return board.calls[-1].place if board.calls[-1].entered_s > max(board.beat_s, marked_s) else None
 
@@ -548,7 +550,7 @@ def bad_exit(context: DiagnosisContext, first: Failure) -> Explanation:
         },
         ranks=failed_ranks([first]),
         place=last_place(context, first.rank),
-        proof=journal_of_ends(context) if context.evidence.attached else (f"rank{first.rank}/stderr.log",),
+        proof=journal_of_ends(context) if context.evidence.is_attached else (f"rank{first.rank}/stderr.log",),
     )
 
 
@@ -570,14 +572,14 @@ def not_judged(context: DiagnosisContext) -> Explanation | None:
         Ending.DETACHED: (inspected, ("watch.jsonl",)),
         Ending.POST_MORTEM: (Cause.INCONCLUSIVE, ()),
         Ending.INTERRUPTED: (Cause.INTERRUPTED, ()),
-        Ending.CONTROLLER_DIED: (Cause.INTERRUPTED, () if context.evidence.observed else ("interrupted",)),
+        Ending.CONTROLLER_DIED: (Cause.INTERRUPTED, () if context.evidence.is_observed else ("interrupted",)),
     }.get(ending, (Cause.HARNESS_ERROR, ()))
     return Explanation(cause=cause, evidence=EvidenceKind.FACT, facts={"error": error}, proof=proof)
 
 
 def retracted_hang(context: DiagnosisContext) -> Explanation | None:
     """A job under `watch` made progress again after its hang was proven. A launched job ends with the proof."""
-    retracted = context.evidence.retracted
+    retracted = context.evidence.retractions
     if not retracted:
         return None
     last = retracted[-1]
@@ -588,7 +590,7 @@ def retracted_hang(context: DiagnosisContext) -> Explanation | None:
             "proven_at_s": last.at_s,
             "kind": last.kind,
             "reason": last.reason,
-            "no_progress_s": last.quiet_s,
+            "no_progress_s": last.no_progress_s,
             "times": len(retracted),
         },
         proof=("watch.jsonl",),
@@ -604,17 +606,17 @@ def unknown(context: DiagnosisContext) -> Explanation:
         facts={
             "failures": tuple(failure.text for failure in context.judgement.failures),
             "waits": tuple({"rank": root.rank, "blocked_in": root.blocked_in} for root in context.roots),
-            "attached": context.evidence.attached,
+            "attached": context.evidence.is_attached,
         },
         ranks=tuple(sorted({*failed_ranks(context.judgement.failures[:1]), *(root.rank for root in context.roots)})),
         place=wait_place(context, context.roots[0]) if context.roots else None,
-        proof=tuple(proof) if context.evidence.observed else ("output.log",),
+        proof=tuple(proof) if context.evidence.is_observed else ("output.log",),
     )
 
 
 def orphan_process(context: DiagnosisContext) -> Explanation | None:
     """Processes of the run outlived the launcher."""
-    undead = context.evidence.undead or ()
+    undead = context.evidence.unkillable or ()
     processes = undead or context.evidence.leftovers
     if not processes:
         return None
@@ -624,7 +626,7 @@ def orphan_process(context: DiagnosisContext) -> Explanation | None:
         facts={
             "processes": tuple(processes),
             "could_not_be_ended": bool(undead),
-            "left_alone": context.evidence.observed,
+            "left_alone": context.evidence.is_observed,
         },
         proof=("processes.jsonl",),
     )

@@ -21,7 +21,7 @@ from nsa_harness.core.diagnosis.context import (
     wait_place,
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, given
-from nsa_harness.core.evidence.evidence import Call, Evidence, KeySet
+from nsa_harness.core.evidence.evidence import Call, Evidence, StoreKeyWrites
 from nsa_harness.core.evidence.host import Socket
 from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.group_waits import missing_rank
@@ -216,7 +216,7 @@ def _explain_missing_key(
     )
 
 
-def _rank_that_set(context: DiagnosisContext, keys: str) -> tuple[int, KeySet] | None:
+def _rank_that_set(context: DiagnosisContext, keys: str) -> tuple[int, StoreKeyWrites] | None:
     """Return the rank that set keys of this form least often, and its last such key; None if several ranks did."""
     forms = {_NUMBERS.sub("#", key) for key in keys.split(",")}
     last_set = {

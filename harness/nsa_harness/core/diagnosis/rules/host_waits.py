@@ -19,7 +19,7 @@ from nsa_harness.core.diagnosis.context import (
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, given
 from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line
-from nsa_harness.core.evidence.stacks import A_LOCK, awaited
+from nsa_harness.core.evidence.stacks import A_LOCK, thread_wait
 from nsa_harness.core.report import Facts, Place
 from nsa_harness.core.verdict.limits import limits_of
 from nsa_harness.core.verdict.motion import rank_stack
@@ -166,7 +166,7 @@ def lock_cycle(context: DiagnosisContext, root: Wait, ranks: tuple[int, ...]) ->
     stack = rank_stack(context.last_snapshot[root.rank]) if root.rank in context.last_snapshot else None
     served = context.program.missing_partner(stack.frames) if stack and not behind else None
     left = context.program.exit_with_lock(place) if place else None
-    wanted = awaited(stack.frames) if stack else A_LOCK
+    wanted = thread_wait(stack.frames) if stack else A_LOCK
     of_file = root.kind is WaitKind.FILE_LOCK
     return Explanation(
         cause=Cause.LOCK_CYCLE,

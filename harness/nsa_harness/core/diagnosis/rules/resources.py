@@ -22,7 +22,7 @@ from nsa_harness.core.diagnosis.context import (
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, given
 from nsa_harness.core.diagnosis.rules.threads import awaited_thread_line
-from nsa_harness.core.evidence.evidence import Raised, Snapshot
+from nsa_harness.core.evidence.evidence import RaisedException, Snapshot
 from nsa_harness.core.evidence.host import Gpu, killed_pids
 from nsa_harness.core.report import Facts
 from nsa_harness.core.verdict.verdict import Failure, FailureKind, is_shutting_down
@@ -68,7 +68,7 @@ def host_oom(context: DiagnosisContext, first: Failure) -> Explanation | None:
     return _killed_for_memory(context, first) if first.status == -signal.SIGKILL else None
 
 
-def _could_not_allocate(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation | None:
+def _could_not_allocate(context: DiagnosisContext, first: Failure, raised: RaisedException) -> Explanation | None:
     worker = next((pid for pid in _kernel_killed(context) if f"(pid {pid})" in raised.message), None)
     if raised.type != "MemoryError" and worker is None and not Cause.HOST_OOM.said_in(raised.message):
         return None
@@ -115,7 +115,7 @@ def _killed_for_memory(context: DiagnosisContext, first: Failure) -> Explanation
 
 def _kernel_killed(context: DiagnosisContext) -> set[int]:
     memory = context.evidence.memory
-    killed = set(killed_pids(memory.killed)) if memory else set()
+    killed = set(killed_pids(memory.kill_messages)) if memory else set()
     return killed | {sending.pid for sending in context.evidence.signals if sending.sender.startswith("kernel")}
 
 
@@ -125,7 +125,7 @@ def _memory_limit_bytes(context: DiagnosisContext) -> int | None:
 
 
 @given(first_own_exception)
-def cuda_oom(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation | None:
+def cuda_oom(context: DiagnosisContext, first: Failure, raised: RaisedException) -> Explanation | None:
     """A rank ran out of GPU memory."""
     if not raised.type.endswith("OutOfMemoryError") and not Cause.CUDA_OOM.said_in(raised.message):
         return None
@@ -158,7 +158,7 @@ def cuda_assert(context: DiagnosisContext, first: Failure) -> Explanation | None
 
 
 @given(first_own_exception)
-def dataloader_worker_died(context: DiagnosisContext, first: Failure, raised: Raised) -> Explanation | None:
+def dataloader_worker_died(context: DiagnosisContext, first: Failure, raised: RaisedException) -> Explanation | None:
     """A DataLoader worker died. torch raises this error at any line of the rank, so only its message identifies it."""
     lost = Cause.DATALOADER_WORKER_DIED.said_in(raised.message)
     if lost is None:
@@ -227,7 +227,7 @@ def _launcher_refused(context: DiagnosisContext, first: Failure) -> Explanation 
     )
 
 
-def _refusal_code(raised: Raised) -> str | None:
+def _refusal_code(raised: RaisedException) -> str | None:
     """Return the resource or system call that the machine refused, as a key of [refused] in causes.toml, or None.
 
     An error number counts only in an OSError, or in the error that a DataLoader worker passed on.

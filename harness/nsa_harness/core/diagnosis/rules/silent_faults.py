@@ -18,16 +18,16 @@ from nsa_harness.core.diagnosis.confidence import EvidenceKind
 from nsa_harness.core.diagnosis.context import DiagnosisContext, layer_of, parameter_place
 from nsa_harness.core.diagnosis.explanation import Explanation, OpenQuestion, given
 from nsa_harness.core.evidence.health_samples import (
-    Arrived,
-    Fetched,
-    GivenUp,
+    DataWait,
+    DroppedBatches,
+    GradientArrivals,
     HealthSamples,
-    Memory,
+    MemorySample,
     OverwrittenFile,
-    Part,
+    ParameterBlock,
     Replica,
     ReplicaSample,
-    Unwaited,
+    UnawaitedCall,
 )
 from nsa_harness.core.report import Facts, Place, Status
 
@@ -49,7 +49,7 @@ ByRank = list[tuple[int, Sample]]
 
 def _samples(context: DiagnosisContext, of: Callable[[HealthSamples], Iterable[Sample]]) -> ByRank[Sample]:
     """Return what `of` takes from the health samples of each rank."""
-    return [(rank.rank, sample) for rank in context.evidence.ranks if rank.looks for sample in of(rank.looks)]
+    return [(rank.rank, sample) for rank in context.evidence.ranks if rank.health for sample in of(rank.health)]
 
 
 def _any_of(
@@ -96,14 +96,18 @@ def _noted(
 
 
 def _is_broken(looks: HealthSamples) -> bool:
-    return looks.parameters is not None or (looks.loss is not None and looks.bad_in_a_row >= _BAD_LOSSES)
+    return looks.non_finite_parameters is not None or (
+        looks.non_finite_loss is not None and looks.bad_in_a_row >= _BAD_LOSSES
+    )
 
 
 @given(_any_rank(_is_broken))
 def nan(_: DiagnosisContext, broken: ByRank[HealthSamples]) -> Explanation:
     """Parameters are not finite at the end, or the last losses are not finite."""
-    losses = {rank: samples.loss for rank, samples in broken if samples.loss is not None}
-    parameters = {rank: samples.parameters for rank, samples in broken if samples.parameters is not None}
+    losses = {rank: samples.non_finite_loss for rank, samples in broken if samples.non_finite_loss is not None}
+    parameters = {
+        rank: samples.non_finite_parameters for rank, samples in broken if samples.non_finite_parameters is not None
+    }
     # Within a step the loss comes first: its backward pass carries the broken value to the parameters.
     first = min((*losses.values(), *parameters.values()), key=lambda broken_at: broken_at.step)
     by_loss = [rank for rank, loss in losses.items() if loss.step == first.step]
@@ -158,7 +162,7 @@ def replica_divergence(_: DiagnosisContext, divergences: Sequence[Divergence]) -
     )
 
 
-@given(_any_of(lambda looks: looks.wrote))
+@given(_any_of(lambda looks: looks.overwritten_files))
 def shared_file(_: DiagnosisContext, wrote: ByRank[OverwrittenFile]) -> Explanation | None:
     """Several ranks wrote one file from its beginning, so only one content survives, or several are mixed."""
     writers: dict[str, dict[int, OverwrittenFile]] = {}
@@ -187,7 +191,7 @@ class _Growth:
 
 def memory_growth(context: DiagnosisContext) -> Explanation | None:
     """Memory grows with the steps until the end, about as fast late in the run as early."""
-    kinds: Mapping[str, Callable[[Memory], int | None]] = {
+    kinds: Mapping[str, Callable[[MemorySample], int | None]] = {
         "host": lambda point: point.anonymous_bytes,
         "GPU": lambda point: point.gpu_bytes,
     }
@@ -214,7 +218,7 @@ def memory_growth(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-def _growth(memory: Sequence[Memory], of: Callable[[Memory], int | None]) -> _Growth | None:
+def _growth(memory: Sequence[MemorySample], of: Callable[[MemorySample], int | None]) -> _Growth | None:
     """Return the growth of one rank's memory, or None if it does not grow or levels off."""
     points = [(point.step, amount) for point in memory if (amount := of(point)) is not None]
     last = points[-1][0] if points else 0
@@ -244,7 +248,7 @@ def input_bound(context: DiagnosisContext) -> Explanation | None:
     """A rank waits for its data loader most of the time, in both halves of the run."""
     waits = {
         rank: wait
-        for rank, fetched in _samples(context, lambda looks: [looks.fetched])
+        for rank, fetched in _samples(context, lambda looks: [looks.data_waits])
         if (wait := _steady_wait(fetched)) is not None
     }
     if not waits:
@@ -257,7 +261,7 @@ def input_bound(context: DiagnosisContext) -> Explanation | None:
         {
             "slowest_rank": worst,
             "waited_s": most.waited_s,
-            "passed_s": most.passed_s,
+            "passed_s": most.elapsed_s,
             "last_step": most.step,
         },
         place=most.place,
@@ -265,21 +269,21 @@ def input_bound(context: DiagnosisContext) -> Explanation | None:
     )
 
 
-def _steady_wait(fetched: Sequence[Fetched]) -> Fetched | None:
+def _steady_wait(fetched: Sequence[DataWait]) -> DataWait | None:
     """Return how long a rank waited for data after its first steps; None if it waited little or only for a while."""
     points = [point for point in fetched if point.step > _WARM_STEPS]
     if not points or points[-1].step - points[0].step < _WAITED_STEPS:
         return None
     first, last = points[0], points[-1]
-    halfway = (first.passed_s + last.passed_s) / 2
-    middle = min(points, key=lambda point: abs(point.passed_s - halfway))
+    halfway = (first.elapsed_s + last.elapsed_s) / 2
+    middle = min(points, key=lambda point: abs(point.elapsed_s - halfway))
     shares = [
-        (b.waited_s - a.waited_s) / max(b.passed_s - a.passed_s, 1e-9) for a, b in pairwise((first, middle, last))
+        (b.waited_s - a.waited_s) / max(b.elapsed_s - a.elapsed_s, 1e-9) for a, b in pairwise((first, middle, last))
     ]
     waited_s = last.waited_s - first.waited_s
     if waited_s < _WAITED_S or min(shares) < _WAITING:
         return None
-    return replace(last, waited_s=waited_s, passed_s=last.passed_s - first.passed_s)
+    return replace(last, waited_s=waited_s, elapsed_s=last.elapsed_s - first.elapsed_s)
 
 
 def no_gradient(context: DiagnosisContext) -> Explanation | None:
@@ -307,80 +311,84 @@ def _traced(_: DiagnosisContext, lacking: Mapping[int, Sequence[str]]) -> Explan
     )
 
 
-@given(_any_rank(lambda looks: looks.never_count and looks.looks >= _MIN_GRADIENT_SAMPLES))
+@given(_any_rank(lambda looks: looks.without_gradient_count and looks.sample_count >= _MIN_GRADIENT_SAMPLES))
 def _never_trained(_: DiagnosisContext, without: ByRank[HealthSamples]) -> Explanation:
     """An optimizer has parameters whose module ran, but that had a gradient in no sample."""
-    names = list(dict.fromkeys(name for _, looks in without for name in looks.never))
-    used = next((looks.never_place for _, looks in without if looks.never_place), Place())
+    names = list(dict.fromkeys(name for _, looks in without for name in looks.without_gradient))
+    used = next((looks.without_gradient_place for _, looks in without if looks.without_gradient_place), Place())
     return _noted(
         Cause.NO_GRADIENT,
         [rank for rank, _ in without],
         {
             "variant": "optimizer_has_none",
             "parameters": names,
-            "count": max(looks.never_count for _, looks in without),
+            "count": max(looks.without_gradient_count for _, looks in without),
         },
         place=parameter_place(names[0], used),
     )
 
 
-@given(_any_rank(lambda looks: looks.still_count and looks.still_looks >= _MIN_GRADIENT_SAMPLES))
+@given(_any_rank(lambda looks: looks.zero_gradient_count and looks.zero_gradient_samples >= _MIN_GRADIENT_SAMPLES))
 def _trained_by_zeros(_: DiagnosisContext, still: ByRank[HealthSamples]) -> Explanation:
     """Every gradient of an optimizer was zero in every sample, so its steps change nothing."""
-    most = max((looks for _, looks in still), key=lambda looks: looks.still_count)
+    most = max((looks for _, looks in still), key=lambda looks: looks.zero_gradient_count)
     return _noted(
         Cause.NO_GRADIENT,
         [rank for rank, _ in still],
-        {"variant": "optimizer_has_zeros", "count": most.still_count, "samples": most.still_looks},
+        {"variant": "optimizer_has_zeros", "count": most.zero_gradient_count, "samples": most.zero_gradient_samples},
     )
 
 
 def _left_by_backward(
-    matches: Callable[[Arrived], object],
-) -> Callable[[DiagnosisContext], tuple[list[int], Arrived] | None]:
+    matches: Callable[[GradientArrivals], object],
+) -> Callable[[DiagnosisContext], tuple[list[int], GradientArrivals] | None]:
     """Find the first model whose gradients match after a backward pass, and its ranks.
 
     Without an optimizer, nothing shows which parameters are meant to be trained. So the probe skips modules that run
     without gradients, and parameters that the program writes itself.
     """
 
-    def find(context: DiagnosisContext) -> tuple[list[int], Arrived] | None:
-        models = _samples(context, lambda looks: looks.arrived)
-        left = [(rank, model) for rank, model in models if model.looks >= _MIN_GRADIENT_SAMPLES and matches(model)]
+    def find(context: DiagnosisContext) -> tuple[list[int], GradientArrivals] | None:
+        models = _samples(context, lambda looks: looks.gradient_arrivals)
+        left = [
+            (rank, model) for rank, model in models if model.sample_count >= _MIN_GRADIENT_SAMPLES and matches(model)
+        ]
         return ([rank for rank, model in left if model.model == left[0][1].model], left[0][1]) if left else None
 
     return find
 
 
-@given(_left_by_backward(lambda model: model.still))
-def _left_zeros(_: DiagnosisContext, ranks: Sequence[int], first: Arrived) -> Explanation:
+@given(_left_by_backward(lambda model: model.zero_gradient_count))
+def _left_zeros(_: DiagnosisContext, ranks: Sequence[int], first: GradientArrivals) -> Explanation:
     return _noted(
-        Cause.NO_GRADIENT, ranks, {"variant": "backward_left_zeros", "model": first.model, "samples": first.looks}
+        Cause.NO_GRADIENT,
+        ranks,
+        {"variant": "backward_left_zeros", "model": first.model, "samples": first.sample_count},
     )
 
 
-@given(_left_by_backward(lambda model: model.never_count))
-def _left_none(context: DiagnosisContext, ranks: Sequence[int], first: Arrived) -> Explanation:
+@given(_left_by_backward(lambda model: model.without_gradient_count))
+def _left_none(context: DiagnosisContext, ranks: Sequence[int], first: GradientArrivals) -> Explanation:
     # If every rank leaves out the same part with `detach`, it may be on purpose.
-    chosen = set(ranks) == {rank.rank for rank in context.evidence.ranks if rank.looks}
+    chosen = set(ranks) == {rank.rank for rank in context.evidence.ranks if rank.health}
     return _noted(
         Cause.NO_GRADIENT,
         ranks,
         {
             "variant": "backward_left_none",
-            "parameters": first.never,
-            "count": first.never_count,
+            "parameters": first.without_gradient,
+            "count": first.without_gradient_count,
             "model": first.model,
-            "samples": first.looks,
+            "samples": first.sample_count,
         },
         evidence=EvidenceKind.OPEN if chosen else EvidenceKind.EFFECT,
         left_open=(OpenQuestion(code="detached_on_purpose"),) if chosen else (),
-        place=parameter_place(first.never[0]) if first.never else None,
+        place=parameter_place(first.without_gradient[0]) if first.without_gradient else None,
     )
 
 
-@given(_any_of(lambda looks: looks.unwaited))
-def unwaited_collective(_: DiagnosisContext, lines: ByRank[Unwaited]) -> Explanation:
+@given(_any_of(lambda looks: looks.unawaited_calls))
+def unwaited_collective(_: DiagnosisContext, lines: ByRank[UnawaitedCall]) -> Explanation:
     """A line of the program starts asynchronous collectives, and the program never uses any of their handles."""
     first = lines[0][1]
     return _noted(
@@ -391,8 +399,8 @@ def unwaited_collective(_: DiagnosisContext, lines: ByRank[Unwaited]) -> Explana
     )
 
 
-@given(_any_of(lambda looks: looks.given_up))
-def batches_given_up(context: DiagnosisContext, lost: ByRank[GivenUp]) -> Explanation | None:
+@given(_any_of(lambda looks: looks.dropped_batches))
+def batches_given_up(context: DiagnosisContext, lost: ByRank[DroppedBatches]) -> Explanation | None:
     """The program caught exceptions that ended training passes, and lost the batches of these passes.
 
     Only ranks that exited with code 0 count: on any other rank the exception may follow from the failure of the run.
@@ -423,8 +431,8 @@ def _exited_well(context: DiagnosisContext, rank: int) -> bool:
     return evidence is not None and evidence.exit is not None and evidence.exit.status == 0
 
 
-@given(_any_of(lambda looks: [model for model in looks.arrived if model.unset]))
-def uninitialised_parameters(_: DiagnosisContext, unset: ByRank[Arrived]) -> Explanation:
+@given(_any_of(lambda looks: [model for model in looks.gradient_arrivals if model.unset]))
+def uninitialised_parameters(_: DiagnosisContext, unset: ByRank[GradientArrivals]) -> Explanation:
     """Parameters with a gradient had, before the first step, values with which no program starts."""
     first = unset[0][1]
     return _noted(
@@ -447,7 +455,7 @@ def dirty_exit(context: DiagnosisContext) -> Explanation | None:
     """A rank failed at exit or left a resource behind, although every rank exited with code 0."""
     if context.judgement.status is not Status.PASS:
         return None
-    messages = [(rank.rank, message) for rank in context.evidence.ranks for message in rank.last_words]
+    messages = [(rank.rank, message) for rank in context.evidence.ranks for message in rank.exit_messages]
     if not messages:
         return None
     rank, first = min(messages, key=lambda entry: _EXIT_KINDS.index(entry[1].kind))
@@ -491,16 +499,16 @@ def first_divergence(replicas: Mapping[int, Replica]) -> Divergence | None:
     """Return how the replicas of one model differ, by rank; None if they end equal, or need not be equal."""
     if len(replicas) < 2 or any(replica.hook or replica.names != _any(replicas).names for replica in replicas.values()):
         return None
-    looks = {rank: {(look.at, look.round): look for look in replica.looks} for rank, replica in replicas.items()}
+    looks = {rank: {(look.at, look.round): look for look in replica.samples} for rank, replica in replicas.items()}
     common = [key for key in _moments(replicas) if all(key in by_moment for by_moment in looks.values())]
-    if not common or len({replica.looks[-1].round for replica in replicas.values()}) > 1:
+    if not common or len({replica.samples[-1].round for replica in replicas.values()}) > 1:
         return None
     differing = [key for key in common if len({by_moment[key].checksum for by_moment in looks.values()}) > 1]
     if not differing or differing[-1] != common[-1]:
         return None
     first = list(takewhile(lambda key: key in differing, reversed(common)))[-1]
     names, difference = _difference([replicas[rank] for rank in sorted(replicas)])
-    wrapped = all(replica.wrapped for replica in replicas.values())
+    wrapped = all(replica.in_ddp for replica in replicas.values())
     if difference < MATERIAL or not (wrapped or _meant_to_be_equal(replicas, looks, common, differing)):
         return None
     ranks, identified_by = _differing_ranks(looks, common, first)
@@ -532,10 +540,10 @@ def _meant_to_be_equal(
     if len(differing) < len(common) - equal_moments or differing[0][0] == "over":
         return False
     if not equal_moments:
-        return len(common) >= _MIN_GRADIENT_SAMPLES and all(replica.reduced for replica in replicas.values())
+        return len(common) >= _MIN_GRADIENT_SAMPLES and all(replica.reduces_gradients for replica in replicas.values())
     by_moment = next(iter(looks.values()))
     checksums = {by_moment[key].checksum for key in common[:equal_moments]}
-    return len(checksums) > 1 or (bool(checksums) and all(replica.broadcast for replica in replicas.values()))
+    return len(checksums) > 1 or (bool(checksums) and all(replica.was_broadcast for replica in replicas.values()))
 
 
 def _any(replicas: Mapping[int, Replica]) -> Replica:
@@ -544,7 +552,7 @@ def _any(replicas: Mapping[int, Replica]) -> Replica:
 
 def _moments(replicas: Mapping[int, Replica]) -> list[_Moment]:
     """Return the sampled moments of one rank in their order. A moment that came twice counts at its later position."""
-    moments = [(look.at, look.round) for look in _any(replicas).looks]
+    moments = [(look.at, look.round) for look in _any(replicas).samples]
     return list(dict.fromkeys(reversed(moments)))[::-1]
 
 
@@ -580,14 +588,14 @@ def _difference(replicas: Sequence[Replica]) -> tuple[tuple[str, ...], float]:
     names: list[str] = []
     largest = 0.0
     for number, (first_name, last_name) in enumerate(replicas[0].names):
-        parts = [replica.parts[number] for replica in replicas if number < len(replica.parts)]
+        parts = [replica.blocks[number] for replica in replicas if number < len(replica.blocks)]
         if len({part.checksum for part in parts}) > 1:
             names.append(first_name if first_name == last_name else f"{first_name} .. {last_name}")
             largest = max(largest, _relative_difference(parts))
     return tuple(names), largest
 
 
-def _relative_difference(parts: Sequence[Part]) -> float:
+def _relative_difference(parts: Sequence[ParameterBlock]) -> float:
     """Return the difference as a share of the parts' size: infinite if only some parts are finite, 0 if none is."""
     finite = [part for part in parts if math.isfinite(part.size) and math.isfinite(part.total)]
     if len(finite) < len(parts):

@@ -18,7 +18,7 @@ from nsa_harness.core.diagnosis.context import (
 )
 from nsa_harness.core.diagnosis.explanation import Explanation, given
 from nsa_harness.core.evidence.evidence import Frame, RankSnapshot, Stack
-from nsa_harness.core.evidence.health_samples import LastMessages
+from nsa_harness.core.evidence.health_samples import PrintedMessage
 from nsa_harness.core.evidence.stacks import (
     MULTIPROCESSING,
     awaits_result,
@@ -44,16 +44,18 @@ _LOCKS = frozenset({WaitKind.LOCK, WaitKind.UNKNOWN})
 _ENDED_BY_PARTNER = frozenset({WaitKind.LOCK, WaitKind.SLEEP, WaitKind.IO, WaitKind.PIPE})
 
 
-def _wait_after_death(context: DiagnosisContext) -> tuple[Wait, LastMessages] | None:
+def _wait_after_death(context: DiagnosisContext) -> tuple[Wait, PrintedMessage] | None:
     """Find a root that a thread or child could end, and the last messages of a thread or child that died instead."""
     waiting = (root for root in hung_roots(context) if root.kind in _ENDED_BY_PARTNER and root.child is None)
     # A traceback without the name of a thread or child may be one that was caught and printed.
-    deaths = ((root, death) for root in waiting if (rank := context.rank(root.rank)) for death in rank.deaths)
+    deaths = (
+        (root, death) for root in waiting if (rank := context.rank(root.rank)) for death in rank.background_failures
+    )
     return next(((root, death) for root, death in deaths if death.name != death.kind), None)
 
 
 @given(_wait_after_death)
-def thread_died(context: DiagnosisContext, root: Wait, dead: LastMessages) -> Explanation:
+def thread_died(context: DiagnosisContext, root: Wait, dead: PrintedMessage) -> Explanation:
     """An exception ended a thread or child process, and the rank waits for something that this one would have done."""
     return Explanation(
         cause=Cause.THREAD_DIED,
@@ -65,7 +67,7 @@ def thread_died(context: DiagnosisContext, root: Wait, dead: LastMessages) -> Ex
     )
 
 
-def death_facts(dead: LastMessages) -> Facts:
+def death_facts(dead: PrintedMessage) -> Facts:
     """Return the facts about a thread or child process that an exception ended."""
     return {"died": dead.kind, "error": dead.error, "raised_at": dead.place}
 
@@ -259,7 +261,7 @@ def _keeps_gil(context: DiagnosisContext, root: Wait, stack: Stack) -> bool:
 
 def _silent_s(context: DiagnosisContext, root: Wait) -> float:
     """Return the time from the rank's last heartbeat to the last snapshot; 0 if it never wrote a heartbeat."""
-    board = context.last_snapshot[root.rank].board if root.rank in context.last_snapshot else None
+    board = context.last_snapshot[root.rank].status_file if root.rank in context.last_snapshot else None
     return context.evidence.snapshots[-1].at_s - board.beat_s if board and board.beat_s is not None else 0.0
 
 

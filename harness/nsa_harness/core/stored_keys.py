@@ -1,0 +1,48 @@
+"""The JSON keys of dataclass fields that are stored under another name than the field's.
+
+Stored files stay readable for years: a field may be renamed, but its key stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict
+
+T = TypeVar("T")
+
+
+def stored_as(**keys: str) -> Callable[[type[T]], type[T]]:
+    """Return a decorator for a dataclass whose fields have other JSON keys: `@stored_as(field="key")`.
+
+    `to_stored` writes these keys, and pydantic reads them.
+    """
+
+    def decorate(dataclass_type: type[T]) -> type[T]:
+        config = ConfigDict(alias_generator=lambda name: keys.get(name, name))
+        setattr(dataclass_type, "__pydantic_config__", config)  # noqa: B010  (mypy does not know the attribute)
+        setattr(dataclass_type, "__stored_keys__", keys)  # noqa: B010
+        return dataclass_type
+
+    return decorate
+
+
+def stored_keys(dataclass_type: type) -> Mapping[str, str]:
+    """Return the JSON key of each field of a dataclass, by the field's name."""
+    keys: Mapping[str, str] = getattr(dataclass_type, "__stored_keys__", {})
+    return {field.name: keys.get(field.name, field.name) for field in fields(dataclass_type)}
+
+
+def to_stored(value: Any) -> Any:
+    """Return `value` with every dataclass in it as a dict by JSON keys, otherwise like `dataclasses.asdict`."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {key: to_stored(getattr(value, name)) for name, key in stored_keys(type(value)).items()}
+    if isinstance(value, dict):
+        return {key: to_stored(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(to_stored, value))
+    if isinstance(value, list | tuple):
+        return type(value)(map(to_stored, value))
+    return value
