@@ -1,4 +1,4 @@
-"""Rewrites what docs/findings.md and docs/internals/decisions.md say of causes, from the one table of them.
+"""Rebuild the parts of docs/findings.md and docs/internals/decisions.md that come from the table of causes.
 
 python tools/make_findings.py
 """
@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from nsa_harness.core.diagnosis.causes import CAUSES_OF_VERDICTS, Cause
+from nsa_harness.core.diagnosis.causes import Cause
 from nsa_harness.core.report import HangKind, Severity, Status
 from nsa_harness.texts.causes import text_of
 
@@ -18,62 +18,62 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- causes: begin -->", "<!-- causes: end -->"
 WIDTH = 120
 _CODE = re.compile(r"`[^`]*`")
-_BREAKABLE, _KEPT = " ", "\0"
+_SPACE, _UNBREAKABLE_SPACE = " ", "\0"
 
 
 def main() -> None:
-    for name in MADE:
+    for name in GENERATORS:
         document = REPOSITORY / name
         document.write_text(with_causes(name, document.read_text()))
 
 
 def with_causes(name: str, document: str) -> str:
-    """The document with what the table says between its two comments."""
+    """Return the document with the generated text between its two comments."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return "\n".join([f"{before}{BEGIN}", *MADE[name](), f"{END}{after}"])
+    return "\n".join([f"{before}{BEGIN}", *GENERATORS[name](), f"{END}{after}"])
 
 
 def _findings() -> Iterator[str]:
-    yield from _table(["verdict", "kind", "causes"], _rows())
-    yield ""
-    yield from _wrapped(f"`expect.cause` of a scenario can be {_codes(CAUSES_OF_VERDICTS)}.")
+    yield from _table(["verdict", "kind", "causes"], _causes_by_verdict())
     for cause in Cause:
         yield ""
         yield f"## {cause}"
         yield ""
         for name, key in (("Means", "means"), ("Proven by", "proven_by"), ("Try", "remedy")):
-            yield from _wrapped(f"- **{name}:** {text_of(cause, key)}", "  ")
+            text = text_of(cause, key)
+            yield from _wrapped(f"- **{name}:** {text[:1].upper()}{text[1:]}", "  ")
     yield ""
 
 
-def _rows() -> Iterator[tuple[str, str, str]]:
+def _causes_by_verdict() -> Iterator[tuple[str, str, str]]:
+    """Yield verdict, kind and causes of each row of the table, as links."""
     for status in Status:
         for kind in HangKind if status is Status.HANG else (None,):
-            causes = [one for one in Cause if status in one.row.verdicts and (kind is None or kind in one.row.kinds)]
+            causes = [
+                cause for cause in Cause if status in cause.row.verdicts and (kind is None or kind in cause.row.kinds)
+            ]
             if causes:
-                yield status, kind or "", _codes(causes, " ")
-    beside = _codes([one for one in Cause if one.row.beside], " ")
-    yield "any", "", f"{beside} are noted beside the cause, a PASS included"
+                yield status, kind or "", _links(causes)
+    yield "any, also PASS", "", f"noted next to the cause: {_links(cause for cause in Cause if cause.row.beside)}"
 
 
-def _decisions() -> Iterator[str]:
-    warnings = [one for one in Cause if one.row.severity is Severity.WARNING and one.row.unfailed is Severity.WARNING]
-    passed = [one for one in Cause if one.row.severity is Severity.CRITICAL and one.row.unfailed is Severity.WARNING]
-    unfailed = [one for one in Cause if one.row.severity is Severity.INFO]
+def _severities() -> Iterator[str]:
+    """Yield the table of severities: if a run did not fail, a finding has the severity `unfailed`."""
+    rows = [(cause, cause.row.severity, cause.row.unfailed) for cause in Cause]
+    warnings = [cause for cause, severity, unfailed in rows if severity is unfailed is Severity.WARNING]
+    lowered = [cause for cause, *both in rows if both == [Severity.CRITICAL, Severity.WARNING]]
+    infos = [cause for cause, severity, _ in rows if severity is Severity.INFO]
     yield from _table(
-        ["severity", "of which findings"],
+        ["severity", "findings"],
         [
             ("critical", "the cause of a FAIL or HANG"),
             (
                 "warning",
-                f"{_codes(warnings)}; {_codes(passed)} of a run that passed; and what is noted beside the cause of"
-                " a FAIL or HANG",
+                f"{_codes(warnings)}; {_codes(lowered)} if the run passed; and all other findings of a run with FAIL or"
+                " HANG",
             ),
-            (
-                "info",
-                f"{_codes(unfailed)}, and anything else of a run that neither failed nor hung",
-            ),
+            ("info", f"{_codes(infos)}, and all other findings of a run without FAIL or HANG"),
         ],
     )
 
@@ -84,21 +84,25 @@ def _table(head: list[str], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
     yield from (f"| {' | '.join(row)} |" for row in rows)
 
 
-def _codes(causes: Iterable[str], separator: str = ", ") -> str:
-    return separator.join(f"`{cause}`" for cause in causes)
+def _codes(causes: Iterable[Cause]) -> str:
+    return ", ".join(f"`{cause}`" for cause in causes)
+
+
+def _links(causes: Iterable[Cause]) -> str:
+    return " · ".join(f"[{cause}](#{cause})" for cause in causes)
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    """Lines of the width of a page; a word of code is not broken."""
+    """Return the text in lines of the page's width. Text in backticks is not broken."""
     one_line = " ".join(text.split())
-    kept = _CODE.sub(lambda code: code[0].replace(_BREAKABLE, _KEPT), one_line)
-    lines = textwrap.wrap(kept, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return [line.replace(_KEPT, _BREAKABLE) for line in lines]
+    unbreakable = _CODE.sub(lambda code: code[0].replace(_SPACE, _UNBREAKABLE_SPACE), one_line)
+    lines = textwrap.wrap(unbreakable, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_UNBREAKABLE_SPACE, _SPACE) for line in lines]
 
 
-MADE: dict[str, Callable[[], Iterator[str]]] = {
+GENERATORS: dict[str, Callable[[], Iterator[str]]] = {
     "docs/findings.md": _findings,
-    "docs/internals/decisions.md": _decisions,
+    "docs/internals/decisions.md": _severities,
 }
 
 if __name__ == "__main__":

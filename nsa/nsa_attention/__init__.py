@@ -1,8 +1,8 @@
-"""The subject: a Native Sparse Attention language model and its training program. It knows nothing of the harness.
+"""A Native Sparse Attention (NSA) language model and its training program, usable without nsa-harness.
 
 `sparse_attention` is the operation on projected tensors, `NSAttention` a layer, `TinyLM` the language model that
-`python -m nsa_attention.train` trains. Nothing is imported until one of these names is used, because torch is slow to
-import.
+`python -m nsa_attention.train` trains. Each submodule is imported only when one of its public names is first used,
+because torch is slow to import.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Native sparse attention as a layer: three branches with their own keys and values, and the gate that mixes them.
+"""The NSA layer (arXiv 2502.11089): three branches with their own keys and values, summed with learned gates.
 
-Dimensions: B batch, T tokens, M model width, H query heads, G groups, S compressed blocks, D key, E value, n places.
-`turns` are the cosines and sines that `rotate` takes. With `packed` the batch is one row of documents that do not see
-each other.
+Dimensions: B batch, T tokens, M model width, H query heads, G groups of query heads that share keys and values,
+S compressed blocks, l tokens of a compressed block, D key width, E value width, n selected blocks per query, p pairs of
+dimensions that rotary embeddings rotate together (D/2).
+
+Parameters that occur in several `forward` methods: `cos_sin` are the rotary cosines and sines, [2, T, p]. `layout`
+describes packed documents: the batch is then one row, and documents do not attend to each other. `precomputed` are the
+results of the key and value projections, if `project_together` has computed them.
 """
 
 from __future__ import annotations
@@ -29,7 +33,10 @@ from .ops.selection import Selection
 
 
 class NSAttention(nn.Module):
-    """Paper section 3: o = sum over the branches of gate * attention(q, K_branch, V_branch)."""
+    """Attention layer o = sum over branches c of gate_c * attention(q, K_c, V_c) (NSA paper, eq. 5).
+
+    Raises MissingImplementationError if no branch of the layer would use `implementation`.
+    """
 
     def __init__(self, config: NSAConfig, implementation: Implementation = Implementation.AUTO) -> None:
         super().__init__()
@@ -43,13 +50,14 @@ class NSAttention(nn.Module):
         if Branch.WIN in config.branches:
             self.win = SlidingBranch(config, implementation)
         self.gate_mlp = GateMLP(config)
-        # Frozen as well: DDP would wait for gradients that never come.
+        # With stopped gradients the gate weights are frozen: otherwise DDP would wait for gradients that never arrive.
         self.gate_mlp.requires_grad_(not config.stop_gradient_gates)
         self.out_proj = nn.Linear(config.heads * config.d_v, config.dim, bias=False)
 
     def forward(
         self, x_BTM: Tensor, cos_sin: Tensor, memo_number: Tensor | None = None, layout: PackedLayout | None = None
     ) -> Tensor:
+        """Return the output [B, T, M]. `memo_number` names the SelectionMemo of a checkpointed layer, or is None."""
         branches = [getattr(self, branch.value) for branch in self.config.branches]
         precomputed, *branch_products = project_together(
             x_BTM, [[self.q_proj], *([b.k_proj, b.v_proj] for b in branches)]
@@ -67,18 +75,18 @@ class NSAttention(nn.Module):
         return self.mix(x_BTM, outputs)
 
     def mix(self, x_BTM: Tensor, outputs: list[Tensor]) -> Tensor:
-        """What the branches say, [B, H, T, E] each, weighed by their gates and brought back to [B, T, M]."""
+        """Return the gated sum of the branch outputs [B, H, T, E], projected to [B, T, M]."""
         backend, used = implementation_for_select_and_mix(self.implementation, outputs[0], outputs[0], outputs[0])
         count_run(self.gate_mlp.runs, used)
         return self.out_proj(backend.mix(outputs, self.gates(x_BTM)).flatten(2))
 
     def gates(self, x_BTM: Tensor) -> Tensor:
-        """[branches, B, H, T]."""
+        """Return the gates in (0, 1), shape [branches, B, H, T]."""
         return self.gate_mlp(x_BTM.detach() if self.config.stop_gradient_gates else x_BTM).squeeze(-1)
 
 
 class Projection(nn.Linear):
-    """Without a bias. A product that was computed beside others is handed through: hooks see it all the same."""
+    """Linear layer without bias. If its product is already computed, `forward` returns it, so hooks still see it."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -87,13 +95,14 @@ class Projection(nn.Linear):
         return super().forward(x_BTM) if precomputed is None else precomputed
 
 
-Products = Sequence[Tensor | None]  # None: the projection is left to compute its own
+Products = Sequence[Tensor | None]  # results of projections; None: the projection computes its own
 
 
 def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]]) -> list[Products]:
-    """What all of them make of `x`, by one matrix product, and so by one for the gradient of `x`.
+    """Return the results of all `projections` of `x` in the same nesting, computed on a CPU by one matrix product.
 
-    Parameters stay apart, so that they are named, sharded and saved one by one.
+    The gradient of `x` then is one matrix product as well. The weights stay separate parameters, because they are
+    named, sharded and saved separately. On other devices every result is None, and the projections run one by one.
     """
     if x_BTM.device.type != "cpu":
         return [[None] * len(group) for group in projections]
@@ -104,7 +113,10 @@ def project_together(x_BTM: Tensor, projections: Sequence[Sequence[Projection]])
 
 
 class GateMLP(nn.Linear):
-    """Sigmoid gates per branch and head. It is its own last layer, so its parameters read `gate_mlp.weight`."""
+    """MLP for the sigmoid gates of each branch and head.
+
+    The class itself is the last linear layer, so its parameters are named `gate_mlp.weight` and `gate_mlp.bias`.
+    """
 
     def __init__(self, config: NSAConfig) -> None:
         hidden = max(16, config.dim // 8)
@@ -114,30 +126,31 @@ class GateMLP(nn.Linear):
         self.hidden = nn.Linear(config.dim, hidden)
 
     def forward(self, x_BTM: Tensor) -> Tensor:
-        """Gates [branches, B, H, T, 1] in (0, 1)."""
+        """Return gates in (0, 1), shape [branches, B, H, T, 1]."""
         logits = super().forward(functional.silu(self.hidden(x_BTM)))
         return torch.sigmoid(logits).unflatten(-1, (-1, self.heads)).permute(2, 0, 3, 1).unsqueeze(-1)
 
 
 class BlockMean(nn.Module):
-    """One vector per block of l tokens: their mean. What makes a vector of a block is phi of the paper's eq. 7."""
+    """Compression of each block of l tokens to the mean of its vectors: one choice of phi in eq. 7 of the paper."""
 
     def __init__(self, config: NSAConfig, _width: int) -> None:
         super().__init__()
         self.length, self.stride = config.block_len, config.block_stride
 
     def forward(self, x_BGTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
-        """Blocks [B, G, S, D]: only complete ones, so S = 0 for a sequence shorter than l."""
+        """Return one vector per complete block, [B, G, S, D]. S is 0 for a sequence shorter than l."""
         return self.compress(split_into_blocks(x_BGTD, self.length, self.stride, layout))
 
     def compress(self, blocks_BGSlD: Tensor) -> Tensor:
+        """Return one vector per block, [B, G, S, D]."""
         return blocks_BGSlD.mean(3)
 
 
 class BlockMLP(BlockMean):
-    """The paper's phi: an MLP over the block's tokens side by side, with a learned position inside the block."""
+    """The paper's phi: an MLP over the block's concatenated vectors plus a learned position embedding."""
 
-    # Of the two linear maps. Each phi has names of its own, so that no weights load into another one.
+    # Names of the two linear layers. They differ per method, so weights of one method never load into another.
     names = ("hidden", "out")
 
     def __init__(self, config: NSAConfig, width: int) -> None:
@@ -153,7 +166,7 @@ class BlockMLP(BlockMean):
 
 
 class BlockMeanMLP(BlockMLP):
-    """The MLP around the mean: a fresh layer starts from keys like those it compresses."""
+    """The mean plus an MLP. In a new layer the compressed keys therefore resemble the keys of the block."""
 
     names = ("inner", "outer")
 
@@ -165,6 +178,8 @@ PHI = {Compression.MLP: BlockMLP, Compression.MEAN: BlockMean, Compression.MEAN_
 
 
 class CompressedBranch(nn.Module):
+    """Attention to compressed blocks. `runs` counts how often each implementation was used."""
+
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
         self.config, self.implementation = config, implementation
@@ -182,7 +197,10 @@ class CompressedBranch(nn.Module):
         layout: PackedLayout | None = None,
         precomputed: Products = (None, None),
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Output [B, H, T, E]; and what ranks blocks: the compressed keys, with the log-sum-exp of their attention."""
+        """Return the output [B, H, T, E], and the compressed keys [B, G, S, D] with their log-sum-exp [B, H, T].
+
+        The selected branch ranks blocks by these compressed keys.
+        """
         config = self.config
         k_BGTD, v_BGTE = keys_and_values(self, x_BTM, precomputed)
         k_BGSD = rotate_blocks(self.k_blocks(k_BGTD, layout), cos_sin, config, layout)
@@ -198,13 +216,13 @@ class CompressedBranch(nn.Module):
 
 
 class BlockSelector(nn.Module):
-    """A module without parameters, so that what it selected can be seen from outside through a forward hook."""
+    """Selection of blocks, as a module without parameters, so that forward hooks can observe the selected indices."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
         self.implementation = implementation
         self.runs: Counter[UsedImplementation] = Counter()
-        self.positions_T: Tensor | None = None  # of the newest queries, where they were of packed documents
+        self.positions_T: Tensor | None = None  # positions of the latest packed queries within their documents
         self.selection = selection_from(config)
 
     def forward(
@@ -215,7 +233,11 @@ class BlockSelector(nn.Module):
         memo_number: Tensor | None,
         layout: PackedLayout | None = None,
     ) -> Tensor:
-        """Indices [B, G, T, n] int32. Without the log-sum-exp of the queries over the keys it is computed here."""
+        """Return the indices [B, G, T, n] (int32) of the selected blocks.
+
+        `keys_BGSD` are the compressed keys, `lse_BHT` the log-sum-exp of the queries' scores over them; if `lse_BHT` is
+        None, the implementation computes it if needed. `memo_number` names the SelectionMemo, or is None.
+        """
         if layout is not None:
             self.positions_T = layout.positions_T
         backend, used = implementation_for_select_and_mix(self.implementation, q_BHTD, keys_BGSD, keys_BGSD)
@@ -224,6 +246,8 @@ class BlockSelector(nn.Module):
 
 
 class SelectedBranch(nn.Module):
+    """Attention to the tokens of the selected blocks. `runs` counts how often each implementation was used."""
+
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
         self.config, self.implementation = config, implementation
@@ -242,11 +266,15 @@ class SelectedBranch(nn.Module):
         layout: PackedLayout | None = None,
         precomputed: Products = (None, None),
     ) -> Tensor:
-        """Output [B, H, T, E]. Without a scorer the mean of its own keys per block ranks the blocks."""
+        """Return the output [B, H, T, E].
+
+        `scorer` is the second result of CompressedBranch.forward and ranks the blocks. If it is None, because the layer
+        has no compressed branch, blocks are ranked by the mean of this branch's own keys.
+        """
         config = self.config
         k_BGTD, v_BGTE = keys_and_values(self, x_BTM, precomputed)
         if scorer is None:
-            # Nothing would train a scorer of its own: a selection has no gradient.
+            # A separate scorer could not be trained, because the selection has no gradient.
             means = split_into_blocks(k_BGTD, config.block_len, config.block_stride, layout).mean(3)
             keys_BGSD, lse_BHT = rotate_blocks(means, cos_sin, config, layout), None
         else:
@@ -266,6 +294,8 @@ class SelectedBranch(nn.Module):
 
 
 class SlidingBranch(nn.Module):
+    """Attention to the last w tokens. `runs` counts how often each implementation was used."""
+
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
         self.config, self.implementation = config, implementation
@@ -281,6 +311,7 @@ class SlidingBranch(nn.Module):
         layout: PackedLayout | None = None,
         precomputed: Products = (None, None),
     ) -> Tensor:
+        """Return the output [B, H, T, E]."""
         k_BGTD, v_BGTE = keys_and_values(self, x_BTM, precomputed)
         k_BGTD = rotate(k_BGTD, cos_sin)
         backend, used = implementation_for_sliding(self.implementation, q_BHTD, k_BGTD, v_BGTE)
@@ -295,20 +326,24 @@ class SlidingBranch(nn.Module):
 def keys_and_values(
     branch: CompressedBranch | SelectedBranch | SlidingBranch | VanillaAttention, x_BTM: Tensor, precomputed: Products
 ) -> tuple[Tensor, Tensor]:
-    """Unrotated keys [B, G, T, D]; values [B, G, T, E] that share no memory with other products, which are not kept."""
+    """Return unrotated keys [B, G, T, D] and values [B, G, T, E] of a branch.
+
+    The values are copied to memory of their own, so saving them for the backward pass does not keep the joint
+    projection result alive.
+    """
     k_ready, v_ready = precomputed
     k_BGTD = split_heads(branch.k_proj(x_BTM, k_ready), branch.config.groups)
     return k_BGTD, split_heads(branch.v_proj(x_BTM, v_ready).contiguous(), branch.config.groups)
 
 
 def count_run(runs: Counter[UsedImplementation], used: UsedImplementation) -> None:
-    """Compiled code is not counted: it would be traced once and run many times."""
+    """Count one use of an implementation. Compiled code is not counted: it is traced once but runs many times."""
     if not torch.compiler.is_compiling():
         runs[used] += 1
 
 
 class VanillaAttention(nn.Module):
-    """The control: dense causal attention with the same heads, groups and widths."""
+    """Dense causal attention with the same heads, groups and widths as NSAttention: the baseline for comparisons."""
 
     def __init__(self, config: NSAConfig) -> None:
         super().__init__()
@@ -321,6 +356,7 @@ class VanillaAttention(nn.Module):
     def forward(
         self, x_BTM: Tensor, cos_sin: Tensor, _memo_number: Tensor | None = None, layout: PackedLayout | None = None
     ) -> Tensor:
+        """Return the output [B, T, M]."""
         precomputed, kv_products = project_together(x_BTM, [[self.q_proj], [self.k_proj, self.v_proj]])
         q_BHTD = rotate(split_heads(self.q_proj(x_BTM, *precomputed), self.config.heads), cos_sin)
         k_BGTD, v_BGTE = keys_and_values(self, x_BTM, kv_products)
@@ -335,27 +371,32 @@ class VanillaAttention(nn.Module):
 
 
 def split_heads(x_BTM: Tensor, heads: int) -> Tensor:
+    """Return `x` as [B, heads, T, M / heads]: a view."""
     return x_BTM.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def split_into_blocks(x_BGTD: Tensor, length: int, stride: int, layout: PackedLayout | None = None) -> Tensor:
-    """The complete blocks, [B, G, S, l, D]: views, or of packed documents copies."""
+    """Return the complete blocks of `length` tokens, one every `stride` tokens, as [B, G, S, l, D].
+
+    The result is a view; for packed documents, whose blocks lie within one document, it is a copy.
+    """
     if layout is not None:
         return x_BGTD.index_select(2, layout.blocks_Sl.flatten()).unflatten(2, (-1, length))
     if x_BGTD.shape[2] < length:
-        # No block, but still connected to the graph: the projections get a gradient of zeros, not none.
+        # Even without a block the result stays connected to the graph: the projections get zero gradients, not None.
         return x_BGTD[:, :, :0, None].expand(-1, -1, -1, length, -1)
     return x_BGTD.unfold(2, length, stride).transpose(3, 4)
 
 
 def rotate_blocks(k_BGSD: Tensor, cos_sin: Tensor, config: NSAConfig, layout: PackedLayout | None = None) -> Tensor:
-    """A compressed key stands at the position of its block's last token, the first from which it is seen."""
+    """Rotate each compressed key to the position of its block's last token, the first query that attends to it."""
     if layout is not None:
         return rotate(k_BGSD, cos_sin[:, layout.blocks_Sl[:, -1]])
     return rotate(k_BGSD, cos_sin[:, config.block_len - 1 :: config.block_stride])
 
 
 def selection_from(config: NSAConfig) -> Selection:
+    """Return the parameters of block selection that a model's configuration implies."""
     return Selection(
         block_len=config.block_len,
         block_stride=config.block_stride,
@@ -369,34 +410,37 @@ ROTARY_BASE = 10000.0
 
 
 def rotary_frequencies(width: int) -> Tensor:
-    """Angle per token of each pair of dimensions, [D/2]."""
+    """Return the rotary angle per token of each pair of dimensions, in radians, [D/2] float32."""
     return torch.as_tensor(
         ROTARY_BASE ** (-torch.arange(0, width, 2, dtype=torch.float64) / width), dtype=torch.float32
     )
 
 
 def rotary_cos_sin(frequencies: Tensor, tokens: int) -> Tensor:
-    """Cosine and sine, [2, T, D/2], of the angles of the positions 0 to T - 1."""
+    """Return cosine and sine of the rotary angles at positions 0 to T - 1, [2, T, D/2]."""
     positions = torch.arange(tokens, device=frequencies.device, dtype=frequencies.dtype)
     angles = positions[:, None] * frequencies
     return torch.stack((angles.cos(), angles.sin()))
 
 
 class RotaryTable:
-    """The turns of all positions up to the last that was asked for. It doubles, so that each is computed O(1) times."""
+    """Cache of the rotary cosines and sines of all positions so far. Its length doubles when it has to grow."""
 
     def __init__(self) -> None:
-        self._cos_sin: Tensor | None = None  # None: nothing was asked for, so the frequencies are not known
+        self._cos_sin: Tensor | None = None  # None until the first call, which provides the frequencies
 
     def __call__(self, frequencies: Tensor, end: int) -> Tensor:
-        """Cosine and sine, [2, at least `end`, p], as the parallel forward has them."""
+        """Return cosine and sine of at least `end` positions, [2, end or more, p], equal to `rotary_cos_sin`."""
         if self._cos_sin is None or end > self._cos_sin.shape[1]:
             self._cos_sin = rotary_cos_sin(frequencies, max(64, 1 << (end - 1).bit_length()))
         return self._cos_sin
 
 
 def rotate(x_BHTD: Tensor, cos_sin_2Tp: Tensor) -> Tensor:
-    """`x` with its two halves turned as pairs; row t by turns[:, t]. Keeps the dtype of `x`."""
+    """Apply rotary embeddings: rotate the pairs (i, i + D/2) of row t by the angles of cos_sin[:, t].
+
+    The result has the dtype of `x`.
+    """
     if is_eager_on_cpu(x_BHTD):
         return rotate_by_tiles(x_BHTD, cos_sin_2Tp)
     cosine, sine = cos_sin_2Tp.to(x_BHTD.dtype)

@@ -1,4 +1,4 @@
-"""What a model is: the shape of an NSA language model, and the shapes that have a name."""
+"""Configurations of NSA language models: the NSAConfig class and the named configurations in SHAPES."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ from enum import StrEnum
 
 
 class Branch(StrEnum):
+    """The three attention branches of the NSA paper: compressed, selected and sliding window."""
+
     CMP = "cmp"
     SEL = "sel"
     WIN = "win"
 
 
 class Attention(StrEnum):
+    """The attention of a model: NSA, or one of two dense baselines for comparison."""
+
     NSA = "nsa"
-    VANILLA = "vanilla"  # causal attention in the same block, same heads and groups
-    STOCK = "stock"  # torch.nn.TransformerEncoder, none of our code in the layers
+    VANILLA = "vanilla"  # dense causal attention in the same block, with the same heads and groups
+    STOCK = "stock"  # layers of torch.nn.TransformerEncoderLayer, without any code of this package
 
 
 class Implementation(StrEnum):
-    AUTO = "auto"
-    EAGER = "eager"  # plain torch, on every device
-    TRITON = "triton"  # our fused kernels in every branch
-    TORCH = "torch"  # torch's own flash attention in the sliding branch, the others as with auto
-    FLASH = "flash"  # flash-attn in the sliding branch, the others as with auto
-    PER_TOKEN = "per_token"  # a Python loop over tokens in the selected branch, the others as with auto
-    DENSE = "dense"  # all scores of every branch in memory, which grows with the square of the sequence
+    """Values of --impl: which code computes the attention branches."""
+
+    AUTO = "auto"  # the fastest implementation that supports the device, dtype and widths
+    EAGER = "eager"  # plain PyTorch, on every device
+    TRITON = "triton"  # the Triton kernels of ops/fused in every branch
+    TORCH = "torch"  # PyTorch's flash attention in the sliding branch, the other branches as with auto
+    FLASH = "flash"  # flash-attn in the sliding branch, the other branches as with auto
+    PER_TOKEN = "per_token"  # a Python loop over tokens in the selected branch, the other branches as with auto
+    DENSE = "dense"  # full score matrices in every branch: memory grows with the square of the sequence length
 
 
-# What computes one branch, and leaves the others to auto.
+# Implementations that compute only one branch; the other branches are chosen as with auto.
 _ONE_BRANCH = {
     Implementation.TORCH: Branch.WIN,
     Implementation.FLASH: Branch.WIN,
@@ -37,20 +43,23 @@ _ONE_BRANCH = {
 
 
 class Compression(StrEnum):
-    """How a block becomes one key and one value: phi of the paper's eq. 7."""
+    """Methods of compressing a block of tokens into one key and one value: phi in eq. 7 of the NSA paper."""
 
-    MLP = "mlp"  # the paper's: an MLP over the block's tokens side by side, with a learned position inside the block
-    MEAN = "mean"
-    MEAN_MLP = "mean_mlp"  # the mean, with an MLP around it
+    MLP = "mlp"  # as in the paper: an MLP over the block's concatenated tokens plus a learned position embedding
+    MEAN = "mean"  # the mean of the block's tokens
+    MEAN_MLP = "mean_mlp"  # the mean plus the output of such an MLP
 
 
-FORCED_BLOCKS = 3  # block 0, the current block and the one before it
+FORCED_BLOCKS = 3  # always selected: block 0, the query's own block and the block before it
 ALL_BRANCHES = (Branch.CMP, Branch.SEL, Branch.WIN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NSAConfig:
-    """A model's shape. Lengths are in tokens; the paper's letters stand behind the fields."""
+    """Sizes and options of a model. Lengths are in tokens; comments give the letters of the NSA paper.
+
+    Raises ValueError that lists every invalid field.
+    """
 
     name: str = "custom"
     vocab: int = 256
@@ -63,16 +72,16 @@ class NSAConfig:
     block_len: int = 16  # l
     block_stride: int = 8  # d
     select_len: int = 32  # l'
-    select_count: int = 8  # n, the forced blocks included
+    select_count: int = 8  # n, including the forced blocks
     window: int = 64  # w
     seq_len: int = 128
     attention: Attention = Attention.NSA
     branches: tuple[Branch, ...] = ALL_BRANCHES
     compression: Compression = Compression.MLP
-    stop_gradient_gates: bool = False  # gates are computed, never learned: no gradient flows into or through them
+    stop_gradient_gates: bool = False  # gates are not trained: no gradient flows into or through them
     dtype: str = "float32"
     batch: int = 2  # per rank, the training program's default
-    checkpointed: bool = False  # gradient checkpointing in every layer unless the command says otherwise
+    checkpointed: bool = False  # default for gradient checkpointing in every layer; --gc overrides it
 
     def __post_init__(self) -> None:
         mistakes = config_mistakes(self)
@@ -81,6 +90,7 @@ class NSAConfig:
 
     @property
     def scale(self) -> float:
+        """The factor of attention scores, 1 / sqrt(d_k)."""
         return float(self.d_k**-0.5)
 
 
@@ -101,7 +111,7 @@ _AT_LEAST_ONE = (
 
 
 def config_mistakes(config: NSAConfig) -> list[str]:
-    """Everything that makes a shape impossible, each with the value and what it must be."""
+    """Return one message per invalid field of `config`, with the expected and the actual value; empty if valid."""
     mistakes = [
         f"{field}: expected at least 1, got {getattr(config, field)}"
         for field in _AT_LEAST_ONE
@@ -129,7 +139,10 @@ def config_mistakes(config: NSAConfig) -> list[str]:
 
 
 def implementation_mistake(config: NSAConfig, requested: Implementation) -> str | None:
-    """Why nothing of such a shape would be computed by what is asked for; None if something would."""
+    """Return an error message if no branch of a model with `config` would use the `requested` implementation, or None.
+
+    An example is --impl flash, which computes only the sliding branch, for a model without that branch.
+    """
     if config.attention is not Attention.NSA:
         reason = (
             f"attention {config.attention} has one implementation" if requested is not Implementation.AUTO else None
@@ -141,8 +154,8 @@ def implementation_mistake(config: NSAConfig, requested: Implementation) -> str 
     return reason and f"--impl {requested}: {reason}; use --impl auto"
 
 
-# Small enough for two cores; every branch has work at T=256: 31 compressed blocks, 8 selection blocks of which 4 are
-# chosen (so one is a real choice), a window of a quarter of the sequence.
+# Small enough for two CPU cores, and every branch has work at T=256: 31 compressed blocks, 8 selection blocks of which
+# 4 are selected (3 of them forced, so 1 depends on the scores), and a window of a quarter of the sequence.
 CI = NSAConfig(
     name="ci",
     heads=8,
@@ -170,7 +183,8 @@ MINIMAL = NSAConfig(
     seq_len=512,
     dtype="bfloat16",
 )
-# Seed 3: TinyLM(256, 128, 5, 8, 2, 16, 16, 16, 8, 32, 8, 64) on one sequence of 128 tokens.
+# The model of the third original bug report: TinyLM(256, 128, 5, 8, 2, 16, 16, 16, 8, 32, 8, 64), trained on one
+# sequence of 128 tokens.
 REPRO = NSAConfig(name="repro", layers=5, seq_len=128, batch=1)
 SHOWCASE = NSAConfig(name="showcase", layers=1, seq_len=128, batch=8)
 PRODUCTION = NSAConfig(
@@ -191,7 +205,7 @@ PRODUCTION = NSAConfig(
     dtype="bfloat16",
     checkpointed=True,
 )
-# The seeds' burn-in before production: the same layers at half the length, so that a hundred steps are soon done.
+# A burn-in run before `production`: the same layers at half the sequence length, so that 100 steps finish quickly.
 SHAKE = NSAConfig(
     name="shake",
     vocab=50257,

@@ -1,6 +1,6 @@
-"""What a step costs, counted where it arises: the nodes of its graph, and the bytes that these keep.
+"""Cost of a training step that does not depend on the machine: autograd nodes, and bytes saved for backward.
 
-Both are the same in every run of a shape, whatever else the machine does: what grows, and how, shows in one step.
+Both numbers are the same in every run of a configuration. One step therefore shows what grows with sequence length.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .config import NSAConfig
 
-# What a layer of this model keeps of one token, in multiples of its width: about 25 here, and room for another's.
+# Elements that a layer saves per token, in multiples of the model width: about 25, plus a margin.
 _SAVED_WIDTHS_PER_TOKEN = 32
-_LOGIT_COPIES = 4  # the logits, their float32 form, the log-softmax, a gradient
-_PARAMETER_COPIES = 4  # themselves, their gradients, two moments of the optimizer
+_LOGIT_COPIES = 4  # the logits, their float32 copy, the log-softmax and a gradient
+_PARAMETER_COPIES = 4  # the parameters, their gradients and two moments of the optimizer
 
 
 def graph_nodes(loss: Tensor) -> int:
-    """Nodes that a backward pass from here would visit. Takes about a microsecond each, and changes nothing."""
-    # The set keeps each node alive: of one that is gone the next could have the address.
+    """Return the number of autograd nodes that loss.backward() would visit. Takes about a microsecond per node."""
+    # The set must keep each node alive: a new node could otherwise reuse the address of a collected one.
     visited, pending = set(), [loss.grad_fn]
     while pending:
         node = pending.pop()
@@ -31,10 +31,10 @@ def graph_nodes(loss: Tensor) -> int:
 
 
 class SavedTensorCounter:
-    """While this is entered, counts what the forward pass keeps for the backward pass: each storage once.
+    """Context manager that counts the bytes that a forward pass saves for backward, each storage once.
 
-    Parameters and buffers do not count, as they are there anyway. torch does not notice what is changed in place while
-    hooks look on, so this is for one step, and for those who ask. Inside a checkpointed layer torch keeps nothing.
+    Parameters and buffers do not count. Inside a checkpointed layer PyTorch saves nothing. While saved-tensor hooks are
+    active, PyTorch does not detect in-place changes of saved tensors, so use this for single steps only.
     """
 
     def __init__(self, model: nn.Module, seq_len: int) -> None:
@@ -42,7 +42,7 @@ class SavedTensorCounter:
             tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())
         }
         widths = {size for parameter in model.parameters() for size in parameter.shape}
-        self._seq_len = None if seq_len in widths else seq_len  # None: a width and the length cannot be told apart
+        self._seq_len = None if seq_len in widths else seq_len  # None: some parameter has a dimension of this size
         self._bytes_by_storage: dict[int, int] = {}
         self._square_storages: set[int] = set()
         self._hooks = saved_tensors_hooks(self._count, lambda tensor: tensor)
@@ -67,20 +67,25 @@ class SavedTensorCounter:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all saved storages."""
         return sum(self._bytes_by_storage.values())
 
     @property
     def square_bytes(self) -> int | None:
-        """Of tensors with a row and a column for each token; None where the shape does not tell."""
+        """Bytes of saved tensors with two dimensions of the sequence length.
+
+        None if a dimension of a parameter equals the sequence length, because shapes are ambiguous then.
+        """
         return (
             None if self._seq_len is None else sum(self._bytes_by_storage[address] for address in self._square_storages)
         )
 
 
 def expected_bytes(config: NSAConfig, parameter_bytes: int, batch: int) -> int:
-    """Memory of a healthy step of this shape: parameters, gradients, optimizer, and activations that grow with T.
+    """Estimate the memory in bytes of a healthy step: parameters, gradients, optimizer state and activations.
 
-    In float32 and without checkpointing: what any healthy run of the shape stays below, or close to.
+    The estimate is for float32 without gradient checkpointing; activations grow linearly with the sequence length.
+    Healthy runs of the configuration stay below it or close to it.
     """
     per_token = 4 * (_SAVED_WIDTHS_PER_TOKEN * config.dim * config.layers + _LOGIT_COPIES * config.vocab)
     return _PARAMETER_COPIES * parameter_bytes + batch * config.seq_len * per_token

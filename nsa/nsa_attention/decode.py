@@ -1,10 +1,12 @@
-"""Decoding with a cache: a few new tokens at a time, with the logits that the parallel forward gives at their places.
+"""Decoding with a cache of keys and values: logits for a few new tokens at a time.
 
-A token that is read alone cannot see a later one, whatever its masks say: the cache does not hold any. So decoding is
-also the leak test of the parallel forward. Per layer and branch the cache keeps no more than later tokens look at.
+The logits equal those of the model's parallel forward pass at the same positions. Tests also use this to find leaks: a
+token that is decoded on its own cannot attend to later tokens, because the cache does not contain them. Per layer and
+branch the cache stores only what later tokens can attend to.
 
 Dimensions: B batch, C new tokens, T tokens so far, M model width, H query heads, G groups, N batch x groups, h heads of
-a group, S compressed blocks, n places, s gathered tokens, D key, E value width, p pairs of a rotary position.
+a group, S compressed blocks, n selected blocks per query, s gathered tokens, r stored rows, D key width, E value width,
+p pairs of dimensions that rotary embeddings rotate together.
 """
 
 from __future__ import annotations
@@ -48,17 +50,19 @@ MIN_CAPACITY = 64
 
 
 class GrowingRows:
-    """Vectors [B, G, count, D] that only become more. Full storage doubles, so each is copied O(1) times."""
+    """Append-only vectors [B, G, count, D]. Full storage doubles in size, so each vector is copied O(1) times."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._storage: Tensor | None = None  # None: nothing was added yet, so dtype and device are not known
+        self._storage: Tensor | None = None  # None until the first vectors show dtype and device
 
     @property
     def capacity(self) -> int:
+        """Number of vectors per sequence and group that fit without a larger storage."""
         return 0 if self._storage is None else self._storage.shape[2]
 
     def add(self, fresh_BGCD: Tensor) -> None:
+        """Append C vectors per sequence and group."""
         end = self.count + fresh_BGCD.shape[2]
         if self._storage is None or end > self.capacity:
             self._storage = self._enlarged_copy(fresh_BGCD, end)
@@ -66,7 +70,7 @@ class GrowingRows:
         self.count = end
 
     def all(self) -> Tensor:
-        """A view of what was added; copies nothing."""
+        """Return a view of all vectors added so far, [B, G, count, D]."""
         assert self._storage is not None, "something is added before anything is read"
         return self._storage[:, :, : self.count]
 
@@ -79,29 +83,33 @@ class GrowingRows:
 
 
 class RecentRows:
-    """The newest vectors, as many as later tokens need: constant memory."""
+    """The latest vectors, as many as later tokens need, in constant memory."""
 
     def __init__(self) -> None:
-        self.vectors: Tensor | None = None  # [B, G, r, D]; None: nothing was added yet
+        self.vectors: Tensor | None = None  # [B, G, r, D]; None before the first call of `store`
 
     def append(self, fresh_BGCD: Tensor) -> Tensor:
-        """What is kept, and the new ones behind it."""
+        """Return the stored vectors followed by `fresh_BGCD`. Nothing is stored."""
         return fresh_BGCD if self.vectors is None else torch.cat((self.vectors, fresh_BGCD), 2)
 
     def store(self, rows_BGCD: Tensor, start: int) -> None:
-        """Keep these from `start` on. A copy: a view would hold the memory of a whole prompt."""
+        """Store a copy of the rows from `start` on. A view would keep the memory of the whole prompt alive."""
         self.vectors = rows_BGCD[:, :, start:].clone()
 
 
 class CompressedRows:
-    """A vector for each complete block of l tokens, and the tokens from where the next block begins: at most l - 1."""
+    """One compressed vector per complete block of l tokens, and the tokens since the start of the next block."""
 
     def __init__(self, config: NSAConfig) -> None:
         self.length, self.stride = config.block_len, config.block_stride
         self.compressed, self.pending = GrowingRows(), RecentRows()
 
     def add(self, fresh_BGCD: Tensor, compress: Callable[[Tensor], Tensor], cos_sin_2Tp: Tensor | None = None) -> None:
-        """Take C tokens and `compress` the blocks they complete; with `turns`, rotate those to their last tokens."""
+        """Append C tokens and compress the blocks that they complete.
+
+        `compress` maps tokens [B, G, T, D] to blocks [B, G, S, D]. If `cos_sin_2Tp` is given, each compressed vector is
+        rotated to the position of its block's last token.
+        """
         rows_BGCD = self.pending.append(fresh_BGCD)
         blocks_BGSD = compress(rows_BGCD)
         if cos_sin_2Tp is not None:
@@ -112,32 +120,31 @@ class CompressedRows:
 
 
 class NSALayerCache:
-    """Of one layer. A branch that the layer does not have leaves its part empty."""
+    """Cached keys and values of one NSA layer. Entries of branches that the layer lacks stay empty."""
 
     def __init__(self, config: NSAConfig) -> None:
         self.cmp_k, self.cmp_v = CompressedRows(config), CompressedRows(config)
         self.sel_k, self.sel_v = GrowingRows(), GrowingRows()
-        self.means = CompressedRows(
-            config
-        )  # of the selected branch's own keys: they rank its blocks where cmp is absent
+        # Block means of the selected branch's keys, which rank its blocks if there is no compressed branch.
+        self.means = CompressedRows(config)
         self.win_k, self.win_v = RecentRows(), RecentRows()
 
 
 class VanillaLayerCache:
-    """Of one layer of the dense control: every key and value."""
+    """Cached keys and values of one layer with dense attention."""
 
     def __init__(self) -> None:
         self.k, self.v = GrowingRows(), GrowingRows()
 
 
 class Cache:
-    """Of a model: one memory per layer, and the rotary positions up to here. Belongs to the sequences of one batch."""
+    """Cache of a model for one batch: the entries of each layer, and the rotary cosines and sines so far."""
 
     def __init__(self, config: NSAConfig) -> None:
-        """Raises CannotRunError for attention stock."""
+        """Create an empty cache. Raises CannotRunError for attention stock, whose layers do not expose their keys."""
         self.layers = [_layer_cache(config) for _ in range(config.layers)]
         self.tokens = 0
-        self.batch: int | None = None  # None: no token was read yet
+        self.batch: int | None = None  # number of sequences; None before the first token
         self.cos_sin = RotaryTable()
 
 
@@ -154,13 +161,13 @@ def _capacity(end: int) -> int:
     return max(MIN_CAPACITY, 1 << (end - 1).bit_length())
 
 
-# Tokens of a chunk that are worked on at once; more of them gain nothing.
+# The most tokens of a chunk that are computed at once; larger pieces are not faster.
 MAX_CHUNK_TOKENS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewTokens:
-    """The new tokens' places: `first` to `end` - 1, and the rotary positions of all tokens before `end`."""
+    """Positions `first` to `end` - 1 of new tokens, and the rotary cosines and sines of all positions before `end`."""
 
     first: int
     end: int
@@ -168,23 +175,27 @@ class NewTokens:
 
     @cached_property
     def positions(self) -> Tensor:
-        """[1, C]: all sequences of a batch are at the same places."""
+        """Positions of the new tokens, [1, C]; they are the same for all sequences of a batch."""
         return torch.arange(self.first, self.end, device=self.cos_sin.device)[None]
 
     @property
     def is_whole_prompt(self) -> bool:
-        """Several tokens that nothing came before: the layer's own forward is the fastest way to their outputs."""
+        """Whether these are several tokens at the start of the sequence.
+
+        The layer's own forward pass computes their outputs fastest.
+        """
         return self.first == 0 and self.end > 1
 
     @property
     def own_cos_sin(self) -> Tensor:
+        """Rotary cosines and sines of the new tokens only, [2, C, p]."""
         return self.cos_sin[:, self.first : self.end]
 
 
 def prefill(model: TinyLM, tokens_BT: Tensor) -> tuple[Tensor, Cache]:
-    """Logits [B, T, vocab] of a prompt of any length, none included, and the cache to go on from.
+    """Return the logits [B, T, vocab] of a prompt of any length (0 included), and the cache for the tokens that follow.
 
-    The model is a bare one, on any device, in any dtype. Raises CannotRunError for attention stock.
+    `model` must not be wrapped (DDP, FSDP); any device and dtype works. Raises CannotRunError for attention stock.
     """
     cache = Cache(model.config)
     return step(model, tokens_BT, cache), cache
@@ -192,37 +203,41 @@ def prefill(model: TinyLM, tokens_BT: Tensor) -> tuple[Tensor, Cache]:
 
 @torch.no_grad()
 def step(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
-    """Logits [B, C, vocab] of one new token, or of a chunk of them. Raises ValueError for another batch's tokens.
+    """Append new tokens to the cache and return their logits, [B, C, vocab].
 
-    Raises MissingImplementationError for a model that was to be computed by what cannot read the cache, and
-    OutOfPagesError where a paged one is full.
-    Work per token and layer: T/d compressed keys, n*l' selected ones and w of the window.
+    Each token attends, per layer, to at most T/d compressed keys, n*l' selected keys and w keys of the window. Raises
+    ValueError if the cache was filled with another number of sequences, MissingImplementationError if the model's
+    implementation cannot read this cache, and OutOfPagesError if a paged cache is full.
     """
     return model.head(model.norm(append_tokens(model, tokens_BC, cache)))
 
 
 @torch.no_grad()
 def next_logits(model: TinyLM, tokens: Tensor | Mapping[int, Tensor], cache: Cache | PagedCache) -> Tensor:
-    """Logits [B, vocab] of the last new token alone: for a long prompt those of every token are too much.
+    """Append new tokens to the cache and return only the logits of the last one, [B, vocab].
 
-    Tokens are [B, C]. A paged cache also takes those of some sequences [C] by the sequence's number, at least one of
-    each, and gives logits in the order of these.
+    This avoids the logits of every token of a long prompt. `tokens` has the shape [B, C]. For a paged cache, `tokens`
+    may also map sequence numbers to tokens [C], at least one per sequence; the logits are then in the order of the
+    mapping. Raises the same errors as `step`.
     """
     if isinstance(tokens, Tensor):
         last_BM = append_tokens(model, tokens, cache)[:, -1]
     elif isinstance(cache, PagedCache):
         last_BM = torch.stack([x_CM[-1] for x_CM in append_to_pages(model, tokens, cache).values()])
     else:
-        raise ValueError("tokens: of each sequence its own takes a paged cache; this one takes a tensor [B, C]")
+        raise ValueError("tokens: only a paged cache takes a mapping of sequences; this cache takes a tensor [B, C]")
     return model.head(model.norm(last_BM))
 
 
 @torch.no_grad()
 def append_tokens(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -> Tensor:
-    """What the last layer says of the new tokens, [B, C, M], which the cache takes in."""
+    """Append new tokens to the cache and return the output of the last block, [B, C, M].
+
+    Raises the same errors as `step`.
+    """
     batch, count = tokens_BC.shape
     if cache.batch not in (None, batch):
-        raise ValueError(f"tokens: {batch} sequences, but the cache is of {cache.batch}; start another with prefill")
+        raise ValueError(f"tokens: {batch} sequences, but the cache has {cache.batch}; start a new one with prefill")
     if isinstance(cache, PagedCache):
         return torch.stack(list(append_to_pages(model, dict(enumerate(tokens_BC)), cache).values()))
     cache.batch = batch
@@ -236,7 +251,7 @@ def append_tokens(model: TinyLM, tokens_BC: Tensor, cache: Cache | PagedCache) -
 
 
 def _largest_intermediate(config: NSAConfig, tokens: int) -> int:
-    """Of the largest intermediate of a cached layer."""
+    """Return the number of elements per sequence and query of the largest intermediate tensor of a cached layer."""
     if config.attention is Attention.VANILLA:
         return config.heads * tokens
     gathered_elements = config.groups * config.select_count * config.select_len * max(config.d_k, config.d_v)
@@ -258,7 +273,7 @@ def _run_layers(model: TinyLM, tokens_BC: Tensor, cache: Cache) -> Tensor:
 def attend_new_tokens(
     layer: NSAttention | VanillaAttention, x_BCM: Tensor, cache: NSALayerCache | VanillaLayerCache, new: NewTokens
 ) -> Tensor:
-    """What the attention layer says of the new tokens, [B, C, M]; the memory takes them in."""
+    """Append the keys and values of new tokens to `cache` and return the attention output, [B, C, M]."""
     if isinstance(layer, VanillaAttention):
         assert isinstance(cache, VanillaLayerCache)
         return _vanilla(layer, x_BCM, cache, new)
@@ -284,10 +299,11 @@ def _nsa(layer: NSAttention, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens
     branches = layer.config.branches
     if not new.is_whole_prompt and layer.implementation not in (Implementation.AUTO, Implementation.EAGER):
         raise MissingImplementationError(
-            f"--impl {layer.implementation}: a cache without pages is read in plain torch alone; "
+            f"--impl {layer.implementation}: only plain torch reads a cache without pages; "
             "use --impl auto or eager, or --cache paged"
         )
-    # A prompt pays for these projections twice, a small part of its time. So its attention stays the layer's own.
+    # A prompt computes these projections twice, once here and once in the layer's own forward pass. They take a small
+    # part of its time.
     if Branch.CMP in branches:
         _cache_blocks(layer.cmp, x_BCM, cache, new)
     if Branch.SEL in branches:
@@ -322,7 +338,7 @@ def _cache_tokens(
 
 
 def _cache_window(branch: SlidingBranch, x_BCM: Tensor, cache: NSALayerCache, new: NewTokens) -> tuple[Tensor, Tensor]:
-    """Keys and values of the new tokens behind those of the w - 1 tokens before them."""
+    """Return the keys and values of the w - 1 tokens before the new ones, followed by those of the new tokens."""
     groups, window_rows = branch.config.groups, branch.config.window - 1
     k = cache.win_k.append(rotate(split_heads(branch.k_proj(x_BCM), groups), new.own_cos_sin))
     v = cache.win_v.append(split_heads(branch.v_proj(x_BCM), groups))
@@ -332,7 +348,10 @@ def _cache_window(branch: SlidingBranch, x_BCM: Tensor, cache: NSALayerCache, ne
 
 
 def _attend_blocks(layer: NSAttention, q_BHCD: Tensor, cache: NSALayerCache, new: NewTokens) -> list[Tensor]:
-    """Outputs of the compressed and the selected branch, of those that there are: one softmax serves both."""
+    """Return the outputs of the compressed and the selected branch, as far as the layer has them.
+
+    One softmax over the compressed keys gives both the compressed output and the importance of blocks.
+    """
     config, outputs = layer.config, []
     if Branch.CMP not in config.branches and Branch.SEL not in config.branches:
         return []
@@ -361,7 +380,7 @@ def _attend_window(config: NSAConfig, q_BHCD: Tensor, window: tuple[Tensor, Tens
 def _attend_selected(
     config: NSAConfig, q_BHCD: Tensor, indices_NCn: Tensor, cache: NSALayerCache, new: NewTokens
 ) -> Tensor:
-    """Each query gathers the tokens of its blocks: no other key is read."""
+    """Return the output of the selected branch, [B, H, C, E]. Only the tokens of the selected blocks are read."""
     tokens_NCs, visible_NCs = tokens_of_blocks(indices_NCn, new.positions, config.select_len)
     k_BGTD, v_BGTE = cache.sel_k.all(), cache.sel_v.all()
     batch, groups = k_BGTD.shape[:2]
@@ -369,22 +388,22 @@ def _attend_selected(
     group = torch.arange(groups, device=q_BHCD.device)[:, None, None]
     tokens_BGCs = tokens_NCs.unflatten(0, (batch, groups))
     k, v = (rows[sequence, group, tokens_BGCs].flatten(0, 2) for rows in (k_BGTD, v_BGTE))
-    # Every query has keys of its own, so each is a row of one token to the kernel: [N*C, h, 1, D].
+    # Every query has its own keys, so each query becomes a batch entry with one token: [N*C, h, 1, D].
     q = _rows(q_BHCD, groups).transpose(1, 2).flatten(0, 1).unsqueeze(2)
     output = masked_attention(q, k, v, visible_NCs.flatten(0, 1)[:, None], config.scale)
     return _heads(output.squeeze(2).unflatten(0, (batch * groups, -1)).transpose(1, 2), groups)
 
 
 def selected_blocks(probs_NShC: Tensor, new: NewTokens, selection: Selection) -> Tensor:
-    """Indices [N, C, at most n] for the new tokens: what the parallel forward selects."""
+    """Return the selected blocks of the new tokens, [N, C, at most n], as the parallel forward pass selects them."""
     return selected_block_indices(probs_NShC, new.positions, -(-new.end // selection.select_len), selection)
 
 
 def _rows(q_BHCD: Tensor, groups: int) -> Tensor:
-    """[B*G, h, C, D]."""
+    """Return the heads grouped by the key head they share, [B*G, h, C, D]."""
     return q_BHCD.unflatten(1, (groups, -1)).flatten(0, 1)
 
 
 def _heads(output_NhCE: Tensor, groups: int) -> Tensor:
-    """[B, H, C, E]."""
+    """Return the outputs of all heads of each sequence, [B, H, C, E]."""
     return output_NhCE.unflatten(0, (-1, groups)).flatten(1, 2)

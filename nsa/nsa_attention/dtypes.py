@@ -1,4 +1,4 @@
-"""Which dtypes a run really has, against those that one would expect: the audit of its first step."""
+"""Report of the dtypes of parameters, gradients, optimizer state and activations, compared with the expected ones."""
 
 from __future__ import annotations
 
@@ -12,29 +12,26 @@ from torch import Tensor, nn
 from .observe import named_modules
 
 HALF = (torch.bfloat16, torch.float16)
-_SHOWN_DEPTH = 3  # dots in the name of a module whose activation has a line of its own
-_ALWAYS_FLOAT32 = frozenset({"step"})  # of an optimizer's state: it counts
+_SHOWN_DEPTH = 3  # the most dots in the name of a module whose activation dtype is listed
+_ALWAYS_FLOAT32 = frozenset({"step"})  # optimizer state that is float32 for any parameter dtype: the step counter
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedDtypes:
-    """`weights`: of parameters, their gradients and the optimizer's moments. `computed`: of matrix products.
+    """The dtypes that a run should have."""
 
-    `autocast`: norms, sums and what only hands on may stay in the weights' dtype; without it nothing may.
-    """
-
-    weights: torch.dtype
-    compute: torch.dtype
-    autocast: bool
+    weights: torch.dtype  # parameters, gradients and optimizer moments
+    compute: torch.dtype  # matrix products
+    autocast: bool  # with autocast, modules other than nn.Linear may also return the dtype of the weights
 
     def allowed_for(self, module: nn.Module) -> frozenset[torch.dtype]:
-        """What a module may give: of a matrix product nothing but what it is computed in."""
+        """Return the dtypes that the output of `module` may have. nn.Linear must return the compute dtype."""
         either = self.autocast and not isinstance(module, nn.Linear)
         return frozenset({self.compute, self.weights}) if either else frozenset({self.compute})
 
 
 def expected_dtypes(compute: torch.dtype, *, autocast: bool) -> ExpectedDtypes:
-    """Weights are kept in float32 whatever computes; only a float64 model has others."""
+    """Return the expected dtypes for a compute dtype: weights are float32, or float64 for float64 models."""
     weights = torch.float64 if compute is torch.float64 else torch.float32
     return ExpectedDtypes(weights=weights, compute=compute, autocast=autocast)
 
@@ -45,7 +42,11 @@ def dtype_report(
     activations: Mapping[str, torch.dtype],
     expected: ExpectedDtypes,
 ) -> str:
-    """A line for each kind of tensor and dtype with their number, the activations by module, and every surprise."""
+    """Return the text of dtypes_report.txt.
+
+    It has one line per kind of tensor and dtype with the number of tensors, one line per module's activation, and one
+    line per unexpected dtype. `activations` maps module names to the dtype of their output.
+    """
     parameters = list(model.parameters())
     states = list(_states(optimizer))
     kinds: dict[str, list[Tensor]] = {
@@ -71,8 +72,8 @@ def unexpected_dtypes(
     activations: Mapping[str, torch.dtype],
     expected: ExpectedDtypes,
 ) -> Iterator[str]:
-    """A line for each tensor that is not in the dtype it should be, by the name of its module or parameter."""
-    # FSDP1 puts itself between a parameter and its name.
+    """Yield a line for each tensor with an unexpected dtype, with the name of its module or parameter."""
+    # FSDP1 inserts the name of its wrapper module into parameter names.
     names = {parameter: name.replace("_fsdp_wrapped_module.", "") for name, parameter in model.named_parameters()}
     for parameter, name in names.items():
         if parameter.dtype is not expected.weights:

@@ -1,4 +1,4 @@
-"""The loss on what is held out: the same batches each time, without gradients, and its table."""
+"""Loss on held-out data: the same batches at each evaluation, without gradients, written to evaluation.csv."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from .observe import say
 from .settings import Settings
 from .world import World
 
-# Of synthetic data what is held out are the batches of another seed.
+# For synthetic data the held-out batches are those of another seed.
 _SEED_OFFSET = 1 << 31
 HEADER = "step,loss,tokens,seconds"
 
 
 class Evaluation:
-    """`loss_of` computes the loss of a batch, summed over the targets that count."""
+    """Periodic evaluation of a model on held-out data.
+
+    `loss_of` returns the loss of a batch, summed over the targets that count. `model` may be wrapped.
+    """
 
     def __init__(self, settings: Settings, world: World, model: nn.Module, loss_of: Callable[[Batch], Tensor]) -> None:
         held_out = settings.data if settings.eval_data is None else settings.eval_data
@@ -32,7 +35,10 @@ class Evaluation:
         self._table = settings.out_dir / "evaluation.csv"
 
     def evaluate(self, step: int) -> None:
-        """Evaluate, say it, add its row. Every rank must call it: sharded models gather their weights."""
+        """Evaluate the model after `step`; rank 0 prints the loss and appends it to evaluation.csv.
+
+        Every rank must call this method, because sharded models gather their weights.
+        """
         started_s = time.perf_counter()
         loss, targets = (self._world.average_over_ranks(total) for total in self._totals())
         mean, tokens = float(loss / targets), round(float(targets) * self._world.size)
@@ -47,7 +53,7 @@ class Evaluation:
 
     @torch.no_grad()
     def _totals(self) -> tuple[Tensor, Tensor]:
-        """The loss of all batches of this rank, and of how many targets."""
+        """Return the summed loss of all batches of this rank, and the number of targets that count."""
         was_training = self._model.training
         self._model.eval()
         try:

@@ -1,4 +1,7 @@
-"""Text from a trained model, as functions and as `python -m nsa_attention.generate out --prompt "The "`."""
+"""Text generation from a trained model, as functions and as `python -m nsa_attention.generate out --prompt "The "`.
+
+Dimensions: B batch, T tokens of a prompt, C tokens not yet in the cache, R sequences in progress, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from .settings import Option, SettingsError
 from .values import existing_checkpoint, not_negative, one_of, whole, word
 from .world import CannotRunError, join_ranks
 
-# A token is a byte, as in nsa/nsa_attention/data.py.
+# The command supports models whose tokens are bytes, as with `--tokenizer bytes`.
 BYTES = 256
 
 
@@ -36,11 +39,11 @@ def generate(
     generator: torch.Generator | None = None,
     cache: Cache | PagedCache | None = None,
 ) -> Tensor:
-    """The prompt and `new_tokens` behind it, [B, T + new_tokens].
+    """Return the prompt followed by `new_tokens` generated tokens per sequence, [B, T + new_tokens].
 
-    Temperature 0 takes the likeliest token, the lowest of equals; above 0 a token is drawn, by `generator` of the
-    model's device. The cache is an empty one; without it one memory a layer. Raises ValueError for an empty prompt,
-    CannotRunError for attention stock, and OutOfPagesError where a paged cache is full.
+    Temperature 0 takes the most likely token (of equally likely tokens the lowest); above 0, tokens are sampled with
+    `generator`, which must be on the model's device. `cache` must be empty; None creates a contiguous cache. Raises
+    ValueError for an empty prompt, CannotRunError for attention stock, and OutOfPagesError if a paged cache is full.
     """
     return torch.cat((prompt_BT, *generate_tokens(model, prompt_BT, new_tokens, temperature, generator, cache)), 1)
 
@@ -53,9 +56,10 @@ def generate_each(
     temperature: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> list[Tensor]:
-    """The same of prompts [T] of different lengths with so many tokens behind each, side by side in one batch.
+    """Generate `new_tokens[i]` tokens for each prompt [T] in one batch, and return each prompt with its tokens.
 
-    A sequence that has its tokens is ended: its pages are free for what is read next.
+    Prompts may have different lengths. A sequence ends when it has all its tokens, and its pages become free. Raises
+    the same errors as `generate`.
     """
     _check(min(map(len, prompts), default=1), temperature)
     new_tokens_by_sequence, tokens_by_sequence = dict(enumerate(prompts)), [[prompt] for prompt in prompts]
@@ -80,7 +84,7 @@ def generate_tokens(
     generator: torch.Generator | None = None,
     cache: Cache | PagedCache | None = None,
 ) -> Iterator[Tensor]:
-    """The same, each new token [B, 1] as soon as it is known."""
+    """Yield each of `new_tokens` generated tokens, [B, 1], as soon as it is known; see `generate`."""
     _check(prompt_BT.shape[1], temperature)
     cache, unread_BC = Cache(model.config) if cache is None else cache, prompt_BT
     for _ in range(new_tokens):
@@ -98,53 +102,54 @@ def _check(prompt_tokens: int, temperature: float) -> None:
 def _pick_tokens(logits_BV: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
     if temperature == 0.0:
         return logits_BV.argmax(-1, keepdim=True)
-    # From the highest on: a small temperature makes large numbers, and their exponentials must stay finite.
+    # Logits are taken relative to the highest one: divided by a small temperature they would overflow the exponential.
     logits_BV = (logits_BV - logits_BV.amax(-1, keepdim=True)).double() / temperature
     return torch.multinomial(torch.softmax(logits_BV, -1), 1, generator=generator)
 
 
 def non_empty_text(text: str) -> str:
+    """Return `text`. Raises ValueError if it is empty."""
     if not text:
         raise ValueError('expected at least one character, got ""')
     return text
 
 
 OPTIONS = (
-    Option(name="prompt", parse=non_empty_text, default="\n", about="the text to go on from (default: an empty line)"),
-    Option(name="tokens", parse=whole(1), default=256, about="bytes to add (default: 256)"),
-    Option(name="temperature", parse=not_negative, default=0.8, about="0: the likeliest byte each time (default: 0.8)"),
-    Option(name="seed", parse=whole(0), default=0, about="seed of the draws (default: 0)"),
+    Option(name="prompt", parse=non_empty_text, default="\n", about="the text to continue (default: an empty line)"),
+    Option(name="tokens", parse=whole(1), default=256, about="number of bytes to generate (default: 256)"),
+    Option(name="temperature", parse=not_negative, default=0.8, about="0: always the most likely byte (default: 0.8)"),
+    Option(name="seed", parse=whole(0), default=0, about="seed of the random sampling (default: 0)"),
     Option(name="device", parse=word("auto", "cpu", "cuda"), default="auto", about="auto: a GPU if there is one"),
     Option(
         name="impl",
         parse=one_of(Implementation),
         default=Implementation.AUTO,
-        about="auto, eager, triton (our fused kernels, which read pages)",
+        about="auto, eager, or triton (fused kernels, which read a paged cache)",
     ),
     Option(
         name="cache",
         parse=word("auto", "contiguous", "paged"),
         default="auto",
-        about="how keys and values lie: contiguous, or paged, from a pool; auto: paged on a GPU",
+        about="memory layout of keys and values: contiguous, or paged (from a pool); auto: paged on a GPU",
     ),
     Option(
         name="page_len",
         parse=whole(1),
         default=None,
-        about="of --cache paged: rows of a page, a multiple of select_len (default: the least that 16 divides too)",
+        about="with --cache paged: rows per page, a multiple of select_len (default: the smallest that 16 divides too)",
     ),
     Option(
         name="pages",
         parse=whole(1),
         default=None,
-        about="of --cache paged: pages in the pool (default: as many as prompt and tokens take)",
+        about="with --cache paged: pages in the pool (default: as many as prompt and tokens need)",
     ),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One command, checked."""
+    """Validated arguments of the command."""
 
     checkpoint: Path
     prompt: str
@@ -154,12 +159,12 @@ class Request:
     device: str
     impl: Implementation
     cache: str
-    page_len: int | None  # None: the default of nsa/nsa_attention/pages.py
-    pages: int | None  # None: as many as are needed
+    page_len: int | None  # rows per page; None: the default of nsa/nsa_attention/pages.py
+    pages: int | None  # None: as many as prompt and new tokens need
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 2 when the command, the checkpoint or this machine do not allow it."""
+    """Run the command and return its exit status: 0, or 2 if the arguments, checkpoint or machine are unsuitable."""
     try:
         request = _read_request(sys.argv[1:] if arguments is None else arguments)
         with join_ranks(request.device, "auto", needs_group=False) as world:
@@ -172,23 +177,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def saved_model(path: Path, implementation: Implementation = Implementation.AUTO) -> TinyLM:
-    """The model of a checkpoint, in float32 on the CPU. Raises CannotRunError for what is none."""
+    """Return the model of a checkpoint, in float32 on the CPU.
+
+    Raises CannotRunError if `path` contains no checkpoint or if its weights do not fit its configuration.
+    """
     config, weights = read_weights(path)
     model = TinyLM.from_config(config, implementation)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        # torch gives one line for each tensor that does not fit.
+        # torch's message has one line for each tensor that does not fit; the last one is enough.
         last = str(error).splitlines()[-1].strip()
         raise CannotRunError(f"{path}: its weights are not those of the shape it names; {last}") from error
     return model
 
 
 def _write_text(model: TinyLM, request: Request) -> None:
-    """Prompt and continuation to stdout, each character as soon as its last byte is known."""
+    """Write the prompt and its continuation to stdout, each character as soon as its last byte is known."""
     if model.config.vocab < BYTES:
         raise CannotRunError(
-            f"{request.checkpoint}: text needs a vocabulary of {BYTES} bytes, this model has {model.config.vocab} "
+            f"{request.checkpoint}: text needs a vocabulary of {BYTES} bytes, but this model has {model.config.vocab} "
             "tokens; use nsa_attention.generate.generate, which takes tokens"
         )
     device = model.embed.weight.device
@@ -199,14 +207,14 @@ def _write_text(model: TinyLM, request: Request) -> None:
     sys.stdout.write(prompt.decode("utf-8", "replace"))
     cache = _empty_cache(model, request, len(prompt) + request.tokens)
     for token in generate_tokens(model, prompt_BT, request.tokens, request.temperature, generator, cache):
-        # A token that is no byte, in a vocabulary of more, is shown like a byte that is no text.
+        # A larger vocabulary has tokens beyond the 256 bytes. They are shown like an invalid UTF-8 byte.
         sys.stdout.write(characters.decode(bytes([min(int(token), BYTES - 1)])))
         sys.stdout.flush()
     sys.stdout.write(characters.decode(b"", final=True) + "\n")
 
 
 def _empty_cache(model: TinyLM, request: Request, tokens: int) -> Cache | PagedCache:
-    """An empty one, with room for so many tokens."""
+    """Return an empty cache with room for `tokens` tokens: contiguous or paged, as requested."""
     config = model.config
     fits_a_gpu = model.embed.weight.is_cuda and config.attention is Attention.NSA
     if request.cache == "contiguous" or (request.cache == "auto" and not fits_a_gpu):
@@ -216,7 +224,7 @@ def _empty_cache(model: TinyLM, request: Request, tokens: int) -> Cache | PagedC
 
 
 def _read_request(arguments: Sequence[str]) -> Request:
-    """Raises SettingsError with every mistake of the command. Usage and help are argparse's."""
+    """Return the validated arguments. Raises SettingsError that lists every mistake; argparse prints usage and help."""
     arguments_by_name = vars(_parser().parse_args(arguments))
     parsers = {"checkpoint": existing_checkpoint} | {option.flag: option.parse for option in OPTIONS}
     values: dict[str, Any] = {option.name: option.default for option in OPTIONS}
@@ -230,7 +238,7 @@ def _read_request(arguments: Sequence[str]) -> Request:
             mistakes.append(f"{flag}: {error}")
     for name in ("page_len", "pages"):
         if values[name] is not None and values["cache"] != "paged":
-            mistakes.append(f"--{name.replace('_', '-')}: is of a paged cache; give --cache paged as well")
+            mistakes.append(f"--{name.replace('_', '-')}: applies only to a paged cache; add --cache paged")
     if mistakes:
         raise SettingsError("\n".join(mistakes))
     return Request(**values)
@@ -238,11 +246,12 @@ def _read_request(arguments: Sequence[str]) -> Request:
 
 def _parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
-        prog=f"python -m {__package__}.generate", description="Go on with a text, byte by byte."
+        prog=f"python -m {__package__}.generate", description="Continue a text, byte by byte."
     )
     result.add_argument(
         "checkpoint",
-        help="a checkpoint of `nsa.train --data text --checkpoint-every K`, or a folder of them: the newest whole one",
+        help="a checkpoint of `nsa.train --data text --checkpoint-every K`, or a directory of checkpoints: the latest "
+        "complete one",
     )
     for option in OPTIONS:
         result.add_argument(option.flag, default=None, help=option.about)

@@ -1,4 +1,10 @@
-"""The language model: embedding, blocks, norm, head. One device; nsa/nsa_attention/parallelize.py spreads it."""
+"""The language model TinyLM (embedding, transformer blocks, norm, head) on one device.
+
+nsa/nsa_attention/parallelize.py wraps the model for several ranks.
+
+Dimensions: B batch, T tokens, L tokens of the longest packed document, M model width, V vocabulary, p pairs of
+dimensions that rotary embeddings rotate together.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +22,12 @@ from .ops.dispatch import require_implementation
 from .ops.packed import PackedLayout, packed_layout
 from .ops.selection import SelectionMemo
 
-# Left to torch it is the epsilon of the dtype: 0.008 in bfloat16, more than the mean square of a fresh embedding.
+# PyTorch's default is the epsilon of the dtype: 0.008 in bfloat16, more than the mean square of a new embedding.
 NORM_EPSILON = 1e-6
 
 
 class Recompute(StrEnum):
-    """How gradient checkpointing runs a block again in the backward pass."""
+    """Modes of gradient checkpointing, as torch.utils.checkpoint names them."""
 
     REENTRANT = "reentrant"
     NON_REENTRANT = "non_reentrant"
@@ -31,7 +37,7 @@ Run = Callable[[Tensor, Tensor, Tensor | None, PackedLayout | None], Tensor]
 
 
 class TinyLM(nn.Module):
-    """Tokens [B, T] to logits [B, T, vocab]."""
+    """Decoder-only language model that maps token ids [B, T] to logits [B, T, vocab]."""
 
     def __init__(
         self,
@@ -69,6 +75,10 @@ class TinyLM(nn.Module):
 
     @classmethod
     def from_config(cls, config: NSAConfig, implementation: Implementation = Implementation.AUTO) -> TinyLM:
+        """Return a model with newly initialized weights on the CPU.
+
+        Raises MissingImplementationError if no layer would use `implementation`.
+        """
         model = cls.__new__(cls)
         nn.Module.__init__(model)
         model._build(config, implementation)
@@ -86,9 +96,10 @@ class TinyLM(nn.Module):
         self.register_buffer("frequencies", rotary_frequencies(config.d_k), persistent=False)
 
     def forward(self, tokens_BT: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
-        """With `lengths` the rows, one behind the other, are documents of so many tokens that do not see each other.
+        """Return the logits [B, T, vocab] of the token ids `tokens_BT`.
 
-        Each document has the positions from 0 on. No document reaches over the end of a row.
+        `lengths` splits the concatenated rows into documents of these lengths in tokens. Documents do not attend to
+        each other, and positions start from 0 in each document. Raises ValueError if the lengths do not add up to B*T.
         """
         if lengths is None:
             return self._logits(tokens_BT, rotary_cos_sin(self.get_buffer("frequencies"), tokens_BT.shape[1]), None)
@@ -107,25 +118,30 @@ class TinyLM(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer of the stack. What it computes is `run`, which may be compiled, and run again in the backward pass."""
+    """Base class of the transformer blocks.
+
+    Subclasses implement `run`, which may be compiled and, with gradient checkpointing, runs again in the backward pass.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.recompute: Recompute | None = None  # None: activations are kept
-        self.compiled: Run | None = None  # None: `run` as it stands
+        self.recompute: Recompute | None = None  # None: no gradient checkpointing
+        self.compiled: Run | None = None  # the compiled `run`, or None
 
     def forward(self, x_BTM: Tensor, cos_sin_2Tp: Tensor, documents: PackedLayout | None = None) -> Tensor:
+        """Return the output [B, T, M]; with gradient checkpointing if `recompute` is set."""
         run = self.compiled or self.run
         if self.recompute is None:
             return run(x_BTM, cos_sin_2Tp, None, documents)
-        # The memo is filled by the first pass and read by the second: both see the same selected blocks. As an argument
-        # of the checkpoint it lives as long as a second pass may come.
+        # The first pass fills the memo and the recomputation reads it, so both use the same selected blocks. As an
+        # argument of `checkpoint` the memo lives until no recomputation can follow.
         reentrant = self.recompute is Recompute.REENTRANT
         return checkpoint(_run_with_memo, run, x_BTM, cos_sin_2Tp, SelectionMemo(), documents, use_reentrant=reentrant)
 
     def run(
         self, x_BTM: Tensor, cos_sin_2Tp: Tensor, memo_number: Tensor | None, documents: PackedLayout | None = None
     ) -> Tensor:
+        """Return the output [B, T, M]. `memo_number` is the number of the SelectionMemo to use, or None."""
         raise NotImplementedError
 
 
@@ -136,7 +152,7 @@ def _run_with_memo(
 
 
 class Block(Layer):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Transformer block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, config: NSAConfig, implementation: Implementation) -> None:
         super().__init__()
@@ -154,6 +170,8 @@ class Block(Layer):
 
 
 class SwiGLU(nn.Module):
+    """MLP down(silu(gate(x)) * up(x)) whose hidden width is 8/3 of the model width, rounded up to a multiple of 64."""
+
     def __init__(self, dim: int) -> None:
         super().__init__()
         hidden = -(-dim * 8 // 3 // 64) * 64
@@ -166,7 +184,7 @@ class SwiGLU(nn.Module):
 
 
 class StockBlock(Layer):
-    """torch's own encoder layer under a causal mask: the control that shares no layer code with us."""
+    """PyTorch's TransformerEncoderLayer with a causal mask: a baseline that shares no layer code with this package."""
 
     def __init__(self, config: NSAConfig) -> None:
         super().__init__()
@@ -182,9 +200,10 @@ class StockBlock(Layer):
         return self.layer(x_BTM, src_mask=self._mask(x_BTM), is_causal=True)
 
     def _mask(self, x_BTM: Tensor) -> Tensor:
-        """The layer insists on a mask. In training it goes by `is_causal` alone and never reads it.
+        """Return the causal mask [T, T] that the layer requires.
 
-        So there it is one NaN seen T times T times: it takes no memory, and a torch that reads it does not train.
+        In training the layer uses only `is_causal` and never reads the mask. The mask is then a single NaN expanded to
+        [T, T]: it takes no memory, and a PyTorch version that did read the mask would fail visibly.
         """
         tokens = x_BTM.shape[1]
         if self.training:
@@ -193,6 +212,7 @@ class StockBlock(Layer):
 
 
 def count_parameters(model: nn.Module) -> int:
+    """Return the number of elements of all parameters; a shared parameter counts once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 

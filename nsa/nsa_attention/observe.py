@@ -1,4 +1,4 @@
-"""What a run says of its backward pass, in lines: which gradients arrived, and which modules it reached."""
+"""Traces of the backward pass, printed as lines: which gradients arrived, and which modules it has reached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _WRAPPERS = frozenset({"_fsdp_wrapped_module"})
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Each module under its own name. Of a wrapper and what it wraps only the wrapper: it is the one that is called."""
+    """Yield each module with its name, without the name parts of FSDP1 wrappers.
+
+    Of an FSDP1 wrapper and the module it wraps, only the wrapper is yielded, because the wrapper is what gets called.
+    """
     for name, module in model.named_modules():
         parts = name.split(".")
         if parts[-1] not in _WRAPPERS:
@@ -22,15 +25,15 @@ def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def say(line: str) -> None:
-    """One line in one write, so that lines of several ranks and threads never mix."""
+    """Print a line to stdout in a single write, so that lines of several ranks and threads never mix."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 class GradientTrace:
-    """Which parameters got a gradient in this step, in the order of their arrival, and which buckets that made ready.
+    """Trace of the parameters whose gradients arrived in a step, in order of arrival, and of DDP's buckets.
 
-    `buckets`: takes the parameters of each of DDP's buckets in this step, by its number.
+    `buckets` returns the parameters of each DDP bucket of this step, by bucket number; without DDP it returns {}.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class GradientTrace:
                 parameter.register_post_accumulate_grad_hook(self._recorder(name))
 
     def after_backward(self, step: int) -> None:
-        """Say what arrived and name what is missing, then start over."""
+        """Print how many gradients arrived and which are missing, write their order, and start a new step."""
         missing = [name for name in self._parameters if name not in self._arrived]
         lines = [f"[GRAD-TRACE] after_backward_step{step} arrived={len(self._arrived)} missing={len(missing)}"]
         say("\n".join(lines + [f"  - MISSING: {name}" for name in missing]))
@@ -64,7 +67,7 @@ class GradientTrace:
         return record
 
     def _write_order(self, step: int, arrived: list[str], missing: list[str]) -> None:
-        """The order is written when it differs from the step before; it is the same in most steps."""
+        """Append the order of arrival to the file if it differs from the previous step; usually it does not."""
         parameters_by_bucket = {
             number: [self._names[id(parameter)] for parameter in parameters if id(parameter) in self._names]
             for number, parameters in self._buckets().items()
@@ -82,9 +85,10 @@ class GradientTrace:
 
 
 def ready_buckets(arrived: Sequence[str], parameters_by_bucket: Mapping[int, Sequence[str]]) -> list[dict[str, Any]]:
-    """The buckets in the order in which they became ready: with the last of their gradients to arrive.
+    """Return the buckets in the order in which they became ready, that is, when their last gradient arrived.
 
-    DDP reduces them by their numbers all the same. One with a parameter whose gradient never arrived comes last.
+    Buckets with a missing gradient come last. DDP reduces buckets by their numbers, whatever this order is. `arrived`
+    lists parameter names in order of arrival.
     """
     arrival_index = {name: number for number, name in enumerate(arrived)}
     ordered = sorted(
@@ -105,10 +109,13 @@ def ready_buckets(arrived: Sequence[str], parameters_by_bucket: Mapping[int, Seq
 
 
 class ViewGradientTrace(GradientTrace):
-    """The same for FSDP1, which computes with views of one flat parameter: the model's own never get a hook called."""
+    """GradientTrace for FSDP1, which computes with views of a flat parameter.
+
+    Hooks on the model's own parameters never fire with FSDP1, so this class hooks the views in each forward pass.
+    """
 
     def __init__(self, model: nn.Module, order_file: Path) -> None:
-        """`model` is still unwrapped: later the names are gone."""
+        """Trace `model`, which must not be wrapped yet, because wrapping replaces the parameter names."""
         names = {parameter: name for name, parameter in model.named_parameters()}
         super().__init__(((name, parameter) for parameter, name in names.items()), order_file)
         for module in model.modules():
@@ -131,10 +138,10 @@ class ViewGradientTrace(GradientTrace):
 
 
 class ModuleBackwardTrace:
-    """A line when the backward pass reaches the output of a module.
+    """Trace that prints a line when the backward pass reaches the output of a module.
 
-    The hooks sit on the graph's nodes. A module's full backward hook wraps its inputs and outputs, which breaks
-    programs that write to them in place.
+    It hooks autograd nodes. PyTorch's full backward hooks would wrap a module's inputs and outputs, which breaks
+    programs that change them in place.
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
@@ -145,7 +152,7 @@ class ModuleBackwardTrace:
     def _watch(self, name: str) -> Any:
         def watch(_: nn.Module, __: Any, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple) else output
-            # No node: a forward pass without a graph, such as the first one of a reentrant checkpoint.
+            # Without a graph there is no node, for example in the first forward pass of a reentrant checkpoint.
             if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(lambda _: say(f"[MODULE-BWD] step={self.step} {name}"))
 
@@ -153,9 +160,9 @@ class ModuleBackwardTrace:
 
 
 def traced_modules(model: nn.Module, *, compiled: bool = False) -> list[tuple[str, nn.Module]]:
-    """The modules that a reader of a stuck backward pass wants to see: blocks, their halves and the branches.
+    """Return the modules to trace, by name: blocks, their attention and MLP, and the attention branches.
 
-    Compiled code runs no hooks that come later, so of compiled layers only the whole is seen.
+    For compiled models only whole blocks are returned, because compiled code does not run hooks added later.
     """
     parts = [(name, module) for name, module in named_modules(model) if name.startswith("blocks.") and _is_part(name)]
     return [(name, module) for name, module in parts if not compiled or name.count(".") == 1]

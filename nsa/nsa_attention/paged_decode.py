@@ -1,11 +1,12 @@
-"""Decoding from pages: sequences of different lengths in one batch, that come and go.
+"""Decoding with a paged cache: sequences of different lengths share one batch, and may start and end at any time.
 
-In a step every sequence has one new token. These tokens stand side by side in one row, as the tokens of a single
-sequence would, so that projections, norms and the MLP are those of a layer; attention alone tells the sequences apart.
+In a step every sequence has one new token. These tokens form one row, like the tokens of a single sequence, so the
+projections, norms and the MLP run unchanged; only attention distinguishes the sequences.
 
-Dimensions: R new tokens, one of a sequence each, n sequences of which a block is complete, C new tokens of a sequence,
-M model width, H query heads, G groups, T tokens of a prompt, S compressed blocks, l tokens of a block, D key, E value
-width, p pairs of a rotary position.
+Dimensions: R new tokens, one per sequence, N new tokens of one row, n sequences that complete a block in this step,
+C new tokens of one sequence, M model width, H query heads, G groups, P rows of a page, T tokens of a prompt,
+S compressed blocks, l tokens of a block, D key width, E value width, p pairs of dimensions that rotary embeddings
+rotate together.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ from .pages import Kind, PageTables
 
 
 class PagedCache:
-    """Of a model and up to so many sequences, numbered from 0. They share a pool of pages (nsa/nsa_attention/pages.py).
+    """Cache of a model for sequences numbered from 0, which share one pool of pages (nsa/nsa_attention/pages.py).
 
-    A sequence begins with the first token that is read of its number, and holds pages for what later tokens look at:
-    of the sliding branch no more than its window. `end` gives them back.
+    A sequence starts with the first token appended under its number. It owns pages for all keys and values that later
+    tokens can attend to; for the sliding branch these are the pages of its window. `end` frees its pages.
     """
 
     def __init__(self, config: NSAConfig, *, sequences: int, pages: int, page_len: int | None = None) -> None:
-        """`page_len` is a multiple of select_len; without it the least that 16 divides too.
+        """Create an empty cache for at most `sequences` sequences and `pages` pages of `page_len` rows.
 
-        Raises CannotRunError for attention without branches, and for another `page_len`.
+        `page_len` must be a multiple of select_len; None takes the smallest multiple that 16 divides as well. Raises
+        CannotRunError for any other `page_len`, and for attention without NSA branches.
         """
         self.config = config
         self.tables = PageTables(config, sequences, pages, page_len)
@@ -53,44 +55,53 @@ class PagedCache:
 
     @property
     def batch(self) -> int:
+        """Maximum number of sequences."""
         return len(self.tables.sequences)
 
     @property
     def free_pages(self) -> int:
+        """Number of pages that no sequence owns."""
         return self.tables.pool.free
 
     def lengths(self) -> list[int]:
-        """Tokens that were read of each sequence."""
+        """Return the number of tokens of each sequence."""
         return [sequence.tokens for sequence in self.tables.sequences]
 
     def end(self, sequence: int) -> None:
-        """Its pages return to the pool; the next token that is read of this number begins another sequence."""
+        """Free the pages of `sequence`. The next token appended under this number starts a new sequence."""
         self.tables.end(sequence)
 
 
 class LayerPages:
-    """Storage of one layer, and the newest l tokens before compression, of which the next block is made."""
+    """Pages of one layer, and each sequence's latest l uncompressed tokens, from which the next block is compressed."""
 
     def __init__(self, tables: PageTables, config: NSAConfig) -> None:
         self._tables, self._config = tables, config
-        # None: nothing was read yet, so that dtype and device are not known.
+        # None until the first tokens show dtype and device.
         self._pages: tuple[Tensor, Tensor] | None = None
         self._recent: tuple[Tensor, Tensor] | None = None
 
     def pages(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [pages, G, P, D] and values [pages, G, P, E]; the first time room for them, like this tensor."""
+        """Return keys [pages, G, P, D] and values [pages, G, P, E].
+
+        The first call allocates them with the dtype and device of `like`.
+        """
         if self._pages is None:
             self._pages = self._allocate(self._tables.pool.size, self._tables.page_len, like)
         return self._pages
 
     def write(self, page_N: Tensor, inside_N: Tensor, k_GND: Tensor, v_GNE: Tensor) -> None:
+        """Write keys and values of N tokens or blocks to row `inside_N` of page `page_N`."""
         for tensor, rows in zip(self.pages(k_GND), (k_GND, v_GNE), strict=True):
             tensor[page_N, :, inside_N] = rows.transpose(0, 1)
 
     def store_recent(
         self, placement: TokenPlacement, tokens: slice, k_GND: Tensor, v_GNE: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """[sequences, G, l, D] and [sequences, G, l, E], token t in row t % l, these tokens among them."""
+        """Store uncompressed keys and values of the row's `tokens`, and return the storage of all sequences.
+
+        The storage has the shapes [sequences, G, l, D] and [sequences, G, l, E]; token t is in row t % l.
+        """
         length = self._config.block_len
         if self._recent is None:
             self._recent = self._allocate(len(self._tables.sequences), length, k_GND)
@@ -107,27 +118,31 @@ class LayerPages:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPlacement:
-    """Where the N new tokens of a row belong: one of each of several sequences, or the prompt of one."""
+    """Sequence and position of the N new tokens of a row: one token each of several sequences, or one prompt."""
 
-    sequences_N: Tensor
-    positions_N: Tensor
+    sequences_N: Tensor  # number of each token's sequence
+    positions_N: Tensor  # position of each token in its sequence
     cos_sin: Tensor  # [2, N, p]
     table: Tensor  # [sequences, 3, columns] int32
     page_len: int
-    longest: int  # tokens of the longest of these sequences, the new ones included
+    longest: int  # length in tokens of the longest of these sequences, including the new tokens
 
     def locate(self, kind: Kind, tokens: Tensor | slice, row: Tensor) -> tuple[Tensor, Tensor]:
-        """For each of these tokens page and place in it of a row of its sequence."""
+        """Return the page of `row` for each of the row's `tokens`, and the index of the row within that page.
+
+        `row` counts the rows of this kind in the token's sequence.
+        """
         return self.table[self.sequences_N[tokens], int(kind), row // self.page_len].long(), row % self.page_len
 
 
 @torch.no_grad()
 def append_to_pages(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> dict[int, Tensor]:
-    """What the last layer says of the new tokens [C] of each sequence, [C, M], which the cache takes in.
+    """Append new tokens [C] of some sequences to the cache and return the output of the last block, [C, M], for each.
 
-    Sequences that are not named stay as they are. The first tokens of a sequence run through the layers' own forward
-    pass, later ones one after the other, each with those of the other sequences. Raises OutOfPagesError, and ValueError
-    for a number that no sequence has, before anything is read.
+    `tokens` maps sequence numbers to tokens; other sequences do not change. The first tokens of a sequence run through
+    the layers' own forward pass. Later tokens run one after another, each step with one token of every sequence that
+    has tokens left. Raises OutOfPagesError if the pool is too small, and ValueError for an unknown sequence number. In
+    both cases no token is appended.
     """
     if unknown := sorted(set(tokens) - set(range(cache.batch))):
         raise ValueError(f"tokens: expected sequences from 0 to {cache.batch - 1}, got {', '.join(map(str, unknown))}")
@@ -146,13 +161,13 @@ def append_to_pages(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCac
 
 
 def _run_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache) -> Tensor:
-    """[T, M]."""
+    """Append the prompt of sequence `number` and return the output of the last block, [T, M]."""
     length = len(tokens_T)
     placement = _placement(model, cache, [number] * length, range(length), tokens_T.device)
     x_1TM = model.embed(tokens_T)[None]
     for block, layer_pages in zip(model.blocks, cache.layers, strict=True):
         fresh_1TM = block.attn_norm(x_1TM)
-        # As in decode.py a prompt pays for these projections twice.
+        # As in decode.py, a prompt computes these projections twice.
         _write_tokens(block.attn, fresh_1TM, layer_pages, placement, cache.tables.first_in_window(length))
         _write_prompt_blocks(block.attn, fresh_1TM, layer_pages, placement)
         x_1TM = x_1TM + block.attn(fresh_1TM, placement.cos_sin)
@@ -162,12 +177,12 @@ def _run_prompt(model: TinyLM, tokens_T: Tensor, number: int, cache: PagedCache)
 
 
 def _run_step(model: TinyLM, tokens: Mapping[int, Tensor], cache: PagedCache) -> Tensor:
-    """[R, M] of one token of each sequence."""
+    """Append one token of each sequence and return the output of the last block, [R, M]."""
     sequences = [cache.tables.sequences[number] for number in tokens]
     token_R = torch.stack(list(tokens.values()))
     placement = _placement(model, cache, list(tokens), [sequence.tokens for sequence in sequences], token_R.device)
     new_blocks = NewBlocks.of(placement, cache.config, [sequence.tokens for sequence in sequences])
-    # Most steps read a token of every sequence, in order, and then the table is that of the step.
+    # Most steps append a token of every sequence, in order. The table of all sequences then needs no indexing.
     is_whole_batch = list(tokens) == list(range(len(cache.tables.sequences)))
     tables = placement.table if is_whole_batch else placement.table[placement.sequences_N]
     lengths = (placement.positions_N + 1).to(torch.int32)
@@ -202,7 +217,7 @@ def _placement(
 
 
 def _attend_pages(layer: NSAttention, x_1RM: Tensor, q_1HRD: Tensor, rows: PagedRows) -> Tensor:
-    """What the attention layer says of tokens that the pages hold already, [1, R, M]."""
+    """Return the attention output [1, R, M] of tokens whose keys and values are already in the pages."""
     config = layer.config
     attend, used = implementation_for_paged(layer.implementation, q_1HRD, rows.keys, rows.values)
     count_run(layer.gate_mlp.runs, used)
@@ -215,7 +230,7 @@ def _attend_pages(layer: NSAttention, x_1RM: Tensor, q_1HRD: Tensor, rows: Paged
 def _write_tokens(
     layer: NSAttention, x_1NM: Tensor, layer_pages: LayerPages, placement: TokenPlacement, window_from: int
 ) -> None:
-    """Keys and values of the selected and of the sliding branch, of this one from a token on."""
+    """Write keys and values of the selected branch, and those of the sliding branch from token `window_from` on."""
     config = layer.config
     for branch, kind, start in ((Branch.SEL, Kind.TOKENS, 0), (Branch.WIN, Kind.WINDOW, window_from)):
         if branch in config.branches:
@@ -240,15 +255,15 @@ def _write_prompt_blocks(layer: NSAttention, x_1TM: Tensor, layer_pages: LayerPa
 
 @dataclass(frozen=True, kw_only=True)
 class NewBlocks:
-    """The blocks that new tokens complete, one each: which tokens, and the rows of `newest` that make the blocks."""
+    """Compressed blocks that the new tokens of a step complete."""
 
-    tokens_n: Tensor
-    rows_nl: Tensor
-    block_n: Tensor
+    tokens_n: Tensor  # index of the completing token in the row
+    rows_nl: Tensor  # rows of LayerPages._recent with the tokens of the block
+    block_n: Tensor  # number of the block in its sequence
 
     @classmethod
     def of(cls, placement: TokenPlacement, config: NSAConfig, last_positions: Sequence[int]) -> NewBlocks | None:
-        """None where no block is completed."""
+        """Return the blocks that end with tokens at `last_positions`, or None if no block ends there."""
         length, stride = config.block_len, config.block_stride
         begins = [position + 1 - length for position in last_positions]
         tokens = [token for token, begin in enumerate(begins) if begin >= 0 and begin % stride == 0]
@@ -279,9 +294,10 @@ def _write_completed_blocks(
 
 
 def _uncompressed(layer: NSAttention, x_1NM: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Unrotated keys and values [1, G, N, *] that blocks are made of; None for a layer that makes none.
+    """Return unrotated keys and values [1, G, N, *] to compress into blocks, or None if the layer uses no blocks.
 
-    Without a compressed branch the selected one's make those that rank its blocks; of these nobody reads the values.
+    Without a compressed branch these are the keys and values of the selected branch. Its block means rank the blocks,
+    and the compressed values are never read.
     """
     config = layer.config
     if Branch.CMP not in config.branches and Branch.SEL not in config.branches:
@@ -291,7 +307,7 @@ def _uncompressed(layer: NSAttention, x_1NM: Tensor) -> tuple[Tensor, Tensor] | 
 
 
 def _compress(layer: NSAttention, k_BGTD: Tensor, v_BGTE: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the complete blocks of these tokens an unrotated key and a value each, [B, G, S, *]."""
+    """Return an unrotated key and a value for each complete block of the given tokens, [B, G, S, *]."""
     config = layer.config
     if Branch.CMP in config.branches:
         return layer.cmp.k_blocks(k_BGTD), layer.cmp.v_blocks(v_BGTE)

@@ -1,8 +1,8 @@
-"""A pool of pages for keys and values, and which of them each sequence has.
+"""A pool of pages for cached keys and values, and tables with the pages of each sequence.
 
-A page is room for `page_len` rows of keys and values, of every layer and group: one number names it in all layers. A
-row is a token, or a compressed block. What a branch keeps of a sequence lies in pages of its own, and the tables say
-in which: row r of a kind is row r % page_len of the page in column r // page_len.
+A page has room for `page_len` rows of keys and values in every layer and group; its number is the same in all layers. A
+row is a token or a compressed block. Each branch of a sequence has its own pages, listed in the tables: row r of a kind
+is row r % page_len of the page in column r // page_len.
 """
 
 from __future__ import annotations
@@ -19,34 +19,37 @@ from .config import Attention, Branch, NSAConfig
 from .ops.attend import CompletedBlocks
 from .world import CannotRunError
 
-# Rows of a page that a tensor core takes at once: no such piece lies in two pages.
+# A tensor core multiplies 16 rows at a time. Page lengths are multiples of 16, so these rows never span two pages.
 MIN_PAGE_ALIGNMENT = 16
 MIN_COLUMNS = 16
 
 
 class Kind(IntEnum):
-    """What the rows of a page are; also the place in the tables."""
+    """Content of the rows of a page. The value is the index in the second dimension of the tables."""
 
-    BLOCKS = 0  # a compressed block each, or the mean that ranks it where the layer has no compressed branch
-    TOKENS = 1  # of the selected branch
-    WINDOW = 2  # of the sliding branch
+    BLOCKS = 0  # compressed blocks, or block means if the layer has no compressed branch
+    TOKENS = 1  # tokens of the selected branch
+    WINDOW = 2  # tokens of the sliding branch
 
 
 class OutOfPagesError(CannotRunError):
-    """More pages are needed than are free."""
+    """More pages are needed than the pool has free."""
 
 
 def default_page_len(config: NSAConfig) -> int:
-    """The least common multiple of a selection block and of what a tensor core takes at once."""
+    """Return the default page length in rows: the least common multiple of select_len and 16."""
     return math.lcm(config.select_len, MIN_PAGE_ALIGNMENT)
 
 
 def pages_needed(config: NSAConfig, tokens: int, page_len: int | None = None) -> int:
-    """Pages that a sequence of so many tokens has at most at a time."""
+    """Return the maximum number of pages that a sequence of `tokens` tokens owns at a time.
+
+    `page_len` is the page length in rows; None means the default length.
+    """
     length = page_len or default_page_len(config)
     whole = -(-tokens // length)
     blocks = CompletedBlocks(config.block_len, config.block_stride).count(tokens)
-    # w tokens may begin with the last row of a page.
+    # The window may start at the last row of a page.
     counts = {
         Kind.BLOCKS: -(-blocks // length),
         Kind.TOKENS: whole,
@@ -56,7 +59,7 @@ def pages_needed(config: NSAConfig, tokens: int, page_len: int | None = None) ->
 
 
 def stored_kinds(config: NSAConfig) -> tuple[Kind, ...]:
-    """What a layer of this shape keeps."""
+    """Return the kinds of rows that a layer with this configuration caches."""
     is_stored = {
         Kind.BLOCKS: Branch.CMP in config.branches or Branch.SEL in config.branches,
         Kind.TOKENS: Branch.SEL in config.branches,
@@ -67,26 +70,27 @@ def stored_kinds(config: NSAConfig) -> tuple[Kind, ...]:
 
 @dataclass(kw_only=True)
 class PageRange:
-    """The pages of one kind that a sequence has: those of the columns from `first` on."""
+    """Pages of one kind that a sequence owns, for consecutive columns of the table starting at `first`."""
 
     first: int = 0
     pages: list[int] = field(default_factory=list)
 
     @property
     def stop(self) -> int:
+        """The column after the last page."""
         return self.first + len(self.pages)
 
 
 @dataclass(kw_only=True)
 class PagedSequence:
-    """How far a sequence was read, and what it holds."""
+    """Length of a sequence in tokens, and the pages it owns."""
 
     tokens: int = 0
     pages_by_kind: dict[Kind, PageRange] = field(default_factory=dict)
 
 
 class Pool:
-    """Pages by their numbers. The one that was given back last is taken first."""
+    """Page numbers that are free. The page released last is taken first."""
 
     def __init__(self, pages: int) -> None:
         self.size = pages
@@ -94,20 +98,26 @@ class Pool:
 
     @property
     def free(self) -> int:
+        """Number of free pages."""
         return len(self._free)
 
     def take(self) -> int:
+        """Return a free page, which is no longer free. Raises IndexError if there is none."""
         return self._free.pop()
 
     def release(self, pages: list[int]) -> None:
+        """Mark `pages` as free."""
         self._free += reversed(pages)
 
 
 class PageTables:
-    """Of the sequences of one batch: how far each was read, and its pages, on the host and as a table on the device."""
+    """Lengths and pages of the sequences of one batch, on the host and as a table on the device."""
 
     def __init__(self, config: NSAConfig, sequences: int, pages: int, page_len: int | None) -> None:
-        """Raises CannotRunError for attention without branches, and for a page that cuts a selection block."""
+        """Create tables without pages. `page_len` is in rows; None means the default length.
+
+        Raises CannotRunError for attention without NSA branches, and if `page_len` is no multiple of select_len.
+        """
         if config.attention is not Attention.NSA:
             raise CannotRunError(
                 f"shape {config.name}: attention {config.attention} has no branches to keep in pages; use attention nsa"
@@ -121,15 +131,15 @@ class PageTables:
         self.pool = Pool(pages)
         self.sequences = [PagedSequence() for _ in range(sequences)]
         self._config, self._stored_kinds = config, stored_kinds(config)
-        self._table: Tensor | None = None  # [sequences, 3, columns], int32; None: nothing was read yet
-        self._not_in_table: dict[
-            tuple[int, int, int], int
-        ] = {}  # page by its place, where that is not in the table yet
+        self._table: Tensor | None = None  # [sequences, 3, columns], int32; None before the first token
+        # Pages by sequence, kind and column that `_table` does not contain yet.
+        self._not_in_table: dict[tuple[int, int, int], int] = {}
 
     def reserve(self, counts: Mapping[int, int]) -> None:
-        """Pages for so many further tokens of each sequence; first those before its window are given back.
+        """Take pages for `counts[number]` more tokens of each sequence.
 
-        Raises OutOfPagesError, and then none was taken.
+        Pages before a sequence's window are released first. Raises OutOfPagesError without taking any page if the pool
+        has too few.
         """
         missing = []
         for number, count in counts.items():
@@ -148,13 +158,16 @@ class PageTables:
             self._not_in_table[number, kind, column] = page_range.pages[-1]
 
     def end(self, number: int) -> None:
-        """All pages of a sequence go back; the next token of this number begins another one."""
+        """Release all pages of a sequence. The next token under this number starts a new sequence."""
         for page_range in self.sequences[number].pages_by_kind.values():
             self.pool.release(page_range.pages)
         self.sequences[number] = PagedSequence()
 
     def table(self, device: torch.device) -> Tensor:
-        """Pages [sequences, 3, columns], int32; what stands for a page that a sequence has not is any number."""
+        """Return the page numbers [sequences, 3, columns], int32, on `device`.
+
+        Entries for which a sequence owns no page contain arbitrary valid page numbers.
+        """
         columns = max(
             (page_range.stop for sequence in self.sequences for page_range in sequence.pages_by_kind.values()),
             default=0,
@@ -169,7 +182,7 @@ class PageTables:
         return self._table
 
     def first_in_window(self, tokens: int) -> int:
-        """The first token that the next one after so many, and each later one, may see."""
+        """Return the first token in the window of token number `tokens` (counted from 0); later windows start later."""
         return max(0, tokens - self._config.window + 1)
 
     def _free_pages_before_window(self, sequence: PagedSequence) -> None:
@@ -180,13 +193,13 @@ class PageTables:
             page_range.first, page_range.pages = page_range.first + over, page_range.pages[over:]
 
     def _missing_pages(self, sequence: PagedSequence, count: int) -> Iterator[tuple[Kind, int]]:
-        """Kind and column of the pages that a sequence needs for so many more tokens."""
+        """Yield kind and column of each page that a sequence lacks for `count` more tokens."""
         end = sequence.tokens + count
         rows = dict.fromkeys(self._stored_kinds, end)
         if Kind.BLOCKS in rows:
             rows[Kind.BLOCKS] = CompletedBlocks(self._config.block_len, self._config.block_stride).count(end)
         for kind, stop in rows.items():
-            # A whole prompt is read by the layer itself, and no later token sees what lies before the window.
+            # A prompt runs through the layer's own forward pass, and later tokens never attend before the window.
             is_prompt = count > 1 and not sequence.tokens
             new = self.first_in_window(end) // self.page_len if kind is Kind.WINDOW and is_prompt else 0
             page_range = sequence.pages_by_kind.get(kind, PageRange(first=new))

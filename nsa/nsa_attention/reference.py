@@ -1,7 +1,11 @@
-"""The specification: each operation as a plain loop over queries, in the dtype it is given. Only tests import it.
+"""Reference implementation of NSA (arXiv 2502.11089) as plain loops over queries, for tests only.
 
-Dimensions: H query heads, G groups of them, T tokens, S compressed blocks, M model width, D width of a key, E width of
-a value, n places. No batch: the specification is for one sequence. Weights go by the names of the model's state_dict.
+Each function computes in the dtype of its inputs and takes one sequence, without a batch dimension. `weights` maps the
+names of the model's state_dict to tensors.
+
+Dimensions: H query heads, G groups of query heads, T tokens, S compressed blocks, b selection blocks, M model width,
+F hidden width of the MLP, D key width, E value width, p pairs of dimensions, l tokens of a compressed block, n selected
+blocks per query.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ NORM_EPSILON = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSizes:
-    """What a layer's weights do not tell: how its heads are grouped, and the lengths in tokens."""
+    """Sizes of a layer that its weights do not show: the number of heads and groups, and lengths in tokens."""
 
     heads: int
     groups: int
@@ -32,7 +36,10 @@ class LayerSizes:
 
 
 def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, visible: list[list[list[int]]]) -> tuple[Tensor, Tensor]:
-    """softmax(q k / sqrt(D)) v over the keys `seen[group][t]`; nothing seen gives 0 and -inf."""
+    """Return softmax(q k / sqrt(D)) v of shape [H, T, E] and the log-sum-exp of the scores, [H, T].
+
+    `visible[group][t]` lists the keys that query t attends to. A query without keys gets output 0 and log-sum-exp -inf.
+    """
     heads, tokens, width = q_HTD.shape
     per_group = heads // k_GSD.shape[0]
     rows, lses = [], []
@@ -49,14 +56,14 @@ def attend_rows(q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, visible: list[list[
 def compressed_attention(
     q_HTD: Tensor, k_GSD: Tensor, v_GSE: Tensor, *, block_len: int, block_stride: int
 ) -> tuple[Tensor, Tensor]:
-    """Block i is seen from its last token i*d + l - 1 on."""
+    """Return output and log-sum-exp of the compressed branch. Query t attends to block i if i*d + l - 1 <= t."""
     blocks = range(k_GSD.shape[1])
     visible = [[i for i in blocks if i * block_stride + block_len - 1 <= t] for t in range(q_HTD.shape[1])]
     return attend_rows(q_HTD, k_GSD, v_GSE, [visible] * k_GSD.shape[0])
 
 
 def sliding_attention(q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, *, window: int) -> tuple[Tensor, Tensor]:
-    """Token s is seen by query t when t - w < s <= t."""
+    """Return output and log-sum-exp of the sliding branch. Query t attends to token s if t - w < s <= t."""
     visible = [list(range(max(0, t - window + 1), t + 1)) for t in range(q_HTD.shape[1])]
     return attend_rows(q_HTD, k_GTD, v_GTE, [visible] * k_GTD.shape[0])
 
@@ -64,7 +71,10 @@ def sliding_attention(q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, *, window: in
 def selected_attention(
     q_HTD: Tensor, k_GTD: Tensor, v_GTE: Tensor, indices_GTn: Tensor, *, select_len: int
 ) -> tuple[Tensor, Tensor]:
-    """Token s is seen by query t when s <= t and its block s // l' is among the query's indices."""
+    """Return output and log-sum-exp of the selected branch.
+
+    Query t attends to token s if s <= t and the block s // l' is among the query's indices; EMPTY slots are ignored.
+    """
     tokens = q_HTD.shape[1]
     selected_blocks = [[set(row) - {EMPTY} for row in group] for group in indices_GTn.tolist()]
     visible = [
@@ -74,7 +84,11 @@ def selected_attention(
 
 
 def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: int, select_len: int) -> Tensor:
-    """Importance [G, T, b]: compressed softmax, spread over selection blocks by shared tokens, summed over heads."""
+    """Return the importance [G, T, b] of each selection block (paper, eq. 8 to 10).
+
+    The softmax over compressed blocks is distributed over the selection blocks in proportion to the tokens they share,
+    and summed over the heads of a group.
+    """
     heads, tokens, width = q_HTD.shape
     groups, compressed_blocks, _ = k_GSD.shape
     result = q_HTD.new_zeros(groups, tokens, -(-tokens // select_len))
@@ -92,7 +106,11 @@ def importance(q_HTD: Tensor, k_GSD: Tensor, *, block_len: int, block_stride: in
 
 
 def select_blocks(importance_GTb: Tensor, *, select_len: int, select_count: int) -> Tensor:
-    """Block 0, the current and the previous block, then the most important visible ones, ties to the lower index."""
+    """Return the indices [G, T, n] (int32) of the selected blocks (paper, eq. 11), EMPTY in unused slots.
+
+    Block 0, the query's own block and the previous block come first, then the most important visible blocks; of equally
+    important blocks the lower index comes first.
+    """
     groups, tokens, _ = importance_GTb.shape
     indices = torch.full((groups, tokens, select_count), EMPTY, dtype=torch.int32)
     for group in range(groups):
@@ -108,7 +126,7 @@ def select_blocks(importance_GTb: Tensor, *, select_len: int, select_count: int)
 
 
 def block(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Tensor:
-    """x + attention(norm(x)), then x + mlp(norm(x)), with a SwiGLU."""
+    """Return the output [T, M] of a transformer block: x + attention(norm(x)), then x + mlp(norm(x)) with a SwiGLU."""
     normed_TM = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["attn_norm.weight"], NORM_EPSILON)
     x_TM = x_TM + attention(normed_TM, _with_prefix(weights, "attn"), sizes)
     normed_TM = functional.rms_norm(x_TM, x_TM.shape[-1:], weights["mlp_norm.weight"], NORM_EPSILON)
@@ -117,7 +135,7 @@ def block(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Ten
 
 
 def attention(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) -> Tensor:
-    """The branches that have weights, mixed by their gates (paper, eq. 5)."""
+    """Return the output [T, M] of an NSA layer: the branches that have weights, summed with gates (paper, eq. 5)."""
     tokens = range(x_TM.shape[0])
     q_HTD = rotate(_heads(x_TM, weights["q_proj.weight"], sizes.heads), tokens)
     lengths = {"block_len": sizes.block_len, "block_stride": sizes.block_stride}
@@ -150,7 +168,7 @@ def attention(x_TM: Tensor, weights: Mapping[str, Tensor], sizes: LayerSizes) ->
 
 
 def rotate(x_HTD: Tensor, positions: Sequence[int]) -> Tensor:
-    """Each pair of dimensions (i, i + D/2) as a complex number, turned by position * 10000^(-2i/D)."""
+    """Apply rotary position embeddings: rotate each pair of dimensions (i, i + D/2) by position * 10000^(-2i/D)."""
     width = x_HTD.shape[-1]
     pairs = torch.complex(x_HTD[..., : width // 2], x_HTD[..., width // 2 :])
     angles_Tp = angles(positions, width).to(x_HTD.dtype)
@@ -159,13 +177,17 @@ def rotate(x_HTD: Tensor, positions: Sequence[int]) -> Tensor:
 
 
 def angles(positions: Sequence[int], width: int) -> Tensor:
-    """Angles [T, D/2] of rotary positions, in float64."""
+    """Return the rotary angles [T, D/2] of these positions, in radians, float64."""
     rows = [[position * ROTARY_BASE ** (-2 * i / width) for i in range(width // 2)] for position in positions]
     return torch.tensor(rows, dtype=torch.float64).view(len(positions), width // 2)
 
 
 def _blocks(x_GTD: Tensor, weights: Mapping[str, Tensor], side: str, sizes: LayerSizes) -> Tensor:
-    """One vector per complete block (eq. 7): an MLP over the block, the mean, or both, as the weights' names tell."""
+    """Return one vector per complete block, [G, S, D] (paper, eq. 7).
+
+    The names of the weights show whether the vector is an MLP of the block, its mean, or the sum of both. `side` is "k"
+    for keys or "v" for values.
+    """
     groups, tokens, width = x_GTD.shape
     vectors = []
     for start in _starts(tokens, sizes):
@@ -187,7 +209,7 @@ def _mlp(block_GlD: Tensor, weights: Mapping[str, Tensor], first: str, second: s
 
 
 def _gates(x_TM: Tensor, weights: Mapping[str, Tensor], heads: int) -> Tensor:
-    """A gate in (0, 1) per branch, head and token, [branches, H, T]."""
+    """Return a gate in (0, 1) per branch, head and token, [branches, H, T]."""
     hidden = functional.silu(x_TM @ weights["hidden.weight"].T + weights["hidden.bias"])
     return torch.sigmoid(hidden @ weights["weight"].T + weights["bias"]).T.unflatten(0, (-1, heads))
 
@@ -205,7 +227,7 @@ def _starts(tokens: int, sizes: LayerSizes) -> range:
 
 
 def _shared_tokens(i: int, j: int, block_len: int, block_stride: int, select_len: int) -> int:
-    """Tokens that compressed block i and selection block j have in common."""
+    """Return the number of tokens that compressed block i and selection block j have in common."""
     begin = max(i * block_stride, j * select_len)
     end = min(i * block_stride + block_len, (j + 1) * select_len)
     return max(0, end - begin)

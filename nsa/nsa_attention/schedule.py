@@ -1,6 +1,6 @@
-"""The learning rate of each step: a warm-up, then a decay.
+"""Learning-rate schedule: a linear warm-up, then an optional decay.
 
-A function of the step alone, so that a run that goes on has the rates of one that was never interrupted.
+The rate depends only on the step number, so a resumed run has the same rates as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .values import Decay
 
 
 def learning_rate(settings: Settings, step: int) -> float:
-    """Of a step, counted from 1. The warm-up ends at the highest rate, in its last step."""
+    """Return the learning rate of `step`, counted from 1. The last warm-up step has the highest rate."""
     highest, lowest, warmup = settings.learning_rate, settings.min_lr, settings.warmup_steps
     if step <= warmup:
         return highest * (step / warmup)

@@ -1,6 +1,6 @@
-"""Sharded models: FSDP2 with one unit per block, and FSDP1 as the seeds wrote it; what a run must ask of them.
+"""Sharded models with FSDP2 or FSDP1: wrapping, skipping of gradient reduction, and gradient clipping.
 
-Imported by runs that shard only: what it needs from torch takes nearly a second to load.
+Only runs that shard import this module, because the modules it needs from torch take nearly a second to load.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from .world import World
 
 
 def shard_by_fsdp2(model: TinyLM, world: World, dtype: torch.dtype) -> nn.Module:
-    """`fully_shard` on each block and on the rest; the model itself is returned, its parameters are DTensors."""
+    """Apply `fully_shard` to each block and to the rest of the model, in place, and return the model.
+
+    Afterwards the parameters are DTensors. For `dtype` bfloat16, blocks compute in bfloat16 and gradients are reduced
+    in float32.
+    """
     options: dict[str, Any] = {"mesh": init_device_mesh(world.device.type, (world.size,))}
     if dtype is torch.bfloat16:
-        # The rotary angles are an input of each block and must stay in float32: half of them would round to the same
-        # position. Everything else is bfloat16 by itself, as it comes from bfloat16 weights.
+        # Rotary cosines and sines are inputs of each block and must stay in float32: in bfloat16 neighbouring positions
+        # would round to the same values. All other inputs come from bfloat16 weights and are bfloat16 already.
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
@@ -43,22 +47,25 @@ def shard_by_fsdp2(model: TinyLM, world: World, dtype: torch.dtype) -> nn.Module
 
 
 def shard_by_fsdp1(model: TinyLM, world: World, dtype: torch.dtype) -> nn.Module:
-    """The wrapper class, with `transformer_auto_wrap_policy` over the blocks."""
+    """Return the model wrapped by FullyShardedDataParallel, with `transformer_auto_wrap_policy` for the blocks."""
     precision = MixedPrecision(param_dtype=dtype, cast_forward_inputs=False, cast_root_forward_inputs=False)
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=partial(transformer_auto_wrap_policy, transformer_layer_cls={Block, StockBlock}),
         mixed_precision=precision if dtype is torch.bfloat16 else None,
-        # Without it FSDP1 insists on an accelerator.
+        # Without a device FSDP1 requires an accelerator.
         device_id=world.device,
-        # The parameters keep their names and shapes for the optimizer and the traces.
+        # Keep names and shapes of the parameters for the optimizer and the gradient traces.
         use_orig_params=True,
     )
 
 
 @contextmanager
 def without_reduction(model: nn.Module) -> Iterator[None]:
-    """Gradients add up unreduced; the next backward pass outside of the block reduces them all."""
+    """Accumulate gradients without reducing them across ranks.
+
+    The first backward pass after the `with` block reduces the accumulated gradients.
+    """
     if isinstance(model, FullyShardedDataParallel):
         with model.no_sync():
             yield
@@ -72,7 +79,10 @@ def without_reduction(model: nn.Module) -> Iterator[None]:
 
 
 def clip_gradients(model: nn.Module, limit: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit`; returns the norm before, of whole tensors."""
+    """Scale all gradients so that their joint norm is at most `limit`, and return the norm before scaling.
+
+    The norm is that of the full, unsharded gradients.
+    """
     if isinstance(model, FullyShardedDataParallel):
         return _clip_shards(model, limit)
     norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
@@ -81,10 +91,13 @@ def clip_gradients(model: nn.Module, limit: float) -> Tensor:
 
 
 def _clip_shards(model: FullyShardedDataParallel, limit: float) -> Tensor:
-    """FSDP1's own method computes the norm in float32 and refuses float64."""
+    """Clip the gradients of an FSDP1 model, and return their norm before clipping.
+
+    FSDP1's own `clip_grad_norm_` computes the norm in float32 and does not accept float64 gradients.
+    """
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = nn.utils.get_total_norm(gradients).to(model.compute_device)
-    # Each rank holds a part of every tensor. A model of one rank is not sharded and its norm is whole.
+    # Each rank has a shard of every tensor. With one rank the model is not sharded, and the sum changes nothing.
     square = norm.square()
     dist.all_reduce(square, group=model.process_group)
     norm = square.sqrt()

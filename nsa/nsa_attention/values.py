@@ -1,6 +1,6 @@
-"""What the value of an option may be, and how its text is read.
+"""Values of command-line options, and the parsers that read them from text.
 
-A parser turns the text of an option into a value and raises ValueError with what it expected and what it got.
+Each parser returns the value of an option's text, or raises ValueError with the expected and the actual text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from .config import ALL_BRANCHES, SHAPES, Branch, Implementation, NSAConfig
 
 
 class Data(StrEnum):
+    """Built-in data sources of --data."""
+
     SYNTHETIC = "synthetic"
     TEXT = "text"
     STORIES = "stories"
@@ -23,7 +25,7 @@ class Data(StrEnum):
 
 @dataclass(frozen=True)
 class HubData:
-    """A data set of the Hugging Face hub, as `hf:PATH[:CONFIG[:SPLIT]]`."""
+    """A data set of the Hugging Face hub, written as `hf:PATH[:CONFIG[:SPLIT]]`."""
 
     path: str
     config: str | None = None
@@ -33,22 +35,28 @@ class HubData:
         return ":".join(("hf", self.path, self.config or "", self.split))
 
 
-# By the name that the reports use.
+# The data set that `--data fineweb_edu` means.
 FINEWEB_EDU = HubData("HuggingFaceFW/fineweb-edu", "sample-10BT")
 
 
 class Packing(StrEnum):
-    AUTO = "auto"  # documents, where the data has them and the model takes them
-    DOCUMENTS = "documents"  # none sees another one
-    STREAM = "stream"  # a row is one sequence, whatever is in it
+    """How documents share the rows of a batch."""
+
+    AUTO = "auto"  # `documents` if the data has documents and the model supports packing, otherwise `stream`
+    DOCUMENTS = "documents"  # documents in one row do not attend to each other
+    STREAM = "stream"  # each row is one sequence, even across document boundaries
 
 
 class BadShards(StrEnum):
+    """What to do with a damaged data shard: skip it, or stop the run."""
+
     SKIP = "skip"
     STOP = "stop"
 
 
 class Phase(StrEnum):
+    """The part of a training step to run: all of it, or only up to this phase."""
+
     STEP = "step"
     DATA = "data"
     FORWARD = "forward"
@@ -56,12 +64,16 @@ class Phase(StrEnum):
 
 
 class Decay(StrEnum):
+    """Decay of the learning rate after the warm-up."""
+
     NONE = "none"
     COSINE = "cosine"
     LINEAR = "linear"
 
 
 class Wrapper(StrEnum):
+    """How the model is distributed over ranks. `fsdp` is FSDP2, `manual` averages gradients without a wrapper."""
+
     NONE = "none"
     DDP = "ddp"
     FSDP = "fsdp"
@@ -72,14 +84,14 @@ class Wrapper(StrEnum):
 SHARDED = (Wrapper.FSDP, Wrapper.FSDP1)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-MEAN = "mean"  # of the logits, as a loss
+MEAN = "mean"  # the value of --loss that takes the mean of the logits as loss
 EVERY_LAYER = "all"
 NO_LAYER = "none"
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Which layers are checkpointed: all, none, a half-open range or a set. A plain value, no model needed."""
+    """The layers with gradient checkpointing: all, none, the range [start, stop) or a set of layer numbers."""
 
     every: bool = False
     start: int = 0
@@ -87,15 +99,18 @@ class Layers:
     members: tuple[int, ...] = ()
 
     def of(self, layers: int) -> frozenset[int]:
+        """Return the numbers of these layers in a model with `layers` layers."""
         if self.every:
             return frozenset(range(layers))
         return frozenset(range(self.start, self.stop)) | frozenset(self.members)
 
     def highest(self) -> int:
+        """Return the highest layer number that is named explicitly, or -1 if none is."""
         return max(self.of(0), default=-1)
 
 
 def layer_range(text: str) -> Layers:
+    """Parse "start:stop" as the layers start to stop - 1."""
     start, colon, stop = text.partition(":")
     if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop)):
         raise ValueError(f'expected "start:stop" with start < stop, got "{text}"')
@@ -103,6 +118,7 @@ def layer_range(text: str) -> Layers:
 
 
 def layer_set(text: str) -> Layers:
+    """Parse a comma-separated list of layer numbers."""
     members = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() for part in members):
         raise ValueError(f'expected layer numbers such as "2,6", got "{text}"')
@@ -110,6 +126,7 @@ def layer_set(text: str) -> Layers:
 
 
 def checkpointed_layers(text: str) -> Layers:
+    """Parse "all", "none", a range such as "0:6" or a set such as "2,6"."""
     if text in (EVERY_LAYER, NO_LAYER):
         return Layers(every=text == EVERY_LAYER)
     try:
@@ -119,6 +136,7 @@ def checkpointed_layers(text: str) -> Layers:
 
 
 def branches(text: str) -> tuple[Branch, ...]:
+    """Parse "all" or branch names joined by "+". The result is in the order cmp, sel, win."""
     if text == "all":
         return ALL_BRANCHES
     names = text.split("+")
@@ -128,10 +146,13 @@ def branches(text: str) -> tuple[Branch, ...]:
 
 
 def one_branch(text: str) -> tuple[Branch, ...]:
+    """Parse the name of a single branch."""
     return (one_of(Branch)(text),)
 
 
 def one_of(enum: type[StrEnum]) -> Callable[[str], Any]:
+    """Return a parser that accepts the values of `enum`."""
+
     def parse(text: str) -> StrEnum:
         if text not in set(enum):
             raise ValueError(f'expected {_alternatives(tuple(enum))}, got "{text}"')
@@ -141,6 +162,8 @@ def one_of(enum: type[StrEnum]) -> Callable[[str], Any]:
 
 
 def word(*choices: str) -> Callable[[str], str]:
+    """Return a parser that accepts the given words."""
+
     def parse(text: str) -> str:
         if text not in choices:
             raise ValueError(f'expected {_alternatives(choices)}, got "{text}"')
@@ -150,17 +173,20 @@ def word(*choices: str) -> Callable[[str], str]:
 
 
 def switch(text: str) -> bool:
+    """Parse 1, true, yes or on as True and 0, false, no or off as False, in any case."""
     if text.lower() not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
         raise ValueError(f'expected 1 or 0, got "{text}"')
     return text.lower() in ("1", "true", "yes", "on")
 
 
 def on_or_off(text: str) -> bool:
-    """A switch that is spelled with its value: on in most runs, so that off is what one writes."""
+    """Parse a switch whose option needs a value, because its default is on and users mainly turn it off."""
     return switch(text)
 
 
 def whole(least: int) -> Callable[[str], int]:
+    """Return a parser for whole numbers of at least `least`."""
+
     def parse(text: str) -> int:
         if not text.isdigit() or int(text) < least:
             raise ValueError(f'expected a whole number of at least {least}, got "{text}"')
@@ -170,6 +196,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def positive(text: str) -> float:
+    """Parse a finite number above 0."""
     try:
         number = float(text)
     except ValueError:
@@ -180,6 +207,7 @@ def positive(text: str) -> float:
 
 
 def not_negative(text: str) -> float:
+    """Parse a finite number of at least 0."""
     try:
         number = float(text)
     except ValueError:
@@ -190,6 +218,7 @@ def not_negative(text: str) -> float:
 
 
 def fraction(text: str) -> float:
+    """Parse a number of at least 0 and below 1."""
     try:
         number = float(text)
     except ValueError:
@@ -200,7 +229,7 @@ def fraction(text: str) -> float:
 
 
 def data_source(text: str) -> Data | Path | HubData:
-    """A named source, a data set of the hub, or local files: one, a folder of them, or a pattern."""
+    """Parse a built-in data source, a Hugging Face data set, or the path of a file, a directory or a glob pattern."""
     if text in set(Data):
         return Data(text)
     if text == "fineweb_edu":
@@ -217,38 +246,46 @@ def data_source(text: str) -> Data | Path | HubData:
 
 
 def tokenizer_source(text: str) -> str:
+    """Parse "bytes" or the path of a tokenizer file that exists."""
     if text != "bytes" and not Path(text).is_file():
         raise ValueError(f'expected bytes or the path of a tokenizer.json or a file of ranks, got "{text}"')
     return text
 
 
 class Resume(StrEnum):
+    """Values of --resume that are not paths. `auto` looks in the output directory of the run."""
+
     AUTO = "auto"
 
 
 def checkpoint_source(text: str) -> Resume | Path:
+    """Parse "auto" or the path of an existing checkpoint."""
     if text in set(Resume):
         return Resume(text)
     return existing_checkpoint(text)
 
 
 def existing_checkpoint(text: str) -> Path:
+    """Parse the path of a checkpoint, or of a directory of checkpoints, that exists."""
     if not Path(text).exists():
         raise ValueError(f'expected the path of a checkpoint or of a folder of them, got "{text}"')
     return Path(text)
 
 
 def named_shape(text: str) -> NSAConfig:
+    """Parse the name of a configuration in SHAPES."""
     if text not in SHAPES:
         raise ValueError(f'expected {_alternatives(tuple(SHAPES))}, got "{text}"')
     return SHAPES[text]
 
 
 def ddp_switch(text: str) -> Wrapper:
+    """Parse a switch for DDP as a wrapper."""
     return Wrapper.DDP if switch(text) else Wrapper.NONE
 
 
 def flash_switch(text: str) -> Implementation:
+    """Parse a switch for flash-attn as an implementation."""
     return Implementation.FLASH if switch(text) else Implementation.AUTO
 
 

@@ -1,8 +1,8 @@
-"""Compiling and tuning the fused kernels before the first step, as a phase of its own.
+"""Compilation and tuning of the fused kernels before the first training step.
 
-The first call of a kernel compiles it, and finding the best tile sizes takes several compilations. Inside a step that
-looks like a hang, and differently long on each rank. Here one layer runs forward and backward on random numbers,
-without a collective; then all ranks take over what rank 0 has measured.
+The first call of a kernel compiles it, and finding the fastest tile sizes takes several compilations. Within a step
+this would look like a hang, and would take a different time on each rank. The warm-up runs one layer forward and
+backward on random inputs without collectives; afterwards all ranks use the tile sizes that rank 0 measured.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .world import World
 
 
 def uses_fused_kernels(model: TinyLM, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the model's layers would run the Triton kernels on `device` in `dtype`."""
     attention = getattr(model.blocks[0], "attn", None)
     if not isinstance(attention, NSAttention):
         return False
@@ -43,9 +44,10 @@ def warm_up(
     autocast: Callable[[], AbstractContextManager[object]],
     file: Path | None = None,
 ) -> str:
-    """Run one layer on [batch, tokens] and settle the tile sizes; returns what was done, for people.
+    """Run the first layer on `batch` sequences of `tokens` tokens, determine tile sizes, and return a summary line.
 
-    The tile sizes are kept in `file`, by default in the user's cache directory; one that cannot be written is said.
+    Rank 0 stores the tile sizes in `file`, by default `tuning_file()`. If the file cannot be written, the summary says
+    so. `autocast` creates the context in which the forward pass runs.
     """
     tuning = importlib.import_module(".ops.fused.tuning", __package__)
     started_s, file = time.perf_counter(), file or tuning_file()
@@ -57,18 +59,17 @@ def warm_up(
         tables = [tuning.table()]
         dist.broadcast_object_list(tables, device=world.device if world.backend == "nccl" else None)
         tuning.adopt(tables[0])
-        _run_one_layer(
-            model, world.device, batch, tokens, autocast
-        )  # compiled here as well: rank 0 may have chosen others
-    # Blocks of documents are ranked by a table, which is another kernel. Lengths do not make others.
+        # Rank 0 may have chosen other tile sizes, which this rank still has to compile.
+        _run_one_layer(model, world.device, batch, tokens, autocast)
+    # Packed documents need another variant of the selection kernel. Document lengths do not need further variants.
     _run_one_layer(model, world.device, batch, tokens, autocast, documents=True)
     seconds, newly_tuned = time.perf_counter() - started_s, len(tuning.table()) - previously_tuned
-    summary = f"warm-up: one layer forward and backward, {newly_tuned} tile sizes settled, {seconds:.1f} s"
+    summary = f"warm-up: one layer forward and backward, {newly_tuned} tile sizes determined, {seconds:.1f} s"
     return summary + _save_tuning(tuning, file, world)
 
 
 def tuning_file() -> Path:
-    """Where measured tile sizes are kept between runs."""
+    """Return the file that stores measured tile sizes between runs."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "nsa" / "tuning.json"
 
@@ -92,9 +93,11 @@ def _run_one_layer(
     *,
     documents: bool = False,
 ) -> None:
-    """No trace stays: no gradient and no count of who ran in the model, no draw from its generator.
+    """Run the first layer forward and backward on random inputs, and undo all side effects.
 
-    Of too few tokens for a compressed block some kernels would not run. With `documents` the rows are one.
+    Afterwards the model has no gradients, its `runs` counters are empty, and random generators have their old state.
+    At least block_len tokens are used, because fewer would skip some kernels. With `documents`, the batch becomes one
+    row of two packed documents.
     """
     config, tokens = model.config, max(tokens, model.config.block_len)
     layout = None

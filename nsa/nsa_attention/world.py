@@ -1,4 +1,4 @@
-"""The ranks of a run: which one this is, on which device, and how they come together and part."""
+"""The process group of a run: this process's rank and device, and joining and leaving the group."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from torch.distributed import HashStore
 
 
 class CannotRunError(Exception):
-    """This machine lacks what was asked for by name."""
+    """Something that was requested by name is not available or does not fit; the message says what to do."""
 
 
 class RanksDifferError(Exception):
-    """What has to be the same on all ranks is not."""
+    """A value that must be equal on all ranks differs."""
 
 
-MAX_COMPARED = 64  # that can be compared: the squares of 4000 ranks still have a sum that float32 holds
+# Numbers below this limit can be compared across ranks: float32 represents the sum of 4000 of their squares exactly.
+MAX_COMPARED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class World:
+    """Rank, device and backend of this process."""
+
     rank: int
     local_rank: int
     size: int
@@ -35,13 +38,14 @@ class World:
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
     def average_over_ranks(self, value: Tensor, expected_equal: int | None = None) -> Tensor:
-        """The mean of a scalar over all ranks: the one collective of a step that Python code calls itself.
+        """Return the mean of a scalar over all ranks, by a single all_reduce.
 
-        `same`, at least 0 and below NUMBERS, has to be one on all ranks, which the same collective tells. Raises
-        RanksDifferError on all of them where it is not.
+        The same all_reduce checks that `expected_equal`, a number from 0 to MAX_COMPARED - 1, is equal on all ranks. If
+        it is not, every rank raises RanksDifferError. Without a process group, return a copy of `value`.
         """
         sums = value.detach().clone()
         if self.backend is None:
@@ -50,22 +54,24 @@ class World:
             sums = torch.stack([sums, *sums.new_tensor([expected_equal, expected_equal**2])])
         dist.all_reduce(sums)
         total, *checks = sums.reshape(-1)
-        # All are alike where they have no variance. Sums of whole numbers are exact.
+        # The numbers are equal if their variance is 0. Sums of whole numbers are exact.
         if checks and int(checks[1]) * self.size != int(checks[0]) ** 2:
             raise RanksDifferError
         return total / self.size
 
     def wait_for_all(self) -> None:
-        """Return when every rank has come here."""
+        """Wait until every rank has called this method."""
         if self.backend is not None:
             dist.barrier()
 
 
 @contextmanager
 def join_ranks(device: str, backend: str, *, needs_group: bool) -> Iterator[World]:
-    """The world that torchrun describes, or a world of one. Its process groups end with the block, whatever happens.
+    """Join the process group that torchrun's environment describes, and yield this process's World.
 
-    Raises CannotRunError when the device or the backend was asked for by name and is not here.
+    Without torchrun, yield a world of one rank; it has a process group only if `needs_group`. The process groups are
+    destroyed at the end of the `with` block, also after an exception. Raises CannotRunError if `device` or `backend`
+    ("auto" or a name) is not available.
     """
     is_launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -75,7 +81,7 @@ def join_ranks(device: str, backend: str, *, needs_group: bool) -> Iterator[Worl
     if not (is_launched or needs_group):
         yield World(rank=0, local_rank=0, size=1, device=rank_device, backend=None)
         return
-    # A world of one needs no rendezvous, so a plain `python` launch works for every wrapper.
+    # One rank needs no rendezvous, so every wrapper also works without torchrun.
     store = None if is_launched else HashStore()
     try:
         bound_device = rank_device if group_backend == "nccl" else None
@@ -84,8 +90,8 @@ def join_ranks(device: str, backend: str, *, needs_group: bool) -> Iterator[Worl
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-        # DDP lies in reference cycles and holds the group, whose threads end with it. One that still drops a Python
-        # tensor when the interpreter ends aborts the process (seen with gloo in torch 2.11).
+        # DDP is part of reference cycles and keeps the group and its threads alive. A thread that still releases a
+        # Python tensor while the interpreter exits aborts the process (seen with gloo in torch 2.11).
         gc.collect()
 
 

@@ -87,7 +87,7 @@ def test_what_another_implementation_would_run_is_refused_with_its_reason(tmp_pa
     answer = fit([stored(tmp_path / "sweep", *SWEEP[:3])], RequestedSize(tokens=8192, layers=None), tmp_path)
     assert answer.code == 125
     assert answer.lines[-1] == (
-        "8192 tokens, 2 layers: not said, because the cells up to 768 tokens ran with one implementation, and from 1024"
+        "8192 tokens, 2 layers: no prediction, because the cells up to 768 tokens ran with one implementation, and from 1024"
         " tokens on another implementation runs: measure three lengths from there on"
     )
 
@@ -116,7 +116,7 @@ def test_runs_without_a_sweep_are_a_mistake_that_says_how_to_make_one(tmp_path: 
 def test_the_summary_and_the_screen_tell_the_cells_and_how_they_grow() -> None:
     report = report_of(*SWEEP)
     text = summary_md(report, PLAYBOOK)
-    assert "## What a step costs: sweep\n" in text
+    assert "## Cost of a step: sweep\n" in text
     assert "| sweep@model.seq_len=2048 [PASS](#run-7) | 0.71 s | 1.4 s | 2867 | 102 MB | 424 |\n" in text
     assert "autograd nodes do not grow, from 256 to 768 tokens with sel fused_cpu.\n" in text
     screen = " ".join(" ".join(done_lines(report, PLAYBOOK, Path("reports/r"), 100)).split())

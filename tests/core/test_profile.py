@@ -91,7 +91,7 @@ def test_without_two_steps_or_without_a_plan_no_end_is_projected() -> None:
 
 def test_the_table_names_shares_pace_and_autograd_nodes() -> None:
     text = "\n".join(profile_text(slow(planned=10, nodes=5120)))
-    assert "3 steps done, 4.0 s a step; the one in progress takes 2.0 s; 26 s more for all 10" in text
-    assert "rank 1: at work in 4 of 4 samples, 5120 autograd nodes in its first backward pass" in text
+    assert "3 steps done, 4.0 s per step; the current step has taken 2.0 s so far; 26 s more for all 10 steps" in text
+    assert "rank 1: working in 4 of 4 samples, 5120 autograd nodes in its first backward pass" in text
     assert "50000 or more autograd nodes" in "\n".join(profile_text(slow(nodes=50_000)))
     assert "75.0 %  /home/ada/train.py:40 attend" in text

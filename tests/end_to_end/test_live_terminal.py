@@ -69,14 +69,14 @@ def test_ctrl_c_is_answered_in_the_live_view_and_the_screen_is_left_in_order(wor
     for rank in (0, 1):
         until((workspace.directory / f"waits.{rank}").exists, f"rank {rank} waits")
     person.process.send_signal(signal.SIGINT)
-    person.reads("taking stacks, ending the processes, writing the report")
+    person.reads("reading stacks, ending the processes, writing the report")
     assert person.leaves() == 130
 
     assert person.text.count("\x1b[?25l") == person.text.count("\x1b[?25h") == 1
     assert "\x1b[?7l" not in person.text.rpartition("\x1b[?25h")[2]
     stays = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", person.text.rpartition("\x1b[?25h")[2])
-    assert "Interrupted: only what is listed was judged." in stays
-    assert re.search(r"^  more +reports/\S+/SUMMARY.md$", stays, re.MULTILINE)
+    assert "Interrupted: only the runs listed here were judged." in stays
+    assert re.search(r"^  page +reports/\S+/report.html", stays, re.MULTILINE)
 
 
 @pytest.mark.slow

@@ -329,7 +329,7 @@ def test_decoding_builds_no_graph_and_an_empty_prompt_is_one(tiny: NSAConfig) ->
 def test_tokens_of_another_batch_are_refused(tiny: NSAConfig) -> None:
     model = TinyLM.from_config(tiny)
     _, cache = prefill(model, tokens(tiny, 3))
-    with pytest.raises(ValueError, match="tokens: 3 sequences, but the cache is of 2; start another with prefill"):
+    with pytest.raises(ValueError, match="tokens: 3 sequences, but the cache has 2; start a new one with prefill"):
         step(model, tokens(tiny, 1, batch=3), cache)
 
 

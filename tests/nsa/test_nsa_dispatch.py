@@ -219,7 +219,7 @@ def test_tokens_from_a_cache_are_computed_by_plain_torch_or_not_at_all(wanted: I
     model, token = TinyLM.from_config(shape, wanted), torch.zeros(1, 1, dtype=torch.long)
     _, cache = prefill(model, token.expand(1, 5))  # the layer's own forward
     with pytest.raises(
-        MissingImplementationError, match=f"--impl {wanted}: a cache without pages is read in plain torch"
+        MissingImplementationError, match=f"--impl {wanted}: only plain torch reads a cache without pages"
     ):
         step(model, token, cache)
     assert cache.tokens == 5

@@ -47,9 +47,9 @@ def test_a_name_out_of_habit_is_an_error_that_says_what_stands_for_it_here() -> 
     typed = ("config/train_gpt2.py", "--max_iters=600", "--wandb_log=True", "--lr_scheduler.warmup_steps", "200")
     assert mistakes(*typed, "--steps", "0") == [
         "config/train_gpt2.py: another program's; here: --config"
-        " (a YAML file with one name: value a line; also CONFIG=FILE)",
-        "--max-iters: another program's; here: --steps (those before --resume count)",
-        "--wandb-log: another program's; here: not there: training.csv and evaluation.csv have the numbers",
+        " (a YAML file with one name: value per line; also CONFIG=FILE)",
+        "--max-iters: another program's; here: --steps (includes the steps before --resume)",
+        "--wandb-log: another program's; here: not supported: the numbers are in training.csv and evaluation.csv",
         "--lr-scheduler.warmup-steps: another program's; here: --warmup-steps",
         '--steps: expected a whole number of at least 1, got "0"',
     ]
@@ -68,7 +68,7 @@ def test_a_key_out_of_habit_in_a_file_is_answered_too(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     path.write_text("max_iters: 5\nblock_size: 64\n", encoding="utf-8")
     assert mistakes("--config", str(path)) == [
-        f"{path}: max_iters: no such option; here: --steps (those before --resume count)",
+        f"{path}: max_iters: no such option; here: --steps (includes the steps before --resume)",
         f"{path}: block_size: no such option; here: --seq-len",
     ]
 

@@ -210,7 +210,7 @@ def test_all_mistakes_of_a_command_come_at_once(tmp_path: Path, capsys: Told) ->
         'nsa.generate: error: --temperature: expected a number of at least 0, got "-1"',
         'nsa.generate: error: --device: expected auto, cpu or cuda, got "tpu"',
         'nsa.generate: error: --cache: expected auto, contiguous or paged, got "ring"',
-        "nsa.generate: error: --pages: is of a paged cache; give --cache paged as well",
+        "nsa.generate: error: --pages: applies only to a paged cache; add --cache paged",
     ]
 
 
@@ -246,7 +246,7 @@ def test_weights_of_another_shape_are_named(trained: Trained, tmp_path: Path, ca
     [
         (
             {"vocab": 100},
-            "text needs a vocabulary of 256 bytes, this model has 100 tokens; use nsa_attention.generate.generate",
+            "text needs a vocabulary of 256 bytes, but this model has 100 tokens; use nsa_attention.generate.generate",
         ),
         ({"attention": Attention.STOCK}, "attention stock is torch's own layer, which gives no keys to decode from"),
     ],

@@ -261,11 +261,11 @@ def test_what_cannot_lie_in_pages_is_said(tiny: NSAConfig) -> None:
     with pytest.raises(CannotRunError, match="shape tiny: attention vanilla has no branches to keep in pages"):
         paged(replace(tiny, attention=Attention.VANILLA))
     model = TinyLM.from_config(tiny)
-    with pytest.raises(ValueError, match="tokens: 3 sequences, but the cache is of 2"):
+    with pytest.raises(ValueError, match="tokens: 3 sequences, but the cache has 2"):
         step(model, tokens(tiny, 3, 1), paged(tiny))
     with pytest.raises(ValueError, match="tokens: expected sequences from 0 to 1, got -1, 2"):
         next_logits(model, {2: tokens(tiny, 1), 0: tokens(tiny, 1), -1: tokens(tiny, 1)}, paged(tiny))
-    with pytest.raises(ValueError, match="tokens: of each sequence its own takes a paged cache"):
+    with pytest.raises(ValueError, match="tokens: only a paged cache takes a mapping of sequences"):
         next_logits(model, {0: tokens(tiny, 1)}, Cache(tiny))
     with pytest.raises(ValueError, match="prompt: expected at least one token, got none"):
         generate_each(model, [tokens(tiny, 0)], [1], paged(tiny))

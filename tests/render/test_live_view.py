@@ -21,7 +21,7 @@ from nsa_harness.subject.playbook import PLAYBOOK
 Golden = Callable[[str, str], None]
 COLOUR = {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
 ONE = Running(name="ddp_onestep", phase="step 3", progress=PROGRESS)
-STALLED = replace(ONE, name="branch_sel_only~2", suspicion="no rank has moved for 5.0 s (limit 4.0 s); taking stacks")
+STALLED = replace(ONE, name="branch_sel_only~2", stall="no rank has moved for 5.0 s (limit 4.0 s); taking stacks")
 MANY = replace(PROGRESS, deadline_s=None, ranks=tuple(rank_progress(rank, float(rank % 50)) for rank in range(100)))
 ENDED = Ended(status=Status.PASS, expected=True, counts=True, took_s=4.0)
 HALFWAY = View(
@@ -33,7 +33,7 @@ HALFWAY = View(
         replace(ENDED, status=Status.HANG, counts=False),
         replace(ENDED, status=Status.SKIP, took_s=0.0),
     ),
-    planned=12,
+    run_count=12,
     left_s=134.2,
     interrupts=0,
 )
@@ -55,7 +55,7 @@ def seen(stream: Screen, columns: int = 80) -> Glass:
 def test_the_view_is_as_recorded(golden: Golden, width: int) -> None:
     crowd = replace(HALFWAY, running=(replace(ONE, progress=MANY),), ended=(), interrupts=1)
     screens = [
-        view_lines(replace(HALFWAY, running=(ONE,), ended=(), planned=1, left_s=None), width, 24),
+        view_lines(replace(HALFWAY, running=(ONE,), ended=(), run_count=1, left_s=None), width, 24),
         view_lines(HALFWAY, width, 24),
         view_lines(HALFWAY, width, 8),
         view_lines(crowd, width, 24),
@@ -67,7 +67,7 @@ def test_the_view_is_as_recorded(golden: Golden, width: int) -> None:
 @pytest.mark.parametrize("width", [1, 2, 20, 39, 40, 41, 59, 60, 80, 200])
 @pytest.mark.parametrize("height", [0, 1, 2, 5, 24])
 def test_the_view_never_leaves_the_screen(width: int, height: int) -> None:
-    strange = Running(name="名" * 50, phase="回" * 40, progress=MANY, suspicion="待" * 400)
+    strange = Running(name="名" * 50, phase="回" * 40, progress=MANY, stall="待" * 400)
     view = replace(HALFWAY, running=(strange, *HALFWAY.running, *(ONE,) * 9), interrupts=1)
     lines = view_lines(view, width, height)
     assert len(lines) <= height
@@ -75,10 +75,10 @@ def test_the_view_never_leaves_the_screen(width: int, height: int) -> None:
 
 
 def test_what_is_quiet_for_longest_stays_on_the_screen() -> None:
-    lines = view_lines(replace(HALFWAY, running=(replace(ONE, progress=MANY),), planned=1, ended=()), 80, 24)
+    lines = view_lines(replace(HALFWAY, running=(replace(ONE, progress=MANY),), run_count=1, ended=()), 80, 24)
     assert lines[0] == "  ddp_onestep   step 3 · 4.2 s"
     assert [line.split()[1] for line in lines[1:-1]] == ["46", "47", "48", "49", "96", "97", "98", "99"]
-    assert lines[-1] == f"    {100 - MAX_RANKS} more ranks, with progress since"
+    assert lines[-1] == f"    {100 - MAX_RANKS} more ranks, with later progress"
 
 
 def test_what_says_least_goes_first_where_the_screen_is_narrow() -> None:
@@ -92,7 +92,7 @@ def test_what_says_least_goes_first_where_the_screen_is_narrow() -> None:
 def test_a_plan_shows_what_is_done_and_a_single_run_does_not() -> None:
     several = "\n".join(view_lines(HALFWAY, 120, 24))
     assert "3 of 12 done · about 2 min 14 s left · 1 HANG · 1 FAIL · 1 SKIP · 1 PASS · 1 not as expected" in several
-    alone = "\n".join(view_lines(replace(HALFWAY, running=(ONE,), ended=(), planned=1), 120, 24))
+    alone = "\n".join(view_lines(replace(HALFWAY, running=(ONE,), ended=(), run_count=1), 120, 24))
     assert "done" not in alone
 
 
@@ -185,7 +185,7 @@ def test_an_interrupt_is_answered_in_the_view_and_a_second_one_stays_on_the_scre
     terminal.on_phase("one", "step 1", PROGRESS)
     terminal.on_interrupt(1)
     terminal.settle()
-    assert "  interrupted: taking stacks, ending the processes, writing the report; once" in seen(stream).shown()
+    assert "  interrupted: reading stacks, ending the processes, writing the report; Ctrl-C" in seen(stream).shown()
     terminal.on_interrupt(2)
     terminal.close()
     assert "interrupted twice: killing now" in " ".join(seen(stream).shown())
@@ -199,9 +199,9 @@ def test_an_interrupt_without_a_view_is_a_line() -> None:
     terminal.on_interrupt(2)
     terminal.close()
     assert stream.getvalue().splitlines() == [
-        "  interrupted: taking stacks, ending the processes, writing the report; once",
-        "  more kills at once",
-        "  interrupted twice: killing now; `nsa-harness report` judges what was seen",
+        "  interrupted: reading stacks, ending the processes, writing the report; Ctrl-C",
+        "  again kills at once",
+        "  interrupted twice: killing now; `nsa-harness report` judges what was recorded",
     ]
 
 
@@ -240,4 +240,4 @@ def test_a_rank_without_progress_is_told_once_it_says_something() -> None:
         return line
 
     assert told(1.9).endswith("of at most 10 min")
-    assert told(2.0).endswith(" · rank 0 no progress for 2.0 s")
+    assert told(2.0).endswith(" · rank 0: no progress for 2.0 s")

@@ -131,7 +131,7 @@ def test_every_rule_has_the_whole_row_of_its_cause() -> None:
     rule = json.loads(sarif(MIXED))["runs"][0]["tool"]["driver"]["rules"][0]
     assert rule["id"] == "rank_conditional_collective"
     assert rule["name"] == "RankConditionalCollective"
-    assert "one rank left out a collective" in rule["fullDescription"]["text"].lower()
+    assert "one rank skipped a collective" in rule["fullDescription"]["text"].lower()
     assert "**Proven by:**" in rule["help"]["markdown"]
     assert rule["help"]["text"].endswith("nsa-harness explain rank_conditional_collective")
 
@@ -169,9 +169,9 @@ def test_what_is_made_of_all_attempts_is_linked_and_of_an_empty_file_it_is_said_
     first = f"{QUIET.outcomes[0].dir} [rank0]   - MISSING: blocks.0.attn.gate_mlp.bias\n"
     assert (run.missing_params.read_text(), run.buckets.read_text()) == (first, "")
     assert (
-        "Of all attempts together:\n\n"
+        "Collected from all attempts:\n\n"
         "- [all_missing_params.txt](all_missing_params.txt): 1 line\n"
-        "- [ddp_buckets.txt](ddp_buckets.txt): no run traced the buckets of DDP (trace.buckets)\n"
+        "- [ddp_buckets.txt](ddp_buckets.txt): no run traced DDP's buckets (trace.buckets)\n"
     ) in run.summary.read_text()
     page = run.html.read_text()
     assert '<a href="all_missing_params.txt"><code>all_missing_params.txt</code></a>' in page
@@ -179,7 +179,7 @@ def test_what_is_made_of_all_attempts_is_linked_and_of_an_empty_file_it_is_said_
     read = from_json(run.report.read_text())
     assert [(file.path, file.count, file.absent) for file in read.files] == [
         ("all_missing_params.txt", 1, None),
-        ("ddp_buckets.txt", 0, "no run traced the buckets of DDP (trace.buckets)"),
+        ("ddp_buckets.txt", 0, "no run traced DDP's buckets (trace.buckets)"),
     ]
 
 
@@ -266,8 +266,8 @@ def moments(events: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
 def test_begin_suspicion_and_verdict_stand_on_the_line_in_their_order(tmp_path: Path) -> None:
     told = list(moments(traced("collective_skipped", tmp_path)))
     names = [name for name, _ in told]
-    assert names[0] == "attempt 1 of fault_skip_collective begins"
-    assert names[1] == "suspected: no rank has moved"
+    assert names[0] == "attempt 1 of fault_skip_collective starts"
+    assert names[1] == "stall: no rank makes progress"
     assert any(name.startswith("HANG: deadlock") for name in names)
     assert [at for _, at in told] == sorted(at for _, at in told)
     assert len(told) == len(set(told))
@@ -280,9 +280,9 @@ def test_a_suspicion_that_was_taken_back_is_a_look_alone(tmp_path: Path) -> None
     evidence = adapter(Evidence).validate_python(stored)
     early = replace(evidence.samples[0], at_s=1.0)
     events = json.loads(trace_json(replace(evidence, samples=(early, *evidence.samples)), outcome))["traceEvents"]
-    assert ("look: unseen", 1e6) in [(one["name"], one["ts"]) for one in events]
-    (suspected,) = (at for name, at in moments(events) if name.startswith("suspected"))
-    assert suspected == pytest.approx(evidence.samples[0].at_s * 1e6)
+    assert ("snapshot: unseen", 1e6) in [(one["name"], one["ts"]) for one in events]
+    (stall_us,) = (at for name, at in moments(events) if name.startswith("stall"))
+    assert stall_us == pytest.approx(evidence.samples[0].at_s * 1e6)
 
 
 def test_a_run_that_ended_well_has_nothing_open_and_its_steps_in_a_row(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from nsa_harness.core.report import RUNS_ON, Artifact, Finding, Outcome, Report,
 from nsa_harness.render.documents.html import report_html
 from nsa_harness.render.documents.summary_md import summary_md
 from nsa_harness.render.events import Events
-from nsa_harness.render.terminal.screen import done_lines, look_lines, outcome_lines
+from nsa_harness.render.terminal.screen import done_lines, first_snapshot_lines, outcome_lines
 from nsa_harness.subject.playbook import PLAYBOOK
 
 RUN_DIR = Path("reports/20261118T120000-ab12")
@@ -50,7 +50,7 @@ def report_of(outcome: Outcome, *, interrupted: bool = False) -> Report:
 @pytest.mark.parametrize(
     ("cause", "first"),
     [
-        ("still_running", "MOVES  {}   no hang, and not at its end"),
+        ("still_running", "MOVES  {}   no hang, still running"),
         ("suspected", "STALL  {}   not proven"),
     ],
 )
@@ -76,8 +76,8 @@ def test_no_command_is_offered_that_starts_a_job_that_was_only_found() -> None:
 
 
 def test_the_first_look_has_a_row_for_ranks_that_stand_alike() -> None:
-    assert list(look_lines(ROWS, 80)) == [
-        "first look, 3 min 4 s after the start; whether it moves the next one shows",
+    assert list(first_snapshot_lines(ROWS, 80)) == [
+        "first snapshot, 3 min 4 s after the start; a second one will show progress",
         "  rank   in                 at                   idle for   CPU time",
         "     0   barrier            ckpt.py:8 save     2 min 44 s      3.8 s",
         "   1-3   all_reduce (DDP)   train.py:36 main    not known      3.9 s",

@@ -53,7 +53,7 @@ def test_the_summary_of_a_red_night_is_this(golden: Callable[[str, str], None]) 
 def test_a_night_in_which_all_is_as_expected_is_green_and_counts_its_skips_aloud() -> None:
     assert (GREEN.exit_code, GREEN.reasons) == (0, ())
     assert first_line(GREEN) == "# GREEN: every verdict is as expected"
-    assert "3 verdicts of 2 jobs: PASS 2 · FAIL 0 · HANG 0 · SKIP 1 · ERROR 0. Exit code 0." in ci_summary_md(GREEN)
+    assert "3 verdicts from 2 jobs: PASS 2 · FAIL 0 · HANG 0 · SKIP 1 · ERROR 0. Exit code 0." in ci_summary_md(GREEN)
     assert SKIPPED.verdict.summary in ci_summary_md(GREEN)
 
 
@@ -92,7 +92,7 @@ def test_a_job_of_the_matrix_without_a_report_makes_a_night_red() -> None:
     summary = night(("a", report(PASSED)), expected=["a", "b", "c"])
     assert summary.exit_code == 125
     assert first_line(summary) == "# RED: 2 jobs left no report"
-    assert "- b left no report: no verdict of this job is known" in ci_summary_md(summary)
+    assert "- b left no report, so its verdicts are not known" in ci_summary_md(summary)
 
 
 def test_a_file_that_cannot_be_read_makes_a_night_red_even_if_all_else_passed() -> None:

@@ -87,11 +87,11 @@ def test_of_many_ranks_groups_come_first_and_each_rank_is_folded() -> None:
     standings = tuple(replace(DEADLOCK.standings[rank % 2], rank=rank) for rank in range(20))
     report = replace(QUIET, outcomes=(replace(DEADLOCK, standings=standings),))
     text = summary_md(report, PLAYBOOK)
-    groups, each = text.split("<details><summary>Each of the 20 ranks</summary>")
+    groups, each = text.split("<details><summary>All 20 ranks</summary>")
     assert "| 0, 2, 4, 6 and 6 more | all_reduce #14 | rank 1 |" in groups
     assert "| 19 ◀ culprit | barrier #14 |" not in groups
     assert "| 19 ◀ culprit | barrier #14 |" in each.split("</details>")[0]
-    assert "<summary>Each of the 20 ranks</summary>" in report_html(report, PLAYBOOK)
+    assert "<summary>All 20 ranks</summary>" in report_html(report, PLAYBOOK)
 
 
 def test_an_exit_that_nobody_saw_is_not_known_in_every_document() -> None:
@@ -243,7 +243,7 @@ def test_a_long_failure_is_cut_at_the_end_of_a_line_and_says_so() -> None:
     deep = replace(DEADLOCK.stacks[0], frames=DEADLOCK.stacks[0].frames * 200)
     text = prompt_text(replace(QUIET, outcomes=(replace(DEADLOCK, stacks=(deep,)),)))
     assert 5_000 < len(text) <= 6_000
-    assert text.endswith("[cut here: report.json has the rest]\n")
+    assert text.endswith("[cut here: the rest is in report.json]\n")
     assert answer.sentence(DEADLOCK.verdict.summary) in text
 
 
@@ -295,8 +295,8 @@ def test_a_wrong_value_anywhere_is_refused_or_harmless(intruder: object) -> None
         ("[]", "schema: expected 1, got 'list'"),
         ('{"schema": 2}', "schema: expected 1, got 2"),
         ('{"schema": 1}', "outcomes: Field required"),
-        ('{"schema": NaN}', "NaN is no finite number"),
-        ('{"schema": 1e999}', "1e999 is no finite number"),
+        ('{"schema": NaN}', "NaN is not a finite number"),
+        ('{"schema": 1e999}', "1e999 is not a finite number"),
         ('{"schema": 1, "outcomes": [3]}', "outcomes.0: Input should be an object"),
         ('{"schema": 1, "outcomes": [], "detail": {}}', "run_id: Field required"),
         ('{"schema": 1, "outcomes": [], "detail": {}}', "detail.command: Field required"),

@@ -126,6 +126,7 @@ def test_the_screens_are_as_recorded(golden: Golden, width: int) -> None:
 def test_a_line_is_wider_than_the_screen_only_to_keep_a_command_or_a_path_whole(width: int, outcome: object) -> None:
     assert isinstance(outcome, type(PASSED))
     whole = {path for finding in outcome.findings for path in finding.proof} | {outcome.repeat}
+    whole |= {f"nsa-harness explain {outcome.verdict.cause}"}
     lines = [line for line in outcome_lines(outcome, width) if cell_len(line) > width]
     kept = [line for line in lines if outcome.dir != "hostile" and line.strip() not in whole]
     assert kept == []
@@ -154,14 +155,14 @@ def test_a_plan_ends_with_its_failures_the_worst_first() -> None:
     assert [line for line in lines if line.startswith("4 runs: 1 HANG")]
 
 
-def test_what_is_proposed_after_a_plan_is_to_repeat_the_worst() -> None:
+def test_the_command_after_a_plan_verifies_a_fix_of_the_worst_failure() -> None:
     theirs = replace(FAILED.spec, device="any", backend="any", settings=(("run.program", "train.py"),))
     raised = replace(FAILED.verdict, cause="exception", summary="rank 0 raised ValueError: boom")
     failed = replace(FAILED, verdict=raised, findings=(), spec=theirs, next=None)
     foreign = replace(theirs, scenario=ERRED.spec.scenario)
     bad = (replace(ERRED, spec=foreign, next=None), replace(failed, expected=False))
-    lines = list(done_lines(judged(replace(MIXED, outcomes=bad)), PLAYBOOK, RUN_DIR, 80))
-    assert lines[-2].endswith("reports/latest/gc_baseline_full/spec.json")
+    lines = list(done_lines(judged(replace(MIXED, outcomes=bad)), PLAYBOOK, RUN_DIR, 100))
+    assert lines[-2] == f"  fixed?    nsa-harness run --verify {RUN_DIR}/gc_baseline_full"
 
 
 def test_ranks_that_stand_alike_share_a_row_and_what_is_left_out_is_said() -> None:
@@ -172,7 +173,7 @@ def test_ranks_that_stand_alike_share_a_row_and_what_is_left_out_is_said() -> No
     apart = tuple(replace(row, waits_for=f"rank {row.rank + 1}") for row in alike)
     lines = list(outcome_lines(replace(DEADLOCK, standings=apart), 80))
     assert [line for line in lines if line.split()[:1] == ["700"] and line.endswith("◀ culprit")]
-    assert [line for line in lines if line.endswith("more rows; -v shows them")]
+    assert [line for line in lines if line.endswith("more rows: use -v")]
 
 
 def test_what_is_wrong_in_a_run_that_passed_stands_below_it_and_what_only_informs_does_not() -> None:

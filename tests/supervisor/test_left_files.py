@@ -114,7 +114,7 @@ def test_folders_without_end_are_left_at_some_depth(tmp_path: Path) -> None:
 def test_the_command_tells_the_answer_last_and_ends_as_run_does(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["read", str(logs)]) == 1
     told = capsys.readouterr()
-    assert "FAIL  logs   exception · likely cause · from its files" in told.out
+    assert "FAIL  logs   exception · likely cause · judged from its files" in told.out
     assert "Rank 1 raised ValueError: bad batch at ada/train.py:22." in told.out
     assert told.err == ""
     assert list(logs.parent.iterdir()) == [logs]

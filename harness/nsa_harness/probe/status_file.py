@@ -25,7 +25,12 @@ _set_time = protocol.U64.pack_into
 _pack_total = protocol.TOTAL.pack_into
 _pack_forward = protocol.FORWARD.pack_into
 _FORWARDS_AT, _FORWARDS, _FORWARD_SIZE = protocol.FORWARDS_AT, protocol.FORWARDS, protocol.FORWARD.size
-_CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = protocol.CALLS_AT, protocol.CALLS, protocol.CALL.size, protocol.CALL_RETURNED_AT
+_CALLS_AT, _CALLS, _CALL_SIZE, _LEFT_AT = (
+    protocol.CALLS_AT,
+    protocol.CALLS,
+    protocol.CALL.size,
+    protocol.CALL_RETURNED_AT,
+)
 _SHORT_NS = 100_000  # shorter pauses are not compared with the longest: stall limits are seconds
 _HASH_START, _HASH_FACTOR, _HASH_MASK = protocol.HASH_START, protocol.HASH_FACTOR, protocol.HASH_MASK
 

@@ -1,1 +1,1 @@
-"""What people and other programs read: every module turns a report into text."""
+"""Screens and documents: each module turns a report, or the events of a run, into text."""

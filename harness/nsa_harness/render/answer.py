@@ -1,4 +1,4 @@
-"""The answer about one run in words that every format shares: its title, sentence, ranks and stacks."""
+"""The answer about one run: title, sentence, call stacks and table of ranks, as text that all formats share."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from nsa_harness.texts import words
 
 
 def title(outcome: Outcome) -> str:
-    """Return "deadlock · likely cause · 7.0 s after the last progress"."""
+    """Return the text after the verdict, such as "deadlock · likely cause · 7.0 s after the last progress"."""
     verdict, timing = outcome.verdict, outcome.timing
     if words.verdict(outcome) != verdict.status.value:
         return {SUSPECTED: "not proven", INCONCLUSIVE: "nothing proven"}.get(
-            verdict.cause or "", "no hang, and not at its end"
+            verdict.cause or "", "no hang, still running"
         )
     cause = cause_of(outcome)
-    sure = f"{words.certainty(cause.confidence)} cause" if cause else ""
-    parts = [words.headline_tag(outcome), sure]
+    certainty = f"{words.certainty(cause.confidence)} cause" if cause else ""
+    parts = [words.headline_tag(outcome), certainty]
     if outcome.ended == UNWATCHED:
-        parts.append("from its files")
+        parts.append("judged from its files")
     elif verdict.status is not Status.HANG:
         parts.append(words.wall_time(outcome))
     elif timing.detected_s is not None:
@@ -42,16 +42,22 @@ def title(outcome: Outcome) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a claim as a sentence of its own. If a name begins it, the name keeps its letters."""
+    """Return the claim as a sentence: with a capital letter and a full stop.
+
+    If its first word is a name, such as `all_reduce`, the case of that word does not change.
+    """
     first = text.split(" ", 1)[0]
-    started = text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
-    return started if started.endswith((".", "!", "?", "…")) or not started else f"{started}."
+    capitalized = text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
+    return capitalized if capitalized.endswith((".", "!", "?", "…")) or not capitalized else f"{capitalized}."
 
 
-def stack_lines(stack: CallStack, skipped: int = 0) -> Iterator[str]:
-    """Yield the stack with the source around its innermost line, but without its `skipped` outermost frames."""
+def stack_lines(stack: CallStack, omit_outermost: int = 0) -> Iterator[str]:
+    """Yield the owner of the stack, then its frames, innermost first, with the source around the innermost line.
+
+    `omit_outermost`: the number of outermost frames that are left out, because they are shown elsewhere.
+    """
     yield stack_owner(stack)
-    for number, frame in enumerate(stack.frames[: len(stack.frames) - skipped]):
+    for number, frame in enumerate(stack.frames[: len(stack.frames) - omit_outermost]):
         name, details = words.place_name(frame), words.place_details(frame)
         calls = f" · calls {stack.innermost}" if number == 0 and stack.innermost else ""
         yield f"  {name}   {details}{calls}".rstrip()
@@ -60,8 +66,8 @@ def stack_lines(stack: CallStack, skipped: int = 0) -> Iterator[str]:
         elif frame.text:
             yield f"    {words.statement(frame)}"
     if stack.library:
-        where = f"; {stack.proof} has all" if stack.proof else ""
-        yield f"  {words.plural(stack.library, 'frame')} of libraries not shown{where}"
+        where = f"; the whole stack is in {stack.proof}" if stack.proof else ""
+        yield f"  {words.plural(stack.library, 'library frame')} not shown{where}"
 
 
 def stack_owner(stack: CallStack) -> str:
@@ -73,89 +79,100 @@ def stack_owner(stack: CallStack) -> str:
 
 
 def side_by_side(outcome: Outcome) -> Divergence | None:
-    """Return the calls around the divergence, or None if a stored report has rows of another length than its head."""
+    """Return the collectives around the first call where the ranks diverge, or None if there are none.
+
+    None is also returned if a row of a stored report does not have one cell per column.
+    """
     calls = outcome.divergence
-    complete = calls is not None and calls.rows and all(len(row) == len(calls.ranks) > 0 for row in calls.rows)
-    return calls if complete else None
+    is_complete = calls is not None and calls.rows and all(len(row) == len(calls.ranks) > 0 for row in calls.rows)
+    return calls if is_complete else None
 
 
 def cause_of(outcome: Outcome) -> Finding | None:
-    """Return the finding that explains why the run did not pass."""
+    """Return the finding that explains why the run did not pass, or None if no finding explains it."""
     return next((finding for finding in outcome.findings if finding.code == outcome.verdict.cause), None)
 
 
-def others(outcome: Outcome) -> tuple[Finding, ...]:
-    """Return the findings that are not the cause."""
+def other_findings(outcome: Outcome) -> tuple[Finding, ...]:
+    """Return all findings except the cause of the verdict."""
     cause = cause_of(outcome)
     return tuple(finding for finding in outcome.findings if finding is not cause)
 
 
 def outcomes_in_full(report: Report) -> list[tuple[int, Outcome]]:
-    """Return the outcomes that need more than a row, with their numbers from 1, worst first; a single one always."""
-    numbered = words.bad_news_first(report)
-    if len(numbered) == 1:
-        return numbered
-    return [(number, outcome) for number, outcome in numbered if not went_well(outcome)]
+    """Return the outcomes that are described in full, worst first, each with its number in the report, from 1.
+
+    A table row is enough for an outcome that went well, unless it is the only outcome of the report.
+    """
+    worst_first = words.bad_news_first(report)
+    if len(worst_first) == 1:
+        return worst_first
+    return [(number, outcome) for number, outcome in worst_first if not went_well(outcome)]
 
 
 def went_well(outcome: Outcome) -> bool:
-    """Whether a row says enough: a PASS or SKIP as expected, or a diagnostic rerun that showed something."""
+    """Whether the outcome is an expected PASS or SKIP without silent faults, or a diagnostic rerun with a result."""
     if outcome.spec.deepening and outcome.showed:
         return True
-    passed = outcome.verdict.status in (Status.PASS, Status.SKIP)
-    return passed and outcome.expected and not outcome.flaky and not silent_faults(outcome)
+    has_good_status = outcome.verdict.status in (Status.PASS, Status.SKIP)
+    return has_good_status and outcome.expected and not outcome.flaky and not silent_faults(outcome)
 
 
-def names_of(stacks: Sequence[CallStack]) -> Callable[[Place], str]:
-    """Return a function that names the frames of these stacks by the shortest distinct file names."""
+def frame_namer(stacks: Sequence[CallStack]) -> Callable[[Place], str]:
+    """Return a function that names a frame of these stacks, as in `short_names`."""
     return short_names([frame for stack in stacks for frame in stack.frames])
 
 
 def short_names(places: Iterable[Place]) -> Callable[[Place], str]:
-    """Return a function that names a place "train.py:41", or "data/train.py:3" if two files share a name."""
-    shared = Counter(_tail(file, 1) for file in {place.file for place in places if place.file})
+    """Return a function that names a place by file and line: "train.py:41".
+
+    The directory is added ("data/train.py:3") if several files among `places` have the same name. A place without a
+    file is named "".
+    """
+    files_per_name = Counter(_path_end(file, 1) for file in {place.file for place in places if place.file})
 
     def name(place: Place) -> str:
         if place.file is None:
             return ""
-        file = _tail(place.file, 1 if shared[_tail(place.file, 1)] <= 1 else 2)
+        is_unique = files_per_name[_path_end(place.file, 1)] <= 1
+        file = _path_end(place.file, 1 if is_unique else 2)
         return file if place.line is None else f"{file}:{place.line}"
 
     return name
 
 
-def _tail(file: str, parts: int) -> str:
+def _path_end(file: str, parts: int) -> str:
     return "/".join(file.split("/")[-parts:])
 
 
 def position_head(outcome: Outcome) -> str:
-    """Return the head of the column that says where a rank is."""
+    """Return the name of the table column that shows where a rank is: "blocked in" for a HANG, else "last seen"."""
     return "blocked in" if outcome.verdict.status is Status.HANG else "last seen"
 
 
 def rank_table(outcome: Outcome) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[bool]]:
-    """Return head, rows, and for each row whether it is a culprit's.
+    """Return the table of ranks: its column names, its rows, and for each row whether its ranks are culprits.
 
-    Ranks at the same place that wait for the same share a row, which has their longest time. A colon aligns a column to
-    the right. A column of which nothing is known is skipped.
+    Ranks that are in the same call and wait for the same ranks share a row, which shows the longest of their times.
+    A column name that ends in a colon aligns the column to the right. Columns without any known value are left out.
     """
     groups: dict[tuple[str, str, bool], list[RankStatus]] = {}
     for row in outcome.standings:
         groups.setdefault((row.blocked_in, row.waits_for, row.culprit), []).append(row)
     head = ("rank:", position_head(outcome), "waiting for", "no progress for:")
     rows = [
-        (_numbers(group), blocked_in, waits_for, words.seconds(_longest(group)))
+        (_rank_cell(group), blocked_in, waits_for, words.seconds(_longest(group)))
         for (blocked_in, waits_for, _), group in groups.items()
     ]
-    known = [at for at in range(len(head)) if any(row[at] not in ("", words.UNKNOWN) for row in rows)]
+    filled = [column for column in range(len(head)) if any(row[column] not in ("", words.UNKNOWN) for row in rows)]
     return (
-        tuple(head[at] for at in known),
-        [tuple(row[at] for at in known) for row in rows],
+        tuple(head[column] for column in filled),
+        [tuple(row[column] for column in filled) for row in rows],
         [culprit for _, _, culprit in groups],
     )
 
 
-def _numbers(rows: Sequence[RankStatus]) -> str:
+def _rank_cell(rows: Sequence[RankStatus]) -> str:
     if len(rows) == 1:
         return words.standing_rank(rows[0])
     return words.rank_numbers(row.rank for row in rows)

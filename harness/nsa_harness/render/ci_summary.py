@@ -1,4 +1,4 @@
-"""The summary of several CI jobs: as Markdown, bad news first, and as JSON, schema 1."""
+"""The summary of several CI jobs as Markdown, with the failures first, and as JSON (schema 1)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ SCHEMA = 1
 
 
 def ci_summary_json(summary: NightSummary) -> str:
+    """Return the summary as a JSON object that ends in a newline."""
     summary = escaped(summary)
     values = {
         "schema": SCHEMA,
@@ -54,41 +55,47 @@ MOST_BYTES = 1_000_000  # GitHub shows nothing at all of a job summary above 102
 
 
 def ci_summary_md(summary: NightSummary) -> str:
-    """Return the whole summary. Its first line says RED or GREEN."""
+    """Return the whole summary. Its first line is a heading that starts with RED or GREEN."""
     summary = escaped(summary)
-    sections = (_head(summary), _jobs(summary.jobs), _surprises(summary), _lost(summary), _skips(summary))
+    sections = (
+        _heading(summary),
+        _job_table(summary.jobs),
+        _unexpected_outcomes(summary),
+        _missing_reports(summary),
+        _skips(summary),
+    )
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
 def cut(text: str, limit_bytes: int = MOST_BYTES) -> str:
-    """Return the text, or its first lines and a sentence that counts the skipped lines."""
+    """Return the text. If it is longer than `limit_bytes`, return its first lines and a note that counts the rest."""
     if len(text.encode()) <= limit_bytes:
         return text
     lines = text.split("\n")
     note = "\n**Cut here:** {} more lines do not fit; `nsa-harness ci summary --out FILE DIR` writes all of them.\n"
-    left_bytes = limit_bytes - len(note.format(len(lines)).encode())
-    kept: list[str] = []
+    remaining_bytes = limit_bytes - len(note.format(len(lines)).encode())
+    first_lines: list[str] = []
     for line in lines:
-        left_bytes -= len(line.encode()) + 1
-        if left_bytes < 0:
+        remaining_bytes -= len(line.encode()) + 1
+        if remaining_bytes < 0:
             break
-        kept.append(line)
-    return "\n".join(kept) + "\n" + note.format(len(lines) - len(kept))
+        first_lines.append(line)
+    return "\n".join(first_lines) + "\n" + note.format(len(lines) - len(first_lines))
 
 
-def _head(summary: NightSummary) -> list[str]:
+def _heading(summary: NightSummary) -> list[str]:
     color = "RED" if summary.exit_code else "GREEN"
     final = [outcome for _, outcome in summary.outcomes()]
     verdicts = " · ".join(f"{status.value} {number}" for status, number in counts(final).items())
-    judged = f"{words.plural(len(final), 'verdict')} of {words.plural(len(summary.jobs), 'job')}"
+    totals = f"{words.plural(len(final), 'verdict')} from {words.plural(len(summary.jobs), 'job')}"
     return [
         f"# {color}: {', '.join(summary.reasons) or 'every verdict is as expected'}",
         "",
-        f"{judged}: {verdicts}. Exit code {summary.exit_code}.",
+        f"{totals}: {verdicts}. Exit code {summary.exit_code}.",
     ]
 
 
-def _jobs(jobs: Sequence[JobSummary]) -> list[str]:
+def _job_table(jobs: Sequence[JobSummary]) -> list[str]:
     rows = [
         (
             markdown(job.job),
@@ -103,7 +110,7 @@ def _jobs(jobs: Sequence[JobSummary]) -> list[str]:
     return markdown_table(head, rows) if rows else []
 
 
-def _surprises(summary: NightSummary) -> list[str]:
+def _unexpected_outcomes(summary: NightSummary) -> list[str]:
     rows = [
         (
             f"**{outcome.verdict.status.value}**",
@@ -118,10 +125,10 @@ def _surprises(summary: NightSummary) -> list[str]:
     return ["## Not as expected", "", *markdown_table(head, rows)] if rows else []
 
 
-def _lost(summary: NightSummary) -> list[str]:
-    lines = [f"- {markdown(job)} left no report: no verdict of this job is known" for job in summary.missing]
+def _missing_reports(summary: NightSummary) -> list[str]:
+    lines = [f"- {markdown(job)} left no report, so its verdicts are not known" for job in summary.missing]
     lines += [f"- {markdown_code(item.file)}: {markdown(item.why)}" for item in summary.unread]
-    return ["## Not there", "", *lines] if lines else []
+    return ["## Missing reports", "", *lines] if lines else []
 
 
 def _skips(summary: NightSummary) -> list[str]:

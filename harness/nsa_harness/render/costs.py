@@ -1,4 +1,4 @@
-"""Costs of steps in words: the runs of a sweep, how each quantity grows, and the prediction for a larger step."""
+"""The cost of a training step as text: one row per run of a sweep, how each quantity grows, and predictions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from nsa_harness.core.fits import LAYERS, TOKENS, Fit, Interval, Quantity, Size
 from nsa_harness.core.report import Outcome, StepCost
 from nsa_harness.texts import words
 
-COST_HEAD = ("run", "a step:", "processor:", "tokens/s:", "kept for backward:", "autograd nodes:")
+COST_HEAD = ("run", "time per step:", "CPU time:", "tokens/s:", "saved for backward:", "autograd nodes:")
 _LETTERS = {TOKENS: "T", LAYERS: "L"}
-_FLAT = 0.005  # an exponent below it rounds to 0.00: the quantity does not grow
+_FLAT = 0.005  # a smaller exponent rounds to 0.00: the quantity does not grow
 
 
 def cost_row(cost: StepCost) -> tuple[str, ...]:
-    """Return the cells of a run after its name."""
+    """Return the cells of a run's row, without the first cell, which contains the run's name."""
     return (
         words.seconds(cost.seconds),
         words.seconds(cost.cpu_s),
@@ -26,7 +26,10 @@ def cost_row(cost: StepCost) -> tuple[str, ...]:
 
 
 def fit_lines(sweep: Sweep) -> Iterator[str]:
-    """Yield "Time grows as T^1.1 (1.0 to 1.2), autograd nodes do not grow, from 256 to 2048 tokens."."""
+    """Yield one sentence per range of sizes, or the reason why no curve was fitted.
+
+    Example: "Time grows as T^1.1 (1.0 to 1.2), autograd nodes do not grow, from 256 to 2048 tokens."
+    """
     for regime in sweep.regimes:
         reason = why_no_fit(regime)
         if reason is not None:
@@ -58,45 +61,48 @@ def _range(regime: Regime) -> str:
     return f", from {sizes}{regime.by}"
 
 
-def prediction_lines(size: Size, predicted: Mapping[Quantity, Interval] | Refused) -> Iterator[str]:
-    """Yield the predicted cost of a step of this size, a line for each quantity, or why it is not predicted."""
+def prediction_lines(size: Size, prediction: Mapping[Quantity, Interval] | Refused) -> Iterator[str]:
+    """Yield the predicted cost of a step of this size, one line per quantity, or the reason why there is none."""
     label = size_words(size)
-    if isinstance(predicted, Refused):
-        yield f"{label}: not said, because {predicted.reason}"
+    if isinstance(prediction, Refused):
+        yield f"{label}: no prediction, because {prediction.reason}"
         return
     yield f"{label}:"
-    yield from (f"  {quantity.value}: {interval_text(quantity, interval)}" for quantity, interval in predicted.items())
+    yield from (f"  {quantity.value}: {interval_text(quantity, interval)}" for quantity, interval in prediction.items())
 
 
 def size_words(size: Size) -> str:
+    """Return "2048 tokens, 4 layers"."""
     return f"{size.tokens} tokens, {words.plural(size.layers, 'layer')}"
 
 
 def interval_text(quantity: Quantity, interval: Interval) -> str:
+    """Return the value with its bounds, "1.4 s (1.3 s to 1.5 s)", or only the value if all three read the same."""
     value, low, high = (amount_text(quantity, amount) for amount in (interval.value, interval.low, interval.high))
     return value if low == value == high else f"{value} ({low} to {high})"
 
 
 def amount_text(quantity: Quantity, amount: float) -> str:
+    """Return the amount with the unit of its quantity: seconds, bytes, or a plain number."""
     if quantity in (Quantity.SECONDS, Quantity.PROCESSOR):
         return words.seconds(amount)
     return words.size(amount, tenths=True) if quantity is Quantity.BYTES else f"{amount:.0f}"
 
 
 def checked_lines(cost: StepCost, checks: Mapping[Quantity, tuple[Interval, float]]) -> Iterator[str]:
-    """Yield prediction and measurement of a run that is in no fit."""
+    """Yield the predicted and the measured cost of a run that was not used to fit the prediction."""
     yield f"checked at {size_words(size_of(cost))}:"
-    for quantity, (interval, measured) in checks.items():
-        miss = interval.value / measured - 1
-        within = "inside" if interval.low <= measured <= interval.high else "OUTSIDE"
+    for quantity, (interval, measurement) in checks.items():
+        error = interval.value / measurement - 1
+        position = "inside" if interval.low <= measurement <= interval.high else "OUTSIDE"
         yield (
             f"  {quantity.value}: predicted {interval_text(quantity, interval)}, measured"
-            f" {amount_text(quantity, measured)}: {miss:+.0%}, {within} the interval"
+            f" {amount_text(quantity, measurement)}: {error:+.0%}, {position} the interval"
         )
 
 
 def cells_text(cells: Sequence[Outcome]) -> Iterator[str]:
-    """Yield the runs of a sweep as columns, for a terminal."""
+    """Yield the table of a sweep for the terminal: one line per run, in aligned columns."""
     rows = [COST_HEAD, *((cell.spec.scenario, *cost_row(cell.cost)) for cell in cells if cell.cost)]
     widths = [max(len(row[column].rstrip(":")) for row in rows) for column in range(len(COST_HEAD))]
     for name, *numbers in rows:

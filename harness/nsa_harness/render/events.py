@@ -1,4 +1,4 @@
-"""The `--json` stream: one JSON object a line on stdout, for programs that follow a run."""
+"""The `--json` stream: one JSON object per line on stdout, for programs that follow a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from typing_extensions import TypedDict  # pydantic takes no other one before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic accepts only this TypedDict
 
 from nsa_harness.core.comparison.severity import strict_exit_code
 from nsa_harness.core.evidence.live import FirstSnapshot, Progress
@@ -23,9 +23,9 @@ SCHEMA = 1
 
 
 class Events(Listener):
-    """Writes a line for each event, and flushes every line, so that a reader is never behind.
+    """Listener that writes one line per event and flushes it at once.
 
-    Ctrl-C has no event of its own: the `done` event of an interrupted run has exit code 130.
+    There is no event for Ctrl-C. The `done` event of an interrupted run has exit code 130.
     """
 
     def __init__(self, stream: TextIO, run_id: str, elapsed_s: Callable[[], float], *, strict: bool = False) -> None:
@@ -36,13 +36,15 @@ class Events(Listener):
         self._phases: dict[str, str] = {}
 
     def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
-        self._write("plan", None, machine=asdict(facts), scenarios=[_planned(spec) for spec in escaped(tuple(specs))])
+        self._write(
+            "plan", None, machine=asdict(facts), scenarios=[_planned_run(spec) for spec in escaped(tuple(specs))]
+        )
 
     def on_launch(self, spec: RunSpec) -> None:
-        self._write("launch", spec.scenario, **_planned(escaped(spec)))
+        self._write("launch", spec.scenario, **_planned_run(escaped(spec)))
 
     def on_phase(self, scenario: str, phase: str, progress: Progress) -> None:
-        """Write the phase when it changes."""
+        """Write an event if the phase of this run has changed since the last call."""
         if self._phases.get(scenario) == phase:
             return
         self._phases[scenario] = phase
@@ -62,9 +64,9 @@ class Events(Listener):
         self._write("outcome", outcome.spec.scenario, outcome=outcome_values(outcome), run_dir=escape(str(run_dir)))
 
     def on_done(self, report: Report, run_dir: Path) -> None:
-        given = {status.value: number for status, number in counts(report.outcomes).items()}
+        by_verdict = {status.value: number for status, number in counts(report.outcomes).items()}
         code = strict_exit_code(report) if self._strict else exit_code(report)
-        self._write("done", None, counts=given, exit_code=code, run_dir=escape(str(run_dir)))
+        self._write("done", None, counts=by_verdict, exit_code=code, run_dir=escape(str(run_dir)))
 
     def _write(self, event: str, scenario: str | None, **values: Any) -> None:
         head = {
@@ -74,13 +76,13 @@ class Events(Listener):
             "run_id": self._run_id,
             "scenario": None if scenario is None else escape(scenario),
         }
-        # One write a line: a reader of a pipe sees whole lines.
+        # One write per line, so that the reader of a pipe sees only whole lines.
         self._stream.write(json.dumps({**head, **values}) + "\n")
         self._stream.flush()
 
 
-class Planned(TypedDict):
-    """A scenario of the plan. Fields of a scenario that cannot run are null."""
+class PlannedRun(TypedDict):
+    """A run of the plan. If this machine cannot run it, `skip` is the reason and the fields after it are null."""
 
     name: str
     about: str
@@ -93,7 +95,7 @@ class Planned(TypedDict):
     notes: list[str] | None
 
 
-def _planned(spec: RunSpec | Skip) -> Planned:
+def _planned_run(spec: RunSpec | Skip) -> PlannedRun:
     if isinstance(spec, Skip):
         return {
             "name": spec.scenario,

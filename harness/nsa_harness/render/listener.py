@@ -1,4 +1,4 @@
-"""Listeners follow a run; a listener that fails does not harm the run."""
+"""Listeners, which receive the events of a run. An exception in a listener does not affect the run."""
 
 from __future__ import annotations
 
@@ -14,65 +14,73 @@ from nsa_harness.core.report import MachineFacts, Outcome, Report, Trouble
 
 
 class Listener:
-    """Receives the events of a run, one at a time and in order; only `interrupted` may come in between.
+    """Receiver of the events of a run. A subclass overrides the methods for the events that it needs.
 
-    A subclass overrides the methods for the events that it needs. With parallel attempts the calls come from several
-    threads, and the attempts alternate. `attempt` is the name of the attempt's directory, as in `Outcome.dir`.
+    The methods are called one at a time and in order; only `on_interrupt` may be called during another call. If
+    attempts run in parallel, the calls come from several threads and the events of the attempts are mixed. `attempt` is
+    the name of the attempt's directory, as in `Outcome.dir`.
     """
 
-    def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None: ...
+    def on_plan(self, facts: MachineFacts, specs: Sequence[RunSpec | Skip]) -> None:
+        """Receive the list of runs before the first launch, with those that this machine cannot run."""
 
-    def on_launch(self, spec: RunSpec) -> None: ...
+    def on_launch(self, spec: RunSpec) -> None:
+        """Receive the specification of a run that is about to be launched."""
 
     def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
-        """Say where the ranks are. Called at every poll of the watch, even if nothing changed."""
+        """Receive the progress of the ranks. Called each time the ranks are polled, even if nothing changed."""
 
     def on_first_snapshot(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:
-        """Show where the ranks of a running job are when nsa-harness attaches to it."""
+        """Receive the first stack snapshot of a running job, taken when nsa-harness attaches to the job."""
 
     def on_stall(self, attempt: str, text: str) -> None:
-        """Report a stall, which may still end."""
+        """Receive the description of a stall: no rank makes progress, but it is not proven to be a hang."""
 
     def on_progress_again(self, attempt: str, text: str) -> None:
-        """Report that a stall has ended."""
+        """Receive the news that a stall has ended because a rank made progress again."""
 
     def on_interrupt(self, count: int) -> None:
-        """Report the `count`-th Ctrl-C or TERM. May be called in a signal handler: must not lock or write."""
+        """Receive the `count`-th SIGINT (Ctrl-C) or SIGTERM.
 
-    def on_outcome(self, outcome: Outcome, run_dir: Path) -> None: ...
+        May be called by a signal handler, so it must not take a lock or write to a stream.
+        """
 
-    def on_done(self, report: Report, run_dir: Path) -> None: ...
+    def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:
+        """Receive the outcome of one attempt."""
+
+    def on_done(self, report: Report, run_dir: Path) -> None:
+        """Receive the whole report after the last attempt."""
 
     def close(self) -> None:
-        """Leave the screen in order. May be called twice, and at any time."""
+        """Restore the terminal. May be called at any time, and more than once."""
 
 
-def notify(listeners: Sequence[Listener], tell: Callable[[Listener], None]) -> tuple[Trouble, ...]:
-    """Call `tell` for every listener. Return the failures; one listener's failure does not affect the others."""
+def notify(listeners: Sequence[Listener], call: Callable[[Listener], None]) -> tuple[Trouble, ...]:
+    """Run `call` for every listener and return the exceptions. An exception does not affect the other listeners."""
     trouble = []
     for listener in listeners:
         try:
-            tell(listener)
+            call(listener)
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            trouble.append(Trouble(what=f"output through {type(listener).__name__}", why=why))
+            reason = f"{type(error).__name__}: {error}"
+            trouble.append(Trouble(what=f"output through {type(listener).__name__}", why=reason))
     return tuple(trouble)
 
 
 @dataclass(kw_only=True)
 class Broadcast:
-    """Calls all listeners, one event at a time, whichever thread it comes from."""
+    """Function that passes an event to all listeners. Only one event is passed at a time, also from several threads."""
 
     listeners: tuple[Listener, ...]
-    # Reentrant: the handler of Ctrl-C may interrupt the main thread inside a call.
+    # Reentrant: the signal handler for Ctrl-C may interrupt the main thread while it holds the lock.
     lock: threading.RLock = field(default_factory=threading.RLock)
-    lost_terminal: Callable[[], None] = lambda: None  # called for each write to a terminal that is gone
+    lost_terminal: Callable[[], None] = lambda: None  # called when a listener writes to a terminal that has been closed
 
-    def __call__(self, tell: Callable[[Listener], None]) -> None:
+    def __call__(self, call: Callable[[Listener], None]) -> None:
         with self.lock:
-            trouble = notify(self.listeners, tell)
-        if any(failure.why.startswith(_LOST) for failure in trouble):
+            trouble = notify(self.listeners, call)
+        if any(failure.why.startswith(_TERMINAL_CLOSED) for failure in trouble):
             self.lost_terminal()
 
 
-_LOST = f"OSError: [Errno {errno.EIO}]"
+_TERMINAL_CLOSED = f"OSError: [Errno {errno.EIO}]"

@@ -1,7 +1,8 @@
-"""The sections of a report about one run, in the order in which every document has them.
+"""The sections of a report about one run, in the same order for every document.
 
-`run_section` builds them once. Each writer (documents/summary_md.py, documents/html.py, terminal/screen.py) decides
-how a kind of section looks in its format, and escapes every text for it. It skips a kind that its format cannot draw.
+`run_section` builds the sections once. Each writer (documents/summary_md.py, documents/html.py, terminal/screen.py)
+decides what each kind of section looks like in its format and escapes the text for that format. A writer skips the
+kinds that its format cannot show.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from nsa_harness.render import answer
 from nsa_harness.render.text import link_target
 from nsa_harness.texts import words
 
-_MAX_RANK_ROWS = 8  # more ranks are grouped by where they are, and the row of each rank is folded
+_MAX_RANK_ROWS = 8  # more ranks are grouped by the call they are in; the row per rank is then folded away
 
 
 class Span(NamedTuple):
-    """A piece of a line. `run` is the number of the run that the piece links to, `status` the verdict of that run."""
+    """A piece of a line, in one style.
+
+    `run`: the number of the run that the piece links to, or None. `status`: the verdict of that run.
+    """
 
     text: str
     code: bool = False
@@ -31,37 +35,44 @@ class Span(NamedTuple):
     status: Status | None = None
 
 
-Line = tuple[Span, ...]  # its pieces are joined by spaces
+Line = tuple[Span, ...]  # writers put a space between two spans
 
 
 def line(text: str) -> Line:
+    """Return a line with the whole text in the default style."""
     return (Span(text),)
 
 
 def lines(rows: Iterable[Iterable[str]]) -> tuple[tuple[Line, ...], ...]:
+    """Return the rows of a table with each cell as a line in the default style."""
     return tuple(tuple(map(line, row)) for row in rows)
 
 
 def plain(line: Line) -> str:
+    """Return the text of a line without styles and links."""
     return " ".join(span.text for span in line if span.text)
 
 
-def joined(texts: Iterable[str]) -> str:
+def join_texts(texts: Iterable[str]) -> str:
+    """Return "a · b · c"."""
     return " · ".join(texts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The heading of a report of several runs."""
+    """The heading of a report about several runs: how many runs there are, and how many have each verdict."""
 
     report: Report
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything about one run, under its verdict and name. `alone`: it is the only run of the report."""
+    """Everything about one run, under a heading with its verdict and name.
 
-    number: int  # from 1, in the order of the report
+    `number`: its number in the report, from 1. `alone`: whether the report has no other run.
+    """
+
+    number: int
     outcome: Outcome
     alone: bool
     sections: tuple[Section, ...]
@@ -69,7 +80,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Sections under a title. The title of a chapter has the rank of a run's; a folded part is opened by its title."""
+    """Sections under a title.
+
+    `chapter`: whether the title has the heading level of a run's title. `folded`: whether the sections are hidden until
+    the reader opens them.
+    """
 
     title: str
     sections: tuple[Section, ...]
@@ -79,21 +94,25 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What happened in one sentence, the line to look at, and the call stacks."""
+    """The answer about a run: one sentence, the line to look at, and the call stacks."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """The collectives around the divergence, and the ranks over time. Only the page can draw them."""
+    """Pictures for the HTML page: the collectives around the point where the ranks diverge, and the ranks over time."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sentence:
-    """A paragraph. A quiet one is a remark. A label is set in bold in front of a text whose backticks mark code."""
+    """A paragraph.
+
+    `label`: shown in bold in front of the line. If there is a label, backticks in the line mark code. `quiet`: whether
+    the paragraph is a remark in a paler colour.
+    """
 
     line: Line
     label: str = ""
@@ -102,26 +121,33 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The bisection whose probes are the runs of the report. For the page; elsewhere BISECT.md describes it."""
+    """The bisection whose probes are the runs of the report. Only the HTML page shows it; BISECT.md is its Markdown."""
 
     report: BisectReport
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table. A head that ends in a colon aligns its column to the right; `extra` columns may go on a small screen."""
+    """A table.
 
-    title: str  # for a screen reader
+    `head`: the column names. A name that ends in a colon aligns its column to the right.
+    `extra`: the columns that a small screen may leave out.
+    """
+
+    title: str  # read aloud by screen readers
     head: tuple[str, ...]
     rows: tuple[tuple[Line, ...], ...]
-    kind: str = ""  # a class of the style sheet
+    kind: str = ""  # CSS class
     extra: tuple[str, ...] = ()
-    culprits: frozenset[int] = frozenset()  # numbers of rows
+    culprits: frozenset[int] = frozenset()  # indices of the rows of culprits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overview:
-    """One row for each run, worst first. Runs in `in_full` have sections of their own, to which the row links."""
+    """A table with one row per run, worst first.
+
+    `in_full`: the numbers of the runs that have a section of their own, to which the row links.
+    """
 
     runs: tuple[tuple[int, Outcome], ...]
     in_full: frozenset[int]
@@ -129,27 +155,29 @@ class Overview:
 
 @dataclass(frozen=True, kw_only=True)
 class Bullets:
+    """A bulleted list under a title."""
+
     title: str
     items: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was run, a line each."""
+    """Facts about what was run: the scenario, the launch, remarks and notes. Each fact is one line."""
 
     items: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grounds:
-    """Labelled lists that the verdict rests on."""
+    """Labelled lists of the observations that the verdict is based on."""
 
     rows: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindingDetails:
-    """A finding with its proof. Advice and open questions of the cause are in the answer already."""
+    """A finding with its proof. If it is the cause, its advice and open questions are already in the answer."""
 
     finding: Finding
     severity: Severity
@@ -158,17 +186,23 @@ class FindingDetails:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
+    """A shell command for the reader to copy."""
+
     text: str
 
 
 class File(NamedTuple):
+    """A file of the run directory, with a remark such as its number of entries."""
+
     path: str
-    address: str | None  # None if the path names several files, or leads out of the run directory
+    address: str | None  # relative URL; None if the path is a pattern or leads out of the run directory
     remark: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
+    """A list of files."""
+
     items: tuple[File, ...]
 
 
@@ -192,11 +226,14 @@ Section = (
 
 
 def run_section(number: int, outcome: Outcome, *, alone: bool) -> Run:
-    """Return the answer, then what it rests on, then how to repeat the run and which files it left."""
+    """Return the section of one run: the answer, the evidence, how to repeat the run, and its files.
+
+    `number`: the number of the run in the report, from 1. `alone`: whether the report has no other run.
+    """
     sections = (
         Answer(outcome=outcome),
         *_ranks(outcome),
-        *_to_do(outcome),
+        *_what_to_do(outcome),
         Pictures(outcome=outcome),
         Part(title="Evidence", sections=(Sentence(line=line(words.meaning(outcome))), *evidence_sections(outcome))),
         Part(title="Repeat it", sections=tuple(_repeat(outcome))),
@@ -205,16 +242,16 @@ def run_section(number: int, outcome: Outcome, *, alone: bool) -> Run:
     return Run(number=number, outcome=outcome, alone=alone, sections=sections)
 
 
-def _to_do(outcome: Outcome) -> Iterator[Section]:
+def _what_to_do(outcome: Outcome) -> Iterator[Section]:
     cause = answer.cause_of(outcome)
     if cause and cause.advice:
         yield Sentence(label="Do:", line=line(cause.advice))
     if cause and cause.left_open:
-        yield Bullets(title="Left open by the evidence:", items=cause.left_open)
+        yield Bullets(title="Open questions:", items=cause.left_open)
 
 
 def evidence_sections(outcome: Outcome) -> Iterator[Section]:
-    """Yield what the verdict rests on."""
+    """Yield the sections with the evidence for the verdict."""
     if facts := tuple(filter(None, (*words.facts(outcome), words.culprit_line(outcome)))):
         yield Facts(items=facts)
     proof = (("why a hang", outcome.why or ""), ("last shared", words.last_shared(outcome)))
@@ -226,13 +263,13 @@ def evidence_sections(outcome: Outcome) -> Iterator[Section]:
     yield Grounds(rows=(*words.grounds(outcome), *missing))
     head, rows = words.vital_table(outcome)
     if len(head) > 1:
-        yield Table(title="Numbers of each rank", kind="vitals", head=head, rows=lines(rows))
-    numbers = joined(words.numbers(outcome))
+        yield Table(title="Measurements per rank", kind="vitals", head=head, rows=lines(rows))
+    numbers = join_texts(words.numbers(outcome))
     if numbers:
         yield Sentence(line=line(numbers))
     ran = outcome.verdict.status is not Status.SKIP
     if ran and not (numbers or rows or outcome.standings or outcome.exit_codes or words.culprit_line(outcome)):
-        yield Sentence(line=line("No rank left anything to be read."))
+        yield Sentence(line=line("No rank left any evidence."))
 
 
 _EXTRA = ("steps done:", "exit")
@@ -242,13 +279,13 @@ def _ranks(outcome: Outcome) -> Iterator[Section]:
     if len(outcome.standings) > _MAX_RANK_ROWS:
         head, rows, culprits = answer.rank_table(outcome)
         yield Table(
-            title="Ranks at the end, grouped by where they are",
+            title="Ranks at the end, grouped by the call they are in",
             kind="ranks",
             head=head,
             rows=lines(rows),
             culprits=frozenset(number for number, culprit in enumerate(culprits) if culprit),
         )
-        yield Part(title=f"Each of the {len(outcome.standings)} ranks", sections=(_each_rank(outcome),), folded=True)
+        yield Part(title=f"All {len(outcome.standings)} ranks", sections=(_each_rank(outcome),), folded=True)
     elif outcome.standings:
         yield _each_rank(outcome)
     elif outcome.exit_codes:
@@ -285,24 +322,28 @@ def _steps_and_exit(outcome: Outcome, rank: int) -> tuple[str, str]:
 
 
 def _repeat(outcome: Outcome) -> Iterator[Section]:
-    yield Command(text=outcome.repeat) if outcome.repeat else Sentence(line=line("No command repeats it."))
+    yield (
+        Command(text=outcome.repeat)
+        if outcome.repeat
+        else Sentence(line=line("There is no command that repeats this run."))
+    )
     if outcome.next:
-        yield Sentence(line=line("Go on with:"))
+        yield Sentence(line=line("Continue with:"))
         yield Command(text=outcome.next)
 
 
 def _files(outcome: Outcome) -> Iterator[Section]:
-    written = tuple(
+    present = tuple(
         File(item.path, _address(outcome, item.path), words.plural(item.count or 0, "entry"))
         for item in outcome.artifacts
         if item.absent is None
     )
     missing = tuple(File(item.path, None, item.absent) for item in outcome.artifacts if item.absent is not None)
-    there: tuple[Section, ...] = (Files(items=written),) if written else ()
+    lists: tuple[Section, ...] = (Files(items=present),) if present else ()
     if missing:
-        there += (Part(title=f"files not written: {len(missing)}", sections=(Files(items=missing),), folded=True),)
-    if there:
-        yield Part(title="Files", sections=there)
+        lists += (Part(title=f"files not written: {len(missing)}", sections=(Files(items=missing),), folded=True),)
+    if lists:
+        yield Part(title="Files", sections=lists)
 
 
 def _address(outcome: Outcome, path: str) -> str | None:

@@ -1,8 +1,8 @@
-"""The escape that all text passes before any renderer, and the additional escapes of Markdown.
+"""Escapes for text from programs under test: for every format, and in addition for Markdown.
 
-Messages, paths and source lines come from programs under test. After `escape` a text is one line without control
-characters, terminal sequences, text-direction overrides, invisible characters or lone surrogates, of bounded length.
-Jinja and ElementTree escape for their own formats; the text has no character that XML 1.0 forbids.
+Messages, paths and source lines come from programs that nsa-harness does not trust. `escape` turns a text into one line
+of bounded length without control characters, terminal sequences, text-direction overrides, invisible characters or lone
+surrogates. The result contains no character that XML 1.0 forbids. Jinja and ElementTree add the escapes of HTML or XML.
 """
 
 from __future__ import annotations
@@ -16,42 +16,52 @@ from urllib.parse import quote
 
 from nsa_harness.core.report import Place
 
-LIMIT = 4000  # characters of one text; logs and evidence have the whole
-BLOCK_LINES = 40
+LIMIT = 4000  # characters of one text; the log or evidence file contains the whole text
+BLOCK_LINES = 40  # of a block of source code
 
 T = TypeVar("T")
 
 
 def escape(text: str) -> str:
-    """Return the text as one line that is safe to show. Escaping again changes nothing."""
+    """Return the text as one line that is safe to show. Lines are joined by " / ".
+
+    Escaping an escaped text does not change it.
+    """
     lines = _SEQUENCE.sub("", text).splitlines()
-    return _cut(_visible(" / ".join(kept for line in lines if (kept := line.strip()))))
+    return _cut(_visible(" / ".join(stripped for line in lines if (stripped := line.strip()))))
 
 
 def escape_block(text: str) -> str:
-    """Return source code that is safe to show, with its line ends and indentation."""
+    """Return the last `BLOCK_LINES` lines of source code, safe to show, with their indentation."""
     lines = _SEQUENCE.sub("", text).splitlines()
-    kept = [_cut(_visible(line.expandtabs(4).rstrip())) for line in lines[-BLOCK_LINES:]]
-    return "\n".join(kept).strip("\n")
+    safe_lines = [_cut(_visible(line.expandtabs(4).rstrip())) for line in lines[-BLOCK_LINES:]]
+    return "\n".join(safe_lines).strip("\n")
 
 
 def escaped(value: T) -> T:
-    """Return the value with every text in it escaped, at any depth."""
-    return cast(T, _walk(value))
+    """Return a copy of the value in which every string is escaped, at any depth of dataclasses and collections."""
+    return cast(T, _escape_value(value))
 
 
 def markdown(text: str) -> str:
-    """Return Markdown that shows exactly the text, in a paragraph or a table cell, and is readable unrendered."""
+    """Return Markdown that is rendered as exactly this text, in a paragraph or in a table cell.
+
+    Only characters with a meaning in Markdown are escaped, so that the source stays readable too.
+    """
     return _MARKDOWN_START.sub(r"\1\\\2", _MARKDOWN.sub(_markdown_character, escape(text)))
 
 
 def markdown_link(text: str, target: str) -> str:
+    """Return a Markdown link. `target` is not escaped: it must come from `link_target` or be a fixed anchor."""
     label = _MARKDOWN_LABEL.sub(_markdown_character, escape(text))
     return f"[{label}]({target})"
 
 
 def markdown_code(text: str, *, in_table: bool = False) -> str:
-    """Return the text as a code span. In a table a pipe is escaped: rows are split before spans are parsed."""
+    """Return the text as a Markdown code span.
+
+    `in_table`: escape pipes, because Markdown splits a table row into cells before it parses code spans.
+    """
     text = escape(text) or " "
     fence = "`" * (_longest_backticks(text) + 1)
     pad = " " if text.startswith("`") or text.endswith("`") else ""
@@ -60,44 +70,53 @@ def markdown_code(text: str, *, in_table: bool = False) -> str:
 
 
 def markdown_fence(text: str, language: str) -> list[str]:
-    """Return the text as a fenced block that nothing in it can close."""
+    """Return the lines of a fenced code block. The fence is longer than any run of backticks in the text."""
     fence = "`" * max(3, _longest_backticks(text) + 1)
     return [f"{fence}{language}", *escape_block(text).split("\n"), fence]
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table of Markdown cells. A head that ends in a colon aligns its column to the right."""
+    """Return the lines of a Markdown table. `head` and `rows` contain Markdown, which is not escaped again.
+
+    A column name that ends in a colon aligns its column to the right.
+    """
     rules = ["---:" if name.endswith(":") else "---" for name in head]
     cells = ([name.rstrip(":") for name in head], rules, *rows)
     return [f"| {' | '.join(row)} |" for row in cells]
 
 
 def link_target(path: str) -> str | None:
-    """Return the address of a file in the run directory, or None for a path that leads out of it."""
+    """Return the relative URL of a file in the run directory, or None for a path that leads out of the directory.
+
+    A line number at the end of the path (":12") is removed.
+    """
     path = re.sub(r":[0-9]+$", "", path)
     if not path or path.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", path):
         return None
-    return quote(path)  # also the colon of a scheme: "javascript:" becomes a file name
+    return quote(path)  # also quotes the colon of a scheme, so that "javascript:" becomes a file name
 
 
 def ascii_only(text: str) -> str:
-    """Return ASCII for a terminal without our symbols: substitutes of one column, else backslash escapes."""
+    """Return the text in ASCII, for a terminal that cannot show symbols such as "▸".
+
+    Each symbol of nsa-harness is replaced by one ASCII character. All other characters become backslash escapes.
+    """
     return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
 
-# A sequence ends at the first control character, so that one without an end is scanned only once.
+# A terminal sequence ends at the first control character. A sequence without an end is therefore scanned only once.
 _SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x00-\x1f\x7f-\x9f]*(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-~]"
 )
-# Control, format (direction, zero width, tags), surrogate and non-characters.
+# Control characters, format characters (direction, zero width, tags), surrogates and non-characters.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e"
     "\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000110bd\U000110cd\U00013430-\U0001343f"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f]"
 )
-# Only characters that mean something to Markdown where they are: "all_reduce", "a -> b" and "\x1b" are unchanged.
+# Characters that have a meaning in Markdown at their position. "all_reduce", "a -> b" and "\x1b" do not match.
 _MARKDOWN = re.compile(
     r"[`*|~$<]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])|\\(?=[!-/:-@\[-`{-~]|$)|\](?=[(\[:])|&(?=#?[0-9A-Za-z]+;)"
 )
@@ -124,25 +143,25 @@ def _cut(text: str) -> str:
     return f"{head} … {len(text) - len(head) - len(tail)} characters cut … {tail}"
 
 
-def _walk(value: object) -> object:
+def _escape_value(value: object) -> object:
     match value:
         case Enum():
             return value
         case str():
             return escape(value)
         case tuple():
-            return tuple(_walk(item) for item in value)
+            return tuple(_escape_value(item) for item in value)
         case list():
-            return [_walk(item) for item in value]
+            return [_escape_value(item) for item in value]
         case dict():
-            return {_walk(key): _walk(item) for key, item in value.items()}
+            return {_escape_value(key): _escape_value(item) for key, item in value.items()}
         case Place(text=str(text)):
-            return replace(_walk_fields(replace(value, text=None)), text=escape_block(text))
-    return _walk_fields(value) if is_dataclass(value) else value
+            return replace(_escape_fields(replace(value, text=None)), text=escape_block(text))
+    return _escape_fields(value) if is_dataclass(value) else value
 
 
-def _walk_fields(value: T) -> T:
-    changes = {field.name: _walk(getattr(value, field.name)) for field in fields(value)}  # type: ignore[arg-type]
+def _escape_fields(value: T) -> T:
+    changes = {field.name: _escape_value(getattr(value, field.name)) for field in fields(value)}  # type: ignore[arg-type]
     return replace(value, **changes)  # type: ignore[type-var]
 
 

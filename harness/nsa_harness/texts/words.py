@@ -50,7 +50,7 @@ def meaning(outcome: Outcome) -> str:
 
 MEANING: dict[HangKind | Status, str] = {
     HangKind.DEADLOCK: "Deadlock proven: nothing in this job can release the ranks. More time would not help.",
-    HangKind.LIVELOCK: "Livelock proven: the ranks use CPU but finish nothing. More time would not help.",
+    HangKind.LIVELOCK: "Livelock proven: a rank uses CPU but finishes nothing. More time would not help.",
     HangKind.STARVED: "Hang proven: a rank waits for data or an event that does not come.",
     HangKind.STOPPED: "Hang proven: a signal stopped a process, and nothing has resumed it.",
     Status.HANG: "Hang proven: the run makes no progress.",

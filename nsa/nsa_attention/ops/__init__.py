@@ -1,4 +1,5 @@
-"""The attention operations: one pattern a branch, and what computes them."""
+"""The attention operations of NSA (arXiv 2502.11089) and their implementations for CPUs and GPUs."""
 
-# Of the operators that torch keeps for a process: `nsa`, or apart from those of another copy under another name.
+# Namespace of the operators registered with torch, from the import name of the package. Another copy of the package
+# under another name has its own operators in the same process.
 NAMESPACE = __name__.removesuffix(".ops").replace(".", "_")

@@ -1,7 +1,10 @@
-"""What an implementation of the branches offers, and those that are no kernels of ours.
+"""The interface of a backend (an implementation of the branches), and the backends that are not Triton kernels.
 
-Tiles of plain torch run on every device; the flash attention of others knows a window, the sliding branch alone.
-`starts` packs several sequences into one row (nsa/nsa_attention/ops/packed.py); it needs a batch of one.
+TiledBackend runs on every device. SlidingBackend wraps flash attention of other projects, which supports only the
+sliding branch. `starts` packs several sequences into one row (nsa/nsa_attention/ops/packed.py) and needs a batch of 1.
+
+Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, N tokens of all sequences in
+one row, D key width, E value width, n selected blocks per query.
 """
 
 from __future__ import annotations
@@ -44,16 +47,17 @@ class Backend(Protocol):
     def attend_compressed(
         self, q: Tensor, k: Tensor, v: Tensor, *, block_len: int, block_stride: int, scale: float, starts: Starts = None
     ) -> OutputAndLse:
-        """Keys and values [B, G, S, *] of the complete blocks."""
+        """Attend to compressed blocks, with keys [B, G, S, D] and values [B, G, S, E] (paper, eq. 7)."""
 
     def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
     ) -> OutputAndLse:
-        """Indices [B, G, T, n] int32."""
+        """Attend to the tokens of the selected blocks, with indices [B, G, T, n] (int32) (paper, eq. 11 and 12)."""
 
     def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
-    ) -> OutputAndLse: ...
+    ) -> OutputAndLse:
+        """Attend to the last `window` tokens (paper, section 3.3.3)."""
 
     def select(
         self,
@@ -64,34 +68,40 @@ class Backend(Protocol):
         memo_number: Tensor | None = None,
         starts: Starts = None,
     ) -> Tensor:
-        """Indices [B, G, T, n] of the blocks with the highest compressed scores (ops/selection.py)."""
+        """Return the indices [B, G, T, n] (int32) of the most important blocks; see ops/selection.py.
+
+        `k` are the compressed keys, `lse` the log-sum-exp of the compressed branch, or None.
+        """
 
     def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-        """Sum of gate times output over the branches, [B, T, H, E] (paper, eq. 5)."""
+        """Return the sum of gate times output over the branches, [B, T, H, E] (paper, eq. 5)."""
 
 
 class SlidingAttention(Protocol):
-    """What computes the sliding branch: any backend, or the flash attention of others, without log-sum-exp."""
+    """Implementation of the sliding branch: a backend, or an external flash attention, which returns no log-sum-exp."""
 
     def attend_sliding(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int, scale: float, starts: Starts = None
-    ) -> tuple[Tensor, Tensor | None]: ...
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output [B, H, T, E] and the log-sum-exp [B, H, T] or None."""
 
 
 class SelectedAttention(Protocol):
-    """What computes the selected branch: any backend, or the loop over tokens, without log-sum-exp."""
+    """Implementation of the selected branch: a backend, or the loop over tokens, which returns no log-sum-exp."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in reports and errors."""
 
     def attend_selected(
         self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, *, select_len: int, scale: float, starts: Starts = None
-    ) -> tuple[Tensor, Tensor | None]: ...
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output [B, H, T, E] and the log-sum-exp [B, H, T] or None."""
 
 
 @dataclass(frozen=True)
 class TiledBackend:
-    """Query tiles in plain torch, of one sequence a row or of packed ones."""
+    """Backend that loops over tiles of queries in plain PyTorch, with one or several packed sequences per row."""
 
     kernel: Kernel
 
@@ -120,7 +130,7 @@ class TiledBackend:
 
         if starts is None:
             return attend_one_sequence(q, k, v, indices)
-        if self.kernel.name == BlockwiseKernel.name:  # taken where sequences are long, so that there are few of them
+        if self.kernel.name == BlockwiseKernel.name:  # used only for long sequences, so a row has only a few
             return apply_per_sequence(attend_one_sequence, (q, starts), (k, starts), (v, starts), (indices, starts))
         numbers: dict[str, Any] = {"select_len": select_len, "scale": scale, "kernel": self.kernel}
         return packed_selected_attention(q, k, v, indices, **numbers, starts=starts)
@@ -144,7 +154,7 @@ class TiledBackend:
         return select_blocks(q, k, selection, memo_number, starts=starts)
 
     def mix(self, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-        # In the dtype of the branches, as of the fused kernel: gates may be of another.
+        # Like the fused kernel, return the dtype of the branches; gates may have another dtype.
         if is_eager_on_cpu(outputs[0]):
             return mix_by_tiles(outputs, gates_cBHT).to(outputs[0].dtype)
         gates = gates_cBHT.unsqueeze(-1)
@@ -156,7 +166,7 @@ class TiledBackend:
 
 @dataclass(frozen=True)
 class SlidingBackend:
-    """The flash attention of another project: a window is all that it knows of ours, and it keeps its log-sum-exp."""
+    """The sliding branch by flash attention of another project, which does not return its log-sum-exp."""
 
     attend: Callable[..., Tensor]
 
@@ -170,7 +180,7 @@ SlidingFunction = Callable[..., Tensor]
 
 
 def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> SlidingFunction:
-    """By flash-attn 2, which knows groups of query heads."""
+    """Return the sliding branch as a function that calls flash-attn 2, which supports groups of query heads."""
 
     def attend(
         q_NHD: Tensor, k_NGD: Tensor, v_NGD: Tensor, starts: Tensor, longest: int, window: int, scale: float
@@ -192,7 +202,10 @@ def flash_attn_sliding(flash_attn_varlen_func: Callable[..., Tensor]) -> Sliding
 
 
 def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> SlidingFunction:
-    """By torch.nn.attention.varlen, whose groups came with torch 2.12: before, keys are repeated for each head."""
+    """Return the sliding branch as a function that calls torch.nn.attention.varlen.varlen_attn.
+
+    It supports groups of query heads since torch 2.12. With older versions, keys and values are repeated for each head.
+    """
     supports_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
     def attend(
@@ -208,7 +221,10 @@ def torch_flash_sliding(varlen_attn: Callable[..., Tensor]) -> SlidingFunction:
 
 
 def _as_one_row(attend: Callable[..., Tensor]) -> SlidingFunction:
-    """From [B, H, T, D] to one row of tokens and back; without `starts` each sequence of the batch is one."""
+    """Return a function on [B, H, T, D] that calls `attend` on all tokens as one row.
+
+    Without `starts`, each sequence of the batch becomes one sequence of the row.
+    """
 
     def sliding(
         q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, *, window: int, scale: float, starts: Tensor | None

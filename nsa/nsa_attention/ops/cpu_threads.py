@@ -1,7 +1,7 @@
-"""Independent pieces of work side by side on a CPU, each on a core of its own.
+"""Parallel execution of independent pieces of work on a CPU, one thread per piece.
 
-Torch spreads every single operation over all cores and waits for them at its end. With many small operations in a row
-that waiting takes longer than the work, most of all where threads sleep instead of spinning (OMP_WAIT_POLICY=PASSIVE).
+PyTorch spreads every operation over all cores and waits for them at its end. For many small operations in sequence,
+this waiting takes longer than the work, especially if idle threads sleep instead of spinning (OMP_WAIT_POLICY=PASSIVE).
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ WorkShare = tuple[slice, slice]
 
 
 def run_in_threads(pieces: Sequence[Callable[[], _T]]) -> list[_T]:
-    """What the pieces return, in their order. The calling thread takes the first one; no thread stays behind."""
+    """Run the pieces in parallel threads and return their results in order.
+
+    The calling thread runs the first piece. All threads have ended when this returns.
+    """
     cores = torch.get_num_threads()
     if cores == 1 or len(pieces) < 2:
         return [piece() for piece in pieces]
@@ -28,12 +31,15 @@ def run_in_threads(pieces: Sequence[Callable[[], _T]]) -> list[_T]:
             futures = [pool.submit(_run_single_threaded, piece) for piece in others]
             return [_run_single_threaded(first), *(future.result() for future in futures)]
     finally:
-        # The number is a thread's own, but the last one set is what new threads of torch begin with.
+        # The thread count is thread-local, but new threads of torch start with the value that was set last.
         torch.set_num_threads(cores)
 
 
 def split_work(device: torch.device, rows: int, heads: int = 1) -> list[WorkShare]:
-    """Runs of rows and heads that keep all cores busy; everything at once where they cannot, or on another device."""
+    """Split `rows` and `heads` into pieces that keep all CPU cores busy, and return the slices of each piece.
+
+    Return a single piece if there is too little work for all cores, or if `device` is not a CPU.
+    """
     cores = torch.get_num_threads() if device.type == "cpu" else 1
     parts = min(heads, -(-cores // max(1, rows)))
     if cores == 1 or rows * parts < cores:
@@ -42,11 +48,11 @@ def split_work(device: torch.device, rows: int, heads: int = 1) -> list[WorkShar
 
 
 def _even_slices(length: int, count: int) -> list[slice]:
-    """So many runs of about equal length."""
+    """Return `count` consecutive slices of about equal length that cover `length`."""
     return [slice(*cut) for cut in pairwise(length * number // count for number in range(count + 1))]
 
 
 def _run_single_threaded(piece: Callable[[], _T]) -> _T:
     torch.set_num_threads(1)
-    with torch.no_grad():  # a new thread would record a graph
+    with torch.no_grad():  # gradient mode is thread-local: without this, a new thread would record a graph
         return piece()

@@ -1,10 +1,10 @@
-"""Attention as one softmax over a whole matrix of scores, which autograd keeps: memory grows with the square of T.
+"""Attention with full score matrices, which autograd saves: memory grows with the square of T.
 
-It is right, it is how attention is first written down, and at the lengths of a real training it fills a GPU for a model
-of a few layers. Nothing chooses it but its own name.
+This is the textbook form of attention, for comparison. At usual training lengths it fills a GPU with a model of a few
+layers. It is used only for --impl dense.
 
 Dimensions: B batch, H query heads, G groups, N batch x groups, h heads of a group, T queries, S keys, D key width,
-E value width, n places.
+E value width, n selected blocks per query.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .packed import apply_per_sequence, compressed_starts
 
 @dataclass(frozen=True)
 class DenseBackend(TiledBackend):
-    """Every branch by all its scores at once; selecting and mixing as in tiles."""
+    """Backend that computes all scores of a branch at once. Selection and gated sum are those of TiledBackend."""
 
     name = "dense"
 
@@ -63,7 +63,10 @@ class DenseBackend(TiledBackend):
 def dense(
     pattern: Pattern, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor, indices_BGTn: Tensor | None, scale: float
 ) -> OutputAndLse:
-    """Output [B, H, T, E] and log-sum-exp [B, H, T] (no gradient) of one softmax over all keys; blind rows give 0."""
+    """Return output [B, H, T, E] and log-sum-exp [B, H, T] (without gradient) of attention under `pattern`.
+
+    A query that attends to no key gets output 0 and log-sum-exp -inf.
+    """
     batch, heads, queries, _ = q_BHTD.shape
     batch_groups = batch * k_BGSD.shape[1]
     first, last = pattern.key_range(0, queries)
@@ -76,7 +79,7 @@ def dense(
     lse_NhT = scores_NhTS.detach().to(compute_dtype(q_BHTD)).logsumexp(-1)
     fully_masked = pattern.fully_masked_rows(0, queries, indices, q_NhTD.device)
     if fully_masked is not None:
-        # A row of minus infinities alone has no softmax, and its gradient would be NaN.
+        # The softmax of a row with only -inf, and its gradient, would be NaN.
         scores_NhTS = scores_NhTS.masked_fill(fully_masked.unsqueeze(-1), 0.0)
     output_NhTE = torch.softmax(scores_NhTS, -1) @ v_N1SE
     if fully_masked is not None:

@@ -1,4 +1,8 @@
-"""The only place that picks an implementation; with its name and the reason."""
+"""Choice of an implementation for each part of the operation, with the reason. No other module makes this choice.
+
+Dimensions: B batch, H query heads, G groups, T tokens, S keys, R new tokens, p pages, P rows of a page, D key width,
+E value width, c branches.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,12 @@ from .per_token import PerTokenLoop
 
 _MIN_CAPABILITY = (8, 0)
 _HALF = (torch.float16, torch.bfloat16)
-_import_reasons: list[str | None] = []
+_import_reasons: list[str | None] = []  # the result of triton_import_reason, once it is known
 
 
 @dataclass(frozen=True)
 class UsedImplementation:
-    """What runs, and why that."""
+    """The implementation that was chosen, and why."""
 
     name: str
     reason: str
@@ -41,7 +45,7 @@ class UsedImplementation:
 
 
 class MissingImplementationError(Exception):
-    """An implementation was asked for by name and cannot be used."""
+    """An implementation was requested by name and cannot be used; the message says why."""
 
 
 _EAGER, _FUSED_CPU, _BLOCKWISE = (
@@ -53,9 +57,9 @@ _DENSE = DenseBackend(KERNELS[EagerKernel.name])
 def implementation_for(
     requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[Backend, UsedImplementation]:
-    """What computes a branch on these tensors: what was asked for, or the fastest that can take them.
+    """Return the backend for a branch with these tensors: the requested one, or the fastest that supports them.
 
-    Raises MissingImplementationError for an implementation asked for by name that cannot.
+    Raises MissingImplementationError if an implementation requested by name does not support the tensors.
     """
     if requested is Implementation.EAGER:
         return _EAGER, UsedImplementation("eager", "asked for")
@@ -64,7 +68,7 @@ def implementation_for(
     if requested is Implementation.TRITON:
         _raise_if_unavailable("triton", triton_reason(q_BHTD, k_BGSD, v_BGSE))
         return _triton(), UsedImplementation("triton", "asked for")
-    # Of the flash attention of others this branch has nothing, but what asked for it would not get it either.
+    # These implementations compute only the sliding branch. The other branches still fail if they are not available.
     if requested is Implementation.FLASH:
         _raise_if_unavailable("flash", flash_reason(q_BHTD, v_BGSE))
     if requested is Implementation.TORCH:
@@ -75,7 +79,10 @@ def implementation_for(
 def implementation_for_select_and_mix(
     requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[Backend, UsedImplementation]:
-    """The same for what is around the attention, selecting blocks and mixing: plain torch, or fused kernels."""
+    """Return the backend for selecting blocks and for the gated sum: plain PyTorch or the fused kernels.
+
+    Raises the same errors as `implementation_for`.
+    """
     backend, used = implementation_for(requested, q_BHTD, k_BGSD, v_BGSE)
     return (
         (_EAGER, UsedImplementation("eager", "auto: the only one on a CPU"))
@@ -93,10 +100,10 @@ def implementation_for_selected(
     select_len: int,
     longest: int | None = None,
 ) -> tuple[SelectedAttention, UsedImplementation]:
-    """The same for the selected branch, which on a CPU goes by blocks of keys where sequences are long.
+    """Return the implementation of the selected branch. On a CPU, long sequences use the blockwise kernel.
 
-    `longest`: tokens of the longest of packed sequences; without it there is one a row. The loop over tokens runs on
-    every device, and only where it was asked for.
+    `longest` is the length in tokens of the longest packed sequence; None means one sequence per row. The loop over
+    tokens runs on every device, but only if it is requested. Raises the same errors as `implementation_for`.
     """
     if requested is Implementation.PER_TOKEN:
         return PerTokenLoop(), UsedImplementation(PerTokenLoop.name, "asked for")
@@ -113,7 +120,10 @@ def implementation_for_selected(
 def implementation_for_sliding(
     requested: Implementation, q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor
 ) -> tuple[SlidingAttention, UsedImplementation]:
-    """The same for the sliding branch, which the flash attention of others can compute as well."""
+    """Return the implementation of the sliding branch: a backend, flash-attn or PyTorch's flash attention.
+
+    Raises the same errors as `implementation_for`.
+    """
     backend, used = implementation_for(requested, q_BHTD, k_BGSD, v_BGSE)
     if requested is Implementation.FLASH:
         return SlidingBackend(flash_attn_sliding(_flash_attn())), UsedImplementation("flash_attn", "asked for")
@@ -123,7 +133,7 @@ def implementation_for_sliding(
 
 
 def combined_operator(*used: UsedImplementation) -> Callable[..., Tensor] | None:
-    """For all branches and their gates at once, where it is the fused kernels that compute all of them."""
+    """Return the fused operator for all branches and gates if all of them use the Triton kernels, or None."""
     if any(implementation.name != "triton" for implementation in used):
         return None
     operator: Callable[..., Tensor] = importlib.import_module(".fused.gated_attention", __package__).gated_attention
@@ -131,7 +141,7 @@ def combined_operator(*used: UsedImplementation) -> Callable[..., Tensor] | None
 
 
 def require_implementation(requested: Implementation, config: NSAConfig) -> None:
-    """Raises MissingImplementationError where nothing of a layer would be computed by what was asked for."""
+    """Raise MissingImplementationError if no branch of a layer would use the requested implementation."""
     if mistake := implementation_mistake(config, requested):
         raise MissingImplementationError(mistake)
 
@@ -147,9 +157,9 @@ PagedAttention = Callable[[Tensor, Tensor, PagedRows, PagedAttentionConfig], Ten
 def implementation_for_paged(
     requested: Implementation, q_1HRD: Tensor, k_pGPD: Tensor, v_pGPE: Tensor
 ) -> tuple[PagedAttention, UsedImplementation]:
-    """What computes tokens whose keys and values lie in pages: the sum of gates times branches, [1, R, H, E].
+    """Return the function that attends to keys and values in pages and returns the gated sum, [1, R, H, E].
 
-    Raises MissingImplementationError for an implementation asked for by name that cannot.
+    Raises MissingImplementationError if the requested implementation cannot read pages or does not support the tensors.
     """
     if requested not in (Implementation.AUTO, Implementation.EAGER, Implementation.TRITON):
         _raise_if_unavailable(requested, "pages are read by plain torch or by the fused kernels")
@@ -165,7 +175,10 @@ def _attend_pages_in_torch(q_1HRD: Tensor, gates_c1HR: Tensor, rows: PagedRows, 
 
 
 def example_tensors(config: NSAConfig, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of one token, of the heads and widths that a layer has: enough to decide by."""
+    """Return uninitialized queries, keys and values of one token, with the heads and widths of a layer.
+
+    The functions above need only their device, dtype and shape to choose an implementation.
+    """
     return (
         torch.empty(1, config.heads, 1, config.d_k, device=device, dtype=dtype),
         torch.empty(1, config.groups, 1, config.d_k, device=device, dtype=dtype),
@@ -175,7 +188,7 @@ def example_tensors(config: NSAConfig, device: torch.device, dtype: torch.dtype)
 
 def _fastest(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, UsedImplementation]:
     if q_BHTD.device.type == "cpu":
-        # Triton's interpreter would be thousands of times slower, so that nobody gets it unasked.
+        # Triton's interpreter would be thousands of times slower, so `auto` never chooses it.
         reason = fused_cpu_reason(q_BHTD, v_BGSE)
         if reason is None:
             return _FUSED_CPU, UsedImplementation("fused_cpu", "auto: fastest on a CPU")
@@ -187,7 +200,7 @@ def _fastest(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> tuple[Backend, U
 
 
 def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
-    """Why the fused kernels cannot take these tensors; None if they can."""
+    """Return the reason why the fused kernels do not support these tensors, or None if they do."""
     widest, heads = max(q_BHTD.shape[-1], v_BGSE.shape[-1]), q_BHTD.shape[1] // max(1, k_BGSD.shape[1])
     if reason := triton_import_reason():
         return reason
@@ -203,7 +216,11 @@ def triton_reason(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSE: Tensor) -> str | None:
 
 
 def triton_import_reason() -> str | None:
-    """Finding the package is no proof: it is imported. Once, as a compiler that traces this ignores other caches."""
+    """Return the reason why Triton cannot be imported, or None if it can.
+
+    Finding the package is not enough, so it is imported. A list caches the result, because torch.compile ignores
+    functools caches while tracing.
+    """
     if not _import_reasons:
         _import_reasons.append(_try_to_import_triton())
     return _import_reasons[0]
@@ -238,9 +255,9 @@ def _triton() -> Backend:
 
 
 def flash_reason(q: Tensor, v: Tensor) -> str | None:
-    """Why flash-attn cannot take these tensors; None if it can.
+    """Return the reason why flash-attn does not support these tensors, or None if it does.
 
-    Finding the package is no proof: a build without its CUDA part is found and fails when it is imported.
+    Finding the package is not enough: a build without CUDA support exists but fails to import.
     """
     if q.device.type != "cuda":
         return f"flash-attn runs on CUDA only and the device is {q.device.type}"
@@ -252,7 +269,7 @@ def flash_reason(q: Tensor, v: Tensor) -> str | None:
 
 
 def torch_flash_reason(q: Tensor, v: Tensor) -> str | None:
-    """Why torch's own flash attention with a window cannot take these tensors; None if it can."""
+    """Return the reason why PyTorch's varlen flash attention does not support these tensors, or None if it does."""
     if q.device.type != "cuda":
         return f"torch's varlen_attn runs on CUDA only and the device is {q.device.type}"
     try:

@@ -1,8 +1,8 @@
-"""What the whole operation is given, checked once at its border, the same for every implementation.
+"""Validation of the arguments of `sparse_attention`, the same for every implementation.
 
-Behind it nothing is checked again: a kernel that trusts a tensor to be as long as it must be reads behind its end.
+The code behind it does not check again. With invalid arguments, a kernel would read beyond the end of a tensor.
 
-Dimensions: B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width.
+Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def validate_inputs(
     window: int,
     cu_seqlens: Tensor | None,
 ) -> Tensor | None:
-    """The starts to compute with. Raises ValueError with all mistakes, each with its parameter, expected and got.
+    """Return the `starts` to compute with: `cu_seqlens` or None.
 
-    Values of `cu_seqlens` on a CPU are read and belong to these mistakes. On a GPU reading them would stop the stream
-    in each pass: there the device itself asserts them, once for a tensor and its version, and a wrong one ends the
-    process with the message of torch._assert_async instead of reading behind a tensor.
+    Raises ValueError that lists every mistake with the parameter, the expected and the actual value. Values of
+    `cu_seqlens` on a CPU are checked as well. On a GPU, reading them would block the stream in each pass; instead the
+    device checks them with torch._assert_async, once per tensor and version, and wrong values end the process.
     """
     problems = _selection_problems(selection, window)
     if q_BHTD.dim() != 4 or q_BHTD.dtype not in _FLOATS or 0 in (q_BHTD.shape[1], q_BHTD.shape[-1]):
@@ -65,7 +65,7 @@ def validate_inputs(
 
 
 def _is_readable_on_host(starts: Tensor) -> bool:
-    """Numbers in a row that are on this side: reading them waits for nobody."""
+    """Whether `starts` is a valid list of integers on the CPU, which can be read without waiting for a device."""
     if torch.compiler.is_compiling() or type(starts) is not Tensor:
         return False
     return starts.device.type == "cpu" and starts.dim() == 1 and starts.shape[0] > 1 and not starts.is_floating_point()
@@ -99,7 +99,7 @@ def _pair_problems(q_BHTD: Tensor, pairs: Sequence[Pair]) -> list[str]:
     if value_width < 1:
         problems.append(f"branches.selected: expected values with a width, got {value_width}")
     for name, (k, v) in zip(BRANCHES, pairs, strict=True):
-        # How many compressed blocks there must be is told apart: it depends on more than on a shape.
+        # The number of compressed blocks is checked separately, because it depends on block_len and block_stride.
         length = k.shape[2] if name == "compressed" and k.dim() == 4 else tokens
         problems += _mismatches(f"branches.{name} keys", k, (batch, groups, length, width), q_BHTD)
         problems += _mismatches(f"branches.{name} values", v, (batch, groups, length, value_width), q_BHTD)
@@ -156,7 +156,7 @@ def _layout_problems(q_BHTD: Tensor, starts: Tensor) -> list[str]:
 
 
 def cu_seqlens_problems(starts: list[int], tokens: int, blocks: int, block_len: int, block_stride: int) -> list[str]:
-    """What is wrong with starts that were read."""
+    """Return the problems of `starts`, read from cu_seqlens, in a row of `tokens` tokens and `blocks` blocks."""
     lengths = [stop - start for start, stop in pairwise(starts)]
     problems = []
     if starts[0] != 0 or starts[-1] != tokens:
@@ -177,7 +177,7 @@ def cu_seqlens_problems(starts: list[int], tokens: int, blocks: int, block_len: 
 
 
 def assert_cu_seqlens_async(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> None:
-    """The same on the device of the values, which nobody waits for."""
+    """Check `starts` on their device without waiting: wrong values end the process later with an assertion."""
     fits = (starts[0] == 0) & (starts[-1] == tokens) & (starts.diff() >= 0).all()
     fits &= compressed_starts(starts, block_len, block_stride)[-1] == blocks
     torch._assert_async(
@@ -187,8 +187,8 @@ def assert_cu_seqlens_async(starts: Tensor, tokens: int, blocks: int, block_len:
     )
 
 
-# A compiler knows no values: an operator reads them when it runs. What comes out is what the pass computes with, so
-# that no compiler drops it.
+# While torch.compile traces there are no values, so an operator checks them when it runs. The pass computes with the
+# operator's result, so the compiler cannot remove the check.
 @torch.library.custom_op(f"{NAMESPACE}::checked_starts", mutates_args=())
 def _validated_starts(starts: Tensor, tokens: int, blocks: int, block_len: int, block_stride: int) -> Tensor:
     numbers = (tokens, blocks, block_len, block_stride)

@@ -1,8 +1,7 @@
-"""Attention of one tile of queries: how they are cut into tiles, and what computes one.
+"""Attention of one tile of queries without Triton: plain PyTorch on any device, or PyTorch's flash attention for CPUs.
 
-Two implementations: plain torch anywhere, and torch's fused kernel on a CPU.
-
-Dimensions: N batch x groups, h query heads of a group, C queries of a tile, S keys, D key width, E value width.
+Dimensions: N batch x groups, h query heads of a group, T queries, C queries of a tile, S keys, D key width, E value
+width.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-# Elements of the largest intermediate of a tile. It bounds memory whatever the sequence length is.
+# Limit for the elements of a tile's largest intermediate tensor. It bounds memory at any sequence length.
 TILE_ELEMENTS = 1 << 22
 SHORTEST_TILE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileState:
-    """The tensors of one tile that the backward pass starts from."""
+    """Tensors of one tile that its backward pass needs."""
 
     q: Tensor  # [N, h, C, D]
     k: Tensor  # [N, S, D]
@@ -32,46 +31,53 @@ class TileState:
 
 
 class Kernel(Protocol):
-    """Attention of one tile. `bias` is 0 or minus infinity, [N or 1, 1, C, S]; a row without any 0 gives 0."""
+    """Attention of one tile of queries.
+
+    `bias` has the shape [N or 1, 1, C, S] and is 0 for visible keys and -inf for others. A query without visible keys
+    gets output 0.
+    """
 
     name: str
 
     def elements_per_query(self, rows: int, heads: int, keys: int) -> int:
-        """Elements per query of the largest intermediate."""
+        """Return the elements per query of the largest intermediate tensor, for `rows` = N and `heads` = h."""
 
     def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
-        """Output [N, h, C, E] and log-sum-exp [N, h, C], any finite number or minus infinity for a blind row."""
+        """Return output [N, h, C, E] and log-sum-exp [N, h, C].
+
+        For a query without visible keys, the log-sum-exp may be any finite number or -inf.
+        """
 
     def backward(self, grad: Tensor, state: TileState, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
-        """Gradients of queries [N, h, C, D], keys [N, S, D] and values [N, S, E]."""
+        """Return the gradients of queries [N, h, C, D], keys [N, S, D] and values [N, S, E]."""
 
 
 def tiles(queries: int, elements_per_query: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Query ranges whose largest intermediate stays near TILE_ELEMENTS."""
+    """Yield ranges [start, stop) of queries, at most `longest` each, with about TILE_ELEMENTS intermediate elements."""
     length = max(SHORTEST_TILE, min(longest, TILE_ELEMENTS // max(1, elements_per_query)))
     for start in range(0, queries, length):
         yield start, min(start + length, queries)
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """Half types are accumulated in float32; float32 and float64 stay as they are."""
+    """Return the dtype to accumulate in: float32 for half-precision tensors, otherwise the tensor's own dtype."""
     return tensor.dtype if tensor.dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def fully_masked_output(q_NhTD: Tensor, v_NSE: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of queries that see no key: 0, and minus infinity."""
+    """Return output [N, h, T, E] and log-sum-exp [N, h, T] of queries without visible keys: 0 and -inf."""
     shape = q_NhTD.shape[:3]
     lse_NhT = q_NhTD.new_full(shape, -torch.inf, dtype=compute_dtype(q_NhTD))
     return q_NhTD.new_zeros((*shape, v_NSE.shape[-1])), lse_NhT
 
 
 def autocast_disabled(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Without autocast: what is computed here says its dtypes itself."""
+    """Return a context manager that turns autocast off on the tensor's device, for code that casts explicitly."""
     return torch.autocast(tensor.device.type, enabled=False)
 
 
 class EagerKernel:
-    """Matrix products and a softmax in plain torch. Runs on every device and in every dtype."""
+    """Matrix products and a softmax in plain PyTorch. Runs on every device and in every dtype."""
 
     name = "eager"
 
@@ -80,7 +86,7 @@ class EagerKernel:
 
     def forward(self, q_NhCD: Tensor, k_NSD: Tensor, v_NSE: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, ...]:
         scores_NhCS = _scores(q_NhCD, k_NSD, bias, scale)
-        # A row without any key has the maximum -inf; exp(-inf - 0) = 0 keeps it free of NaN.
+        # A row without visible keys has the maximum -inf. With 0 instead, exp(-inf - 0) = 0 avoids NaN.
         highest = _replace_infinite(scores_NhCS.amax(-1, keepdim=True))
         weights = scores_NhCS.sub_(highest).exp_()
         total = weights.sum(-1, keepdim=True)
@@ -103,9 +109,9 @@ class EagerKernel:
 
 
 class FusedCpuKernel:
-    """torch's flash attention for CPUs, which keeps no scores: about four times as fast as the plain one.
+    """PyTorch's flash attention for CPUs, which stores no scores: about four times as fast as EagerKernel.
 
-    The operators are private to torch; `fused_cpu_reason` says whether this torch has them.
+    Its operators are private; `fused_cpu_reason` checks whether the installed version has them.
     """
 
     name = "fused_cpu"
@@ -121,23 +127,23 @@ class FusedCpuKernel:
 
 
 class BlockwiseKernel(FusedCpuKernel):
-    """The same in two branches; the selected one goes block by block of keys (blockwise.py)."""
+    """FusedCpuKernel, except that the selected branch loops over blocks of keys (blockwise.py)."""
 
     name = "blockwise"
 
 
 def causal_forward(q_NhTD: Tensor, k_NTD: Tensor, v_NTE: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """Output [N, h, T, E] and log-sum-exp [N, h, T] of plain causal attention by torch's flash attention for CPUs."""
+    """Return output [N, h, T, E] and log-sum-exp [N, h, T] of causal attention, by PyTorch's flash attention for CPUs."""
     return _flash(q_NhTD, k_NTD, v_NTE, scale, is_causal=True)
 
 
 def causal_backward(grad: Tensor, state: TileState, scale: float) -> tuple[Tensor, ...]:
-    """Gradients of queries, keys and values of the same."""
+    """Return the gradients of queries, keys and values of `causal_forward`."""
     return _flash_backward(grad, state, scale, is_causal=True)
 
 
 def fused_cpu_reason(q: Tensor, v: Tensor) -> str | None:
-    """Why the fused CPU kernel cannot take these tensors; None if it can."""
+    """Return the reason why FusedCpuKernel does not support these tensors, or None if it does."""
     if q.device.type != "cpu":
         return f"tensors are on {q.device.type}"
     if not hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward"):
@@ -181,7 +187,7 @@ def _scores(q_NhCD: Tensor, k_NSD: Tensor, bias: Tensor, scale: float) -> Tensor
 
 
 def _matmul_per_group(left_NhCX: Tensor, right_NXY: Tensor) -> Tensor:
-    """One matrix product per group: its heads' queries are rows of the same matrix."""
+    """Multiply with one matrix product per group; the queries of all heads of the group are rows of one matrix."""
     heads, queries = left_NhCX.shape[1:3]
     return (left_NhCX.flatten(1, 2) @ right_NXY).unflatten(1, (heads, queries))
 
@@ -191,7 +197,7 @@ def _replace_infinite(values: Tensor) -> Tensor:
 
 
 def _expand_to_heads(k_NSD: Tensor, q_NhCD: Tensor) -> Tensor:
-    """The group's keys for each of its heads, without a copy."""
+    """Return a view of the group's keys that repeats them for each head of the group."""
     return k_NSD.unsqueeze(1).expand(-1, q_NhCD.shape[1], -1, -1)
 
 

@@ -1,9 +1,9 @@
-"""The branches' outputs times their gates on a CPU (paper, eq. 5), in tiles that stay in the cache.
+"""The gated sum of the branch outputs on a CPU (NSA paper, eq. 5), in tiles that fit into the CPU cache.
 
-The sum is written as [B, T, H, E], which the output projection reads. Backwards a tile of the upstream gradient serves
-all branches: each output's gradient, and each gate's, which is a sum over one row.
+The sum is written as [B, T, H, E], the order in which the output projection reads it. In the backward pass, each tile of
+the upstream gradient is used for all branches: for the gradient of each output, and of each gate (a sum over E).
 
-Dimensions: c branches, B batch, H heads, T tokens, E width.
+Dimensions: c branches, B batch, H heads, T tokens, t tokens of a tile, E value width.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rotary import TILE_ELEMENTS
 
 
 def mix_by_tiles(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
-    """[B, T, H, E], contiguous."""
+    """Return the sum of gate times output over the branches, [B, T, H, E], contiguous."""
     mixed_BTHE: Tensor = _mix(list(outputs), gates_cBHT)
     return mixed_BTHE
 
@@ -43,7 +43,7 @@ def _mix(outputs: Sequence[Tensor], gates_cBHT: Tensor) -> Tensor:
 
 @torch.library.custom_op(f"{NAMESPACE}::mixed_by_tiles_backward", mutates_args=())
 def _mix_backward(grad_BTHE: Tensor, outputs: Sequence[Tensor], gates_cBHT: Tensor) -> list[Tensor]:
-    """Of the outputs, [B, H, T, E] each, then of the gates, [c, B, H, T]."""
+    """Return the gradients of the outputs, [B, H, T, E] each, followed by that of the gates, [c, B, H, T]."""
     output_grads = [_contiguous(output) for output in outputs]
     gate_grads = _contiguous(gates_cBHT)
 

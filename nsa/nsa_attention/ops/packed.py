@@ -1,7 +1,9 @@
-"""Several sequences behind each other in one row of tokens: where each one's tokens and blocks begin.
+"""Packed sequences: several sequences concatenated in one row of tokens, with the starts of their tokens and blocks.
 
-`starts` is what the field calls cu_seqlens: [sequences + 1] int32, from 0 to the number of tokens, ascending. Nothing
-here asks the device for a value.
+`starts` is what flash-attn calls cu_seqlens: int32 [sequences + 1], ascending from 0 to the number of tokens. Except
+for `apply_per_sequence`, nothing here reads a value from the device.
+
+Dimensions: T tokens of the row, S compressed blocks, l tokens of a block, D documents.
 """
 
 from __future__ import annotations
@@ -14,24 +16,25 @@ from torch import Tensor
 
 
 class PackedLayout(NamedTuple):
-    """The documents of one row, as a layer needs them. A plain tuple, so that any wrapper may carry it."""
+    """Positions of the documents packed into one row. A named tuple, so that DDP and FSDP can pass it through."""
 
-    lengths: tuple[int, ...]  # known to the host, so that nobody has to ask the device
+    lengths: tuple[int, ...]  # in tokens, on the host, so that no code has to read them from the device
     starts: Tensor  # [documents + 1] int32
-    positions_T: Tensor  # of each token in its own document
-    blocks_Sl: Tensor  # the tokens of each complete compressed block, which lies in one document
+    positions_T: Tensor  # position of each token in its document
+    blocks_Sl: Tensor  # the tokens of each complete compressed block; a block never spans two documents
 
     @property
     def longest(self) -> int:
+        """Length of the longest document in tokens."""
         return max(self.lengths)
 
 
 def packed_layout(lengths: Sequence[int], block_len: int, block_stride: int, device: torch.device) -> PackedLayout:
-    """Documents of these lengths, each at least 1, behind each other."""
+    """Return the layout of consecutive documents with these lengths in tokens, each at least 1."""
     lengths_D = torch.tensor(lengths)
     starts = torch.nn.functional.pad(lengths_D.cumsum(0), (1, 0))
     positions_T = torch.arange(int(starts[-1])) - starts[:-1].repeat_interleave(lengths_D)
-    # A block begins every d tokens of its document, and lies in it whole.
+    # A compressed block starts every d tokens of a document and must fit into it completely.
     remaining_T = lengths_D.repeat_interleave(lengths_D) - positions_T
     first_S = ((positions_T % block_stride == 0) & (remaining_T >= block_len)).nonzero().flatten()
     return PackedLayout(
@@ -43,25 +46,28 @@ def packed_layout(lengths: Sequence[int], block_len: int, block_stride: int, dev
 
 
 def single_sequence_starts(tokens: int, device: torch.device) -> Tensor:
-    """The starts of one sequence that fills the row."""
+    """Return the starts [2] (int32) of a single sequence of `tokens` tokens that fills the row."""
     return torch.arange(2, dtype=torch.int32, device=device) * tokens
 
 
 def sequence_numbers(starts: Tensor, count: int) -> Tensor:
-    """The number of the sequence that each place [places] belongs to; an empty sequence has none."""
+    """Return the number of the sequence that each of the first `count` rows belongs to, [count].
+
+    `starts` may count tokens or blocks. Empty sequences own no row.
+    """
     position = torch.arange(count, device=starts.device, dtype=starts.dtype)
     return torch.searchsorted(starts[1:].contiguous(), position, right=True).clamp_max(starts.shape[0] - 2)
 
 
 def compressed_starts(starts: Tensor, block_len: int, block_stride: int) -> Tensor:
-    """The same for compressed blocks, of which a sequence has its complete ones."""
+    """Return the starts of each sequence in the row of compressed blocks, of which only complete ones exist."""
     lengths = starts.diff()
     counts = torch.div(lengths - block_len, block_stride, rounding_mode="floor") + 1
     return _cumulative_starts(torch.where(lengths < block_len, 0, counts), starts)
 
 
 def selection_starts(starts: Tensor, select_len: int) -> Tensor:
-    """The same for selection blocks, of which the last of a sequence may be short."""
+    """Return the starts of each sequence in the row of selection blocks; the last block of a sequence may be short."""
     return _cumulative_starts(torch.div(starts.diff() + select_len - 1, select_len, rounding_mode="floor"), starts)
 
 
@@ -72,7 +78,11 @@ def _cumulative_starts(counts: Tensor, starts: Tensor) -> Tensor:
 def apply_per_sequence(
     operation: Callable[..., tuple[Tensor, ...]], *packed_tensors: tuple[Tensor, Tensor]
 ) -> tuple[Any, ...]:
-    """The operation on each sequence's part of the tensors [1, *, rows, *], each with its own starts."""
+    """Apply `operation` to each sequence separately, and return its results concatenated along dimension 2.
+
+    `packed_tensors` are pairs of a tensor [1, *, rows, *] and the starts that split its rows. Reads the starts from the
+    device.
+    """
     parts = [tensor.split(starts.diff().tolist(), 2) for tensor, starts in packed_tensors]
     results = [operation(*sequence) for sequence in zip(*parts, strict=True) if sequence[0].shape[2]]
     return tuple(torch.cat(tensors, 2) for tensors in zip(*results, strict=True))

@@ -1,11 +1,12 @@
-"""The selected branch as a Python loop over tokens: the slow form, that others are measured against.
+"""The selected branch as a Python loop over tokens: a slow baseline for comparison.
 
-It is how the branch reads off the paper, and how a first implementation often looks: for each query its blocks are put
-together and attended to by operations of its own. The result is right. But autograd gets a score of nodes for each
-token and group in each layer, so that a step takes minutes where others take seconds, at full CPU and an idle GPU, and
-from outside looks like a hang. Nothing chooses it but its own name.
+Like the paper's formulas and many first implementations, it concatenates the blocks of each query and attends to them
+with separate operations. The result is correct, but autograd gets about twenty nodes per token, group and layer. A step
+then takes minutes instead of seconds, with a busy CPU and an idle GPU, and looks like a hang. It is used only for
+--impl per_token.
 
-Dimensions: B batch, H query heads, G groups, h heads of a group, T queries, D key width, E value width, n places.
+Dimensions: B batch, H query heads, G groups, h heads of a group, T queries, D key width, E value width, n selected
+blocks per query.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NAME = "per_token"
 
 
 class PerTokenLoop:
-    """What computes the selected branch, and no other: without log-sum-exp, which nothing asks of it."""
+    """The selected branch as a Python loop over tokens. It returns no log-sum-exp."""
 
     name = "per_token"
 
@@ -41,43 +42,49 @@ class PerTokenLoop:
 def per_token(
     q_BHTD: Tensor, k_BGTD: Tensor, v_BGTE: Tensor, indices_BGTn: Tensor, *, select_len: int, scale: float
 ) -> Tensor:
-    """Output [B, H, T, E]; a row of nothing but -1 gives 0. Work, memory and autograd nodes grow with T."""
+    """Return the output [B, H, T, E] of the selected branch. A query whose indices are all -1 gets 0.
+
+    Work, memory and the number of autograd nodes grow linearly with T.
+    """
     q_BGhTD = q_BHTD.unflatten(1, (k_BGTD.shape[1], -1))
-    # One node for all blocks: a slice of the whole for each query would fill a gradient as long as the whole.
+    # `split` is one autograd node for all blocks. A slice per query would allocate a full-length gradient per query.
     k_blocks, v_blocks = k_BGTD.split(select_len, 2), v_BGTE.split(select_len, 2)
     rows = [
         [
-            _row(q_BGhTD[b, g], [k[b, g] for k in k_blocks], [v[b, g] for v in v_blocks], chosen, select_len, scale)
-            for g, chosen in enumerate(of_sequence)
+            _row(q_BGhTD[b, g], [k[b, g] for k in k_blocks], [v[b, g] for v in v_blocks], indices_Tn, select_len, scale)
+            for g, indices_Tn in enumerate(indices_GTn)
         ]
-        for b, of_sequence in enumerate(indices_BGTn.tolist())
+        for b, indices_GTn in enumerate(indices_BGTn.tolist())
     ]
-    return torch.stack([torch.stack(list(of_groups)) for of_groups in rows]).flatten(1, 2)
+    return torch.stack([torch.stack(list(outputs_of_groups)) for outputs_of_groups in rows]).flatten(1, 2)
 
 
 def _row(
     q_hTD: Tensor,
     k_blocks: Sequence[Tensor],
     v_blocks: Sequence[Tensor],
-    chosen: Sequence[Sequence[int]],
+    indices_Tn: Sequence[Sequence[int]],
     select_len: int,
     scale: float,
 ) -> Tensor:
-    """Output [h, T, E] of one group of one sequence."""
-    if not chosen:  # no token: nothing to stack, and yet connected to the graph
+    """Return the output [h, T, E] of one group of one sequence."""
+    if not indices_Tn:  # no token: return an empty output that is still connected to the graph
         return q_hTD @ k_blocks[0].t() @ v_blocks[0]
     outputs = []
-    for token, places in enumerate(chosen):
-        seen = list(_seen(places, token, select_len))
-        keys = torch.cat([k_blocks[block][:length] for block, length in seen])
-        values = torch.cat([v_blocks[block][:length] for block, length in seen])
+    for token, slots in enumerate(indices_Tn):
+        lengths_by_block = list(_visible_lengths(slots, token, select_len))
+        keys = torch.cat([k_blocks[block][:length] for block, length in lengths_by_block])
+        values = torch.cat([v_blocks[block][:length] for block, length in lengths_by_block])
         weights = torch.softmax(q_hTD[:, token] @ keys.t() * scale, -1)
         outputs.append(weights @ values)
     return torch.stack(outputs, 1)
 
 
-def _seen(places: Sequence[int], token: int, select_len: int) -> Iterator[tuple[int, int]]:
-    """Each block with how many of its keys are not after the token; of a query that sees nothing no key of one."""
-    blocks = sorted({block for block in places if 0 <= block * select_len <= token})
+def _visible_lengths(slots: Sequence[int], token: int, select_len: int) -> Iterator[tuple[int, int]]:
+    """Yield each selected block with the number of its keys up to `token`.
+
+    If no block is selected, yield block 0 with 0 keys.
+    """
+    blocks = sorted({block for block in slots if 0 <= block * select_len <= token})
     for block in blocks or (0,):
         yield block, min(select_len, token + 1 - block * select_len) if blocks else 0

@@ -1,9 +1,8 @@
-"""Rotary positions on a CPU: each vector is read once and written once, in tiles that stay in the cache.
+"""Rotary embeddings on a CPU, in tiles that fit into the CPU cache: each vector is read once and written once.
 
-As products of whole tensors, which is what `rotate` (attention.py) is elsewhere, each of six intermediates of the
-size of the queries would go through memory.
+The products of whole tensors in `attention.rotate` would write six intermediates of the size of the queries to memory.
 
-Dimensions: B batch, H heads, T tokens, D width, p pairs.
+Dimensions: B batch, H heads, T tokens, D width, p pairs of dimensions (D/2).
 """
 
 from __future__ import annotations
@@ -17,20 +16,24 @@ from torch import Tensor
 from . import NAMESPACE
 from .cpu_threads import run_in_threads, split_work
 
-# Of one tile.
+# Number of elements of one tile.
 TILE_ELEMENTS = 1 << 16
 
 
 def is_eager_on_cpu(x_BHTD: Tensor) -> bool:
-    """Compiled code fuses the products itself.
+    """Whether `x` is on a CPU and torch.compile is not tracing, so that tiles are faster than whole tensors.
 
-    Nothing else decides: a graph has as many nodes for few tokens as for many, and a pass without one says the same.
+    Compiled code fuses the products on its own. Size and gradient mode do not matter, so that the graph has the same
+    nodes for any number of tokens and the result is the same with and without a graph.
     """
     return x_BHTD.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def rotate_by_tiles(x_BHTD: Tensor, cos_sin_2Tp: Tensor) -> Tensor:
-    """[B, H, T, D], contiguous. Its gradient lies in memory as [B, T, H, D], which is how a projection reads it."""
+    """Return `x` with rotary embeddings applied, [B, H, T, D], contiguous.
+
+    The gradient of `x` has the memory layout [B, T, H, D], in which the backward pass of a projection reads it.
+    """
     rotated_BHTD: Tensor = _rotate(x_BHTD, cos_sin_2Tp, 1.0, False)
     return rotated_BHTD
 
@@ -52,7 +55,7 @@ def _rotate(x_BHTD: Tensor, cos_sin_2Tp: Tensor, sign: float, by_token: bool) ->
 
 
 def _rotate_tile(x_BHTD: Tensor, cosine_Tp: Tensor, sine_Tp: Tensor, sign: float, out_BHTD: Tensor) -> None:
-    """The two halves as pairs."""
+    """Rotate the pairs (i, i + D/2) of a tile, and write them to `out_BHTD`."""
     (first, second), (out_first, out_second) = x_BHTD.chunk(2, -1), out_BHTD.chunk(2, -1)
     torch.mul(first, cosine_Tp, out=out_first).addcmul_(second, sine_Tp, value=-sign)
     torch.mul(second, cosine_Tp, out=out_second).addcmul_(first, sine_Tp, value=sign)
@@ -77,7 +80,7 @@ def _save_context(ctx: Any, inputs: tuple[Any, ...], **_output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad_BHTD: Tensor) -> tuple[Tensor, None, None, None]:
-    """The inverse of a rotation is its transpose: the same, turned back."""
+    """Return the gradient of `x`: the upstream gradient rotated by the negative angles."""
     (cos_sin_2Tp,) = ctx.saved_tensors
     return _rotate(grad_BHTD, cos_sin_2Tp, -ctx.sign, True), None, None, None
 

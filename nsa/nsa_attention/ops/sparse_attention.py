@@ -1,6 +1,6 @@
-"""The whole operation on projected tensors: three branches and their gates, for a layer of one's own.
+"""`sparse_attention`: native sparse attention on projected tensors, for use in your own layer.
 
-Dimensions: B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width.
+Dimensions: c branches, B batch, H query heads, G groups, T tokens, S compressed blocks, D key width, E value width.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from .selection import Selection
 
 @dataclass(frozen=True, kw_only=True)
 class KeysAndValues:
-    """A pair for each branch (paper, 3.3.3): [B, G, S, D] and [B, G, S, E], or T in place of S."""
+    """Keys and values of each branch, as pairs of tensors (NSA paper, section 3.3.3).
+
+    The compressed branch has keys [B, G, S, D] and values [B, G, S, E]; the others [B, G, T, D] and [B, G, T, E].
+    """
 
     compressed: tuple[Tensor, Tensor]
     selected: tuple[Tensor, Tensor]
@@ -35,18 +38,21 @@ def sparse_attention(
     implementation: Implementation = Implementation.AUTO,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Output [B, T, H, E] of native sparse attention (paper, eq. 5), gates in the order compressed, selected, sliding.
+    """Return the output [B, T, H, E] of native sparse attention (arXiv 2502.11089, eq. 5).
 
-    Queries and keys are rotated already; their strides may be any. Gates may be of another float dtype: the output has
-    that of the branches. With `cu_seqlens`, int32 [sequences + 1] and a batch of one, sequences follow each other in
-    the row and do not see each other; their complete compressed blocks follow each other in the same way. Raises
-    ValueError for what does not fit together, all of it at once, and MissingImplementationError for what cannot run
-    here.
+    Queries and keys must already have rotary embeddings; tensors may have any strides. Gates are in the order
+    compressed, selected, sliding and may have another float dtype; the output has the dtype of the branches.
+
+    `cu_seqlens` (int32 [sequences + 1], batch 1) packs several sequences into the row. They do not attend to each
+    other, and their complete compressed blocks are concatenated in the same order.
+
+    Raises ValueError that lists every invalid argument, and MissingImplementationError if `implementation` cannot run
+    on these tensors. Memory grows linearly with T (quadratically with DENSE); compressed scores take T * S products.
     """
     pairs = (branches.compressed, branches.selected, branches.sliding)
     starts = validate_inputs(q_BHTD, pairs, gates_cBHT, selection, window, cu_seqlens)
     places, select_len, scale = selection.select_count, selection.select_len, selection.scale
-    # All three before any of them computes: what was asked for and cannot be is said at once.
+    # Choose all three before computing anything, so that a missing implementation is an error at once.
     backend, around = implementation_for(implementation, q_BHTD, *branches.compressed)
     reader, reads = implementation_for_selected(implementation, q_BHTD, *branches.selected, places, select_len)
     slider, slides = implementation_for_sliding(implementation, q_BHTD, *branches.sliding)
@@ -65,7 +71,10 @@ def sparse_attention(
 
 
 def _empty_output(q_BHTD: Tensor, pairs: tuple[tuple[Tensor, Tensor], ...], gates_cBHT: Tensor) -> Tensor:
-    """[B, T, H, E] without an element, and connected to the graph: every input gets a gradient without an element."""
+    """Return an output [B, T, H, E] without elements that is connected to the graph.
+
+    Every input therefore gets a gradient, which has no elements either.
+    """
     batch, heads, tokens, _ = q_BHTD.shape
     nothing = torch.stack([tensor.sum().to(q_BHTD.dtype) for pair in ((q_BHTD, gates_cBHT), *pairs) for tensor in pair])
     return nothing.sum().expand(batch, tokens, heads, pairs[1][1].shape[3])

@@ -1,7 +1,7 @@
-"""What is computed once and kept: for one sequence by its numbers, for packed ones as long as their starts live.
+"""Cache of small tables that all layers of a model need in each pass, such as the keys that each query attends to.
 
-The layers of a model ask for the same small tables in each pass, and below some thousand tokens it is the host that a
-pass waits for.
+Below a few thousand tokens the host limits the speed of a pass, so tables are not computed again. Tables for single
+sequences are cached by their arguments; tables for packed sequences as long as their `starts` tensor is alive.
 """
 
 from __future__ import annotations
@@ -17,37 +17,38 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 Table = TypeVar("Table")
 
-MAX_ENTRIES = 64  # lengths and patterns of one sequence: a table is four numbers a token
+MAX_ENTRIES = 64  # tables cached by arguments; a table has about four numbers per token
 _MISSING: Any = object()
 _by_arguments: OrderedDict[Hashable, Any] = OrderedDict()
-_by_starts = WeakIdKeyDictionary()  # tensor -> (its version, {numbers: what was computed})
+_by_starts = WeakIdKeyDictionary()  # starts tensor -> (its version, {key: table})
 
 
 def cached_table(
     starts: Tensor | None, device: torch.device, arguments: Hashable, compute: Callable[[], Table]
 ) -> Table:
-    """What `compute` gave for these starts, unchanged since, and these numbers; it waits for no device.
+    """Return the cached result of `compute` for `starts` and `arguments`, or compute it now.
 
-    The numbers begin with a name of what is computed. A compiler, and a CUDA graph that is being captured, compute it
-    anew: what they compute has its values only when they run.
+    `arguments` starts with the name of the table. `starts` are those of packed sequences, or None; if they were changed
+    in place, the table is computed again. Nothing is cached while torch.compile traces or a CUDA graph is captured,
+    because results have no values yet. Never waits for the device.
     """
     if not _may_cache(starts, device):
         return compute()
     key = (arguments, device, _stream(device), torch.is_inference_mode_enabled())
     if starts is not None:
         return _table_for_starts(starts, key, compute)
-    # One step: the backward pass runs in a thread of its own.
+    # pop is atomic; the backward pass runs in another thread.
     table: Table = _by_arguments.pop(key, _MISSING)
     if table is _MISSING:
         table = compute()
-    _by_arguments[key] = table  # the newest last
+    _by_arguments[key] = table  # the latest entry comes last
     if len(_by_arguments) > MAX_ENTRIES:
         _by_arguments.popitem(last=False)
     return table
 
 
 def clear_cache() -> None:
-    """As in a new process."""
+    """Remove all tables from the cache."""
     _by_arguments.clear()
     _by_starts.clear()
 
@@ -67,10 +68,10 @@ def _may_cache(starts: Tensor | None, device: torch.device) -> bool:
         return False
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return False
-    # A tensor of inference mode has no version, and one of another type may have no values.
+    # Inference tensors have no version counter, and tensor subclasses may have no values.
     return starts is None or (type(starts) is Tensor and not starts.is_inference())
 
 
 def _stream(device: torch.device) -> int:
-    """Another stream would have to wait for what this one computes."""
+    """Return the current CUDA stream as part of the cache key: another stream would have to wait for the table."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0

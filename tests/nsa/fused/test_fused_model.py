@@ -201,7 +201,7 @@ class TestTheWarmUp:
         assert all(parameter.grad is None for parameter in fused.parameters())
         assert not any(module.runs for module in fused.modules() if hasattr(module, "runs"))
         assert torch.equal(state, torch.random.get_rng_state())
-        assert said.startswith("warm-up: one layer forward and backward, 0 tile sizes settled, ")
+        assert said.startswith("warm-up: one layer forward and backward, 0 tile sizes determined, ")
         assert not (tmp_path / "tuning.json").exists()  # in the interpreter nothing is measured
 
     def test_keeps_what_was_measured_or_says_why_not(

@@ -73,9 +73,9 @@ class Producer(StrEnum):
     """The source that names the cause of a run."""
 
     RULE = "a rule of the diagnosis"
-    EXPECTATION = "a number that the scenario announced"
-    NEEDS = "what the scenario needs and the machine lacks"
-    ATTEMPTS = "several attempts compared"
+    EXPECTATION = "a number that the scenario expects"
+    NEEDS = "a need of the scenario that the machine lacks"
+    ATTEMPTS = "a comparison of several attempts"
 
 
 class ShownBy(StrEnum):
@@ -270,7 +270,7 @@ class Cause(StrEnum):
     NATIVE_BUSY_LOOP = replace(_HANG, code="native_busy_loop", kinds=(_LIVELOCK,), certain_by=(_E.SAMPLES,),
         shown_by=programs("thread_spin_lock"))
     RANK_ABSENT = replace(_HANG, code="rank_absent", kinds=(_DEADLOCK,), second_run=None,
-        shown_by=by_test("tests/core/test_aftermath.py", "of a job that nobody watched; a run of ours says more"))
+        shown_by=by_test("tests/core/test_aftermath.py", "needs a job that was not watched"))
     SLOW = replace(_FAILURE, code="slow", severity=Severity.WARNING, unfailed=Severity.WARNING,
         certain_by=(_E.SAMPLES,), second_run=None, enters_tree=_NEVER, criteria="limits.",
         shown_by=programs("forward_slow_loop"))
@@ -299,20 +299,20 @@ class Cause(StrEnum):
     FIND_UNUSED_NEEDLESS = replace(_SILENT, code="find_unused_needless", unfailed=Severity.INFO,
         shown_by=programs("ddp_find_unused_needless"))
     GRADIENT_ORDER_DIFFERS = replace(_SILENT, code="gradient_order_differs", unfailed=Severity.INFO,
-        certain_by=(_E.RECORD,), shown_by=by_evidence("only the traces of this project's model tell the order"))
+        certain_by=(_E.RECORD,), shown_by=by_evidence("only the traces of nsa.train show the order"))
     EXCEPTION = replace(_FAILURE, code="exception", certain_by=(_E.RAISED,),
         certain_unless=(Caveat.ENDED_IN_A_COLLECTIVE,), second_run=(SecondRun.ANOMALY,), enters_tree=_ALWAYS,
         shown_by=programs("backward_hook_raises", "backward_twice"))
     HOST_OOM = replace(_FAILURE, code="host_oom", certain_by=(_E.RAISED, _E.KERNEL), enters_tree=_NEVER,
         signatures=(_NO_MEMORY,), shown_by=programs("exit_memory_error", "exit_tensor_too_large"))
     CUDA_OOM = replace(_FAILURE, code="cuda_oom", certain_by=(_E.RAISED,), enters_tree=_NEVER,
-        signatures=(_NO_GPU_MEMORY,), shown_by=by_evidence("memory of a GPU"))
+        signatures=(_NO_GPU_MEMORY,), shown_by=by_evidence("needs a GPU"))
     CUDA_ASSERT = replace(_FAILURE, code="cuda_assert", second_run=(SecondRun.LAUNCH_BLOCKING,),
-        signatures=(_GPU_ASSERT,), shown_by=by_evidence("a kernel's assertion takes a GPU"))
+        signatures=(_GPU_ASSERT,), shown_by=by_evidence("needs a GPU kernel"))
     INFRA = replace(_FAILURE, code="infra", enters_tree=_NEVER, shown_by=programs("io_disk_full", "io_file_too_large"))
     DISK_FULL = replace(_HANG, code="disk_full", verdicts=(Status.FAIL, Status.ERROR), blames=False,
         certain_by=(_E.FACT,), enters_tree=_NEVER,
-        shown_by=by_test("tests/core/test_resources.py", "no program of a test may fill a disk that others use"))
+        shown_by=by_test("tests/core/test_resources.py", "a test program must not fill a shared disk"))
     EARLY_EXIT = replace(_FAILURE, code="early_exit", certain_by=(_E.KERNEL,),
         certain_unless=(Caveat.ENDED_AS_IF_DONE,), shown_by=programs("exit_os_exit_zero", "exit_zero_early"))
     BAD_EXIT = replace(_FAILURE, code="bad_exit", certain_by=(_E.ENDED,), enters_tree=_ALWAYS,
@@ -324,11 +324,11 @@ class Cause(StrEnum):
     ABORTED = replace(_FAILURE, code="aborted", certain_by=(_E.ENDED,), certain_unless=(Caveat.ENDED_IN_A_COLLECTIVE,),
         enters_tree=_ALWAYS, shown_by=programs("signal_abort"))
     UNKNOWN = replace(_HANG, code="unknown", verdicts=_FAIL_OR_HANG, kinds=(_DEADLOCK, _STARVED), enters_tree=_ALWAYS,
-        shown_by=by_evidence("a program that no rule explains would be a rule that is missing"))
+        shown_by=by_evidence("such a program would show that a rule is missing"))
     EXPECTATION_MISSED = replace(_FAILURE, code="expectation_missed", severity=Severity.WARNING,
         unfailed=Severity.WARNING, certain_by=(_E.FACT,), second_run=None, producer=Producer.EXPECTATION,
         enters_tree=_NEVER, criteria="expect.",
-        shown_by=by_test("tests/core/test_expectation.py", "a scenario announces the number, and the corpus has none"))
+        shown_by=by_test("tests/core/test_expectation.py", "the number comes from a scenario; test programs have none"))
     FLAKY = replace(_FAILURE, code="flaky", severity=Severity.WARNING, unfailed=Severity.WARNING, second_run=None,
         producer=Producer.ATTEMPTS, enters_tree=_NEVER,
         shown_by=programs("flaky_exit_second_attempt", "flaky_hang_second_attempt"))
@@ -348,38 +348,38 @@ class Cause(StrEnum):
         shown_by=programs("silent_leak_cache", "silent_leak_graphs"))
     INPUT_BOUND = replace(_SILENT, code="input_bound", shown_by=programs("silent_input_bound"))
     GATE_COLLAPSE = replace(_SILENT, code="gate_collapse",
-        shown_by=by_evidence("only the model of this project has gates"))
+        shown_by=by_evidence("only the model of nsa.train has gates"))
     PER_TOKEN_NODES = replace(_SILENT, code="per_token_nodes", certain_by=(_E.FACT,), reason_of="slow",
         shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train counts the nodes of its graph"))
     QUADRATIC_COST = replace(_SILENT, code="quadratic_cost", certain_by=(_E.FACT,),
-        shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train tells what its graph keeps"))
+        shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train reports the memory of its graph"))
     MEMORY_EXCESS = replace(_SILENT, code="memory_excess", certain_by=(_E.FACT,),
-        shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train tells what its shape needs"))
+        shown_by=by_test("tests/end_to_end/test_step_costs.py", "only nsa.train reports what its shape needs"))
     IDLE_DEVICE = replace(_SILENT, code="idle_device",
-        shown_by=by_test("tests/core/test_resources.py", "two GPUs were never at hand: recorded values alone"))
+        shown_by=by_test("tests/core/test_resources.py", "needs two GPUs; tested with recorded values"))
     DIRTY_EXIT = replace(_SILENT, code="dirty_exit", certain_by=(_E.ENDED,),
         shown_by=programs("silent_dirty_atexit", "silent_dirty_shared_memory"))
     ORPHAN_PROCESS = replace(_SILENT, code="orphan_process", certain_by=(_E.FACT,),
         shown_by=programs("proc_orphan_left"))
     DEEPENED = replace(_SILENT, code="deepened", severity=Severity.INFO, unfailed=Severity.INFO,
         certain_by=(_E.RECORD,), producer=Producer.ATTEMPTS,
-        shown_by=by_test("tests/core/test_deepening.py", "a second run with one change"))
+        shown_by=by_test("tests/core/test_deepening.py", "needs a second run with one change"))
     SAME_PLACE = replace(_SILENT, code="same_place", severity=Severity.INFO, unfailed=Severity.INFO,
         certain_by=(_E.RECORD,), producer=Producer.ATTEMPTS,
-        shown_by=by_test("tests/core/test_same_place.py", "several attempts of one launch"))
+        shown_by=by_test("tests/core/test_same_place.py", "needs several attempts of one launch"))
     MISSING_NEED = replace(_ROW, code="missing_need", verdicts=(Status.SKIP,), certain_by=(_E.FACT,),
         producer=Producer.NEEDS, enters_tree=_NEVER,
-        shown_by=by_test("tests/core/test_outcome.py", "a machine that lacks something"))
+        shown_by=by_test("tests/core/test_outcome.py", "needs a machine that lacks something"))
     INTERRUPTED = replace(_UNJUDGED, code="interrupted", blames=False, second_run=None,
         shown_by=by_evidence("Ctrl-C comes from outside the program"))
-    STILL_RUNNING = replace(_UNJUDGED, code=STILL_RUNNING, shown_by=by_evidence("a job that is only looked at"))
-    SUSPECTED = replace(_UNJUDGED, code=SUSPECTED, shown_by=by_evidence("a job that is only looked at"))
+    STILL_RUNNING = replace(_UNJUDGED, code=STILL_RUNNING, shown_by=by_evidence("needs a job that is only inspected"))
+    SUSPECTED = replace(_UNJUDGED, code=SUSPECTED, shown_by=by_evidence("needs a job that is only inspected"))
     INCONCLUSIVE = replace(_UNJUDGED, code=INCONCLUSIVE, blames=False, second_run=None,
-        shown_by=by_test("tests/core/test_aftermath.py", "of a job that nobody watched, with too few files"))
+        shown_by=by_test("tests/core/test_aftermath.py", "needs the incomplete files of a job that was not watched"))
     RETRACTED_HANG = replace(_SILENT, code="retracted_hang", unfailed=Severity.INFO, certain_by=(_E.FACT,),
-        shown_by=by_evidence("what is observed and moves again after its proof"))
+        shown_by=by_evidence("needs a watched job that continues after its proof"))
     HARNESS_ERROR = replace(_UNJUDGED, code="harness_error", severity=Severity.WARNING, unfailed=Severity.WARNING,
-        blames=False, shown_by=by_evidence("a defect of the harness itself"))
+        blames=False, shown_by=by_evidence("needs a defect of nsa-harness itself"))
     # fmt: on
 
 

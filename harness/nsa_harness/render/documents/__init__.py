@@ -1,1 +1,1 @@
-"""Reports as files."""
+"""The documents of a run: JSON, Markdown, HTML, JUnit, SARIF and a trace."""

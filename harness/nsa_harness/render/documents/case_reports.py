@@ -1,6 +1,7 @@
 """junit.xml: the outcomes as test cases, for CI servers and dashboards.
 
-A test case fails if the exit code does: an expected HANG is not a failure, and an unexpected PASS is one.
+A test case fails if its run makes the exit code 1. An expected HANG is therefore not a failure, but an unexpected PASS
+is.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nsa_harness.texts.words import meaning
 
 
 def junit_xml(report: Report) -> str:
-    """Return a suite with a case for each outcome that counts; a case's output lists the earlier attempts."""
+    """Return one test suite with a case per outcome that counts. The output of a case lists the earlier attempts."""
     report = escaped(report)
     suite = ElementTree.Element("testsuite", _attributes(report))
     _properties(suite, run_id=report.run_id, command=report.command, machine=words.machine_line(report.machine))
@@ -32,14 +33,14 @@ def junit_xml(report: Report) -> str:
 
 
 def _attributes(report: Report) -> dict[str, str]:
-    marks = Counter(_mark(outcome) for outcome in report.outcomes if outcome.final)
+    results = Counter(_result_element(outcome) for outcome in report.outcomes if outcome.final)
     return {
         "name": "nsa-harness",
         "hostname": report.machine.host,
-        "tests": str(marks.total()),
-        "failures": str(marks["failure"]),
-        "errors": str(marks["error"]),
-        "skipped": str(marks["skipped"]),
+        "tests": str(results.total()),
+        "failures": str(results["failure"]),
+        "errors": str(results["error"]),
+        "skipped": str(results["skipped"]),
         "time": f"{sum(outcome.timing.wall_s for outcome in report.outcomes):.3f}",
     }
 
@@ -51,22 +52,25 @@ def _case(report: Report, outcome: Outcome, *, unique: bool) -> ElementTree.Elem
     _properties(
         case, verdict=outcome.verdict.status.value, spec_hash=outcome.spec.spec_hash, attempts=str(len(attempts))
     )
-    mark = _mark(outcome)
-    if mark is not None:
+    result = _result_element(outcome)
+    if result is not None:
         kind = f"{outcome.verdict.status.value} {words.headline_tag(outcome) or 'not expected'}"
-        element = ElementTree.SubElement(case, mark, message=outcome.verdict.summary, type=kind)
-        element.text = "\n".join(_explanation(outcome)) if mark != "skipped" else None
+        element = ElementTree.SubElement(case, result, message=outcome.verdict.summary, type=kind)
+        element.text = "\n".join(_explanation(outcome)) if result != "skipped" else None
     ElementTree.SubElement(case, "system-out").text = "\n".join(_output(outcome, attempts))
     return case
 
 
 def _name(outcome: Outcome, *, unique: bool) -> str:
-    """Return the name of a case. CI servers follow a test by its name, so it has the attempt only if needed."""
+    """Return the name of a case. CI servers track a test by its name, so the attempt is added only if needed.
+
+    `unique`: whether no other outcome that counts belongs to the same scenario.
+    """
     return outcome.spec.scenario if unique else f"{outcome.spec.scenario}~{outcome.attempt}"
 
 
-def _mark(outcome: Outcome) -> str | None:
-    """Return the element that marks how a case ended; None for a case that is in order."""
+def _result_element(outcome: Outcome) -> str | None:
+    """Return the XML element for a case that did not pass: "error", "skipped" or "failure". None: it passed."""
     status = outcome.verdict.status
     if status is Status.ERROR:
         return "error"
@@ -76,7 +80,7 @@ def _mark(outcome: Outcome) -> str | None:
 
 
 def _explanation(outcome: Outcome) -> Iterator[str]:
-    """Yield the answer in the order of every other document."""
+    """Yield the lines of the answer, in the same order as in every other document."""
     yield answer.title(outcome)
     yield answer.sentence(outcome.verdict.summary)
     place, cause = outcome.culprit.place if outcome.culprit else None, answer.cause_of(outcome)
@@ -87,13 +91,13 @@ def _explanation(outcome: Outcome) -> Iterator[str]:
         yield from answer.stack_lines(stack)
     if cause:
         yield f"do: {cause.advice}"
-        yield from (f"left open: {text}" for text in cause.left_open)
+        yield from (f"open question: {text}" for text in cause.left_open)
     yield meaning(outcome)
     if outcome.culprit:
         yield words.culprit_line(outcome)
     if outcome.why:
         yield f"why a hang: {outcome.why}"
-    for finding in answer.others(outcome):
+    for finding in answer.other_findings(outcome):
         yield f"also {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
         yield f"do: {finding.advice}"
     if outcome.repeat:
@@ -105,8 +109,8 @@ def _output(outcome: Outcome, attempts: list[Outcome]) -> Iterator[str]:
     yield from words.remarks(outcome)
     for other in attempts if len(attempts) > 1 else ():
         tag = f" {other.verdict.kind.value}" if other.verdict.kind else ""
-        counted = "" if other.final else " (superseded)"
-        yield f"attempt {other.attempt}{counted}: {other.verdict.status.value}{tag}: {other.verdict.summary}"
+        remark = "" if other.final else " (superseded)"
+        yield f"attempt {other.attempt}{remark}: {other.verdict.status.value}{tag}: {other.verdict.summary}"
     yield f"directory: {outcome.dir}"
     yield from (f"proof: {path}" for finding in outcome.findings for path in finding.proof)
     yield from (f"not captured: {words.trouble(item)}" for item in outcome.trouble)

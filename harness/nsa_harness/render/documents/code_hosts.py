@@ -1,4 +1,4 @@
-"""Findings at lines of the source, for code hosts: SARIF, and the annotations of GitHub."""
+"""Findings for code hosts: SARIF, and annotations of source lines on GitHub."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from nsa_harness.render.text import escaped
 from nsa_harness.texts import words
 from nsa_harness.texts.causes import text_of
 
-MOST = 10  # of a step, that GitHub shows
+MOST = 10  # annotations that GitHub shows per workflow step
 _DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"})
 
 
 def github_annotations(report: Report, workspace: str) -> Iterator[str]:
-    """Yield `::error file=,line=::` for each outcome that was not expected, worst first.
+    """Yield one workflow command (`::error file=…,line=…::…`) per unexpected outcome, worst first.
 
-    `workspace`: the checkout. Files below it get relative names.
+    `workspace`: the directory of the checkout. Files in it get relative names.
     """
     bad = [outcome for outcome in escaped(report).outcomes if outcome.final and not outcome.expected]
     for outcome in sorted(bad, key=words.worst_first)[:MOST]:
@@ -44,7 +44,7 @@ def _place(outcome: Outcome, workspace: str) -> dict[str, str]:
 
 
 def _below(file: str, root: str) -> str | None:
-    """Return the path relative to the root, or None if it is not below the root."""
+    """Return the path relative to `root`, or None if it is not inside `root`."""
     path = PurePosixPath(file)
     return str(path.relative_to(root)) if root and path.is_relative_to(root) else None
 
@@ -54,26 +54,29 @@ def _below(file: str, root: str) -> str | None:
 _SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _ROOT = "SRCROOT"
 _LEVELS = {Severity.CRITICAL: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
-_PRINT = "nsaHarnessFinding/v1"
+_FINGERPRINT = "nsaHarnessFinding/v1"
 _Json = dict[str, Any]
 
 
 def sarif(report: Report, checkout: str = "") -> str:
-    """Return a result for each finding of an outcome that counts. Files below `checkout` get relative names."""
+    """Return a SARIF log with one result per finding of each outcome that counts.
+
+    `checkout`: the directory of the repository, or "". Files in it get relative names.
+    """
     report = escaped(report)
     findings = [(outcome, finding) for outcome in report.outcomes if outcome.final for finding in _findings(outcome)]
     codes = list(dict.fromkeys(finding.code for _, finding in findings))
     driver = {"name": "nsa-harness", "version": report.harness, "rules": [_rule(code) for code in codes]}
     run: _Json = {
         "tool": {"driver": driver},
-        # To GitHub, the part before the last slash names a series of analyses.
+        # GitHub treats the part before the last slash as the name of a series of analyses.
         "automationDetails": {"id": f"nsa-harness/{report.run_id}"},
         "invocations": [
             {
                 "commandLine": report.command,
                 "exitCode": exit_code(report),
                 "executionSuccessful": not report.interrupted,
-                "toolExecutionNotifications": [_notification(outcome) for outcome in _unjudged(report)],
+                "toolExecutionNotifications": [_notification(outcome) for outcome in _errors(report)],
             }
         ],
         "results": [_result(outcome, finding, codes.index(finding.code), checkout) for outcome, finding in findings],
@@ -84,7 +87,7 @@ def sarif(report: Report, checkout: str = "") -> str:
 
 
 def _findings(outcome: Outcome) -> Iterator[Finding]:
-    """Yield the findings of the report. If no finding explains the failure, yield the verdict as a finding first."""
+    """Yield the findings of the outcome. If none of them explains a failure, yield the verdict as a finding first."""
     verdict = outcome.verdict
     if verdict.status in (Status.HANG, Status.FAIL) and answer.cause_of(outcome) is None:
         yield Finding(
@@ -99,8 +102,8 @@ def _findings(outcome: Outcome) -> Iterator[Finding]:
     yield from outcome.findings
 
 
-def _unjudged(report: Report) -> Iterator[Outcome]:
-    """Yield the outcomes that are ERROR: they say nothing about the program, so they are not results."""
+def _errors(report: Report) -> Iterator[Outcome]:
+    """Yield the outcomes with the verdict ERROR. They are notifications, because they are not about the program."""
     yield from (outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is Status.ERROR)
 
 
@@ -127,20 +130,20 @@ def _rule(code: str) -> _Json:
 
 
 def _result(outcome: Outcome, finding: Finding, rule: int, checkout: str) -> _Json:
-    causes_it = finding.code == outcome.verdict.cause
-    stacks = outcome.stacks if causes_it else ()
+    is_cause = finding.code == outcome.verdict.cause
+    stacks = outcome.stacks if is_cause else ()
     place = _look_at(outcome, finding, stacks)
-    related = [one for one in _innermost(stacks, checkout) if place is None or one["place"] != place]
+    others = [frame for frame in _innermost(stacks, checkout) if place is None or frame["place"] != place]
     result: _Json = {
         "ruleId": finding.code,
         "ruleIndex": rule,
-        # A failure that its scenario plants is no error of the code that is checked.
-        "level": _LEVELS[Severity.INFO if causes_it and outcome.expected else severity(finding, outcome)],
-        "message": {"text": _message(outcome, finding, causes_it=causes_it)},
+        # A failure that the scenario expects is not an error in the code.
+        "level": _LEVELS[Severity.INFO if is_cause and outcome.expected else severity(finding, outcome)],
+        "message": {"text": _message(outcome, finding, is_cause=is_cause)},
         "locations": [_location(place, checkout)] if place else [],
-        "relatedLocations": [{"id": number, **one["location"]} for number, one in enumerate(related, 1)],
+        "relatedLocations": [{"id": number, **frame["location"]} for number, frame in enumerate(others, 1)],
         "stacks": [_stack(stack, checkout) for stack in stacks],
-        "partialFingerprints": {_PRINT: _fingerprint(outcome, finding, place, checkout)},
+        "partialFingerprints": {_FINGERPRINT: _fingerprint(outcome, finding, place, checkout)},
         "properties": {
             "scenario": outcome.spec.scenario,
             "attempt": outcome.attempt,
@@ -157,21 +160,21 @@ def _result(outcome: Outcome, finding: Finding, rule: int, checkout: str) -> _Js
 
 
 def _look_at(outcome: Outcome, finding: Finding, stacks: Sequence[CallStack]) -> Place | None:
-    """Return the line to change, or the culprit's line: a code host shows only results with a line."""
+    """Return the line to change, or else the culprit's innermost line. Code hosts show only results with a line."""
     culprit = outcome.culprit.place if outcome.culprit and finding.code == outcome.verdict.cause else None
     places = (culprit, finding.place, *(stack.frames[0] for stack in stacks))
     return next((place for place in places if place is not None and place.file), None)
 
 
-def _message(outcome: Outcome, finding: Finding, *, causes_it: bool) -> str:
-    sentences = [answer.sentence(outcome.verdict.summary)] if causes_it else []
-    sentences += [answer.sentence(finding.claim)] if finding.claim != outcome.verdict.summary or not causes_it else []
+def _message(outcome: Outcome, finding: Finding, *, is_cause: bool) -> str:
+    sentences = [answer.sentence(outcome.verdict.summary)] if is_cause else []
+    sentences += [answer.sentence(finding.claim)] if finding.claim != outcome.verdict.summary or not is_cause else []
     sentences += [answer.sentence(finding.advice)] if finding.advice else []
     return f"{outcome.verdict.status.value} {outcome.spec.scenario}: {' '.join(sentences)}"
 
 
 def _innermost(stacks: Sequence[CallStack], checkout: str) -> list[_Json]:
-    """Return the innermost line of each stack."""
+    """Return the innermost frame of each stack, as a place and as a SARIF location."""
     return [
         {"place": stack.frames[0], "location": _location(stack.frames[0], checkout, answer.stack_owner(stack))}
         for stack in stacks
@@ -184,11 +187,11 @@ def _location(place: Place, checkout: str, message: str = "") -> _Json:
     if place.line:
         physical["region"] = {"startLine": place.line}
         lines = len(place.text.splitlines()) if place.text else 0
-        if place.text and 0 < lines <= place.line:  # the statement and the lines above it that contain it
+        if place.text and 0 < lines <= place.line:  # the statement, after the lines that contain it, such as an `if`
             around = {"startLine": place.line - lines + 1, "endLine": place.line}
             physical["contextRegion"] = {**around, "snippet": {"text": place.text}}
-    named = (("function", place.function), ("module", place.module), ("member", place.parameter))
-    logical = [{"fullyQualifiedName": name, "kind": kind} for kind, name in named if name]
+    names = (("function", place.function), ("module", place.module), ("member", place.parameter))
+    logical = [{"fullyQualifiedName": name, "kind": kind} for kind, name in names if name]
     return {
         "physicalLocation": physical,
         **({"logicalLocations": logical} if logical else {}),
@@ -209,14 +212,14 @@ def _stack(stack: CallStack, checkout: str) -> _Json:
 
 
 def _thread_flow(stack: CallStack, checkout: str) -> _Json:
-    """Return the frames of the stack, outermost first."""
+    """Return the frames of the stack as a SARIF thread flow, outermost first."""
     steps = [{"location": _location(frame, checkout)} for frame in reversed(stack.frames) if frame.file]
     owner = answer.stack_owner(stack)
-    return {"id": owner, "message": {"text": f"how {owner} came there"}, "locations": steps}
+    return {"id": owner, "message": {"text": f"how {owner} got there"}, "locations": steps}
 
 
 def _fingerprint(outcome: Outcome, finding: Finding, place: Place | None, checkout: str) -> str:
-    """Return a fingerprint that is equal in the next run: it has neither line nor rank nor time."""
+    """Return a hash that identifies this finding in later runs. It does not depend on line numbers, ranks or times."""
     file = "" if place is None else _artifact(place.file or "", checkout)["uri"]
     identity = (outcome.spec.scenario, finding.code, file, *((place.function, place.text) if place else ()))
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]

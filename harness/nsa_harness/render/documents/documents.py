@@ -1,4 +1,4 @@
-"""The documents of a run. Each format is written on its own, so that an error in one does not lose the others."""
+"""Writes the documents of a run. An error in one document does not prevent the others from being written."""
 
 from __future__ import annotations
 
@@ -24,53 +24,54 @@ from nsa_harness.render.experiments.bisect_md import bisect_md
 from nsa_harness.render.text import escape
 from nsa_harness.supervisor.storage.rundir import RunDir
 
-_TRACE_COLUMNS, _MAX_GATHERED = 4000, 100_000  # of a line; lines of one document
-_MAX_RANKS = 4  # with stacks in BISECT.md
+_TRACE_COLUMNS = 4000  # characters that are read of one line of traces.log
+_MAX_COLLECTED = 100_000  # lines of a document that is collected from all attempts
+_MAX_RANKS = 4  # ranks whose stacks are in BISECT.md
 _MAX_ENV_BYTES = 1 << 20
-_STACK_LINES, _STACK_COLUMNS = 1000, 4000  # read from each stack file
+_STACK_LINES, _STACK_COLUMNS = 1000, 4000  # lines of a stack file and characters of a line that are read
 
 
 def write_documents(
     run: RunDir, report: Report, playbook: Playbook, search: BisectReport | None = None
 ) -> tuple[Trouble, ...]:
-    """Write each document. Return the documents that could not be written, with the reasons.
+    """Write every document. Return the names of the documents that could not be written, with the reasons.
 
-    `playbook`: the questions about runs of nsa-harness's own program.
-    `search`: the bisection whose probes are in the report; it adds two documents.
+    `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program.
+    `search`: the bisection whose probes are in the report, or None. It is written to bisect.json and BISECT.md.
     """
-    report = replace(report, files=tuple(_gathered_files(run, report)))
+    report = replace(report, files=tuple(_collected_files(run, report)))
     documents: list[tuple[Path, Callable[[], str]]] = [
         (run.report, lambda: to_json(report, playbook)),
         (run.summary, lambda: summary_md(report, playbook)),
         (run.junit, lambda: junit_xml(report)),
         (run.sarif, lambda: sarif(report, _checkout(run))),
         (run.html, lambda: report_html(report, playbook, search)),
-        (run.missing_params, lambda: _gathered(run, report, _MISSING)),
-        (run.buckets, lambda: _gathered(run, report, _BUCKET)),
+        (run.missing_params, lambda: _collected_text(run, report, _MISSING)),
+        (run.buckets, lambda: _collected_text(run, report, _BUCKET)),
     ]
     if search is not None:
         documents += [
             (run.search, lambda: bisect_json(search)),
             (run.search_summary, lambda: bisect_md(search, _stacks(run, search))),
         ]
-    failed = []
+    failures = []
     for path, render in documents:
         try:
             run.door.write(path, render())
         except Exception as error:
-            failed.append(Trouble(what=path.name, why=f"{type(error).__name__}: {error}"))
+            failures.append(Trouble(what=path.name, why=f"{type(error).__name__}: {error}"))
             log_fault(run, f"{path.name} could not be written:\n{traceback.format_exc()}")
-    return tuple(failed)
+    return tuple(failures)
 
 
 def _checkout(run: RunDir) -> str:
-    """Return the repository in which the programs were started, from env.json, or "" if it is not known."""
+    """Return the root of the Git repository in which the programs were started, from env.json, or "" if unknown."""
     for attempt in run.attempts():
         try:
-            stored = json.loads(attempt.door.whole(attempt.env, _MAX_ENV_BYTES))
+            environment = json.loads(attempt.door.whole(attempt.env, _MAX_ENV_BYTES))
         except (OSError, ValueError, RecursionError):
             continue
-        git = stored.get("git") if isinstance(stored, dict) else None
+        git = environment.get("git") if isinstance(environment, dict) else None
         root = git.get("root") if isinstance(git, dict) else None
         if isinstance(root, str) and root.startswith("/"):
             return escape(root)
@@ -78,18 +79,19 @@ def _checkout(run: RunDir) -> str:
 
 
 def log_fault(run: RunDir, text: str) -> None:
-    """Append to the run's log if it is writable: a stored run may be read-only or belong to another user."""
+    """Append a text to the run's log. Do nothing if the log is not writable, for instance in another user's run."""
     with suppress(OSError):
         run.door.append(run.log, run.redaction.text(text))
 
 
 def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
-    """Return the stack files of the latest failing and the latest passing probe, by name."""
-    # Only directories of the run: a name in a foreign document may lead out of it.
+    """Return the texts of the stack files of the last failing and the last passing probe, by their paths in the run."""
+    # A stored bisection may come from somebody else, so only names of the run's own attempts are followed.
     attempts = {attempt.path.name: attempt for attempt in run.attempts()}
     stacks: dict[str, str] = {}
     for counts_as in (ProbeResult.BAD, ProbeResult.GOOD):
-        name = next((one.dir for one in reversed(search.probes) if one.counts_as is counts_as and one.dir), None)
+        probes = (probe for probe in reversed(search.probes) if probe.counts_as is counts_as and probe.dir)
+        name = next((probe.dir for probe in probes), None)
         if name in attempts:
             for path in run.door.files(attempts[name].dumps, "rank*.txt")[:_MAX_RANKS]:
                 lines = run.door.text_lines(path, _STACK_COLUMNS)
@@ -100,24 +102,24 @@ def _stacks(run: RunDir, search: BisectReport) -> dict[str, str]:
 _MISSING, _BUCKET = "  - MISSING: ", "[DDP] "
 
 
-def _gathered_files(run: RunDir, report: Report) -> Iterator[Artifact]:
-    """Yield the files made of all attempts together. An empty one is written too, with the reason."""
-    traced = any(outcome.missing_gradients is not None for outcome in report.outcomes)
-    none_missing = "no gradient was missing" if traced else "no run traced its gradients (trace.grads)"
+def _collected_files(run: RunDir, report: Report) -> Iterator[Artifact]:
+    """Yield the files that are collected from all attempts. If a file is empty, its entry has the reason."""
+    has_gradient_trace = any(outcome.missing_gradients is not None for outcome in report.outcomes)
+    none_missing = "no gradient was missing" if has_gradient_trace else "no run traced its gradients (trace.grads)"
     for path, marker, reason in (
         (run.missing_params, _MISSING, none_missing),
-        (run.buckets, _BUCKET, "no run traced the buckets of DDP (trace.buckets)"),
+        (run.buckets, _BUCKET, "no run traced DDP's buckets (trace.buckets)"),
     ):
-        count = sum(1 for _ in islice(_gathered_lines(run, report, marker), _MAX_GATHERED))
+        count = sum(1 for _ in islice(_collected_lines(run, report, marker), _MAX_COLLECTED))
         yield Artifact(path=path.name, count=count, absent=None if count else reason)
 
 
-def _gathered(run: RunDir, report: Report, marker: str) -> str:
-    """Return the trace lines with this marker of all attempts, each after the name of its attempt."""
-    return "".join(islice(_gathered_lines(run, report, marker), _MAX_GATHERED))
+def _collected_text(run: RunDir, report: Report, marker: str) -> str:
+    """Return the lines of every traces.log that contain the marker. Each line starts with the name of its attempt."""
+    return "".join(islice(_collected_lines(run, report, marker), _MAX_COLLECTED))
 
 
-def _gathered_lines(run: RunDir, report: Report, marker: str) -> Iterator[str]:
+def _collected_lines(run: RunDir, report: Report, marker: str) -> Iterator[str]:
     for outcome in report.outcomes:
         lines = run.door.text_lines(run.path / outcome.dir / "traces.log", _TRACE_COLUMNS) if outcome.dir else ()
         yield from (f"{outcome.dir} {line.rstrip()}\n" for line in lines if marker in line)

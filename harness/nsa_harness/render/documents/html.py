@@ -1,4 +1,4 @@
-"""report.html: the sections of a report as one page that needs no network and no script."""
+"""report.html: the sections of a report as one HTML page, without scripts and without references to the network."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from nsa_harness.render.sections import Section
 from nsa_harness.render.text import escaped, link_target
 from nsa_harness.texts import words
 
-MAX_LANES = 16
-_MAX_SINGLE_LANES = 8  # more ranks share lanes, grouped by where they are
-_MAX_CAPTION = 72  # characters; the table of ranks has the whole text
-_INNER_FRAMES = 3  # of a long part of a stack tree; its outer frames are folded
+MAX_LANES = 16  # bars in the picture of the ranks
+_MAX_SINGLE_LANES = 8  # more ranks than this share bars, grouped by the call they are in
+_MAX_CAPTION = 72  # characters; the table of ranks contains the whole text
+_INNER_FRAMES = 3  # frames of a node of the stack tree that are shown; if it has many more, these are folded
 
 
 def report_html(report: Report, playbook: Playbook, search: BisectReport | None = None) -> str:
-    """Return the page, with pictures of the ranks and of a bisection. The same report gives the same bytes."""
+    """Return the page, with pictures of the ranks and of a bisection. Equal reports give equal pages."""
     report, search = escaped((report, search))
     return _TEMPLATE.render(
         title=words.counts_line(report),
@@ -38,20 +38,23 @@ def report_html(report: Report, playbook: Playbook, search: BisectReport | None 
 
 
 def _kind(section: Section) -> str:
-    """Return the name of the macro that writes the section."""
+    """Return the name of the template's macro for this kind of section."""
     return type(section).__name__
 
 
 def _tally(report: Report) -> tuple[str, list[tuple[str, int]]]:
-    """Return "7 runs", and the number of runs for each verdict that was given, loudest first."""
-    given = counts(report.outcomes)
-    total = sum(given.values())
+    """Return the heading, such as "7 runs", and the number of runs per verdict, the most important verdict first."""
+    by_verdict = counts(report.outcomes)
+    total = sum(by_verdict.values())
     heading = words.plural(total, "run") if total else words.counts_line(report)
-    return heading, [(status.value, given[status]) for status in words.LOUDEST_FIRST if given[status]]
+    return heading, [(status.value, by_verdict[status]) for status in words.LOUDEST_FIRST if by_verdict[status]]
 
 
 def _with_code(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the pieces of the text, and whether each was in backticks. An odd number of backticks marks no code."""
+    """Yield the pieces of the text, and for each whether it was in backticks.
+
+    If the number of backticks is odd, they are ordinary characters.
+    """
     parts = text.split("`")
     if len(parts) % 2 == 0:
         yield text, False
@@ -60,25 +63,26 @@ def _with_code(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _below(stack: CallStack) -> str:
-    """Return what is below the innermost frame that is shown: "calls barrier · 2 library frames folded"."""
+    """Return the text below the innermost frame, such as "calls barrier · 2 library frames not shown"."""
     calls = f"calls {stack.innermost}" if stack.innermost else ""
-    library = f"{words.plural(stack.library, 'library frame')} folded" if stack.library else ""
+    library = f"{words.plural(stack.library, 'library frame')} not shown" if stack.library else ""
     return " · ".join(part for part in (calls, library) if part)
 
 
 def _outer_and_inner(node: StackNode) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Return the frames of the node in two parts. The outer ones are folded; of a short node that is none."""
-    shown = _INNER_FRAMES if len(node.frames) > _INNER_FRAMES + 1 else len(node.frames)
-    return node.frames[: len(node.frames) - shown], node.frames[len(node.frames) - shown :]
+    """Return the frames of the node that are folded, and those that are shown. Few frames are all shown."""
+    inner_count = _INNER_FRAMES if len(node.frames) > _INNER_FRAMES + 1 else len(node.frames)
+    split = len(node.frames) - inner_count
+    return node.frames[:split], node.frames[split:]
 
 
-def _all_blamed(ranks: Collection[int], culprits: Collection[int]) -> bool:
-    """Whether every rank is a culprit. Where only some are, the page marks them further in."""
+def _all_culprits(ranks: Collection[int], culprits: Collection[int]) -> bool:
+    """Whether there are ranks and all of them are culprits."""
     return bool(ranks) and set(ranks) <= set(culprits)
 
 
 class _Differences(NamedTuple):
-    """Which details distinguish the calls of one row, so that the page shows them."""
+    """The details that the page shows of the calls in one row, because the calls differ in them."""
 
     place: bool
     size: bool
@@ -100,101 +104,105 @@ def _call_names(divergence: Divergence) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """A part of a bar. The parts follow each other from the left."""
+    """A part of a bar. The parts of a bar follow each other from left to right."""
 
     percent: float
-    kind: str  # class of the style sheet: "launch", "moving", "still" or "steps"
+    kind: str  # CSS class: "launch", "moving", "still" or "steps"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """A bar for one rank, or for ranks at the same place."""
+    """A bar for one rank, or for several ranks that are in the same call."""
 
     label: str
     stretches: tuple[Stretch, ...]
     caption: str
-    role: str  # class of the style sheet: "culprit", "waits" or "ended"
+    role: str  # CSS class: "culprit", "waits" or "ended"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lanes:
-    """The picture of an outcome: its time if it is a HANG, else the steps of its ranks."""
+    """The picture of an outcome: the ranks over time for a HANG, otherwise the finished steps of each rank."""
 
     title: str
     lanes: tuple[Lane, ...]
-    ends: tuple[str, str]  # labels of the left and the right end of each bar
-    omitted: int  # lanes that are not drawn; a culprit's lane always is
+    ends: tuple[str, str]  # labels of the left and the right end of the bars
+    omitted: int  # bars that are not drawn; the culprits' bars are always drawn
 
 
 def lanes(outcome: Outcome) -> Lanes | None:
-    """Return the picture, or None if neither times nor steps are known."""
-    still = {row.rank: row.no_progress_s for row in outcome.standings if row.no_progress_s is not None}
-    in_time = outcome.verdict.status is Status.HANG and bool(still)
-    if not in_time and not any(outcome.last_step.values()):
+    """Return the picture of the ranks, or None if neither times nor steps are known."""
+    still_s = {row.rank: row.no_progress_s for row in outcome.standings if row.no_progress_s is not None}
+    shows_time = outcome.verdict.status is Status.HANG and bool(still_s)
+    if not shows_time and not any(outcome.last_step.values()):
         return None
-    ranks = sorted({*outcome.last_step, *still, *(row.rank for row in outcome.standings)})
+    ranks = sorted({*outcome.last_step, *still_s, *(row.rank for row in outcome.standings)})
     culprits = set(outcome.culprit.ranks) if outcome.culprit else set()
     groups: dict[object, list[int]] = {}
     for rank in ranks:
         place = (rank in culprits, _caption(outcome, rank, None))
         groups.setdefault(place if len(ranks) > _MAX_SINGLE_LANES else rank, []).append(rank)
-    shown = sorted(sorted(groups.values(), key=lambda group: group[0] not in culprits)[:MAX_LANES])
-    until_s = max(outcome.timing.wall_s - (outcome.timing.teardown_s or 0.0), *still.values(), 0.1) if in_time else 0.0
-    most = max((step for step in outcome.last_step.values() if step), default=0)
+    visible = sorted(sorted(groups.values(), key=lambda group: group[0] not in culprits)[:MAX_LANES])
+    end_s = 0.0
+    if shows_time:
+        end_s = max(outcome.timing.wall_s - (outcome.timing.teardown_s or 0.0), *still_s.values(), 0.1)
+    last_step = max((step for step in outcome.last_step.values() if step), default=0)
     return Lanes(
-        title="Ranks over time" if in_time else "Steps of each rank",
+        title="Ranks over time" if shows_time else "Finished steps per rank",
         lanes=tuple(
             Lane(
                 label=words.ranks(group),
-                stretches=_time(outcome, until_s, _longest(still, group))
-                if in_time
-                else _steps(outcome, group[0], most),
-                caption=_caption(outcome, group[0], _longest(still, group)),
+                stretches=_time(outcome, end_s, _longest(still_s, group))
+                if shows_time
+                else _steps(outcome, group[0], last_step),
+                caption=_caption(outcome, group[0], _longest(still_s, group)),
                 role="culprit" if group[0] in culprits else "waits" if group[0] in outcome.victims else "ended",
             )
-            for group in shown
+            for group in visible
         ),
-        ends=_ends(outcome, until_s) if in_time else ("", f"step {most}"),
-        omitted=len(groups) - len(shown),
+        ends=_end_labels(outcome, end_s) if shows_time else ("", f"step {last_step}"),
+        omitted=len(groups) - len(visible),
     )
 
 
-def _longest(still: Mapping[int, float], ranks: Sequence[int]) -> float | None:
-    return max((still[rank] for rank in ranks if rank in still), default=None)
+def _longest(still_s: Mapping[int, float], ranks: Sequence[int]) -> float | None:
+    return max((still_s[rank] for rank in ranks if rank in still_s), default=None)
 
 
-def _ends(outcome: Outcome, until_s: float) -> tuple[str, str]:
-    begins = "start" if outcome.timing.launch_s is None else "launch"
-    return begins, f"{words.seconds(until_s)}: {'last look' if outcome.ended.startswith(RUNS_ON) else 'ended'}"
+def _end_labels(outcome: Outcome, end_s: float) -> tuple[str, str]:
+    start = "start" if outcome.timing.launch_s is None else "launch"
+    return start, f"{words.seconds(end_s)}: {'last snapshot' if outcome.ended.startswith(RUNS_ON) else 'ended'}"
 
 
-def _time(outcome: Outcome, until_s: float, still_s: float | None) -> tuple[Stretch, ...]:
+def _time(outcome: Outcome, end_s: float, still_s: float | None) -> tuple[Stretch, ...]:
+    """Return the parts of a bar over time: the launch, the time with progress, and the `still_s` seconds without."""
     if still_s is None:
         return ()
-    launch_s = min(outcome.timing.launch_s or 0.0, until_s - still_s)
-    parts = (("launch", launch_s), ("moving", until_s - still_s - launch_s), ("still", still_s))
-    return tuple(Stretch(percent=round(100 * part_s / until_s, 1), kind=kind) for kind, part_s in parts if part_s > 0)
+    launch_s = min(outcome.timing.launch_s or 0.0, end_s - still_s)
+    parts = (("launch", launch_s), ("moving", end_s - still_s - launch_s), ("still", still_s))
+    return tuple(Stretch(percent=round(100 * part_s / end_s, 1), kind=kind) for kind, part_s in parts if part_s > 0)
 
 
-def _steps(outcome: Outcome, rank: int, most: int) -> tuple[Stretch, ...]:
+def _steps(outcome: Outcome, rank: int, last_step: int) -> tuple[Stretch, ...]:
+    """Return the part of a bar that shows the finished steps of the rank, relative to the highest step of all ranks."""
     step = outcome.last_step.get(rank)
-    return (Stretch(percent=round(100 * step / most, 1), kind="steps"),) if step and step > 0 else ()
+    return (Stretch(percent=round(100 * step / last_step, 1), kind="steps"),) if step and step > 0 else ()
 
 
 def _caption(outcome: Outcome, rank: int, still_s: float | None) -> str:
     step = outcome.last_step.get(rank)
-    done = "no step known" if step is None else f"{words.plural(step, 'step')} done"
+    steps_done = "steps not known" if step is None else f"{words.plural(step, 'step')} done"
     row = next((row for row in outcome.standings if row.rank == rank), None)
     if row is None:
         status = outcome.exit_codes.get(rank)
-        return f"{done} · {'had not ended' if status is None else f'ended with {words.exit_word(status)}'}"
-    still = "" if still_s is None else f"{words.seconds(still_s)} "
+        return f"{steps_done} · {'still running' if status is None else f'ended with {words.exit_word(status)}'}"
+    time_text = "" if still_s is None else f"{words.seconds(still_s)} "
     waits = f", waits for {words.middle(row.waits_for, _MAX_CAPTION // 2)}" if row.waits_for else ""
-    where = f"in {row.blocked_in}" if outcome.verdict.status is Status.HANG else row.blocked_in
-    return f"{done} · {still}{words.middle(where, _MAX_CAPTION)}{waits}"
+    call = f"in {row.blocked_in}" if outcome.verdict.status is Status.HANG else row.blocked_in
+    return f"{steps_done} · {time_text}{words.middle(call, _MAX_CAPTION)}{waits}"
 
 
-def _compiled() -> Template:
+def _compile_template() -> Template:
     source = files("nsa_harness.render.documents").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(
@@ -205,7 +213,7 @@ def _compiled() -> Template:
         with_code=_with_code,
         below=_below,
         outer_and_inner=_outer_and_inner,
-        all_blamed=_all_blamed,
+        all_culprits=_all_culprits,
         differences=_differences,
         call_names=_call_names,
         lanes=lanes,
@@ -217,5 +225,5 @@ def _compiled() -> Template:
     return environment.from_string(source)
 
 
-# Compiled on import, not when the page is written: a long plan may outlast an upgrade of the harness.
-_TEMPLATE = _compiled()
+# Compiled on import: during a long plan, an upgrade of nsa-harness could replace the template file.
+_TEMPLATE = _compile_template()

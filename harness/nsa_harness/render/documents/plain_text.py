@@ -1,4 +1,4 @@
-"""Plain texts: one failure to paste into an issue or to give to an assistant, and profile.txt, where the time goes."""
+"""Plain texts: the description of one failure, to paste into an issue or a prompt, and profile.txt."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nsa_harness.render.text import escaped
 from nsa_harness.texts import words
 from nsa_harness.texts.words import meaning
 
-MOST = 6_000  # characters
-_COLUMNS = 100
-_CUT = "\n[cut here: report.json has the rest]\n"
+MOST = 6_000  # characters of the description of a failure
+_COLUMNS = 100  # width of the table of ranks
+_CUT = "\n[cut here: the rest is in report.json]\n"
 
 
 def prompt_text(report: Report) -> str:
-    """Return the text for the worst run of the report. If it is too long, its end is cut."""
+    """Return the description of the worst run of the report. If it is longer than `MOST` characters, the end is cut."""
     report = escaped(report)
     in_full = answer.outcomes_in_full(report)
     if not in_full:
@@ -34,8 +34,8 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
     verdict, cause = outcome.verdict, answer.cause_of(outcome)
     yield [f"{verdict.status.value} {outcome.spec.scenario}: {answer.title(outcome)}", answer.sentence(verdict.summary)]
     yield [
-        "What nsa-harness observed. `certain`: the evidence leaves no other reading; `likely`: it leaves one.",
-        "A HANG is proven, never a timeout. What is not listed here was not seen.",
+        "Observed by nsa-harness. `certain`: nothing else explains the evidence; `likely`: something else might.",
+        "A HANG is proven; it is never just a timeout. Anything that is not listed here was not observed.",
     ]
     place = outcome.culprit.place if outcome.culprit else None
     if place is not None:
@@ -43,17 +43,17 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
         yield [f"look at {words.place_name(place)} {words.place_details(place)}{line}"]
     head, rows, culprits = answer.rank_table(outcome)
     if rows:
-        marked = [(*row, "culprit" if culprit else "") for row, culprit in zip(rows, culprits, strict=True)]
-        yield list(table((*head, ""), marked, _COLUMNS, indent=""))
+        with_remarks = [(*row, "culprit" if culprit else "") for row, culprit in zip(rows, culprits, strict=True)]
+        yield list(table((*head, ""), with_remarks, _COLUMNS, indent=""))
     for stack in outcome.stacks:
         yield list(answer.stack_lines(stack))
     if cause:
-        yield [f"left open by the evidence: {text}" for text in cause.left_open]
+        yield [f"open question: {text}" for text in cause.left_open]
         yield [f"what to do: {cause.advice}"] if cause.advice else []
     yield [f"cause code: {verdict.cause}", meaning(outcome), *([f"why a hang: {outcome.why}"] if outcome.why else [])]
     yield [
         f"also {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
-        for finding in answer.others(outcome)
+        for finding in answer.other_findings(outcome)
     ]
     yield [f"not captured: {words.trouble(trouble)}" for trouble in outcome.trouble]
     yield [f"ruled out: {text}" for text in outcome.ruled_out]
@@ -65,7 +65,7 @@ def _sections(report: Report, outcome: Outcome) -> Iterator[list[str]]:
 
 
 def profile_text(evidence: Evidence) -> Iterator[str]:
-    """Yield the lines of profile.txt, none if no rank was sampled."""
+    """Yield the lines of profile.txt: how often each line of the program was sampled. No samples give no lines."""
     ranks = profiles(evidence)
     if not ranks:
         return
@@ -75,7 +75,7 @@ def profile_text(evidence: Evidence) -> Iterator[str]:
         yield f"{words.plural(speed.done, 'step')} done, {_pace_text(speed)}"
     for rank in ranks:
         yield ""
-        yield f"rank {rank.rank}: at work in {rank.working} of {rank.samples} samples{_nodes_text(rank.nodes)}"
+        yield f"rank {rank.rank}: working in {rank.working} of {rank.samples} samples{_nodes_text(rank.nodes)}"
         for line in rank.lines:
             inside = "" if line.leaf is None or line.leaf == line.user else f"   in {line.leaf.function}"
             share = f"{100 * line.seen / rank.samples:5.1f} %"
@@ -90,7 +90,7 @@ def _nodes_text(nodes: int | None) -> str:
 
 
 def _pace_text(speed: Pace) -> str:
-    text = f"the one in progress takes {speed.running_s:.1f} s"
+    text = f"the current step has taken {speed.running_s:.1f} s so far"
     if speed.step_s is not None:
-        text = f"{speed.step_s:.1f} s a step; {text}"
-    return text if speed.left_s is None else f"{text}; {speed.left_s:.0f} s more for all {speed.planned}"
+        text = f"{speed.step_s:.1f} s per step; {text}"
+    return text if speed.left_s is None else f"{text}; {speed.left_s:.0f} s more for all {speed.planned} steps"

@@ -1,10 +1,9 @@
-"""The sections of a whole report: its runs, and the tables over all of them."""
+"""The sections of a whole report: one for each run, and tables over all runs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 
 from nsa_harness.core.comparison.config_matrix import config_matrix
 from nsa_harness.core.comparison.decisions import Playbook, explained_failures, fired_gates, playbook_for
@@ -38,7 +37,7 @@ from nsa_harness.render.sections import (
     Sentence,
     Span,
     Table,
-    joined,
+    join_texts,
     line,
     run_section,
 )
@@ -46,18 +45,25 @@ from nsa_harness.render.text import link_target
 from nsa_harness.texts import words
 
 _RUNS_IN_A_CELL = 6
+_RULE_RESULTS = {
+    GateState.FIRED: "matched",
+    GateState.HELD: "not matched",
+    GateState.NOT_REACHED: "undecided",
+}
 
 
 def report_sections(report: Report, playbook: Playbook, search: BisectReport | None = None) -> Iterator[Section]:
-    """Yield the sections of a report: for a single run its answer first, for several runs what they say together.
+    """Yield the sections of a report.
 
-    If runs went wrong, they are the news and come before the hypotheses; otherwise the hypotheses come first.
+    The report of a single run starts with its answer. The report of several runs starts with the counts of verdicts and
+    a table of all runs. The table of hypotheses comes after the runs if a run is described in full, and before them
+    otherwise.
     """
     in_full = outcomes_in_full(report)
     alone = len(report.outcomes) == 1
     if not alone:
         yield Counts(report=report)
-        yield from _incomplete(report)
+        yield from _interruption(report)
     if search is not None:
         yield Search(report=search)
     if not alone:
@@ -67,17 +73,17 @@ def report_sections(report: Report, playbook: Playbook, search: BisectReport | N
     for number, outcome in in_full:
         yield run_section(number, outcome, alone=alone)
     if alone:
-        yield from _incomplete(report)
+        yield from _interruption(report)
     yield from _chapters(report, playbook)
-    yield from _gathered_files(report)
+    yield from _files_over_all_attempts(report)
     yield from _origin(report)
 
 
-def _incomplete(report: Report) -> Iterator[Section]:
+def _interruption(report: Report) -> Iterator[Section]:
     if report.interrupted:
-        yield Sentence(label="Interrupted.", line=line("What follows is what was judged before."))
+        yield Sentence(label="Interrupted.", line=line("Only the runs listed here were judged."))
     if report.not_run:
-        yield Sentence(line=line(f"Of the plan, not run: {joined(report.not_run)}"))
+        yield Sentence(line=line(f"Not run: {join_texts(report.not_run)}"))
 
 
 def _overview(report: Report, in_full: frozenset[int]) -> Iterator[Section]:
@@ -85,10 +91,10 @@ def _overview(report: Report, in_full: frozenset[int]) -> Iterator[Section]:
         yield Overview(runs=tuple(words.bad_news_first(report)), in_full=in_full)
 
 
-def _gathered_files(report: Report) -> Iterator[Section]:
-    """Yield the files that are made of all attempts together."""
+def _files_over_all_attempts(report: Report) -> Iterator[Section]:
+    """Yield the list of files that collect lines from every attempt."""
     if report.files:
-        yield Sentence(line=line("Of all attempts together:"))
+        yield Sentence(line=line("Collected from all attempts:"))
         yield Files(items=tuple(File(file.path, link_target(file.path), words.gathered(file)) for file in report.files))
 
 
@@ -108,159 +114,180 @@ def _chapter(
     after: Sequence[str] = (),
     folded: bool = False,
 ) -> Part:
-    """Return sentences, the command to run now, a table, and remarks on it."""
-    sections: list[Section] = [Sentence(line=line(sentence)) for sentence in before]
+    """Return a part with sentences, a command to run, a table and remarks, in this order. Empty ones are left out.
+
+    `before`, `after`: sentences before and after the table.
+    """
+    sections: list[Section] = [Sentence(line=line(text)) for text in before]
     sections += [Command(text=command)] if command else []
     sections += [Table(title=title, head=head, rows=rows)] if rows else []
-    sections += [Sentence(line=line(sentence), quiet=True) for sentence in after]
+    sections += [Sentence(line=line(text), quiet=True) for text in after]
     return Part(title=title, sections=tuple(sections), chapter=True, folded=folded)
 
 
 def _hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield the table that people read first if there are several runs."""
+    """Yield the table of hypotheses that these runs support, refute or leave open."""
     rows = answers(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses)
-    shown, numbers = [row for row in rows if worth_a_row(row)], _numbers(report)
+    visible, numbers = [row for row in rows if worth_a_row(row)], _numbers(report)
     any_failed = any(map(failed, report.outcomes))
-    if not shown or not (any_failed or any(row.answer is not Answer.NOT_TESTED for row in shown)):
+    if not visible or not (any_failed or any(row.answer is not Answer.NOT_TESTED for row in visible)):
         return
-    more = sum(row.command is not None for row in rows if row not in shown)
-    nothing_failed = "No run failed unexpectedly: refuted means that the setting breaks none of these runs."
+    more = sum(row.command is not None for row in rows if row not in visible)
+    nothing_failed = "No run failed unexpectedly. Here, refuted means that the setting breaks none of these runs."
     yield _chapter(
         "Hypotheses",
         before=() if any_failed else (nothing_failed,),
         head=("hypothesis", "result", "without it", "with it", "because"),
-        rows=tuple(_hypothesis_row(row, numbers) for row in shown),
+        rows=tuple(_hypothesis_row(row, numbers) for row in visible),
         after=(words.untested_note(more),) if more else (),
     )
 
 
 def _chapters(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield the tables that follow the runs, the most important first."""
+    """Yield the parts that follow the runs, the most important first."""
     playbook = playbook_for(playbook, report.outcomes)
     numbers = _numbers(report)
     yield from _decisions(report)
     yield from _tree(report)
-    yield from _untested(report, playbook)
+    yield from _untested_hypotheses(report, playbook)
     yield from _matrix(report, numbers)
     yield from _costs(report, numbers)
     yield from _files(report)
 
 
 def _numbers(report: Report) -> dict[int, int]:
+    """Return the number of each outcome in the report, from 1, by the `id` of the outcome."""
     return {id(outcome): number for number, outcome in enumerate(report.outcomes, start=1)}
 
 
-def _answer(given: StrEnum, *, strong: bool) -> Line:
-    return (Span(given.value, strong=strong),)
+def _answer(text: str, *, strong: bool) -> Line:
+    return (Span(text, strong=strong),)
 
 
-def _command(words_of_shell: str | None) -> Line:
-    return (Span(words_of_shell, code=True),) if words_of_shell else ()
+def _command(command: str | None) -> Line:
+    return (Span(command, code=True),) if command else ()
 
 
 def _decisions(report: Report) -> Iterator[Part]:
-    """Yield what the gates say. Gates compare runs: for a single run only a gate that fired is shown."""
+    """Yield the decision rules and what they recommend.
+
+    Rules compare runs. In the report of a single run, only the rules that matched are shown.
+    """
     counting = [outcome for outcome in report.outcomes if outcome.final]
-    now, sure = fired_gates(report.gates), tuple(_explained(counting))
-    if not counting or (len(counting) == 1 and not now):
+    matching, certain_causes = fired_gates(report.gates), tuple(_certain_causes(counting))
+    if not counting or (len(counting) == 1 and not matching):
         return
-    if not now and not any(map(failed, counting)):
-        yield _chapter("Decisions", before=(_no_gate(counting), *_not_reached(report.gates)))
+    if not matching and not any(map(failed, counting)):
+        yield _chapter("Decisions", before=(_no_rule_matched(counting), *_undecided_rules(report.gates)))
         return
-    shown = [gate for gate in report.gates if len(counting) > 1 or gate.state is GateState.FIRED]
-    leading = [gate for gate in now if gate.leads]
+    visible = [gate for gate in report.gates if len(counting) > 1 or gate.state is GateState.FIRED]
+    leading = [gate for gate in matching if gate.leads]
     yield _chapter(
         "Decisions",
-        before=(*sure, *(map(_first, leading) if sure or leading else [_nobody_says(report)])),
+        before=(
+            *certain_causes,
+            *(map(_recommendation, leading) if certain_causes or leading else [_no_recommendation(report)]),
+        ),
         command=leading[0].commands[0] if leading and leading[0].commands else None,
-        head=("gate", "if", "answer", "runs", "then") if shown else (),
-        rows=tuple(map(_decision_row, shown)),
+        head=("rule", "if", "result", "runs", "then") if visible else (),
+        rows=tuple(map(_decision_row, visible)),
     )
 
 
-def _explained(counting: Sequence[Outcome]) -> Iterator[str]:
-    """Yield each cause that is certain, with its remedy; it takes precedence over every gate."""
-    told: dict[str, list[Outcome]] = {}
+def _certain_causes(counting: Sequence[Outcome]) -> Iterator[str]:
+    """Yield a sentence for each certain cause, with its remedy. These sentences take precedence over every rule."""
+    by_remedy: dict[str, list[Outcome]] = {}
     for outcome, finding in explained_failures(counting):
-        told.setdefault(f"{finding.code}. {sentence(finding.advice)}", []).append(outcome)
-    for remedy, outcomes in told.items():
+        by_remedy.setdefault(f"{finding.code}. {sentence(finding.advice)}", []).append(outcome)
+    for remedy, outcomes in by_remedy.items():
         yield f"The cause of {outcome_names(outcomes)} is certain: {remedy}"
 
 
-def _no_gate(counting: Sequence[Outcome]) -> str:
-    given = [(status, sum(one.verdict.status is status for one in counting)) for status in words.LOUDEST_FIRST]
-    verdicts = joined([f"{number} {status.value}" for status, number in given if number])
-    announced = any(one.verdict.status in (Status.FAIL, Status.HANG) for one in counting)
+def _no_rule_matched(counting: Sequence[Outcome]) -> str:
+    by_verdict = [
+        (status, sum(outcome.verdict.status is status for outcome in counting)) for status in words.LOUDEST_FIRST
+    ]
+    verdicts = join_texts([f"{number} {status.value}" for status, number in by_verdict if number])
+    has_failures = any(outcome.verdict.status in (Status.FAIL, Status.HANG) for outcome in counting)
     runs = words.plural(len(counting), "run")
-    return f"No gate fired: {runs}, {verdicts}{'; every failure was expected' if announced else ''}."
+    return f"No decision rule matched: {runs}, {verdicts}{'; every failure was expected' if has_failures else ''}."
 
 
-def _not_reached(gates: Sequence[GateAnswer]) -> Iterator[str]:
+def _undecided_rules(gates: Sequence[GateAnswer]) -> Iterator[str]:
     codes = [gate.name for gate in gates if gate.state is GateState.NOT_REACHED]
     if codes:
-        yield f"{len(codes)} of {len(gates)} gates were not reached by these runs: {' · '.join(codes)}."
+        yield f"These runs cannot decide {len(codes)} of {len(gates)} rules: {' · '.join(codes)}."
 
 
-def _nobody_says(report: Report) -> str:
-    asked = "no gate names what to do" if report.gates else "nothing was agreed for them"
-    return f"No gate fired, and runs failed: {asked}; what to do stands with each run."
+def _no_recommendation(report: Report) -> str:
+    reason = "No decision rule matched these failures" if report.gates else "There are no decision rules for these runs"
+    return f"{reason}. Each run's own section says what to do."
 
 
-def _first(gate: GateAnswer) -> str:
-    because = f" Why: {gate.because}." if gate.because else ""
-    return f"{gate.when[:1].upper()}{gate.when[1:]} ({gate.why}): {gate.then}.{because}"
+def _recommendation(gate: GateAnswer) -> str:
+    reason = f" Why: {gate.because}." if gate.because else ""
+    return f"{gate.when[:1].upper()}{gate.when[1:]} ({gate.why}): {gate.then}.{reason}"
 
 
 def _decision_row(gate: GateAnswer) -> tuple[Line, ...]:
-    now = gate.state is GateState.FIRED
-    then = (*line(gate.then), *(part for command in gate.commands for part in _command(command))) if now else ()
-    return line(gate.name), line(gate.when), _answer(gate.state, strong=now), line(gate.why), then
+    matches = gate.state is GateState.FIRED
+    then = (*line(gate.then), *(part for command in gate.commands for part in _command(command))) if matches else ()
+    return line(gate.name), line(gate.when), _answer(_RULE_RESULTS[gate.state], strong=matches), line(gate.why), then
 
 
 def _tree(report: Report) -> Iterator[Part]:
-    walk = report.tree
-    if walk is None:
+    """Yield the path through the decision tree, with the command that answers its first open question."""
+    path = report.tree
+    if path is None:
         return
-    commands = [step.command for step in walk.open if step.command]
+    commands = [step.command for step in path.open if step.command]
     yield _chapter(
         "Decision tree",
-        before=tuple(_led(walk)),
+        before=tuple(_path_end(path)),
         command=commands[0] if commands else None,
-        head=("question", "answer", "answered by", "leads to") if walk.steps else (),
-        rows=tuple(map(_tree_row, walk.steps)),
+        head=("question", "answer", "answered by", "leads to") if path.steps else (),
+        rows=tuple(map(_tree_row, path.steps)),
     )
 
 
-def _led(walk: Walk) -> Iterator[str]:
-    before = words.plural(len(walk.open), "question")
-    if not walk.steps:
-        yield f"Nothing is asked: the cause of {walk.made_from} is certain."
+def _path_end(path: Walk) -> Iterator[str]:
+    """Yield sentences about where the path through the decision tree ends, and which run it is about."""
+    open_questions = words.plural(len(path.open), "question")
+    if not path.steps:
+        yield f"The tree is not needed: the cause of {path.made_from} is certain."
         return
-    if walk.leaf is None:
-        yield "The path ends at no leaf: " + (f"{before} open." if walk.open else "every question was answered no.")
-    elif walk.open:
-        yield f"As far as it is answered, the path leads to: {walk.leaf}. Open before it: {before}."
+    if path.leaf is None:
+        reason = f"{open_questions} open." if path.open else "every question was answered no."
+        yield f"The path reaches no conclusion: {reason}"
+    elif path.open:
+        are = "is" if len(path.open) == 1 else "are"
+        yield f"The path leads to: {path.leaf}. Before that, {open_questions} {are} still open."
     else:
-        yield f"The path leads to: {walk.leaf}."
-    yield f"It is made from {walk.made_from}."
+        yield f"The path leads to: {path.leaf}."
+    yield f"It is based on these runs: {path.made_from}."
 
 
 def _tree_row(step: TreeStep) -> tuple[Line, ...]:
-    leads: Line = line(step.leads_to or "")
+    leads_to: Line = line(step.leads_to or "")
     if step.answer is TreeAnswer.OPEN:
-        leads = _command(step.command) or line("no run here can be asked again")
-    return line(step.question), _answer(step.answer, strong=step.answer is TreeAnswer.YES), line(step.why), leads
+        leads_to = _command(step.command) or line("no command here can answer this")
+    return (
+        line(step.question),
+        _answer(step.answer.value, strong=step.answer is TreeAnswer.YES),
+        line(step.why),
+        leads_to,
+    )
 
 
-def _untested(report: Report, playbook: Playbook) -> Iterator[Part]:
-    """Yield the hypotheses that no run tested, with the command that tests each and its minimum cost."""
+def _untested_hypotheses(report: Report, playbook: Playbook) -> Iterator[Part]:
+    """Yield the hypotheses that no run tested, each with the command that tests it and the minimum cost."""
     rows = answers(report.outcomes, playbook.hypotheses)
     rest = [row for row in rows if row.command and not worth_a_row(row)]
     if not rest:
         return
     yield _chapter(
         "Not tested",
-        before=("No two of these runs differ in just that. Each command makes both sides.",),
+        before=("No two of these runs differ in only this one point. Each command launches both sides.",),
         head=("hypothesis", "tested by", "takes"),
         rows=tuple((line(row.hypothesis.text), _command(row.command), line(words.cost(row))) for row in rest),
         folded=True,
@@ -271,15 +298,15 @@ def _hypothesis_row(row: HypothesisRow, numbers: dict[int, int]) -> tuple[Line, 
     because: Line = line(words.hypothesis_reason(row))
     if row.command:
         because = (*because, *_command(row.command), *line(words.cost(row)))
-    answer = _answer(row.answer, strong=row.answer is Answer.SUPPORTED)
+    answer = _answer(row.answer.value, strong=row.answer is Answer.SUPPORTED)
     return line(row.hypothesis.text), answer, _side(row.control, numbers), _side(row.changed, numbers), because
 
 
 def _side(side: Side | None, numbers: dict[int, int]) -> Line:
     if side is None:
         return line("")
-    counted = words.ending_counts(side.ended)
-    return (*_run(side.run, numbers), *(line(counted) if counted else ()))
+    counts = words.ending_counts(side.ended)
+    return (*_run(side.run, numbers), *(line(counts) if counts else ()))
 
 
 def _run(outcome: Outcome, numbers: dict[int, int]) -> Line:
@@ -296,10 +323,10 @@ def _matrix(report: Report, numbers: dict[int, int]) -> Iterator[Part]:
         "Configuration matrix",
         folded=True,
         before=(
-            "Down: what was set. Across: how the ranks worked together, or the setting that was varied most.",
-            *([f"The same in all: {same}."] * bool(same)),
+            "Rows: the settings. Columns: how the ranks were parallelized, or the setting with the most values.",
+            *([f"Equal in all runs: {same}."] * bool(same)),
         ),
-        head=("set", *matrix.columns),
+        head=("settings", *matrix.columns),
         rows=tuple((line(row.name), *(_matrix_cell(runs, numbers) for runs in row.cells)) for row in matrix.rows),
     )
 
@@ -316,18 +343,18 @@ def _matrix_cell(runs: Sequence[Outcome], numbers: dict[int, int]) -> Line:
 
 
 def _costs(report: Report, numbers: dict[int, int]) -> Iterator[Part]:
-    """Yield a table for each scenario that was run at several sizes: what a step cost, and how that grows."""
-    swept: dict[str, list[Outcome]] = {}
+    """Yield one table per scenario that was run at several sizes: the cost of a step, and how this cost grows."""
+    sweeps_by_name: dict[str, list[Outcome]] = {}
     for outcome in report.outcomes:
         if outcome.final and outcome.cost is not None and "@" in outcome.spec.scenario:
-            swept.setdefault(outcome.spec.scenario.partition("@")[0], []).append(outcome)
-    for name, cells in swept.items():
+            sweeps_by_name.setdefault(outcome.spec.scenario.partition("@")[0], []).append(outcome)
+    for name, cells in sweeps_by_name.items():
         if len(cells) > 1:
             yield _chapter(
-                f"What a step costs: {name}",
+                f"Cost of a step: {name}",
                 before=(
-                    "The median of the steps after the first; what the graph of the first keeps for its backward pass,"
-                    " and its nodes.",
+                    "Times are the median of all steps after the first. Memory saved for backward and autograd nodes"
+                    " are those of the first step.",
                 ),
                 head=COST_HEAD,
                 rows=tuple((_run(cell, numbers), *map(line, cost_row(cell.cost))) for cell in cells if cell.cost),
@@ -336,25 +363,25 @@ def _costs(report: Report, numbers: dict[int, int]) -> Iterator[Part]:
 
 
 def _files(report: Report) -> Iterator[Part]:
-    listed = [outcome for outcome in report.outcomes if outcome.artifacts]
-    if len(listed) < 2:
+    outcomes = [outcome for outcome in report.outcomes if outcome.artifacts]
+    if len(outcomes) < 2:
         return
     yield _chapter(
         "Files of all runs",
         folded=True,
-        before=(f"Over {len(listed)} attempts; a number in brackets says how often that reason holds.",),
-        head=("file", "in attempts:", "entries:", "not there, because"),
-        rows=tuple(((Span(path, code=True),), *map(line, texts)) for path, *texts in file_rows(listed)),
+        before=(f"{len(outcomes)} attempts. A number in brackets is the number of attempts with this reason.",),
+        head=("file", "in attempts:", "entries:", "not written, because"),
+        rows=tuple(((Span(path, code=True),), *map(line, texts)) for path, *texts in file_rows(outcomes)),
     )
 
 
 def file_rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row for each file that an attempt lists: path, attempts that have it, entries, and why others do not."""
-    listed: dict[str, list[Artifact]] = {}
+    """Yield one row per file: path, number of attempts with the file, number of entries, and why others lack it."""
+    by_path: dict[str, list[Artifact]] = {}
     for outcome in outcomes:
         for item in outcome.artifacts:
-            listed.setdefault(item.path, []).append(item)
-    for path, items in listed.items():
+            by_path.setdefault(item.path, []).append(item)
+    for path, items in by_path.items():
         counts = [item.count or 0 for item in items if item.absent is None]
         reasons = Counter(item.absent for item in items if item.absent is not None)
         most_frequent = sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0]))

@@ -1,8 +1,8 @@
-"""JSON Schemas (2020-12) of the documents that programs read, made from the types that the writers and readers use.
+"""JSON Schemas (2020-12) of the documents that programs read, generated from the types of their writers and readers.
 
-An object is closed: it has the keys of its type, each always there, and no more. Open are the objects below `detail`,
-whose keys may change; of an outcome's, `standings` and `why` do not. A key's description is written at its field, or
-in descriptions.toml; a key without one is a mistake that a test finds.
+Every object has exactly the keys of its type, except the objects below `detail`, whose keys may change. In the `detail`
+of an outcome, `standings` and `why` are always present. The description of a key is written at its field or in
+descriptions.toml. A test fails if a key has no description.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ class Document(StrEnum):
 
 
 def json_schema(document: Document) -> Schema:
+    """Return the schema of a document."""
     match document:
         case Document.REPORT:
             types = _report_types()
             title = f"report.json, schema {report_json.SCHEMA}"
-            return _whole(document, title, report_json.SCHEMA, types, types["StoredReport"])
+            return _document_schema(document, title, report_json.SCHEMA, types, types["StoredReport"])
         case Document.BISECT:
             types = _bisect_types()
             title = f"bisect.json, schema {bisect_json.SCHEMA}"
-            return _whole(document, title, bisect_json.SCHEMA, types, types["SearchRecord"])
+            return _document_schema(document, title, bisect_json.SCHEMA, types, types["SearchRecord"])
         case Document.EVENTS:
             return _events_schema()
         case Document.PLAN:
@@ -63,27 +64,33 @@ def json_schema(document: Document) -> Schema:
 
 
 def _report_types(**values: Any) -> dict[str, Schema]:
-    """Return the types of a report and of other values, with the words that a report's texts are chosen from."""
+    """Return the schemas of the types of report.json, with the allowed values of its strings.
+
+    `values`: further types to include, by the names of their schemas.
+    """
     types = _types(report=report_json.StoredReport, **values)
     types["Finding"]["properties"]["code"]["enum"] = [str(cause) for cause in Cause]
     types["Finding"]["properties"]["confidence"]["enum"] = list(WORTHS)
     types["OutcomeDetail"] |= {"additionalProperties": True, "required": ["standings", "why"]}
     types["ReportDetail"] |= {"additionalProperties": True, "required": []}
-    # The contract has places without their statements, which only people need.
-    types["SourceLine"] = {**types["Place"], "description": "A place with its statement."}
+    # In the contract, a place has no source line. Places in stacks and calls have one.
+    types["SourceLine"] = {**types["Place"], "description": "A place with its source line."}
     for name in ("CallStack", "EnteredCall"):
-        types[name] = _renamed(types[name], 'Place"', 'SourceLine"')
-    known = {key: value for key, value in types["Place"]["properties"].items() if key != "text"}
-    types["Place"] = _closed(known, types["Place"]["description"])
+        types[name] = _rename_references(types[name], 'Place"', 'SourceLine"')
+    without_text = {key: value for key, value in types["Place"]["properties"].items() if key != "text"}
+    types["Place"] = _closed_object(without_text, types["Place"]["description"])
     return types
 
 
 def _bisect_types() -> dict[str, Schema]:
-    """Return the types of bisect.json, with the words that its texts are chosen from; `p_hang` may be missing."""
+    """Return the schemas of the types of bisect.json, with the allowed values of its strings.
+
+    `p_hang` is the only key of an answer that may be missing.
+    """
     types = _types(bisect=bisect_json.SearchRecord)
     for name, verdicts in (("StoredProbe", Status), ("Signature", (*Status, SLOW))):
-        types[name]["properties"]["verdict"] = _words(*verdicts, or_null=name == "StoredProbe")
-        types[name]["properties"]["cause"] = _words(*Cause, or_null=True)
+        types[name]["properties"]["verdict"] = _one_of(*verdicts, or_null=name == "StoredProbe")
+        types[name]["properties"]["cause"] = _one_of(*Cause, or_null=True)
     answer = types["Answer"]
     answer["required"].remove("p_hang")
     answer["properties"]["p_hang"] = answer["properties"]["p_hang"]["anyOf"][0]
@@ -91,10 +98,10 @@ def _bisect_types() -> dict[str, Schema]:
     return types
 
 
-# The keys that each event has beside the head; a name in brackets distinguishes two forms of one event.
+# The keys of each event in addition to the common keys. A name in brackets distinguishes variants of one event.
 _EVENTS: Mapping[str, Mapping[str, Any]] = {
-    "plan": {"machine": MachineFacts, "scenarios": list[events.Planned]},
-    "launch": events.Planned.__annotations__,
+    "plan": {"machine": MachineFacts, "scenarios": list[events.PlannedRun]},
+    "launch": events.PlannedRun.__annotations__,
     "phase": {"phase": str, "elapsed_s": float, "deadline_s": float | None, "ranks": list[RankProgress]},
     "look": {"rows": list[FirstSnapshot]},
     "suspect": {"text": str},
@@ -132,65 +139,68 @@ def _events_schema() -> Schema:
             "run_id": {"type": ["string", "null"]},
             "scenario": {"type": ["string", "null"]},
         }
-        types[event] = _closed({**head, **keys})
+        types[event] = _closed_object({**head, **keys})
     title = f"one line of events.jsonl and of --json, schema {events.SCHEMA}"
     top = {"oneOf": [{"$ref": f"#/$defs/{event}"} for event in values]}
-    return _whole(Document.EVENTS, title, events.SCHEMA, types, top)
+    return _document_schema(Document.EVENTS, title, events.SCHEMA, types, top)
 
 
 class _Plain(GenerateJsonSchema):
-    """A generator that leaves out titles, which only repeat the key."""
+    """Schema generator without titles, which would only repeat the keys."""
 
-    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - pydantic names it
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - the name of the parameter is pydantic's
         return False
 
 
 def _types(**values: Any) -> dict[str, Schema]:
-    """Return the schemas of these values and of all types that they hold, each object closed."""
+    """Return the schemas of these types and of all types that they refer to. Objects allow no additional keys."""
     inputs = [(name, "serialization", TypeAdapter(value)) for name, value in values.items()]
-    made, shared = TypeAdapter.json_schemas(inputs, schema_generator=_Plain)  # type: ignore[arg-type]  # str for Literal
-    types = {name.lstrip("_"): _renamed(schema, "_", "") for name, schema in shared["$defs"].items()}
-    closed = {
-        name: _closed(schema["properties"], schema.get("description", "")) if "properties" in schema else schema
+    schemas, definitions = TypeAdapter.json_schemas(inputs, schema_generator=_Plain)  # type: ignore[arg-type]  # str for Literal
+    types = {name.lstrip("_"): _rename_references(schema, "_", "") for name, schema in definitions["$defs"].items()}
+    objects = {
+        name: _closed_object(schema["properties"], schema.get("description", "")) if "properties" in schema else schema
         for name, schema in types.items()
     }
-    return closed | {str(name): schema for (name, _), schema in made.items()}
+    return objects | {str(name): schema for (name, _), schema in schemas.items()}
 
 
-def _renamed(schema: Schema, before: str, after: str) -> Schema:
-    """Return the schema with its references to types whose names begin with `before` changed."""
-    renamed: Schema = json.loads(json.dumps(schema).replace(f'"#/$defs/{before}', f'"#/$defs/{after}'))
-    return renamed
+def _rename_references(schema: Schema, before: str, after: str) -> Schema:
+    """Return the schema with `before` replaced by `after` at the start of each referenced type name."""
+    result: Schema = json.loads(json.dumps(schema).replace(f'"#/$defs/{before}', f'"#/$defs/{after}'))
+    return result
 
 
-def _closed(keys: Schema, description: str = "") -> Schema:
-    described = {"description": description} if description else {}
+def _closed_object(keys: Schema, description: str = "") -> Schema:
+    """Return the schema of an object that has exactly these keys."""
     return {
         "type": "object",
-        **described,
+        **({"description": description} if description else {}),
         "properties": keys,
         "required": list(keys),
         "additionalProperties": False,
     }
 
 
-def _words(*words: str, or_null: bool) -> Schema:
-    schema = {"type": "string", "enum": [str(word) for word in words]}
+def _one_of(*values: str, or_null: bool) -> Schema:
+    schema = {"type": "string", "enum": [str(value) for value in values]}
     return {"anyOf": [schema, {"type": "null"}]} if or_null else schema
 
 
-def _whole(document: Document, title: str, schema: int, types: dict[str, Schema], top: Schema) -> Schema:
-    """Return the schema of a document with the types that it uses. Raises KeyError for a key without a description."""
+def _document_schema(document: Document, title: str, schema: int, types: dict[str, Schema], top: Schema) -> Schema:
+    """Return the schema of a document: `top` with the definitions of all types that it uses.
+
+    Raises KeyError if a key has no description.
+    """
     source = files("nsa_harness.render.documents").joinpath("descriptions.toml")
     texts = tomllib.loads(source.read_text(encoding="utf-8"))
 
-    def described(schema: Schema, name: str) -> Schema:
+    def with_descriptions(schema: Schema, name: str) -> Schema:
         if "properties" not in schema:
             return schema
         own = texts.get(name, {})
         keys = {
             key: {
-                **described(value, name),
+                **with_descriptions(value, name),
                 "description": own.get(key) or value.get("description") or texts["any"][key],
             }
             for key, value in schema["properties"].items()
@@ -201,18 +211,18 @@ def _whole(document: Document, title: str, schema: int, types: dict[str, Schema]
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:nsa-harness:{__version__}:{document}:{schema}",
         "title": f"{title}, of nsa-harness {__version__}",
-        **described(top, str(document)),
-        "$defs": {name: described(types[name], name) for name in sorted(_used(top, types))},
+        **with_descriptions(top, str(document)),
+        "$defs": {name: with_descriptions(types[name], name) for name in sorted(_used_types(top, types))},
     }
 
 
-def _used(node: Any, types: dict[str, Schema], found: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Return `found` with the names of the types that `node` refers to."""
+def _used_types(node: Any, types: dict[str, Schema], names: frozenset[str] = frozenset()) -> frozenset[str]:
+    """Return `names` and the names of all types that `node` refers to, directly or indirectly."""
     if isinstance(node, dict):
         name = str(node.get("$ref", "")).rpartition("/")[2]
-        if name and name not in found:
-            found = _used(types[name], types, found | {name})
+        if name and name not in names:
+            names = _used_types(types[name], types, names | {name})
         node = list(node.values())
     for item in node if isinstance(node, list) else ():
-        found = _used(item, types, found)
-    return found
+        names = _used_types(item, types, names)
+    return names

@@ -24,19 +24,23 @@ from nsa_harness.texts import words
 
 
 def summary_md(report: Report, playbook: Playbook) -> str:
-    """Return the report as Markdown. The same report gives the same bytes."""
-    return "\n".join(_written(report_sections(escaped(report), playbook))) + "\n"
+    """Return the report as Markdown. Equal reports give equal text."""
+    return "\n".join(_section_lines(report_sections(escaped(report), playbook))) + "\n"
 
 
 def proof_link(path: str) -> str:
+    """Return a link to a file of the run directory, or only its path as code if the path leads out of the directory."""
     target = link_target(path)
     return markdown_link(path, target) if target else markdown_code(path)
 
 
-def _written(written: Iterable[Section]) -> Iterator[str]:
-    """Yield the lines of the sections, with an empty line between them, but not between lists: they are one list."""
+def _section_lines(parts: Iterable[Section]) -> Iterator[str]:
+    """Yield the lines of the sections, with an empty line between two sections.
+
+    Two lists in a row have no empty line between them, so that Markdown renders them as one list.
+    """
     before: Section | None = None
-    for section in written:
+    for section in parts:
         if lines := list(_lines(section)):
             if before is not None and not (isinstance(before, _LISTS) and isinstance(section, _LISTS)):
                 yield ""
@@ -55,11 +59,11 @@ def _lines(section: Section) -> Iterator[str]:
             title = f"{markdown(outcome.spec.scenario)}: {markdown(answer.title(outcome))}"
             yield from () if alone else (f'<a id="run-{number}"></a>', "")
             yield f"{'#' if alone else '##'} {words.verdict(outcome)} {title}"
-            yield from ("", *_written(inner))
+            yield from ("", *_section_lines(inner))
         case sections.Part(title=title, sections=inner, folded=True):
-            yield from (f"<details><summary>{markdown(title)}</summary>", "", *_written(inner), "", "</details>")
+            yield from (f"<details><summary>{markdown(title)}</summary>", "", *_section_lines(inner), "", "</details>")
         case sections.Part(title=title, sections=inner, chapter=chapter):
-            yield from (f"{'##' if chapter else '###'} {markdown(title)}", "", *_written(inner))
+            yield from (f"{'##' if chapter else '###'} {markdown(title)}", "", *_section_lines(inner))
         case sections.Answer(outcome=outcome):
             yield from _answer(outcome)
         case sections.Sentence(line=line, label=label):
@@ -74,7 +78,7 @@ def _lines(section: Section) -> Iterator[str]:
         case sections.Facts(items=items):
             yield from (f"- {markdown(item)}" for item in items)
         case sections.Grounds(rows=rows):
-            yield from (f"- **{label}:** {sections.joined(map(markdown, items))}" for label, items in rows)
+            yield from (f"- **{label}:** {sections.join_texts(map(markdown, items))}" for label, items in rows)
         case FindingDetails():
             yield from _finding(section)
         case sections.Command(text=text):
@@ -82,7 +86,7 @@ def _lines(section: Section) -> Iterator[str]:
         case sections.Files(items=files):
             yield from (f"- {_file(file)}: {markdown(file.remark)}" for file in files)
         case sections.Pictures() | sections.Search():
-            pass  # for the page; BISECT.md has the search
+            pass  # only for the HTML page; BISECT.md describes the bisection
         case _:
             assert_never(section)
 
@@ -125,28 +129,28 @@ def _overview_row(number: int, outcome: Outcome, in_full: bool) -> tuple[str, ..
         f"**{words.verdict(outcome)}**",
         markdown(words.headline_tag(outcome)),
         markdown(words.row_sentence(outcome)),
-        markdown(sections.joined(words.remarks(outcome))),
+        markdown(sections.join_texts(words.remarks(outcome))),
         words.wall_time(outcome),
     )
 
 
 def _place(place: Place) -> str:
     name, details = words.place_name(place), words.place_details(place)
-    return sections.joined([markdown_code(name)] * bool(name) + [markdown(details)] * bool(details))
+    return sections.join_texts([markdown_code(name)] * bool(name) + [markdown(details)] * bool(details))
 
 
 def _finding(details: FindingDetails) -> Iterator[str]:
     finding = details.finding
-    who = f", {words.ranks(finding.ranks)}" if finding.ranks else ""
-    sure = f"{details.severity.value}, {words.certainty(finding.confidence)}"
-    yield f"- **{markdown(finding.code)}** ({sure}{who}): {markdown(finding.claim)}"
+    ranks = f", {words.ranks(finding.ranks)}" if finding.ranks else ""
+    grades = f"{details.severity.value}, {words.certainty(finding.confidence)}"
+    yield f"- **{markdown(finding.code)}** ({grades}{ranks}): {markdown(finding.claim)}"
     if finding.place:
         yield f"  - place: {_place(finding.place)}"
     if not details.is_cause:
-        yield from (f"  - left open: {markdown(text)}" for text in finding.left_open)
+        yield from (f"  - open question: {markdown(text)}" for text in finding.left_open)
     if finding.advice and not details.is_cause:
         yield f"  - do: {markdown(finding.advice)}"
-    yield f"  - proof: {sections.joined(map(proof_link, finding.proof)) or 'no file'}"
+    yield f"  - proof: {sections.join_texts(map(proof_link, finding.proof)) or 'no file'}"
 
 
 def _file(file: sections.File) -> str:
@@ -154,21 +158,25 @@ def _file(file: sections.File) -> str:
 
 
 def _stack_texts(stacks: tuple[CallStack, ...]) -> Iterator[list[str]]:
-    """Yield each stack as lines, and after stacks with common callers these callers once."""
+    """Yield each stack as a block of lines.
+
+    Frames that several stacks have in common are shown once, in a block after these stacks.
+    """
     for tree in stack_trees(stacks):
-        yield from (list(answer.stack_lines(stack, len(tree.frames))) for stack in _ends(tree))
+        yield from (list(answer.stack_lines(stack, len(tree.frames))) for stack in _stacks_below(tree))
         if tree.ends is None:
-            inside = f", in {tree.diverges_in.function}" if tree.diverges_in and tree.diverges_in.function else ""
-            above = f"; {words.ranks(tree.ranks)} were called alike from" if tree.frames else ""
-            shared = (line for frame in reversed(tree.frames) for line in _frame_lines(frame))
-            yield [f"here the ranks part{inside}{above}", *shared]
+            inside = f" in {tree.diverges_in.function}" if tree.diverges_in and tree.diverges_in.function else ""
+            callers = f"; common callers of {words.ranks(tree.ranks)}:" if tree.frames else ""
+            common_frames = (line for frame in reversed(tree.frames) for line in _frame_lines(frame))
+            yield [f"the ranks diverge here{inside}{callers}", *common_frames]
 
 
-def _ends(node: StackNode) -> Iterator[CallStack]:
+def _stacks_below(node: StackNode) -> Iterator[CallStack]:
+    """Yield the stacks of all leaves below the node."""
     if node.ends is not None:
         yield node.ends
     for subtree in node.subtrees:
-        yield from _ends(subtree)
+        yield from _stacks_below(subtree)
 
 
 def _frame_lines(frame: Place) -> Iterator[str]:

@@ -40,7 +40,7 @@ class ExperimentScreen(Listener):
     ) -> None:
         """`live`: redraw a line, if the stream allows it."""
         self._paint = Paint(stream, os.environ if environ is None else environ, self.styles, live=live)
-        self._writer = Writer(stream, self.frame if self._paint.lively else None)
+        self._writer = Writer(stream, self.frame if self._paint.supports_live_view else None)
         self._clock_s = clock_s
         self._lock = Lock()  # between the calls and the frame
         self._running: tuple[str, float] | None = None
@@ -64,13 +64,13 @@ class ExperimentScreen(Listener):
         with self._harmless():
             with self._lock:
                 self._running = None if text is None else (escape(text), self._clock_s())
-            if self._paint.lively:
+            if self._paint.supports_live_view:
                 self._writer.start()
 
     def on_interrupt(self, count: int) -> None:
         with self._harmless():
             self._interrupts = count
-            self._writer.write(f"{self._paint.bare(f'  {self.interruptions[min(count, 2) - 1]}')}\n")
+            self._writer.write(f"{self._paint.without_colour(f'  {self.interruptions[min(count, 2) - 1]}')}\n")
 
     def settle(self) -> None:
         """Return when everything shown so far is on the stream."""
@@ -96,14 +96,14 @@ class ExperimentScreen(Listener):
             self._running = None
 
     def _drawn(self, line: str) -> str:
-        return self._paint.painted(cropped(line, self._width - 1))  # a full line would wrap when the window shrinks
+        return self._paint.colour(cropped(line, self._width - 1))  # a full line would wrap when the window shrinks
 
     @property
     def _width(self) -> int:
         return self._paint.size[0]
 
     def _print(self, lines: Iterable[str]) -> None:
-        self._writer.write("".join(f"{self._paint.painted(line)}\n" for line in lines))
+        self._writer.write("".join(f"{self._paint.colour(line)}\n" for line in lines))
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:

@@ -215,7 +215,7 @@ class BisectScreen(ExperimentScreen):
             now_s, left = self._clock_s(), len(round_.subsets)
             with self._lock:
                 self._round = _Running(round=round_, report=report, since_s=now_s, left=left, left_s=left_s)
-            if self._paint.lively:
+            if self._paint.supports_live_view:
                 self._writer.start()
 
     def probed(self, probe: ProbeReport, report: BisectReport) -> None:
@@ -244,7 +244,7 @@ class BisectScreen(ExperimentScreen):
                 if waiting is not None:
                     self._waits[n] = (waiting, self._clock_s())
             is_long = waiting is not None and waiting.left_s >= _WORTH_A_LINE_S and n not in self._reported
-            if waiting is not None and is_long and not self._paint.lively:
+            if waiting is not None and is_long and not self._paint.supports_live_view:
                 self._reported.add(n)
                 self.note(f"probe {n}: {waiting_text(waiting)}")
 

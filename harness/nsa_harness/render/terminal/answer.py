@@ -1,55 +1,61 @@
-"""The answer on a terminal: the last lines of a run that did not pass, so few that the smallest screen holds them.
+"""The answer on a terminal: the last lines of a run that did not pass.
 
-It has the same parts as the answer in the documents, but the terminal has no room for all of each part.
+The answer has the same parts as in the documents, but it must fit on the smallest screen. If there is too little room,
+call stacks and table rows are dropped first; the advice is shortened last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
 
 from nsa_harness.core.report import Outcome, Status
 from nsa_harness.render import answer
-from nsa_harness.render.terminal.layout import cropped, labelled, padded, paragraph, table
+from nsa_harness.render.terminal.layout import NARROW, command, cropped, labelled, padded, paragraph, table, table_width
 from nsa_harness.render.text import escaped
 from nsa_harness.texts import words
 from nsa_harness.texts.words import meaning
 
-MAX_LINES = 13  # of the whole answer on 80 columns; below it are the next command and the run directory
+MAX_LINES = 13  # of the answer on 80 columns; the next command and the path of the page follow
 ANSWER_LABEL_WIDTH = 10
-_MAX_STACKS = 3
 _FUNCTION_COLUMNS = 24
+_MIN_CELL_COLUMNS = 16  # a table cell is not shortened below this width
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Form:
-    """How much of each part is shown."""
+class _Budget:
+    """How much of each part of the answer is shown."""
 
     sentence: int  # lines
-    frames: int  # of each stack
+    stacks: int
+    frames: int  # per stack
     ranks: int  # rows of the table
     advice: int  # lines
-    left_open: int  # other readings
-    others: bool  # another finding, and how the run ended
-    spaced: bool  # an empty line between the parts
+    open_questions: int
+    has_extras: bool  # one more finding, and how the run ended
+    has_gaps: bool  # an empty line between the parts
 
 
-_FORMS = (
-    _Form(sentence=4, frames=4, ranks=4, advice=4, left_open=3, others=True, spaced=True),
-    _Form(sentence=4, frames=3, ranks=4, advice=4, left_open=3, others=True, spaced=True),
-    _Form(sentence=4, frames=2, ranks=4, advice=4, left_open=3, others=True, spaced=True),
-    _Form(sentence=4, frames=2, ranks=4, advice=4, left_open=3, others=True, spaced=False),
-    _Form(sentence=4, frames=2, ranks=3, advice=2, left_open=2, others=True, spaced=False),
-    _Form(sentence=4, frames=1, ranks=3, advice=2, left_open=2, others=True, spaced=False),
-    _Form(sentence=3, frames=1, ranks=2, advice=2, left_open=1, others=False, spaced=False),
-    _Form(sentence=2, frames=1, ranks=2, advice=1, left_open=0, others=False, spaced=False),
+# The first budget whose answer fits is used.
+_BUDGETS = (
+    _Budget(sentence=4, stacks=3, frames=4, ranks=4, advice=6, open_questions=3, has_extras=True, has_gaps=True),
+    _Budget(sentence=4, stacks=3, frames=3, ranks=4, advice=6, open_questions=3, has_extras=True, has_gaps=True),
+    _Budget(sentence=4, stacks=3, frames=2, ranks=4, advice=6, open_questions=3, has_extras=True, has_gaps=True),
+    _Budget(sentence=4, stacks=3, frames=2, ranks=4, advice=6, open_questions=3, has_extras=True, has_gaps=False),
+    _Budget(sentence=4, stacks=3, frames=2, ranks=3, advice=6, open_questions=2, has_extras=True, has_gaps=False),
+    _Budget(sentence=4, stacks=3, frames=1, ranks=3, advice=6, open_questions=2, has_extras=True, has_gaps=False),
+    _Budget(sentence=4, stacks=3, frames=1, ranks=2, advice=6, open_questions=1, has_extras=False, has_gaps=False),
+    _Budget(sentence=4, stacks=2, frames=1, ranks=2, advice=6, open_questions=1, has_extras=False, has_gaps=False),
+    _Budget(sentence=4, stacks=1, frames=1, ranks=2, advice=6, open_questions=1, has_extras=False, has_gaps=False),
+    _Budget(sentence=4, stacks=1, frames=1, ranks=2, advice=4, open_questions=0, has_extras=False, has_gaps=False),
+    _Budget(sentence=3, stacks=1, frames=1, ranks=2, advice=3, open_questions=0, has_extras=False, has_gaps=False),
 )
 
 
 def headline(outcome: Outcome) -> str:
-    """Return "HANG  NAME   deadlock · likely cause · 5.2 s after the last progress"."""
+    """Return "HANG  train   deadlock · likely cause · 7.0 s after the last progress"."""
     return f"{words.verdict(outcome)}  {outcome.spec.scenario}   {answer.title(outcome)}"
 
 
@@ -57,34 +63,35 @@ def answer_lines(outcome: Outcome, width: int) -> list[str]:
     """Return what is wrong, where, which rank waits for which, and what to do: as much of each as fits."""
     outcome = escaped(outcome)
     lines: list[str] = []
-    for form in _FORMS:
-        lines = _lines_in_form(outcome, form, width)
+    for budget in _BUDGETS:
+        lines = _lines_within(outcome, budget, width)
         if len(lines) <= MAX_LINES:
             break
     return lines
 
 
-def _lines_in_form(outcome: Outcome, form: _Form, width: int) -> list[str]:
+def _lines_within(outcome: Outcome, budget: _Budget, width: int) -> list[str]:
+    sentence = paragraph(answer.sentence(outcome.verdict.summary), width, "  ")
     parts = (
         list(at_most(2, paragraph(headline(outcome), width, "", "      "), width)),
-        list(at_most(form.sentence, paragraph(answer.sentence(outcome.verdict.summary), width, "  "), width)),
-        [*_look_at(outcome, width), *_stacks(outcome, form.frames, width)],
-        list(ranks_table(outcome, form.ranks, width)),
-        list(_to_do(outcome, form, width)),
+        list(at_most(budget.sentence, sentence, width)),
+        [*_look_at(outcome, width), *_stacks(outcome, budget, width)],
+        list(ranks_table(outcome, budget.ranks, width, shorten=True)),
+        list(_what_to_do(outcome, budget, width)),
     )
-    between = [""] if form.spaced else []
-    lines = [line for part in parts if part for line in (*between, *part)]
-    return lines[len(between) :]
+    gap = [""] if budget.has_gaps else []
+    lines = [line for part in parts if part for line in (*gap, *part)]
+    return lines[len(gap) :]
 
 
-def at_most(most: int, lines: Iterable[str], width: int) -> Iterator[str]:
-    """Yield at most `most` lines; mark the last with … if more follow."""
-    kept = list(lines)
-    yield from kept[: most - 1]
-    if len(kept) > most:
-        yield cropped(f"{kept[most - 1]} …", width)
+def at_most(limit: int, lines: Iterable[str], width: int) -> Iterator[str]:
+    """Yield at most `limit` lines. If more follow, the last line ends in "…"."""
+    every_line = list(lines)
+    yield from every_line[: limit - 1]
+    if len(every_line) > limit:
+        yield cropped(f"{every_line[limit - 1]} …", width)
     else:
-        yield from kept[most - 1 :]
+        yield from every_line[limit - 1 :]
 
 
 def _look_at(outcome: Outcome, width: int) -> Iterator[str]:
@@ -92,22 +99,26 @@ def _look_at(outcome: Outcome, width: int) -> Iterator[str]:
     place = outcome.culprit.place if outcome.culprit else None
     if place is None:
         return
-    first = [frame for stack in outcome.stacks[:1] for frame in stack.frames[:1]]
-    if any((frame.file, frame.line) == (place.file, place.line) for frame in first):
+    innermost = [frame for stack in outcome.stacks[:1] for frame in stack.frames[:1]]
+    if any((frame.file, frame.line) == (place.file, place.line) for frame in innermost):
         return
+    name = answer.short_names([place])(place)
     source = f"▸ {words.statement(place)}" if place.text else ""
-    known = (answer.short_names([place])(place), words.place_details(place), source)
-    yield cropped(f"    look at {'   '.join(part for part in known if part)}", width)
+    for details in (words.place_details(place), place.function):
+        line = f"    look at {'   '.join(part for part in (name, details, source) if part)}"
+        if cell_len(line) <= width:
+            break
+    yield cropped(line, width)
 
 
-def _stacks(outcome: Outcome, frames: int, width: int) -> Iterator[str]:
-    """Yield the innermost frames of each stack, in columns; the owner is beside the first frame."""
-    stacks = outcome.stacks[:_MAX_STACKS]
-    name = answer.names_of(stacks)
+def _stacks(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
+    """Yield the innermost frames of each stack, in columns. The stack's owner is next to its first frame."""
+    stacks = outcome.stacks[: budget.stacks]
+    name = answer.frame_namer(stacks)
     rows = [
         ("" if number else answer.stack_owner(stack), name(frame), frame.function or "", number, words.statement(frame))
         for stack in stacks
-        for number, frame in enumerate(stack.frames[:frames])
+        for number, frame in enumerate(stack.frames[: budget.frames])
     ]
     if not rows:
         return
@@ -123,30 +134,51 @@ def _stacks(outcome: Outcome, frames: int, width: int) -> Iterator[str]:
         yield cropped(f"    {'   '.join(cells)}".rstrip(), width)
 
 
-def ranks_table(outcome: Outcome, most: int, width: int) -> Iterator[str]:
-    """Yield a table of at most `most` rows. The rows of culprits come before all others if not every row fits."""
+def ranks_table(outcome: Outcome, max_rows: int, width: int, *, shorten: bool = False) -> Iterator[str]:
+    """Yield the table of ranks. If there are more than `max_rows` rows, culprits are shown first.
+
+    `shorten`: cut the middle out of long cells, so that the table fits the width.
+    """
     head, rows, culprits = answer.rank_table(outcome)
-    numbered = sorted(range(len(rows)), key=lambda number: not culprits[number])[:most]
-    shown = [(*rows[number], "◀ culprit" if culprits[number] else "") for number in sorted(numbered)]
-    if shown:
-        yield from table((*head, ""), shown, width)
-    if len(rows) > len(shown):
-        yield from paragraph(f"{len(rows) - len(shown)} more rows; -v shows them", width, "  ")
+    head = (*head, "")
+    marked = [(*row, "◀ culprit" if culprit else "") for row, culprit in zip(rows, culprits, strict=True)]
+    numbers = sorted(range(len(rows)), key=lambda number: not culprits[number])[:max_rows]
+    visible: Sequence[Sequence[str]] = [marked[number] for number in sorted(numbers)]
+    if visible and shorten and width >= NARROW:
+        visible = _with_shorter_cells(head, visible, width)
+    if visible:
+        yield from table(head, visible, width)
+    if len(rows) > len(visible):
+        yield from paragraph(f"{words.plural(len(rows) - len(visible), 'more row')}: use -v", width, "  ")
 
 
-def _to_do(outcome: Outcome, form: _Form, width: int) -> Iterator[str]:
+def _with_shorter_cells(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Sequence[Sequence[str]]:
+    """Return the rows with the middle cut out of the cells of the widest column, if the table is too wide."""
+    too_many = table_width(head, rows) - width
+    if too_many <= 0:
+        return rows
+    columns = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    widest = columns.index(max(columns))
+    limit = max(columns[widest] - too_many, _MIN_CELL_COLUMNS)
+    return [(*row[:widest], words.middle(row[widest], limit), *row[widest + 1 :]) for row in rows]
+
+
+def _what_to_do(outcome: Outcome, budget: _Budget, width: int) -> Iterator[str]:
+    """Yield the advice, open questions, the cause, and, if there is room, another finding and how the run ended."""
     cause = answer.cause_of(outcome)
     if outcome.verdict.status is Status.SKIP:
         return
     label, advice = ("do", cause.advice) if cause else ("means", meaning(outcome))
-    yield from at_most(form.advice, labelled(label, advice, width, ANSWER_LABEL_WIDTH), width)
-    for text in cause.left_open[: form.left_open] if cause else ():
-        yield from at_most(1, labelled("or", text, width, ANSWER_LABEL_WIDTH), width)
+    yield from at_most(budget.advice, labelled(label, advice, width, ANSWER_LABEL_WIDTH), width)
+    for text in cause.left_open[: budget.open_questions] if cause else ():
+        yield from at_most(2, labelled("open", text, width, ANSWER_LABEL_WIDTH), width)
     if cause is not None:
-        explain = f"{cause.code} · nsa-harness explain {cause.code}"
-        yield from at_most(1, labelled("cause", explain, width, ANSWER_LABEL_WIDTH), width)
-    if form.others:
-        for finding in answer.others(outcome)[:1]:
+        explain = f"nsa-harness explain {cause.code}"
+        both = f"{cause.code} · {explain}"
+        has_room = cell_len(both) + ANSWER_LABEL_WIDTH + 2 <= width
+        yield from command("cause", both if has_room else explain, width, ANSWER_LABEL_WIDTH)
+    if budget.has_extras:
+        for finding in answer.other_findings(outcome)[:1]:
             text = f"{finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
             yield from at_most(1, labelled("also", text, width, ANSWER_LABEL_WIDTH), width)
         yield from at_most(1, labelled("ended", outcome.ended, width, ANSWER_LABEL_WIDTH), width)

@@ -1,7 +1,7 @@
-"""Lines of a given width: paragraphs, labelled paragraphs and tables that fit 40, 80 or 120 columns.
+"""Paragraphs, labelled paragraphs and tables as lines of a given width, such as 40, 80 or 120 columns.
 
-Widths are columns on the screen: a wide character counts twice. A word wider than the line is not broken, because a
-broken path or command cannot be copied; the terminal wraps it.
+A width is a number of screen columns; a wide character (East Asian) takes two. A word that is wider than the line stays
+in one piece, because a broken path or command cannot be copied. The terminal wraps it.
 """
 
 from __future__ import annotations
@@ -11,29 +11,36 @@ from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-NARROW = 60  # columns; on a narrower screen a text is below its label
+NARROW = 60  # columns; on a narrower screen, a label has a line of its own above its text
 LABEL_WIDTH = 14
-# No line begins with a separator, and a unit stays with its number.
+# Spaces that never become line breaks: before a separator, and between a number and its unit.
 _GLUE = re.compile(r" (?=[·→] )|(?<=[0-9]) (?=(?:s|min|h|MB|GB|ranks?)\b)")
 
 
 def paragraph(text: str, width: int, first: str = "", rest: str | None = None) -> Iterator[str]:
-    """Yield lines of at most `width`; `first` indents the first line, `rest` the others."""
+    """Yield the text as lines of at most `width` columns.
+
+    `first`: text in front of the first line, such as a label.
+    `rest`: text in front of every other line. Default: the same as `first`.
+    """
     indent, hanging = first, first if rest is None else rest
     line = ""
-    for glued in _GLUE.sub("\N{NO-BREAK SPACE}", text).split(" "):
-        word = glued.replace("\N{NO-BREAK SPACE}", " ")
-        grown = f"{line} {word}" if line else word
-        if line and cell_len(indent + grown) > width:
+    for part in _GLUE.sub("\N{NO-BREAK SPACE}", text).split(" "):
+        word = part.replace("\N{NO-BREAK SPACE}", " ")
+        longer = f"{line} {word}" if line else word
+        if line and cell_len(indent + longer) > width:
             yield (indent + line).rstrip()
             indent, line = hanging, word
         else:
-            line = grown
+            line = longer
     yield (indent + line).rstrip()
 
 
 def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield "  cause        ready_twice (certain)". On a narrow screen the text is below its label; "" yields none."""
+    """Yield "  cause        ready_twice (certain)", wrapped if needed. Yield nothing if `text` is empty.
+
+    On a screen narrower than `NARROW` columns, the label has a line of its own above the text.
+    """
     if text and width >= NARROW:
         yield from paragraph(text, width, f"  {label:<{label_width}}", " " * (label_width + 2))
     elif text:
@@ -42,7 +49,7 @@ def labelled(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) 
 
 
 def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -> Iterator[str]:
-    """Yield a command or path in one piece, so that it can be copied; "" yields no line."""
+    """Yield a label and a command or path, which stays on one line to be copied. Yield nothing if `text` is empty."""
     line = f"  {label:<{label_width}}{text}"
     if text and width >= NARROW and cell_len(line) <= width:
         yield line
@@ -52,15 +59,16 @@ def command(label: str, text: str, width: int, label_width: int = LABEL_WIDTH) -
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str = "  ") -> Iterator[str]:
-    """Yield a table. A head that ends in a colon aligns its column to the right; an empty head is a column of remarks.
+    """Yield the lines of a table.
 
-    If the table is too wide, each row becomes a list.
+    `head`: the column names. A name that ends in a colon aligns its column to the right. A column with an empty name
+    contains remarks. If the table is wider than `width`, each row becomes a list of "name  cell" lines.
     """
     names = [name.rstrip(":") for name in head]
-    columns = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
-    if cell_len(indent) + sum(columns) + 3 * (len(columns) - 1) > width:
-        yield from _listed(names, rows, width, indent)
+    if table_width(head, rows, indent) > width:
+        yield from _rows_as_lists(names, rows, width, indent)
         return
+    columns = _column_widths(names, rows)
     for cells in (names, *rows):
         line = [
             padded(cell, column, right=name.endswith(":"))
@@ -69,22 +77,33 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent
         yield (indent + "   ".join(line)).rstrip()
 
 
+def table_width(head: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "  ") -> int:
+    """Return how many columns `table` needs if it does not turn the rows into lists."""
+    columns = _column_widths([name.rstrip(":") for name in head], rows)
+    return cell_len(indent) + sum(columns) + 3 * (len(columns) - 1)
+
+
+def _column_widths(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
+
+
 def cropped(text: str, width: int) -> str:
-    """Return at most `width` columns of the text, for lines that must not wrap."""
+    """Return the text, or its first `width - 1` columns and "…" if it is wider than `width`."""
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
 def bar(share: float, columns: int) -> str:
-    """Return a bar of at least one character, so that a short time is visible too."""
+    """Return a bar that fills `share` (0 to 1) of `columns`. It has at least one character, so that it is visible."""
     return "━" * max(1, round(min(max(share, 0.0), 1.0) * columns))
 
 
 def padded(text: str, columns: int, *, right: bool = False) -> str:
+    """Return the text filled with spaces to `columns`. `right`: put the spaces in front of the text."""
     space = " " * (columns - cell_len(text))
     return space + text if right else text + space
 
 
-def _listed(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str) -> Iterator[str]:
+def _rows_as_lists(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str) -> Iterator[str]:
     label_width = max(map(cell_len, names[1:]), default=0) + 2
     for row in rows:
         remarks = [cell for name, cell in zip(names, row, strict=True) if cell and not name]

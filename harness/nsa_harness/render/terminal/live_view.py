@@ -1,4 +1,4 @@
-"""The live view: the running attempts as lines, a pure function of the values and the size of the screen."""
+"""The live view of the running attempts, as a pure function of their progress and the size of the screen."""
 
 from __future__ import annotations
 
@@ -13,159 +13,170 @@ from nsa_harness.render.terminal.layout import NARROW, cropped, paragraph
 from nsa_harness.render.text import escape
 from nsa_harness.texts import words
 
-MAX_RANKS = 8  # of one attempt
-_NAME_COLUMNS, _MODULE_COLUMNS = 12, 12  # minimum widths; a narrower module is not shown
-_ONCE = "interrupted: taking stacks, ending the processes, writing the report; once more kills at once"
-_TWICE = "interrupted twice: killing now; `nsa-harness report` judges what was seen"
+MAX_RANKS = 8  # rows per attempt
+_NAME_COLUMNS, _MODULE_COLUMNS = 12, 12  # minimum widths; a module is not shown in less
+_ONCE = "interrupted: reading stacks, ending the processes, writing the report; Ctrl-C again kills at once"
+_TWICE = "interrupted twice: killing now; `nsa-harness report` judges what was recorded"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """One running attempt."""
+    """An attempt that is running."""
 
     name: str
     phase: str
     progress: Progress
-    suspicion: str | None = None
+    stall: str | None = None  # its description, while no rank makes progress
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """One attempt that has its verdict."""
+    """An attempt that has a verdict."""
 
     status: Status
     expected: bool
-    counts: bool  # False for an attempt that a later one replaces
+    counts: bool  # False if a later attempt replaces this one
     took_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
+    """Everything that the live view shows."""
+
     running: tuple[Running, ...]
     ended: tuple[Ended, ...]
-    planned: int  # runs, without what is skipped
-    left_s: float | None
-    interrupts: int
+    run_count: int  # planned runs that are not skipped
+    left_s: float | None  # estimated time until the last run ends; None if unknown
+    interrupts: int  # number of SIGINT and SIGTERM so far
 
 
 def view_lines(view: View, width: int, height: int) -> list[str]:
-    """Return at most `height` lines of `width` columns. If not all fit, the ranks without progress for longest stay."""
+    """Return at most `height` lines of at most `width` columns.
+
+    If there is no room for every rank, the ranks that have made no progress for the longest time are shown.
+    """
     if not view.running:
         return []
     tail = [*_plan_lines(view, width), *interrupted_lines(view.interrupts, width)][: max(height - 2, 0)]
-    heads = [[_head(running, width), *_suspicion(running, width)] for running in view.running]
+    heads = [[_head(running, width), *_stall_lines(running, width)] for running in view.running]
     spare = height - len(tail) - sum(map(len, heads))
-    shown = min(max(spare // len(heads), 0), MAX_RANKS + 1)
+    rows_each = min(max(spare // len(heads), 0), MAX_RANKS + 1)
     body = [
         line
         for head, running in zip(heads, view.running, strict=True)
-        for line in (*head, *_ranks(running.progress.ranks, shown, width))
+        for line in (*head, *_rank_lines(running.progress.ranks, rows_each, width))
     ]
     room = height - len(tail)
     if len(body) > room:
         body = [
             *body[: max(room - 1, 0)],
-            cropped(f"  {words.plural(len(heads), 'run')} at once, not all shown", width),
+            cropped(f"  {words.plural(len(heads), 'run')} in parallel, not all shown", width),
         ]
     return [*body, *tail][: max(height, 0)]
 
 
 def interrupted_lines(interrupts: int, width: int) -> list[str]:
-    """Return what Ctrl-C or TERM does: the first ends the run in order, the second kills."""
+    """Return lines that explain what nsa-harness does after the first and after the second Ctrl-C or SIGTERM."""
     if interrupts == 0:
         return []
     return [cropped(line, width) for line in paragraph(_ONCE if interrupts == 1 else _TWICE, width, "  ")]
 
 
 def _plan_lines(view: View, width: int) -> Iterator[str]:
-    """Yield "5 of 12 done · about 2 min left · 4 PASS · 1 HANG · 1 not as expected"; nothing for a single run."""
+    """Yield "5 of 12 done · about 2 min left · 4 PASS · 1 HANG · 1 not as expected".
+
+    If only one run is planned, yield nothing.
+    """
     final = [attempt for attempt in view.ended if attempt.counts]
-    done = sum(attempt.status is not Status.SKIP for attempt in final)
-    planned = max(view.planned, done + len(view.running))
-    if planned < 2:
+    done_count = sum(attempt.status is not Status.SKIP for attempt in final)
+    run_count = max(view.run_count, done_count + len(view.running))
+    if run_count < 2:
         return
-    given = [(status, sum(attempt.status is status for attempt in final)) for status in words.LOUDEST_FIRST]
-    surprises = sum(not attempt.expected for attempt in final)
-    parts = [f"{done} of {planned} done"]
-    parts += [f"about {_rounded(view.left_s)} left"] if view.left_s is not None else []
-    parts += [f"{count} {status.value}" for status, count in given if count]
-    parts += [f"{surprises} not as expected"] if surprises else []
+    by_verdict = [(status, sum(attempt.status is status for attempt in final)) for status in words.LOUDEST_FIRST]
+    unexpected = sum(not attempt.expected for attempt in final)
+    parts = [f"{done_count} of {run_count} done"]
+    parts += [f"about {_rough_seconds(view.left_s)} left"] if view.left_s is not None else []
+    parts += [f"{count} {status.value}" for status, count in by_verdict if count]
+    parts += [f"{unexpected} not as expected"] if unexpected else []
     line = " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
     yield from (cropped(text, width) for text in paragraph(line, width, "  "))
 
 
-def _rounded(seconds: float) -> str:
-    """Return the estimate without tenths."""
+def _rough_seconds(seconds: float) -> str:
+    """Return an estimated time without tenths of a second, at least "1 s"."""
     return f"{max(round(seconds), 1)} s" if seconds < 99.5 else words.seconds(float(round(seconds)))
 
 
 def _head(running: Running, width: int) -> str:
-    """Return name, phase, time and time left; a narrow line drops the last of them first."""
+    """Return name, phase, elapsed time and time left. If the line is narrow, the last of these are left out."""
     progress = running.progress
     remarks = [escape(running.phase), words.seconds(progress.elapsed_s)]
     if progress.deadline_s is not None:
         left_s = max(progress.deadline_s - progress.elapsed_s, 0.0)
         remarks.append(f"at most {words.seconds(left_s)} left")
     name = escape(running.name)
-    while remarks and 2 + min(cell_len(name), _NAME_COLUMNS) + cell_len(_remarks_text(remarks)) > width:
+    while remarks and 2 + min(cell_len(name), _NAME_COLUMNS) + cell_len(_join_remarks(remarks)) > width:
         remarks.pop()
-    text = _remarks_text(remarks)
+    text = _join_remarks(remarks)
     return cropped(f"  {cropped(name, max(width - cell_len(text) - 2, 0))}{text}", width)
 
 
-def _remarks_text(remarks: Sequence[str]) -> str:
+def _join_remarks(remarks: Sequence[str]) -> str:
     return f"   {' · '.join(remarks)}" if remarks else ""
 
 
-def _suspicion(running: Running, width: int) -> list[str]:
-    if running.suspicion is None:
+def _stall_lines(running: Running, width: int) -> list[str]:
+    if running.stall is None:
         return []
-    lines = list(paragraph(f"stall   {escape(running.suspicion)}", width, "    ", "            "))
+    lines = list(paragraph(f"stall   {escape(running.stall)}", width, "    ", "            "))
     return [cropped(line, width) for line in (lines if width >= NARROW else lines[:3])]
 
 
-def _ranks(ranks: Sequence[RankProgress], lines: int, width: int) -> Iterator[str]:
-    """Yield a row for each rank. If not all fit, the ranks without progress for longest stay."""
-    fits = len(ranks) <= min(lines, MAX_RANKS)
-    shown = len(ranks) if fits else max(lines - 1, min(lines, 1))
-    quietest = sorted(ranks, key=lambda rank: -(rank.no_progress_s or 0.0))[:shown]
-    yield from _rows(sorted(quietest, key=lambda rank: rank.rank), width)
-    if shown < min(lines, len(ranks)):
-        omitted = len(ranks) - shown
-        yield cropped(f"    {words.plural(omitted, 'more rank')}, with progress since", width)
+def _rank_lines(ranks: Sequence[RankProgress], max_lines: int, width: int) -> Iterator[str]:
+    """Yield one row per rank, at most `max_lines`.
+
+    If not all ranks fit, show those that have made no progress for the longest time, and count the others.
+    """
+    all_fit = len(ranks) <= min(max_lines, MAX_RANKS)
+    row_count = len(ranks) if all_fit else max(max_lines - 1, min(max_lines, 1))
+    slowest = sorted(ranks, key=lambda rank: -(rank.no_progress_s or 0.0))[:row_count]
+    yield from _rows(sorted(slowest, key=lambda rank: rank.rank), width)
+    if row_count < min(max_lines, len(ranks)):
+        more = len(ranks) - row_count
+        yield cropped(f"    {words.plural(more, 'more rank')}, with later progress", width)
 
 
 def _rows(ranks: Sequence[RankProgress], width: int) -> Iterator[str]:
-    """Yield aligned rows. A narrow screen drops the module first, then memory and step."""
+    """Yield aligned rows. On a narrow screen, the module is left out first, then the memory, then the step."""
     gap = "   " if width >= NARROW else "  "
     indent = " " * (len(gap) + 1)
     columns = [
         _column([f"rank {rank.rank}" for rank in ranks], 6),
         _column([escape(rank.phase) for rank in ranks], 8),
-        _column([_quiet(rank) for rank in ranks], 12),
+        _column([_time_without_progress(rank) for rank in ranks], 12),
         _column([f"step {rank.step}" for rank in ranks], 6),
         _column(["" if rank.rss_bytes is None else words.size(rank.rss_bytes) for rank in ranks], 6),
     ]
-    rows = [indent + gap.join(cells) for cells in zip(*_fitting(columns, gap, width), strict=True)]
+    rows = [indent + gap.join(cells) for cells in zip(*_columns_that_fit(columns, gap, width), strict=True)]
     for row, rank in zip(rows, ranks, strict=True):
         room = width - cell_len(row) - len(gap)
         module = escape(rank.module or "")
-        whole = f"{row}{gap}{cropped(module, room)}" if module and room >= _MODULE_COLUMNS else row
-        yield cropped(whole.rstrip(), width)
+        line = f"{row}{gap}{cropped(module, room)}" if module and room >= _MODULE_COLUMNS else row
+        yield cropped(line.rstrip(), width)
 
 
-def _fitting(columns: Sequence[list[str]], gap: str, width: int) -> Sequence[list[str]]:
-    """Return as many columns as fit, at least three."""
+def _columns_that_fit(columns: Sequence[list[str]], gap: str, width: int) -> Sequence[list[str]]:
+    """Return the first columns that fit the width, at least three."""
     while len(columns) > 3 and 1 + sum(len(gap) + cell_len(column[0]) for column in columns if column) > width:
         columns = columns[:-1]
     return columns
 
 
-def _column(cells: Sequence[str], least: int) -> list[str]:
-    """Return the cells padded to a width that changes rarely, so that rows do not jump."""
-    wide = max([least, *map(cell_len, cells)])
-    return [cell + " " * (wide - cell_len(cell)) for cell in cells]
+def _column(cells: Sequence[str], min_width: int) -> list[str]:
+    """Return the cells padded to one width. `min_width` keeps the width the same from frame to frame."""
+    column_width = max([min_width, *map(cell_len, cells)])
+    return [cell + " " * (column_width - cell_len(cell)) for cell in cells]
 
 
-def _quiet(rank: RankProgress) -> str:
+def _time_without_progress(rank: RankProgress) -> str:
     return "nothing yet" if rank.no_progress_s is None else f"no progress {words.seconds(rank.no_progress_s)}"

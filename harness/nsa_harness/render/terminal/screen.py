@@ -1,4 +1,4 @@
-"""The lines that the terminal shows: pure functions of the values and the width."""
+"""The lines that the terminal prints for each event of a run, as pure functions of the event and the width."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+
+from rich.cells import cell_len
 
 from nsa_harness.core.comparison.decisions import Playbook, next_commands, playbook_for
 from nsa_harness.core.comparison.hypotheses import Answer, answers, worth_a_row
@@ -23,21 +25,23 @@ from nsa_harness.render.text import escape, escaped
 from nsa_harness.texts import words
 
 BAR_COLUMNS = 20
-MIN_SHOWN_S = 2.0  # shorter times without progress are normal
+MIN_SHOWN_S = 2.0  # a shorter time without progress is normal and is not shown
 _RESULT_WIDTH = 12  # fits "not tested"
-MAX_ROWS = 16  # of a table; SUMMARY.md has all
+MAX_ROWS = 16  # rows of a table; SUMMARY.md contains the whole table
 
 
 def plan_lines(version: str, facts: MachineFacts, specs: Sequence[RunSpec | Skip], width: int) -> Iterator[str]:
-    facts, planned = escaped((facts, tuple(specs)))
+    """Yield the version and the machine, and for several runs how many there are."""
+    facts, specs = escaped((facts, tuple(specs)))
     yield from paragraph(f"nsa-harness {version} · {words.machine_line(facts)}", width, "", "  ")
-    skipped = sum(isinstance(spec, Skip) for spec in planned)
-    if len(planned) > 1:
-        remark = f" · {skipped} cannot run here" if skipped else ""
-        yield from paragraph(f"{words.plural(len(planned) - skipped, 'run')} to do{remark}", width)
+    skip_count = sum(isinstance(spec, Skip) for spec in specs)
+    if len(specs) > 1:
+        remark = f" · {skip_count} cannot run on this machine" if skip_count else ""
+        yield from paragraph(f"{words.plural(len(specs) - skip_count, 'run')} to do{remark}", width)
 
 
 def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
+    """Yield the name of a run, how it is launched, and notes on choices that nsa-harness made."""
     spec = escaped(spec)
     launch = words.launch_line(spec.ranks, spec.backend, spec.subject)
     yield from paragraph(f"{spec.scenario}   {launch}", width, "", "  ")
@@ -46,21 +50,24 @@ def launched_lines(spec: RunSpec, width: int) -> Iterator[str]:
 
 
 def news_line(attempt: str, phase: str, progress: Progress, width: int) -> Iterator[str]:
-    """Yield the phase, the time of the deadline, and the rank that made no progress for longest."""
+    """Yield the phase, the elapsed time, the deadline, and the rank with the longest time without progress.
+
+    That rank is not shown if its time without progress is shorter than `MIN_SHOWN_S`.
+    """
     limit = "" if progress.deadline_s is None else f" of at most {words.seconds(progress.deadline_s)}"
-    known = [rank for rank in progress.ranks if (rank.no_progress_s or 0.0) >= MIN_SHOWN_S]
-    quietest = max(known, key=lambda rank: rank.no_progress_s or 0.0, default=None)
-    quiet = f" · rank {quietest.rank} no progress for {words.seconds(quietest.no_progress_s)}" if quietest else ""
-    text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{quiet}"
+    waiting = [rank for rank in progress.ranks if (rank.no_progress_s or 0.0) >= MIN_SHOWN_S]
+    slowest = max(waiting, key=lambda rank: rank.no_progress_s or 0.0, default=None)
+    stalled = f" · rank {slowest.rank}: no progress for {words.seconds(slowest.no_progress_s)}" if slowest else ""
+    text = f"{escape(attempt)} · {escape(phase)} · {words.seconds(progress.elapsed_s)}{limit}{stalled}"
     yield from paragraph(text, width, "  ", "    ")
 
 
-def look_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[str]:
-    """Yield a row for each group of ranks: where it is, since when, and its CPU time."""
+def first_snapshot_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[str]:
+    """Yield a table with one row per group of ranks in the same place: the place, the idle time and the CPU time."""
     rows = escaped(tuple(rows))
     age_s = max((row.age_s for row in rows), default=None)
     yield from paragraph(
-        f"first look, {words.seconds(age_s)} after the start; whether it moves the next one shows", width
+        f"first snapshot, {words.seconds(age_s)} after the start; a second one will show progress", width
     )
     cells = [
         (
@@ -76,9 +83,12 @@ def look_lines(rows: Sequence[FirstSnapshot], width: int) -> Iterator[str]:
 
 
 def outcome_lines(outcome: Outcome, width: int, *, verbose: bool = False) -> Iterator[str]:
-    """Yield the lines of one run. The answer is last; `verbose` puts what it rests on before it."""
+    """Yield the lines of one run, with the answer last.
+
+    `verbose`: yield the evidence above the answer, unless the verdict is PASS.
+    """
     if outcome.verdict.status is Status.PASS:
-        yield from _passed(escaped(outcome), width)
+        yield from _pass_lines(escaped(outcome), width)
         return
     if verbose:
         yield from _evidence(escaped(outcome), width)
@@ -86,9 +96,9 @@ def outcome_lines(outcome: Outcome, width: int, *, verbose: bool = False) -> Ite
     yield from answer_lines(outcome, width)
 
 
-def _passed(outcome: Outcome, width: int) -> Iterator[str]:
+def _pass_lines(outcome: Outcome, width: int) -> Iterator[str]:
     yield from _times(outcome, width)
-    yield from _vitals(outcome, width)
+    yield from _measurements(outcome, width)
     yield from _lists(outcome, width)
     yield ""
     yield from paragraph(headline(outcome), width, "", "      ")
@@ -96,7 +106,7 @@ def _passed(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _evidence(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield what the answer rests on: the same sections as in SUMMARY.md."""
+    """Yield the evidence sections of SUMMARY.md as lines, then the call stacks."""
     for section in evidence_sections(outcome):
         yield from _section_lines(section, outcome, width)
     for stack in outcome.stacks:
@@ -107,23 +117,23 @@ def _evidence(outcome: Outcome, width: int) -> Iterator[str]:
 def _section_lines(section: Section, outcome: Outcome, width: int) -> Iterator[str]:
     match section:
         case sections.Facts(items=items):
-            yield from paragraph(sections.joined((outcome.spec.scenario, *items)), width, "", "  ")
+            yield from paragraph(sections.join_texts((outcome.spec.scenario, *items)), width, "", "  ")
             yield from ranks_table(outcome, MAX_ROWS, width)
             yield ""
         case sections.Grounds(rows=rows):
             for label, items in rows:
-                yield from labelled(label, sections.joined(items), width)
+                yield from labelled(label, sections.join_texts(items), width)
         case sections.FindingDetails(finding=finding):
             yield from _finding(outcome, finding, width)
         case sections.Table():
-            yield from _vitals(outcome, width)
+            yield from _measurements(outcome, width)
         case sections.Sentence(line=line):
             yield from paragraph(sections.plain(line), width, "  ")
         case _:
             raise AssertionError(section)
 
 
-def _vitals(outcome: Outcome, width: int) -> Iterator[str]:
+def _measurements(outcome: Outcome, width: int) -> Iterator[str]:
     head, rows = words.vital_table(outcome)
     if len(head) > 1:
         yield ""
@@ -143,9 +153,9 @@ def _times(outcome: Outcome, width: int) -> Iterator[str]:
     )
     for name, took_s, remark in rows:
         if took_s is not None:
-            drawn = bar(took_s / timing.wall_s if timing.wall_s else 0.0, BAR_COLUMNS)
-            first = f"  {name:<8} {drawn:<{BAR_COLUMNS}} {words.seconds(took_s):>8}"
-            yield from _with_remark(first, remark, width)
+            share = took_s / timing.wall_s if timing.wall_s else 0.0
+            line = f"  {name:<8} {bar(share, BAR_COLUMNS):<{BAR_COLUMNS}} {words.seconds(took_s):>8}"
+            yield from _with_remark(line, remark, width)
 
 
 def _with_remark(line: str, remark: str, width: int) -> Iterator[str]:
@@ -159,11 +169,11 @@ def _with_remark(line: str, remark: str, width: int) -> Iterator[str]:
 
 def _finding(outcome: Outcome, finding: Finding, width: int) -> Iterator[str]:
     label = "cause" if finding.code == outcome.verdict.cause else "also"
-    # The sentence at the top of the screen is not said twice.
+    # The answer already has this sentence if the claim is the summary of the verdict.
     claim = "" if finding.claim == outcome.verdict.summary else f": {finding.claim}"
     yield from labelled(label, f"{finding.code} ({words.certainty(finding.confidence)}){claim}", width)
     for text in finding.left_open:
-        yield from labelled("or", text, width)
+        yield from labelled("open", text, width)
     yield from labelled("do", finding.advice, width)
     for number, path in enumerate(finding.proof):
         yield from command("proof" if number == 0 else "", path, width)
@@ -180,6 +190,7 @@ def _lists(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
+    """Yield one run of several: its headline, and the sentence if it did not go well."""
     outcome = escaped(outcome)
     if not answer.went_well(outcome) and outcome.verdict.status is not Status.PASS:
         yield from paragraph(headline(outcome), width, "", "      ")
@@ -196,38 +207,52 @@ def outcome_line(outcome: Outcome, width: int) -> Iterator[str]:
 
 
 def _silent_faults(outcome: Outcome, width: int) -> Iterator[str]:
-    """Yield the faults under a PASS, which they do not change; SUMMARY.md has them in full."""
+    """Yield the silent faults of a run that passed. They do not change its verdict; SUMMARY.md has the details."""
     for finding in silent_faults(outcome):
         text = f"but {finding.code} ({words.certainty(finding.confidence)}): {finding.claim}"
         yield from at_most(2, paragraph(text, width, "      "), width)
 
 
-MAX_FAILURES = 8  # shown at the end of a plan
+MAX_FAILURES = 8  # failures that are listed after several runs
 
 
 def done_lines(report: Report, playbook: Playbook, run_dir: Path, width: int) -> Iterator[str]:
-    """Yield the failures of several runs, worst first, and the counts; then the next command and the run directory."""
+    """Yield the end of the screen: for several runs their failures, worst first, and counts; then what to do next.
+
+    The last line is the path of the HTML page.
+    """
     report = escaped(report)
     if report.interrupted:
-        yield from paragraph("Interrupted: only what is listed was judged.", width)
+        yield from paragraph("Interrupted: only the runs listed here were judged.", width)
         yield ""
     if len(report.outcomes) != 1:
         yield from _failures(report, width)
         yield from paragraph(words.counts_line(report), width, "", "  ")
         yield from labelled("expected", _expectations(report), width, ANSWER_LABEL_WIDTH)
         yield from _hypotheses(report, playbook, width)
-        grown = [line for sweep in sweeps(report.outcomes) for line in fit_lines(sweep)]
-        yield from (row for line in grown for row in labelled("growth", line, width, ANSWER_LABEL_WIDTH))
+        growth = [line for sweep in sweeps(report.outcomes) for line in fit_lines(sweep)]
+        yield from (row for line in growth for row in labelled("growth", line, width, ANSWER_LABEL_WIDTH))
     elif report.outcomes[0].verdict.status is Status.PASS:
         log = f"{run_dir}/{report.outcomes[0].dir}/output.log"
         yield from command("output", escape(log), width, ANSWER_LABEL_WIDTH)
-    yield from command("next", escape(_next(report, playbook, run_dir) or ""), width, ANSWER_LABEL_WIDTH)
+    label, next_command = _next_command(report, playbook, run_dir)
+    yield from command(label, escape(next_command), width, ANSWER_LABEL_WIDTH)
     if report.outcomes:
-        yield from command("more", f"{escape(str(run_dir))}/SUMMARY.md", width, ANSWER_LABEL_WIDTH)
+        yield from _page_line(f"{escape(str(run_dir))}/report.html", width)
+
+
+def _page_line(path: str, width: int) -> Iterator[str]:
+    """Yield the path of the page. The name of the Markdown document follows if there is room."""
+    both = f"{path} · SUMMARY.md"
+    has_room = width >= NARROW and cell_len(both) + ANSWER_LABEL_WIDTH + 2 <= width
+    yield from command("page", both if has_room else path, width, ANSWER_LABEL_WIDTH)
 
 
 def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]:
-    """Yield a table if it fits, else a paragraph for each result, with the reasons of results other than refuted."""
+    """Yield the hypotheses as a table. If the table is too wide, yield one paragraph per result instead.
+
+    A paragraph gives the reasons only for hypotheses that are supported or undecided.
+    """
     rows = [
         row for row in answers(report.outcomes, playbook_for(playbook, report.outcomes).hypotheses) if worth_a_row(row)
     ]
@@ -246,8 +271,8 @@ def _hypotheses(report: Report, playbook: Playbook, width: int) -> Iterator[str]
 
 
 def _failures(report: Report, width: int) -> Iterator[str]:
-    """Yield the whole answer to a single failure, or headline and sentence of each of several."""
-    bad = sorted(filter(_went_wrong, report.outcomes), key=words.worst_first)
+    """Yield the whole answer if one run failed. If several failed, yield the headline and the sentence of each."""
+    bad = sorted(filter(_is_failure, report.outcomes), key=words.worst_first)
     if len(bad) == 1:
         yield from answer_lines(bad[0], width)
         yield ""
@@ -259,31 +284,42 @@ def _failures(report: Report, width: int) -> Iterator[str]:
         yield ""
 
 
-def _went_wrong(outcome: Outcome) -> bool:
-    """Whether the outcome counts and is not what its scenario expects."""
+def _is_failure(outcome: Outcome) -> bool:
+    """Whether the outcome counts, is not a SKIP, and differs from what its scenario expects."""
     return outcome.final and not outcome.expected and outcome.verdict.status is not Status.SKIP
 
 
 def _expectations(report: Report) -> str:
-    """Return how many runs were as expected, or "" if every run was to pass, and did."""
+    """Return how many runs ended as expected, or "" if every run was expected to pass and did."""
     final = [outcome for outcome in report.outcomes if outcome.final and outcome.verdict.status is not Status.SKIP]
-    met = sum(outcome.expected for outcome in final)
+    as_expected = sum(outcome.expected for outcome in final)
     if not final:
         return "no run"
-    if met == len(final):
+    if as_expected == len(final):
         return "" if all(outcome.verdict.status is Status.PASS for outcome in final) else "every run"
-    return f"{met} of {words.plural(len(final), 'run')}"
+    return f"{as_expected} of {words.plural(len(final), 'run')}"
 
 
-def _next(report: Report, playbook: Playbook, run_dir: Path) -> str | None:
-    """Return the next command: resume an interrupted run, follow a gate, or repeat the worst surprise."""
-    if any(one.ended == RUNS_ON for one in report.outcomes):
-        return None  # nsa-harness did not start this job, so it has no command to repeat or resume it
+def _next_command(report: Report, playbook: Playbook, run_dir: Path) -> tuple[str, str]:
+    """Return a label and the command that the reader would run next, or "" for the command if there is none.
+
+    After an interruption, the command resumes the run. Otherwise it is the command of a decision rule, or a command for
+    the worst outcome: the one stored with the outcome, or the one that checks whether an edit has fixed the failure.
+    """
+    if any(outcome.ended == RUNS_ON for outcome in report.outcomes):
+        return "next", ""  # nsa-harness did not start this job, so it has no command to repeat or resume it
     if report.interrupted:
-        return f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
+        return "next", f"nsa-harness run --resume={shlex.quote(str(run_dir))}"
     playbook = playbook_for(playbook, report.outcomes)
     outcomes = [outcome for _, outcome in words.bad_news_first(report)]
-    offered = (outcome.next or (None if outcome.expected else outcome.repeat) for outcome in outcomes)
-    return next(
-        filter(None, (*next_commands(report.gates), *offered)), playbook.onward if len(report.outcomes) == 1 else None
-    )
+    if rule_command := next(iter(next_commands(report.gates)), None):
+        return "next", rule_command
+    for outcome in outcomes:
+        if outcome.next:
+            return "next", outcome.next
+        if outcome.repeat and not outcome.expected:
+            if outcome.verdict.status not in (Status.HANG, Status.FAIL):
+                return "next", outcome.repeat
+            path = run_dir if len(report.outcomes) == 1 else run_dir / outcome.dir
+            return "fixed?", f"nsa-harness run --verify {shlex.quote(str(path))}"
+    return "next", (playbook.onward if len(report.outcomes) == 1 else None) or ""

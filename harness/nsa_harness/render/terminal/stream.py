@@ -1,6 +1,6 @@
-"""The stream that people read: what it can show, and the one thread that writes to it.
+"""The output stream for people: `Paint` knows what the stream can show, and `Writer` writes to it.
 
-A slow or broken terminal delays nothing else.
+Only the writer's thread writes to the stream, so that a slow or broken terminal does not delay the run.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ from rich.text import Text
 
 from nsa_harness.render.text import ascii_only
 
-Styles = Sequence[tuple[str, str]]  # a pattern, and the style of its matches
+Styles = Sequence[tuple[str, str]]  # regular expressions with the rich style of their matches
 
 
 class Paint:
-    """Colours lines for a stream. `lively`: whether a live view can be drawn on it."""
+    """Colours for the lines of one stream, if the stream supports colours.
+
+    `supports_live_view`: whether a live view can be drawn on the stream.
+    """
 
     def __init__(self, stream: TextIO, environ: Mapping[str, str], styles: Styles, *, live: bool = True) -> None:
-        """`live`: show a live view if the stream allows one. False if something else writes to the same terminal."""
-        self.lively = live and _lively(stream, environ)
+        """`live`: allow a live view if the stream supports it. False if another process writes to the same terminal."""
+        self.supports_live_view = live and _supports_live_view(stream, environ)
         self._stream = stream
         self._styles = styles
-        # The console never writes to the stream: even flushing an empty capture would wait for a stopped terminal.
+        # The console must not write to the stream: even flushing an empty capture would block on a stopped terminal.
         self._console = Console(
-            file=io.StringIO(), force_terminal=self.lively, highlight=False, markup=False, _environ=environ
+            file=io.StringIO(), force_terminal=self.supports_live_view, highlight=False, markup=False, _environ=environ
         )
         self._ascii = not _encodes_symbols(stream)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Return columns and rows of the stream's terminal, which may have been resized since the last call."""
-        if self.lively:
+        """Columns and rows of the stream's terminal. They are read again each time, because a window can be resized."""
+        if self.supports_live_view:
             try:
                 columns, rows = os.get_terminal_size(self._stream.fileno())
             except (OSError, ValueError):
@@ -47,21 +50,22 @@ class Paint:
                 return columns, rows
         return self._console.width, self._console.height
 
-    def bare(self, line: str) -> str:
-        """Return the line without colour, for callers that may interrupt the console."""
+    def without_colour(self, line: str) -> str:
+        """Return the line in characters that the stream can encode. Safe to call while the console is in use."""
         return ascii_only(line) if self._ascii else line
 
-    def painted(self, line: str) -> str:
-        text = Text(self.bare(line))
+    def colour(self, line: str) -> str:
+        """Return the line with the escape sequences of its styles, in characters that the stream can encode."""
+        text = Text(self.without_colour(line))
         for pattern, style in self._styles:
             text.highlight_regex(pattern, style)
-        with self._console.capture() as captured:
+        with self._console.capture() as capture:
             self._console.print(text, soft_wrap=True, end="")
-        return captured.get()
+        return capture.get()
 
 
-def _lively(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether the stream is a terminal with a movable cursor, without NO_COLOR, and not the log of a CI job."""
+def _supports_live_view(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Whether the stream is a terminal whose cursor can be moved, NO_COLOR is not set, and this is not a CI job."""
     if not stream.isatty() or environ.get("NO_COLOR"):
         return False
     in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
@@ -76,7 +80,7 @@ def _encodes_symbols(stream: TextIO) -> bool:
     return True
 
 
-REDRAW_S = 0.2  # the period of the watch
+REDRAW_S = 0.2  # the ranks are polled at the same interval
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 _ERASE_LINE, _ERASE_BELOW = "\x1b[K", "\x1b[J"
@@ -85,25 +89,25 @@ _Frame = Callable[[], Sequence[str]]
 
 
 class Writer:
-    """Writes texts in order, and below them a frame that it redraws."""
+    """Thread that writes texts to a stream in order, and keeps a frame of lines below them up to date."""
 
     def __init__(self, stream: TextIO, frame: _Frame | None = None) -> None:
-        """`frame` returns the lines to show now. They must fit the screen."""
+        """`frame`: a function that returns the lines to show now, which must fit the screen. None: no frame."""
         self._stream = stream
         self._frame = frame
         # A signal handler may put into a SimpleQueue, but not into other queues.
         self._queue: SimpleQueue[str | Event | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._failure: Exception | None = None
-        self._shown: tuple[str, ...] = ()
+        self._frame_lines: tuple[str, ...] = ()  # on the screen now
 
     def write(self, text: str) -> None:
-        """Queue a text. Raises the error of an earlier text."""
+        """Queue a text. If writing an earlier text failed, raise its exception."""
         self._queue.put(text)
         self.start()
 
     def start(self) -> None:
-        """Start to draw the frame. Raises the error of an earlier text or frame."""
+        """Start the thread if it is not running. If an earlier text or frame failed, raise its exception."""
         if self._thread is None:
             self._thread = Thread(target=self._work, name="terminal", daemon=True)
             self._thread.start()
@@ -111,14 +115,17 @@ class Writer:
             raise self._failure
 
     def settle(self) -> None:
-        """Return when every queued text and the current frame are on the stream."""
+        """Wait until all queued texts and the current frame have been written."""
         if self._thread is not None:
-            written = Event()
-            self._queue.put(written)
-            written.wait()
+            everything_written = Event()
+            self._queue.put(everything_written)
+            everything_written.wait()
 
     def close(self, patience_s: float | None = None) -> None:
-        """Write the queued texts and remove the frame. Waits at most `patience_s` for a reader that may never read."""
+        """Write the queued texts, remove the frame, and end the thread.
+
+        `patience_s`: how long to wait for a terminal that takes no output. None: wait without a limit.
+        """
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(patience_s)
@@ -126,20 +133,20 @@ class Writer:
 
     def _work(self) -> None:
         while True:
-            items = self._waiting()
-            last = None in items
+            items = self._next_items()
+            is_last = None in items
             try:
-                self._turn("".join(item for item in items if isinstance(item, str)), last=last)
+                self._update("".join(item for item in items if isinstance(item, str)), is_last=is_last)
             except Exception as error:
                 self._failure = error
             for item in items:
                 if isinstance(item, Event):
                     item.set()
-            if last:
+            if is_last:
                 return
 
-    def _waiting(self) -> list[str | Event | None]:
-        """Return the queued items, or none when the next frame is due."""
+    def _next_items(self) -> list[str | Event | None]:
+        """Wait for an item and return all queued items. Return an empty list when it is time for the next frame."""
         items: list[str | Event | None] = []
         try:
             items.append(self._queue.get(timeout=None if self._frame is None else REDRAW_S))
@@ -149,31 +156,33 @@ class Writer:
             pass
         return items
 
-    def _turn(self, text: str, *, last: bool) -> None:
-        lines = () if last else self._lines()
-        if text or lines != self._shown:
+    def _update(self, text: str, *, is_last: bool) -> None:
+        lines = () if is_last else self._new_frame()
+        if text or lines != self._frame_lines:
             self._put(text, lines)
 
-    def _lines(self) -> tuple[str, ...]:
+    def _new_frame(self) -> tuple[str, ...]:
         if self._frame is None:
             return ()
         try:
             return tuple(self._frame())
-        except Exception as error:  # without the frame, texts are still written
+        except Exception as error:  # from now on only texts are written
             self._frame, self._failure = None, error
             return ()
 
     def _put(self, text: str, lines: tuple[str, ...]) -> None:
-        """Write texts and frame at once, so that no half-drawn frame is visible."""
-        before = f"\r{_ERASE_BELOW}" if text and self._shown else ""
-        cursor = _HIDE_CURSOR if lines and not self._shown else _SHOW_CURSOR if self._shown and not lines else ""
-        gone = f"\r{_ERASE_BELOW}" if self._shown and not lines else ""
-        self._shown = lines
-        self._stream.write(before + text + gone + cursor + _drawn(lines))
+        """Write the text and the new frame in one call, so that no half-drawn frame is visible."""
+        has_frame = bool(self._frame_lines)
+        before = f"\r{_ERASE_BELOW}" if text and has_frame else ""
+        cursor = _HIDE_CURSOR if lines and not has_frame else _SHOW_CURSOR if has_frame and not lines else ""
+        erase = f"\r{_ERASE_BELOW}" if has_frame and not lines else ""
+        self._frame_lines = lines
+        self._stream.write(before + text + erase + cursor + _frame_text(lines))
         self._stream.flush()
 
 
-def _drawn(lines: Sequence[str]) -> str:
+def _frame_text(lines: Sequence[str]) -> str:
+    """Return the lines with the escape sequences that overwrite the previous frame and move the cursor back up."""
     if not lines:
         return ""
     up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""

@@ -1,4 +1,4 @@
-"""Terminal: the human-readable listener. It has a live view on a terminal, and plain lines everywhere else."""
+"""`Terminal`: the listener that prints text for people. On a terminal it has a live view; elsewhere, plain lines."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from nsa_harness.render.terminal.layout import paragraph
 from nsa_harness.render.terminal.live_view import Ended, Running, View, interrupted_lines, view_lines
 from nsa_harness.render.terminal.screen import (
     done_lines,
+    first_snapshot_lines,
     launched_lines,
-    look_lines,
     news_line,
     outcome_line,
     outcome_lines,
@@ -32,8 +32,8 @@ from nsa_harness.render.terminal.stream import Paint, Writer
 from nsa_harness.render.text import escape
 
 _PLAIN_COLUMNS = 80
-_KILLED_PATIENCE_S = 1.0  # for the last lines of a killed run: its terminal may not read them
-# A verdict is at the start of a line, or after its number in the table of a plan.
+_KILLED_PATIENCE_S = 1.0  # how long a killed run waits until the terminal has taken its last lines
+# A verdict is at the start of a line, or after the run number in the table of a plan.
 _VERDICT = r"(?:^|(?<=^  [0-9]  )|(?<=^  [ 0-9][0-9]  )|(?<=^  [ 0-9][ 0-9][0-9]  ))"
 _STYLES = (
     (_VERDICT + r"PASS(?= )", "bold green"),
@@ -47,22 +47,22 @@ _STYLES = (
     (r"^(?:    )?stall(?=  )", "yellow"),
     (r"^moves(?=  )", "green"),
     (r"^      (▸|>) +[0-9]+ (│|\|).*", "bold"),
-    (r"^    look at (?= )", "bold"),
+    (r"^    look at(?= )", "bold"),
     (r"(?<=  )(▸|>) .*", "bold"),
     (r"(◀|<) culprit", "bold red"),
     (r"not as expected", "bold red"),
     (r"^  interrupted(?=:| twice:)", "bold yellow"),
     (r"━+", "green"),
     (
-        r"^  (why a hang|last shared|means|cause|also|do|proof|findings|ruled out|checked|not covered|not captured"
-        r"|memory|signals|NCCL|times|ended|repeat|next|more|launch|run|finish|expected)(?=  |$)",
+        r"^  (why a hang|last shared|means|cause|also|do|open|proof|findings|ruled out|checked|not covered|not captured"
+        r"|memory|signals|NCCL|times|ended|fixed\?|repeat|next|page|more|launch|run|finish|expected)(?=  |$)",
         "dim",
     ),
 )
 
 
 class Terminal(Listener):
-    """Prints the lines of the screens. Only its writer writes to the stream."""
+    """Listener that prints the events of a run as text. All output goes through one `Writer`."""
 
     def __init__(
         self,
@@ -76,11 +76,12 @@ class Terminal(Listener):
         verbose: bool = False,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`playbook`: the questions about runs of nsa-harness's own program.
+        """Prepare the screen without writing anything.
 
-        `live`: show a live view if the stream allows one. False if something else writes to the same terminal.
-        `several`: several runs follow, which end in a line each. A plan sets it too.
-        `verbose`: show what an answer rests on, above the answer.
+        `playbook`: the hypotheses and decision rules for runs of nsa-harness's own program.
+        `live`: show a live view if the stream supports it. False if another process writes to the same terminal.
+        `several`: print one line per run instead of the whole answer. `on_plan` also sets it if there are several runs.
+        `verbose`: print the evidence above the answer.
         """
         self._verbose = verbose
         environ = os.environ if environ is None else environ
@@ -89,12 +90,12 @@ class Terminal(Listener):
         self._version = version
         self._playbook = playbook
         self._clock_s = clock_s
-        self._writer = Writer(stream, self.frame if self._paint.lively else None)
-        self._lock = Lock()  # between the listener's calls and the frame
-        self._running: dict[str, tuple[Running, float]] = {}  # with the time of its last event
+        self._writer = Writer(stream, self.frame if self._paint.supports_live_view else None)
+        self._lock = Lock()  # the writer's thread calls `frame` during other calls
+        self._running: dict[str, tuple[Running, float]] = {}  # by attempt; with the time of the last event
         self._last_news: dict[str, ProgressNews] = {}
         self._ended: list[Ended] = []
-        self._planned = 0  # runs, without what is skipped
+        self._run_count = 0  # planned runs that are not skipped
         self._several = several
         self._interrupts = 0
 
@@ -102,43 +103,46 @@ class Terminal(Listener):
         self.expect_runs(sum(isinstance(spec, RunSpec) for spec in specs), several=len(specs) > 1)
         self._print(plan_lines(self._version, facts, specs, self._width))
 
-    def expect_runs(self, planned: int, *, several: bool = True) -> None:
-        """Set the number of runs, for the estimate of the time left. If there are several, each ends in a line."""
-        self._planned, self._several = planned, several
+    def expect_runs(self, count: int, *, several: bool = True) -> None:
+        """Set the number of runs, from which the remaining time is estimated.
+
+        `several`: print one line per run instead of the whole answer.
+        """
+        self._run_count, self._several = count, several
 
     def on_launch(self, spec: RunSpec) -> None:
         self._print(["", *launched_lines(spec, self._width)])
 
     def on_phase(self, attempt: str, phase: str, progress: Progress) -> None:
-        """Keep the phase for the live view. Without a live view, print a line if there is news."""
+        """Store the phase for the live view. If there is no live view, print a line when the progress is worth one."""
         with self._lock:
-            known = self._running.get(attempt)
-            suspicion = known[0].suspicion if known else None
-            running = Running(name=attempt, phase=phase, progress=progress, suspicion=suspicion)
+            previous = self._running.get(attempt)
+            stall = previous[0].stall if previous else None
+            running = Running(name=attempt, phase=phase, progress=progress, stall=stall)
             self._running[attempt] = (running, self._clock_s())
-        if self._paint.lively:
+        if self._paint.supports_live_view:
             self._writer.start()
-        elif fresh := next_news(self._last_news.get(attempt), phase, progress):
-            self._last_news[attempt] = fresh
+        elif latest := next_news(self._last_news.get(attempt), phase, progress):
+            self._last_news[attempt] = latest
             self._print(news_line(attempt, phase, progress, self._width))
 
     def on_first_snapshot(self, attempt: str, rows: Sequence[FirstSnapshot]) -> None:  # noqa: ARG002
-        self._print(["", *look_lines(rows, self._width)])
+        self._print(["", *first_snapshot_lines(rows, self._width)])
 
     def on_stall(self, attempt: str, text: str) -> None:
-        """Show the stall in the live view until it ends. Without a live view, print a line."""
-        if not self._note(attempt, text):
+        """Show the stall in the live view until it ends. If there is no live view, print a line."""
+        if not self._set_stall(attempt, text):
             self._print(paragraph(escape(f"stall  {attempt}   {text}"), self._width, "", "       "))
 
     def on_progress_again(self, attempt: str, text: str) -> None:
-        self._note(attempt, None)
+        self._set_stall(attempt, None)
         self._print(paragraph(escape(f"moves  {attempt}   {text}"), self._width, "", "       "))
 
     def on_interrupt(self, count: int) -> None:
-        """Show the interruption in the next frame of the live view, or print it."""
+        """Show the interruption in the next frame of the live view. If there is no live view, print it."""
         self._interrupts = count
-        if not (self._paint.lively and self._running):
-            self._writer.write(self._interruption())
+        if not (self._paint.supports_live_view and self._running):
+            self._writer.write(self._interruption_text())
 
     def on_outcome(self, outcome: Outcome, run_dir: Path) -> None:  # noqa: ARG002
         with self._lock:
@@ -167,31 +171,34 @@ class Terminal(Listener):
         self._writer.settle()
 
     def settle(self) -> None:
-        """Return when everything printed so far is on the stream."""
+        """Wait until everything printed so far has been written to the stream."""
         self._writer.settle()
 
     def close(self) -> None:
-        killed = self._interrupts > 1
-        if killed and self._running:
-            self._writer.write(self._interruption())
+        is_killed = self._interrupts > 1
+        if is_killed and self._running:
+            self._writer.write(self._interruption_text())
         with self._lock:
             self._running.clear()
-        self._writer.close(_KILLED_PATIENCE_S if killed else None)
+        self._writer.close(_KILLED_PATIENCE_S if is_killed else None)
 
-    def _note(self, attempt: str, suspicion: str | None) -> bool:
-        """Store the suspicion with its attempt. Return False if no live view will show it."""
+    def _set_stall(self, attempt: str, stall: str | None) -> bool:
+        """Store the description of a stall, or None if it has ended. Return whether a live view will show it."""
         with self._lock:
             if attempt not in self._running:
                 return False
-            running, heard_s = self._running[attempt]
-            self._running[attempt] = (replace(running, suspicion=suspicion), heard_s)
-        return self._paint.lively
+            running, updated_s = self._running[attempt]
+            self._running[attempt] = (replace(running, stall=stall), updated_s)
+        return self._paint.supports_live_view
 
     def frame(self) -> list[str]:
-        """Return the live view. The writer calls it in its thread; elapsed times grow while the watch is busy."""
+        """Return the lines of the live view. The writer calls this method in its own thread.
+
+        The elapsed times keep growing while nsa-harness takes snapshots and sends no events.
+        """
         with self._lock:
             now_s = self._clock_s()
-            running = tuple(_aged(attempt, now_s - heard_s) for attempt, heard_s in self._running.values())
+            running = tuple(_add_elapsed(attempt, now_s - updated_s) for attempt, updated_s in self._running.values())
             ended = tuple(self._ended)
         if not running:
             return []
@@ -199,32 +206,32 @@ class Terminal(Listener):
         view = View(
             running=running,
             ended=ended,
-            planned=self._planned,
-            left_s=_left_s(running, ended, self._planned),
+            run_count=self._run_count,
+            left_s=_estimate_time_left_s(running, ended, self._run_count),
             interrupts=self._interrupts,
         )
-        # A full line or screen would scroll or wrap when the window shrinks.
-        return [self._paint.painted(line) for line in view_lines(view, width - 1, height - 1)]
+        # One column and one row stay free: a full line or screen would wrap or scroll when the window shrinks.
+        return [self._paint.colour(line) for line in view_lines(view, width - 1, height - 1)]
 
     @property
     def _width(self) -> int:
         return self._paint.size[0]
 
     def _print(self, lines: Iterable[str]) -> None:
-        self._writer.write("".join(f"{self._paint.painted(line)}\n" for line in lines))
+        self._writer.write("".join(f"{self._paint.colour(line)}\n" for line in lines))
 
-    def _interruption(self) -> str:
-        """Return the lines without colour: a signal may interrupt the console."""
+    def _interruption_text(self) -> str:
+        """Return the lines about Ctrl-C, without colour, because the signal may have interrupted the console."""
         lines = interrupted_lines(self._interrupts, _PLAIN_COLUMNS)
-        return "".join(f"{self._paint.bare(line)}\n" for line in lines)
+        return "".join(f"{self._paint.without_colour(line)}\n" for line in lines)
 
 
-def _aged(running: Running, by_s: float) -> Running:
-    return replace(running, progress=replace(running.progress, elapsed_s=running.progress.elapsed_s + by_s))
+def _add_elapsed(running: Running, seconds: float) -> Running:
+    return replace(running, progress=replace(running.progress, elapsed_s=running.progress.elapsed_s + seconds))
 
 
-def _left_s(running: Sequence[Running], ended: Sequence[Ended], planned: int) -> float | None:
+def _estimate_time_left_s(running: Sequence[Running], ended: Sequence[Ended], run_count: int) -> float | None:
     ran = [attempt for attempt in ended if attempt.status is not Status.SKIP]
-    waiting = max(planned - sum(attempt.counts for attempt in ran) - len(running), 0)
+    waiting = max(run_count - sum(attempt.counts for attempt in ran) - len(running), 0)
     elapsed_s = [attempt.progress.elapsed_s for attempt in running]
     return time_left_s([attempt.took_s for attempt in ran], elapsed_s, waiting)
